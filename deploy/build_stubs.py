@@ -1,0 +1,45 @@
+"""Make the gRPC stubs from `protos/` at install time (a hatchling build hook, and `python deploy/build_stubs.py`).
+
+The stubs land in `stubs/freshet/v1`, import as `freshet.v1`, and are never committed: the protos are the contract.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def build_stubs(root: Path = ROOT) -> None:
+    """Compile every proto below `root/protos` into `root/stubs`. Raises RuntimeError with protoc's exit status."""
+    import grpc_tools
+    from grpc_tools import protoc
+
+    out = root / "stubs"
+    package = out / "freshet" / "v1"
+    package.mkdir(parents=True, exist_ok=True)
+    for stale in package.glob("*_pb2*"):
+        stale.unlink()
+    protos = sorted((root / "protos").glob("freshet/v1/*.proto"))
+    includes = Path(grpc_tools.__file__).parent / "_proto"
+    status = protoc.main(
+        ["protoc", f"-I{root / 'protos'}", f"-I{includes}"]
+        + [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
+        + [str(path) for path in protos]
+    )
+    if status:
+        raise RuntimeError(f"protoc failed with exit status {status}")
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+
+
+class StubsHook(BuildHookInterface):  # type: ignore[misc]
+    """Runs before every wheel and editable install."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        build_stubs(Path(self.root))
+
+
+if __name__ == "__main__":
+    build_stubs()

@@ -1,0 +1,1 @@
+"""Freshet: one Python package, one folder per deployed process. See docs/concepts.md."""
