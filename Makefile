@@ -1,0 +1,62 @@
+# Freshet. `make` lists the targets; `make demo` is the place to begin.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+EXTRA  ?= cpu
+STAMP  := $(VENV)/.installed-$(EXTRA)
+BUF    := node_modules/.bin/buf
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast check fmt up down proto-image hooks clean
+
+help: ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Create .venv with everything pinned, and the gRPC stubs (EXTRA=gpu on a GPU machine)
+
+$(STAMP): pyproject.toml deploy/constraints.txt deploy/build_stubs.py $(wildcard protos/freshet/v1/*.proto)
+	@command -v $(PYTHON) >/dev/null || { echo "Freshet needs Python 3.11: no $(PYTHON) on the path (set PYTHON=...)"; exit 1; }
+	@test -x $(BIN)/uv || { echo "Creating $(VENV) ..."; $(PYTHON) -m venv $(VENV) && $(BIN)/pip install --quiet uv==0.13.8; }
+	@echo "Installing Freshet and its pinned dependencies (PyTorch is several GB the first time) ..."
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --reinstall-package freshet -c deploy/constraints.txt -e ".[$(EXTRA),dev]"
+	@touch $@
+
+demo: setup ## Real interactions through the whole system, from nothing to fresh recommendations (ARGS="--keep")
+	@$(BIN)/freshet demo $(ARGS)
+
+test: setup ## Every test, integration tests against the real components included
+	@$(BIN)/pytest $(ARGS)
+
+test-fast: setup ## The tests that start no component (seconds to a minute)
+	@$(BIN)/pytest -m "not integration" $(ARGS)
+
+check: setup $(BUF) ## Format, lint, types, import rules, proto lint and breaking changes
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BUF) lint
+	@$(BUF) breaking --against protos/image.binpb
+
+fmt: setup ## Format and fix what can be fixed
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+up: setup ## Start the local stack (needs a bundle: make demo, or freshet train)
+	@$(BIN)/freshet up
+
+down: ## Stop the local stack
+	@$(BIN)/freshet down
+
+proto-image: $(BUF) ## Accept the protos as they are for the breaking-change check
+	@$(BUF) build -o protos/image.binpb
+
+$(BUF): package.json
+	@npm install --no-package-lock --no-audit --no-fund --silent
+	@touch $@
+
+hooks: setup ## Run `make check` and the fast tests before each commit
+	@$(BIN)/pre-commit install
+
+clean: ## Remove what was built here (caches outside the checkout stay)
+	@rm -rf $(VENV) stubs node_modules .freshet .pytest_cache .mypy_cache .ruff_cache .hypothesis
