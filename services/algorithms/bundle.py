@@ -1,0 +1,327 @@
+"""The model bundle: one directory that training writes and every process loads.
+
+It knows the files, their checksums and their shapes, and refuses what disagrees, naming file and both values. It needs
+NumPy, Arrow and the safetensors format alone: no PyTorch, no ONNX, so a process that only carries item ids stays
+light. Arrays are memory-mapped when first asked for.
+
+Letters: X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.numpy import save_file
+
+from services.algorithms.manifest import BundleError, EncoderShape, FileEntry, HeadShape, Manifest
+from services.algorithms.states import FloatArray, ItemStates, PairGate
+from services.algorithms.tensor_file import read_tensors, tensor_places
+
+__all__ = [
+    "Bundle",
+    "BundleContent",
+    "BundleError",
+    "EncoderShape",
+    "HeadShape",
+    "Manifest",
+    "add_files",
+    "load_bundle",
+    "write_bundle",
+]
+
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.safetensors"
+ITEM_STATES = "item_states.safetensors"
+PAIR_GATE = "pair_gate.safetensors"
+ITEMS = "items.parquet"
+USERS = "users.parquet"
+ENCODER_ONNX = "encoder.onnx"
+INFERENCE_SERVER_MODEL = "inference_server/encoder"
+
+_PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
+_ITEM_SCHEMA = pa.schema(
+    [("item_id", pa.string()), ("title", pa.string()), ("categories", pa.list_(pa.string())), ("count", pa.int64())]
+)
+_USER_SCHEMA = pa.schema([("user_id", pa.string())])
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle whose checksums and shapes agree. Columns and arrays are read when first asked for."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def model_version(self) -> str:
+        return self.manifest.model_version
+
+    @property
+    def max_history(self) -> int:
+        return self.manifest.encoder.max_history
+
+    @property
+    def num_items(self) -> int:
+        return self.manifest.num_items
+
+    @property
+    def num_query_components(self) -> int:
+        return self.manifest.head.num_query_components
+
+    @property
+    def tau(self) -> float:
+        return self.manifest.head.tau
+
+    @cached_property
+    def _items(self) -> pa.Table:
+        return pq.read_table(self.path / ITEMS)
+
+    @cached_property
+    def item_ids(self) -> list[str]:
+        """Item id of each dense index."""
+        return list(self._items.column("item_id").to_pylist())
+
+    @cached_property
+    def titles(self) -> list[str]:
+        return list(self._items.column("title").to_pylist())
+
+    @cached_property
+    def categories(self) -> list[tuple[str, ...]]:
+        return [tuple(names) for names in self._items.column("categories").to_pylist()]
+
+    @cached_property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Training interactions of each item (X,)."""
+        return np.asarray(self._items.column("count").to_numpy(), dtype=np.int64)
+
+    @cached_property
+    def item_index(self) -> dict[str, int]:
+        return {item_id: index for index, item_id in enumerate(self.item_ids)}
+
+    @cached_property
+    def user_index(self) -> dict[str, int]:
+        """Dense index of each user that has a user-id component; empty where the model has none."""
+        user_ids = pq.read_table(self.path / USERS).column("user_id").to_pylist()
+        return {user_id: index for index, user_id in enumerate(user_ids)}
+
+    @cached_property
+    def item_states(self) -> ItemStates:
+        """Components (X, P_x, d) and gate (X, P), memory-mapped; the gate is None for a dot product."""
+        tensors = read_tensors(self.path / ITEM_STATES)
+        return ItemStates(components=tensors["components"], gate=tensors.get("gate"))
+
+    @cached_property
+    def pair_gate(self) -> PairGate | None:
+        if not self.manifest.head.is_mixture:
+            return None
+        tensors = read_tensors(self.path / PAIR_GATE)
+        return PairGate(**{name: tensors[name] for name in _PAIR_GATE_ARRAYS})
+
+    def weights(self) -> dict[str, npt.NDArray[Any]]:
+        """The model's weights by name, memory-mapped (read-only)."""
+        return read_tensors(self.path / WEIGHTS)
+
+    def file(self, name: str) -> Path:
+        """Path of a file that the manifest lists. Raises: BundleError if it lists none of that name."""
+        if name not in self.manifest.files:
+            raise BundleError(
+                f"bundle {self.path}: {name} is not in the manifest; files: {sorted(self.manifest.files)}"
+            )
+        return self.path / name
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleContent:
+    """What training hands over to be written: shapes, arrays and columns, in dense-index order."""
+
+    encoder: EncoderShape
+    head: HeadShape
+    weights: Mapping[str, npt.NDArray[Any]]
+    item_states: ItemStates
+    pair_gate: PairGate | None
+    item_ids: Sequence[str]
+    titles: Sequence[str]
+    categories: Sequence[Sequence[str]]
+    counts: npt.NDArray[np.int64]
+    user_ids: Sequence[str] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
+    """Open a bundle, checking format, every listed file's size and SHA-256, the content hash, and all shapes.
+
+    `verify=False` skips the checksums alone (for a reader that opened the same bundle before).
+    Raises: BundleError naming the file, what was found and what was expected.
+    """
+    root = Path(path)
+    manifest = Manifest.read(root / MANIFEST)
+    for name, entry in sorted(manifest.files.items()):
+        _check_file(root, name, entry, verify=verify)
+    bundle = Bundle(path=root, manifest=manifest)
+    version = _model_version(manifest.files, manifest.encoder, manifest.head, root)
+    if version != manifest.model_version:
+        raise BundleError(f"{root / MANIFEST}: model_version={manifest.model_version}; the content hashes to {version}")
+    _check_shapes(bundle)
+    return bundle
+
+
+def write_bundle(path: Path | str, content: BundleContent) -> Bundle:
+    """Write a bundle aside and rename it into place, replacing an older bundle there; return it, loaded.
+
+    Raises: BundleError if `path` exists and is no bundle, or if the content's shapes disagree.
+    """
+    target = Path(path)
+    if target.exists() and not (target / MANIFEST).is_file():
+        raise BundleError(f"{target} exists and holds no {MANIFEST}; refusing to replace what is not a bundle")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.writing-{os.getpid()}")
+    if aside.exists():
+        shutil.rmtree(aside)
+    aside.mkdir()
+    try:
+        _write_content(aside, content)
+        load_bundle(aside)
+        _swap(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return load_bundle(target, verify=False)
+
+
+def add_files(path: Path | str, sources: Mapping[str, Path]) -> Bundle:
+    """Put derived files (the exported encoder, the inference server's folder) into a bundle and list them.
+
+    Each is written aside and renamed; the manifest follows last. The model version stays: it names the model, and
+    these files are derived from it.
+    """
+    root = Path(path)
+    manifest = Manifest.read(root / MANIFEST)
+    files = dict(manifest.files)
+    for name, source in sources.items():
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise BundleError(f"bundle {root}: file name {name!r} leaves the bundle")
+        target = root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.resolve() != target.resolve():
+            aside = target.with_name(f".{target.name}.writing")
+            shutil.copyfile(source, aside)
+            aside.replace(target)
+        files[name] = _entry(target)
+    replace(manifest, files=files).write(root / MANIFEST)
+    return load_bundle(root, verify=False)
+
+
+def _check_file(root: Path, name: str, entry: FileEntry, *, verify: bool) -> None:
+    path = root / name
+    if not path.is_file():
+        raise BundleError(f"{path} is missing; {MANIFEST} lists it with {entry.bytes} bytes")
+    found = path.stat().st_size
+    if found != entry.bytes:
+        raise BundleError(f"{path} holds {found} bytes; {MANIFEST} says {entry.bytes}")
+    if verify and (checksum := _sha256(path)) != entry.sha256:
+        raise BundleError(f"{path} has sha256 {checksum}; {MANIFEST} says {entry.sha256}")
+
+
+def _check_shapes(bundle: Bundle) -> None:
+    root, manifest, head = bundle.path, bundle.manifest, bundle.manifest.head
+    for name in _content_files(head):
+        bundle.file(name)
+    components = (manifest.num_items, head.num_item_components, head.component_width)
+    expected: dict[str, tuple[int, ...]] = {"components": components}
+    if head.is_mixture:
+        expected["gate"] = (manifest.num_items, head.num_pairs)
+        hidden, pairs = head.gate_hidden, head.num_pairs
+        gate_shapes = ((hidden, pairs), (hidden,), (pairs, hidden), (pairs,))
+        _check_tensors(root / PAIR_GATE, dict(zip(_PAIR_GATE_ARRAYS, gate_shapes, strict=True)))
+    _check_tensors(root / ITEM_STATES, expected)
+    for name, schema, rows in ((ITEMS, _ITEM_SCHEMA, manifest.num_items), (USERS, _USER_SCHEMA, manifest.num_users)):
+        try:
+            metadata = pq.read_metadata(root / name)
+        except pa.ArrowInvalid as exc:
+            raise BundleError(f"{root / name}: not a Parquet file ({exc})") from exc
+        columns = metadata.schema.to_arrow_schema().names
+        if metadata.num_rows != rows or columns != schema.names:
+            raise BundleError(f"{root / name} has {metadata.num_rows} rows of {columns}; "
+                              f"expected {rows} rows of {schema.names}")  # fmt: skip
+
+
+def _check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    found = {name: (dtype.name, shape) for name, (dtype, shape, _) in tensor_places(path).items()}
+    wanted = {name: ("float32", shape) for name, shape in expected.items()}
+    if found != wanted:
+        raise BundleError(f"{path} holds {found}; {MANIFEST} says {wanted}")
+
+
+def _content_files(head: HeadShape) -> tuple[str, ...]:
+    """The files whose content is the model, and so its version."""
+    return (WEIGHTS, ITEM_STATES, *((PAIR_GATE,) if head.is_mixture else ()), ITEMS, USERS)
+
+
+def _model_version(files: Mapping[str, FileEntry], encoder: EncoderShape, head: HeadShape, root: Path) -> str:
+    missing = [name for name in _content_files(head) if name not in files]
+    if missing:
+        raise BundleError(f"{root / MANIFEST} lists {sorted(files)}; missing: {missing}")
+    content = {
+        "files": [[name, files[name].sha256] for name in sorted(_content_files(head))],
+        "encoder": asdict(encoder),
+        "head": asdict(head),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _write_content(root: Path, content: BundleContent) -> None:
+    save_file({name: np.ascontiguousarray(array) for name, array in content.weights.items()}, root / WEIGHTS)
+    states: dict[str, FloatArray] = {"components": np.ascontiguousarray(content.item_states.components, np.float32)}
+    if content.item_states.gate is not None:
+        states["gate"] = np.ascontiguousarray(content.item_states.gate, np.float32)
+    save_file(states, root / ITEM_STATES)
+    if content.pair_gate is not None:
+        gate = {name: np.ascontiguousarray(getattr(content.pair_gate, name), np.float32) for name in _PAIR_GATE_ARRAYS}
+        save_file(gate, root / PAIR_GATE)
+    columns = {
+        "item_id": list(content.item_ids),
+        "title": list(content.titles),
+        "categories": [list(names) for names in content.categories],
+        "count": np.asarray(content.counts, dtype=np.int64),
+    }
+    pq.write_table(pa.table(columns, schema=_ITEM_SCHEMA), root / ITEMS)
+    pq.write_table(pa.table({"user_id": list(content.user_ids)}, schema=_USER_SCHEMA), root / USERS)
+    files = {name: _entry(root / name) for name in _content_files(content.head) if (root / name).is_file()}
+    Manifest(
+        model_version=_model_version(files, content.encoder, content.head, root),
+        encoder=content.encoder,
+        head=content.head,
+        num_items=len(content.item_ids),
+        num_users=len(content.user_ids),
+        data=dict(content.data),
+        metrics=dict(content.metrics),
+        files=files,
+    ).write(root / MANIFEST)
+
+
+def _swap(aside: Path, target: Path) -> None:
+    """Rename `aside` to `target`; an older bundle there is renamed away first and removed after."""
+    older = target.with_name(f".{target.name}.older-{os.getpid()}")
+    if target.exists():
+        target.rename(older)
+    aside.rename(target)
+    shutil.rmtree(older, ignore_errors=True)
+
+
+def _entry(path: Path) -> FileEntry:
+    return FileEntry(sha256=_sha256(path), bytes=path.stat().st_size)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,71 @@
+"""The window rule: which of a user's events the encoder sees, in training and in serving alike.
+
+A history grows event by event; when it reaches L events, the oldest L/4 are dropped and the rest is encoded afresh.
+Between two drops a causal encoder only appends, so that encoding the new events alone is exact. Whoever keeps a
+history (stream, request, training, evaluation) asks here, and nobody else states the rule.
+
+Letters: L = max_history, n events a user has had. Windows are half-open ranges of events, oldest first.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+Event = TypeVar("Event")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """One stretch to encode: events [start, stop), whose states from event `first_state` on are this window's to give.
+
+    The state after event j is the encoder's output at position j - start, for first_state <= j < stop.
+    """
+
+    start: int
+    stop: int
+    first_state: int
+
+    @property
+    def num_events(self) -> int:
+        return self.stop - self.start
+
+
+def check_max_history(max_history: int) -> None:
+    """Raises: ValueError unless max_history is a positive multiple of 4."""
+    if max_history < 4 or max_history % 4:
+        raise ValueError(f"max_history={max_history}; allowed: a multiple of 4, at least 4")
+
+
+def window_start(num_events: int, max_history: int) -> int:
+    """The first event of the window after `num_events` events: 0 below L, then a multiple of L/4.
+
+    The window then holds between 3L/4 and L - 1 events. It depends on the count alone, and starting from an already
+    trimmed window gives the same window as starting from the whole history.
+    """
+    check_max_history(max_history)
+    if num_events < 0:
+        raise ValueError(f"num_events={num_events}; allowed: 0 or more")
+    if num_events < max_history:
+        return 0
+    step = max_history // 4
+    return ((num_events - max_history) // step + 1) * step
+
+
+def trim(events: Sequence[Event], max_history: int) -> Sequence[Event]:
+    """The window's events, oldest first, of a history (whole, or trimmed before and appended to since)."""
+    return events[window_start(len(events), max_history) :]
+
+
+def windows(num_events: int, max_history: int, *, first_state: int = 0) -> Iterator[Window]:
+    """The fewest windows that give the state after each event j, first_state <= j < num_events, as serving had it.
+
+    A poll that appends m events to a window of w asks for `windows(w + m, L, first_state=w - 1)`: the states before
+    each new event, and the one after the last.
+    """
+    check_max_history(max_history)
+    following = max(0, first_state)
+    while following < num_events:
+        start = window_start(following + 1, max_history)
+        stop = min(num_events, start + max_history - 1)
+        yield Window(start=start, stop=stop, first_state=following)
+        following = stop

@@ -1,0 +1,158 @@
+"""The manifest of a model bundle: what the model is, in shapes, and which files hold it.
+
+Typed on both sides: an unknown, missing or out-of-range field is an error that names it, because a process that guesses
+about shapes fails later and further away. It knows nothing of the files' content.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from services.algorithms.history import check_max_history
+
+FORMAT = 1
+ENCODER_KINDS = ("hstu", "sasrec")
+HEAD_KINDS = ("mol", "dot")
+
+Shape = TypeVar("Shape", bound="EncoderShape | HeadShape | FileEntry")
+
+
+class BundleError(ValueError):
+    """A bundle, or something in it, is not what its manifest says."""
+
+
+def _require_positive(owner: str, values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise BundleError(f"{owner}.{name}={value}; allowed: more than 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderShape:
+    """Everything that fixes the encoder's weights and its inputs. `width` is D, `d_qk` and `d_v` are per head."""
+
+    kind: str
+    num_blocks: int
+    num_heads: int
+    width: int
+    d_qk: int
+    d_v: int
+    max_history: int
+    num_time_buckets: int = 0
+    uses_user_index: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in ENCODER_KINDS:
+            raise BundleError(f"encoder.kind={self.kind!r}; allowed: {ENCODER_KINDS}")
+        names = ("num_blocks", "num_heads", "width", "d_qk", "d_v")
+        _require_positive("encoder", {name: getattr(self, name) for name in names})
+        check_max_history(self.max_history)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadShape:
+    """Everything that fixes the head's weights: P_q, P_x, d, and for a mixture the gate's and the MLPs' widths."""
+
+    kind: str
+    num_query_components: int
+    num_item_components: int
+    component_width: int
+    tau: float
+    gate_hidden: int = 0
+    query_hidden: int = 0
+    item_hidden: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in HEAD_KINDS:
+            raise BundleError(f"head.kind={self.kind!r}; allowed: {HEAD_KINDS}")
+        names = ["num_query_components", "num_item_components", "component_width", "tau"]
+        _require_positive("head", {name: getattr(self, name) for name in names})
+        if self.is_mixture:
+            _require_positive("head", {"gate_hidden": self.gate_hidden})
+        elif self.num_pairs != 1:
+            raise BundleError(f"head.kind='dot' with {self.num_pairs} component pairs; allowed: 1")
+
+    @property
+    def is_mixture(self) -> bool:
+        return self.kind == "mol"
+
+    @property
+    def num_pairs(self) -> int:
+        """P = P_q * P_x."""
+        return self.num_query_components * self.num_item_components
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileEntry:
+    """Checksum and size of one file of a bundle."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """`manifest.json`. `data` says what the model was trained on, `metrics` how it did; both are for people."""
+
+    model_version: str
+    encoder: EncoderShape
+    head: HeadShape
+    num_items: int
+    num_users: int
+    data: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, FileEntry] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise BundleError(f"format={self.format}; this program reads format {FORMAT}")
+        _require_positive("manifest", {"num_items": self.num_items})
+        if self.num_users < 0 or (self.num_users and not self.encoder.uses_user_index):
+            raise BundleError(f"num_users={self.num_users}; a model without user-id component has 0")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises: BundleError if the file is missing, is no JSON object, or has other fields than these."""
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as exc:
+            raise BundleError(f"{path} is missing; a bundle is a directory that holds one") from exc
+        except ValueError as exc:
+            raise BundleError(f"{path} is not JSON: {exc}") from exc
+        if not isinstance(raw, dict):
+            raise BundleError(f"{path} holds a JSON {type(raw).__name__}; expected an object")
+        _check_names(path, "manifest", raw, cls)
+        if raw["format"] != FORMAT:
+            raise BundleError(f"{path}: format={raw['format']}; this program reads format {FORMAT}")
+        try:
+            encoder = _build(path, "encoder", raw["encoder"], EncoderShape)
+            head = _build(path, "head", raw["head"], HeadShape)
+            files = {name: _build(path, f"files.{name}", entry, FileEntry) for name, entry in raw["files"].items()}
+            return cls(**{**raw, "encoder": encoder, "head": head, "files": files})
+        except (TypeError, AttributeError) as exc:
+            raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
+
+    def write(self, path: Path) -> None:
+        """Write aside, then rename into place."""
+        aside = path.with_name(f".{path.name}.writing")
+        aside.write_text(json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+        aside.replace(path)
+
+
+def _build(path: Path, owner: str, raw: Any, kind: type[Shape]) -> Shape:
+    if not isinstance(raw, dict):
+        raise BundleError(f"{path}: {owner} is a JSON {type(raw).__name__}; expected an object")
+    _check_names(path, owner, raw, kind)
+    try:
+        return kind(**raw)
+    except BundleError as exc:
+        raise BundleError(f"{path}: {exc}") from exc
+
+
+def _check_names(path: Path, owner: str, raw: dict[str, Any], kind: type[Any]) -> None:
+    wanted = {f.name for f in fields(kind)}
+    if raw.keys() != wanted:
+        raise BundleError(f"{path}: {owner} has fields {sorted(raw)}; expected {sorted(wanted)}")
