@@ -1,0 +1,133 @@
+"""The settings that every process shares, read once from the environment by `load_settings`.
+
+A process subclasses `ProcessSettings` in its own config.py and names its variables with
+`Field(validation_alias="FRESHET_<PROCESS>_...")`. Nothing is read at import.
+"""
+
+from pathlib import Path
+from typing import Literal, Self, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ConfigError(ValueError):
+    """A setting is missing or out of range; the message names the variable, its value and what is allowed."""
+
+
+def check_address(value: str) -> str:
+    """Return `value` if it is host:port, or raise ValueError."""
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError("must be host:port with a port of 1-65535")
+    return value
+
+
+class ProcessSettings(BaseSettings):
+    """Shared settings; variables are FRESHET_ and the field's name in capitals."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FRESHET_", frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
+    )
+
+    host: str = "127.0.0.1"
+    # A process gives its own default and variable; 0 takes any free port (tests).
+    port: int = Field(default=0, ge=0, le=65535)
+    # None: port + 1000. 0: no metrics endpoint.
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    redis_url: str = "redis://127.0.0.1:16379/0"
+    kafka_bootstrap: str = "127.0.0.1:19092"
+    inference_server: str = "127.0.0.1:18001"
+    bundle: Path = Path(".freshet/bundle")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    # Empty: no traces.
+    otlp_endpoint: str = ""
+    compute_threads: int = Field(default=1, ge=1, le=256)
+    # RPCs that may be in flight before new ones are refused with RESOURCE_EXHAUSTED.
+    max_in_flight: int = Field(default=512, ge=1, le=100_000)
+    # Seconds that running calls get to finish after SIGTERM.
+    drain_seconds: float = Field(default=5.0, ge=0, le=300)
+
+    @field_validator("inference_server")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        return check_address(value)
+
+    @field_validator("kafka_bootstrap")
+    @classmethod
+    def _addresses(cls, value: str) -> str:
+        for part in value.split(","):
+            check_address(part.strip())
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_url(cls, value: str) -> str:
+        if not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must start with redis://, rediss:// or unix://")
+        return value
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _metrics_port_fits(self) -> Self:
+        if self.metrics_port is None and self.port + 1000 > 65535:
+            raise ValueError(f"port={self.port} leaves no room for metrics on port + 1000; set FRESHET_METRICS_PORT")
+        return self
+
+    @property
+    def resolved_metrics_port(self) -> int:
+        """Where metrics are served; 0 is nowhere."""
+        if self.metrics_port is not None:
+            return self.metrics_port
+        return self.port + 1000 if self.port else 0
+
+    def describe(self) -> dict[str, object]:
+        """The resolved settings, for one log line at start; a password in a URL is masked."""
+        fields = self.model_dump(mode="json")
+        return {name: _mask(value) if isinstance(value, str) else value for name, value in fields.items()}
+
+
+def _mask(value: str) -> str:
+    if "://" not in value:
+        return value
+    parts = urlsplit(value)
+    if parts.password is None:
+        return value
+    _, _, address = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{address}"))
+
+
+S = TypeVar("S", bound=ProcessSettings)
+
+
+def load_settings(kind: type[S]) -> S:
+    """Read `kind` from the environment, once, at the start of a process.
+
+    Raises: ConfigError naming each bad variable, its value and what is allowed.
+    """
+    try:
+        return kind()
+    except ValidationError as exc:
+        raise ConfigError(_explain(kind, exc)) from exc
+
+
+def _explain(kind: type[ProcessSettings], exc: ValidationError) -> str:
+    lines = []
+    for error in exc.errors():
+        where = error["loc"]
+        if not where:
+            lines.append(error["msg"])
+            continue
+        name = str(where[0])
+        field = kind.model_fields.get(name)
+        if field is not None and isinstance(field.validation_alias, str):
+            variable = field.validation_alias
+        else:
+            variable = name if name.upper().startswith("FRESHET_") else f"FRESHET_{name}"
+        lines.append(f"{variable.upper()}={_mask(str(error['input']))!r} allowed: {error['msg']}")
+    return "; ".join(lines)

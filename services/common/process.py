@@ -1,0 +1,48 @@
+"""How a process begins and ends: settings, logging, the event loop, and an exit status with one clear line.
+
+Each `__main__.py` is `raise SystemExit(run_process("gateway", GatewaySettings, bootstrap.run))`.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+from services.common.config import ConfigError, ProcessSettings, load_settings
+from services.common.errors import FreshetError
+from services.common.logging import configure_logging
+from services.common.ports import PortTaken
+
+S = TypeVar("S", bound=ProcessSettings)
+
+log = structlog.get_logger()
+
+
+def run_process(process: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]) -> int:
+    """Read settings, configure logging, run until a signal; return the exit status.
+
+    A bad setting, a taken port, an unusable bundle (ValueError) or a dependency that start-up needs end it with one
+    line on stderr and status 1; a bug keeps its traceback.
+    """
+    try:
+        settings = load_settings(kind)
+    except ConfigError as exc:
+        return _refuse(process, exc)
+    configure_logging(process, settings.log_level)
+    log.info("settings", **settings.describe())
+    try:
+        asyncio.run(run(settings))
+    except (PortTaken, FreshetError, ValueError, FileNotFoundError) as exc:
+        log.error("start_refused", reason=str(exc), exc_info=exc)
+        return _refuse(process, exc)
+    except MemoryError as exc:
+        log.error("out_of_memory", exc_info=exc)
+        return _refuse(process, MemoryError(f"not enough memory for the bundle at {settings.bundle}: {exc}"))
+    return 0
+
+
+def _refuse(process: str, exc: Exception) -> int:
+    sys.stderr.write(f"freshet {process}: {exc}\n")
+    return 1

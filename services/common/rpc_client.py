@@ -1,0 +1,72 @@
+"""Client side of gRPC between our processes: channels that notice a dead peer, and calls that speak our error tree.
+
+A call carries the request id and never outlives the deadline of the call that it serves.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import grpc
+
+from services.common import errors, request_context
+
+R = TypeVar("R")
+
+# A restarted peer is found again within a second; the library's default backs off to two minutes.
+_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+    ("grpc.max_send_message_length", 16 * 1024 * 1024),
+    # A proxy of the environment has no business between our processes.
+    ("grpc.enable_http_proxy", 0),
+]
+
+_BY_STATUS: dict[grpc.StatusCode, type[errors.FreshetError]] = {
+    kind.status: kind
+    for kind in (
+        errors.InvalidRequest,
+        errors.NotFound,
+        errors.PreconditionFailed,
+        errors.Conflict,
+        errors.Overloaded,
+        errors.DependencyUnavailable,
+        errors.DeadlineExceeded,
+    )
+}
+# A peer of another version: someone must deploy.
+_BY_STATUS[grpc.StatusCode.UNIMPLEMENTED] = errors.PreconditionFailed
+
+
+def channel(target: str, interceptors: Sequence[Any] = ()) -> grpc.aio.Channel:
+    """A channel to host:port. It connects lazily; pass `Tracing.client_interceptors` to trace its calls."""
+    return grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS, interceptors=list(interceptors) or None)
+
+
+def translate(exc: grpc.RpcError, peer: str) -> errors.FreshetError:
+    """The error of our tree for a failed call to `peer`; statuses outside the tree mean that the peer is broken."""
+    code = exc.code()
+    message = f"{peer}: {exc.details() or code.name}"
+    kind = _BY_STATUS.get(code)
+    if kind is None:
+        return errors.DependencyUnavailable(f"{message} ({code.name})", retriable=False)
+    return kind(message)
+
+
+async def call(method: Any, request: Any, *, timeout_s: float, peer: str) -> Any:
+    """Await a unary stub method with what is left of our own deadline, at most `timeout_s`.
+
+    Raises: a FreshetError naming `peer`; DeadlineExceeded at once when no time is left.
+    """
+    timeout = request_context.bounded_timeout(timeout_s)
+    if timeout <= 0:
+        raise errors.DeadlineExceeded(f"{peer}: no time left to call it")
+    request_id = request_context.request_id.get()
+    metadata = ((request_context.REQUEST_ID_HEADER, request_id),) if request_id else None
+    try:
+        return await method(request, timeout=timeout, metadata=metadata)
+    except grpc.aio.AioRpcError as exc:
+        raise translate(exc, peer) from exc

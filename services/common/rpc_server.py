@@ -1,0 +1,173 @@
+"""The gRPC server kit: start, guard every call, report health, drain.
+
+`serve` is all that a process needs; `RpcServer` is the same without signals, for tests. It knows nothing of what the
+services do: a process adds them and says when it is ready.
+"""
+
+import asyncio
+import contextlib
+import gc
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from services.common.config import ProcessSettings
+from services.common.metrics import RpcMetrics, serve_metrics
+from services.common.ports import PortTaken, check_port_free, port_owner
+from services.common.rpc_guard import CallGuards
+from services.common.tracing import Tracing
+
+log = structlog.get_logger()
+
+AddServices = Callable[[grpc.aio.Server], Sequence[str]]
+
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    # Else two servers share a port silently and each gets half of the calls.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+    ("grpc.max_send_message_length", 16 * 1024 * 1024),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+]
+
+
+class HealthState:
+    """Whether this process may be sent work; may be set before the server starts, and from any thread.
+
+    Starts as not ready: a process says `set_ready(True)` once its bundle is loaded.
+    """
+
+    def __init__(self, *, ready: bool = False) -> None:
+        self._ready = ready
+        self._draining = False
+        self._services: list[str] = []
+        self._servicer: health.aio.HealthServicer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def ready(self) -> bool:
+        """True when the process takes work."""
+        return self._ready and not self._draining
+
+    def set_ready(self, ready: bool) -> None:
+        """Publish the state; repeated calls with the same value cost nothing."""
+        if ready == self._ready:
+            return
+        self._ready = ready
+        if self._loop is not None and not self._loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self.publish(), self._loop)
+
+    async def attach(self, servicer: "health.aio.HealthServicer", services: Sequence[str]) -> None:
+        """Called by the server: from now on changes go out through `servicer`."""
+        self._servicer = servicer
+        self._services = ["", *services]
+        self._loop = asyncio.get_running_loop()
+        await self.publish()
+
+    async def drain(self) -> None:
+        """Not ready, for good."""
+        self._draining = True
+        await self.publish()
+
+    async def publish(self) -> None:
+        """Tell the health service what we are now."""
+        if self._servicer is None:
+            return
+        kinds = health_pb2.HealthCheckResponse
+        status = kinds.SERVING if self.ready else kinds.NOT_SERVING
+        for service in self._services:
+            await self._servicer.set(service, status)
+
+
+class RpcServer:
+    """A guarded grpc.aio server with health and reflection. `start`, then `drain`."""
+
+    def __init__(
+        self,
+        *,
+        process: str,
+        settings: ProcessSettings,
+        add_services: AddServices,
+        health_state: HealthState | None = None,
+        tracing: Tracing | None = None,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self._process = process
+        self._settings = settings
+        self._health = health_state or HealthState(ready=True)
+        guards = CallGuards(RpcMetrics(process, registry), max_in_flight=settings.max_in_flight)
+        interceptors = [*(tracing.server_interceptors if tracing else ()), guards]
+        self._server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
+        self._add_services = add_services
+        self.port = 0
+
+    async def start(self) -> None:
+        """Bind and serve.
+
+        Raises: PortTaken naming the port and its owner.
+        """
+        host, port = self._settings.host, self._settings.port
+        check_port_free(host, port)
+        names = list(self._add_services(self._server))
+        servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        try:
+            self.port = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError as exc:
+            raise PortTaken(host, port, port_owner(port)) from exc
+        await self._health.attach(servicer, names)
+        await self._server.start()
+
+    async def drain(self) -> None:
+        """Report NOT_SERVING, take no new call, give running ones `drain_seconds` to finish."""
+        await self._health.drain()
+        await self._server.stop(self._settings.drain_seconds)
+
+
+async def serve(
+    *,
+    process: str,
+    settings: ProcessSettings,
+    add_services: AddServices,
+    on_drain: Callable[[], Awaitable[None]] | None = None,
+    health_state: HealthState | None = None,
+    tracing: Tracing | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain, then call `on_drain` (close batchers, consumers, connections).
+
+    `health_state`: pass one to say later when the process is ready; without it, it is ready at once.
+    Raises: PortTaken when the gRPC or the metrics port is held by somebody else (`on_drain` is called first).
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = RpcServer(
+        process=process, settings=settings, add_services=add_services, health_state=health_state, tracing=tracing
+    )
+    try:
+        await server.start()
+        try:
+            serve_metrics(settings.resolved_metrics_port, settings.host)
+            # What start-up made lives as long as the process: keep the collector from walking it in a request.
+            gc.collect()
+            gc.freeze()
+            log.info("serving", port=server.port, metrics_port=settings.resolved_metrics_port)
+            await stop.wait()
+            log.info("draining", seconds=settings.drain_seconds)
+        finally:
+            await server.drain()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError):
+                loop.remove_signal_handler(number)
+        if on_drain is not None:
+            await on_drain()
+    log.info("stopped")

@@ -1,0 +1,88 @@
+"""Settings come from FRESHET_ variables; a bad one is named with its value and what is allowed."""
+
+import io
+import json
+import logging
+
+import pytest
+import structlog
+from pydantic import Field
+
+from services.common.config import ConfigError, ProcessSettings, load_settings
+from services.common.logging import configure_logging
+from services.common.process import run_process
+from services.common.tracing import configure_tracing
+
+
+class DemoSettings(ProcessSettings):
+    port: int = Field(default=50999, validation_alias="FRESHET_DEMO_PORT", ge=1, le=65535)
+
+
+def test_defaults_stand_without_any_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FRESHET_BUNDLE", raising=False)
+    settings = load_settings(DemoSettings)
+    assert (settings.port, settings.resolved_metrics_port) == (50999, 51999)
+    assert str(settings.bundle) == ".freshet/bundle"
+
+
+def test_variables_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRESHET_DEMO_PORT", "51000")
+    monkeypatch.setenv("FRESHET_KAFKA_BOOTSTRAP", "a:1,b:2")
+    settings = load_settings(DemoSettings)
+    assert (settings.port, settings.kafka_bootstrap) == (51000, "a:1,b:2")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("FRESHET_DEMO_PORT", "99999"),
+        ("FRESHET_DEMO_PORT", "abc"),
+        ("FRESHET_KAFKA_BOOTSTRAP", "nowhere"),
+        ("FRESHET_REDIS_URL", "http://x"),
+        ("FRESHET_LOG_LEVEL", "loud"),
+        ("FRESHET_COMPUTE_THREADS", "0"),
+    ],
+)
+def test_a_bad_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=f"{variable}='{value}' allowed: "):
+        load_settings(DemoSettings)
+
+
+def test_a_password_never_shows_in_the_described_settings() -> None:
+    settings = DemoSettings(redis_url="redis://me:hunter2@127.0.0.1:16379/0")
+    assert settings.describe()["redis_url"] == "redis://me:***@127.0.0.1:16379/0"
+
+
+def test_a_bad_setting_ends_the_process_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FRESHET_DEMO_PORT", "0")
+
+    async def never(_: DemoSettings) -> None:
+        raise AssertionError("must not start")
+
+    assert run_process("demo", DemoSettings, never) == 1
+    assert capsys.readouterr().err.startswith("freshet demo: FRESHET_DEMO_PORT='0' allowed: ")
+
+
+def test_logs_are_json_lines_for_us_and_for_libraries() -> None:
+    before, handlers = structlog.get_config(), list(logging.getLogger().handlers)
+    out = io.StringIO()
+    try:
+        configure_logging("demo", "info", stream=out)
+        structlog.get_logger().info("hello", count=3)
+        structlog.get_logger().debug("hidden")
+        logging.getLogger("some.library").warning("broken %s", "pipe")
+    finally:
+        structlog.configure(**before)
+        logging.getLogger().handlers[:] = handlers
+    ours, theirs = (json.loads(line) for line in out.getvalue().splitlines())
+    assert (ours["event"], ours["count"], ours["level"], ours["process"]) == ("hello", 3, "info", "demo")
+    assert (theirs["event"], theirs["logger"], theirs["level"]) == ("broken pipe", "some.library", "warning")
+
+
+def test_tracing_is_nothing_at_all_when_off() -> None:
+    tracing = configure_tracing("demo", "")
+    assert tracing.server_interceptors == ()
+    assert tracing.client_interceptors == ()

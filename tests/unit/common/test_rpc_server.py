@@ -1,0 +1,245 @@
+"""A real grpc.aio server on a real port: health, reflection, the error mapping, refusals, drain, a taken port."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from freshet.v1 import encoder_pb2, encoder_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from services.common import errors, request_context, rpc_client
+from services.common.config import ProcessSettings
+from services.common.ports import PortTaken
+from services.common.rpc_server import HealthState, RpcServer, serve
+
+NAME = "freshet.v1.EncoderService"
+Answer = Callable[[Any, Any], Awaitable[Any]]
+
+
+class Servicer(encoder_pb2_grpc.EncoderServiceServicer):
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.calls = 0
+
+    async def Encode(self, request: Any, context: Any) -> Any:
+        self.calls += 1
+        return await self.answer(request, context)
+
+
+async def _ok(_: Any, __: Any) -> Any:
+    return encoder_pb2.EncodeResponse(unknown_items=7)
+
+
+def _settings(**changes: Any) -> ProcessSettings:
+    return ProcessSettings(**{"port": 0, "metrics_port": 0, "drain_seconds": 2.0, **changes})
+
+
+@asynccontextmanager
+async def running(
+    answer: Answer, health: HealthState | None = None, **changes: Any
+) -> AsyncIterator[tuple[grpc.aio.Channel, Servicer, CollectorRegistry]]:
+    servicer = Servicer(answer)
+
+    def add(server: grpc.aio.Server) -> list[str]:
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
+        return [NAME]
+
+    registry = CollectorRegistry()
+    server = RpcServer(
+        process="test", settings=_settings(**changes), add_services=add, health_state=health, registry=registry
+    )
+    await server.start()
+    async with rpc_client.channel(f"127.0.0.1:{server.port}") as channel:
+        yield channel, servicer, registry
+    await server.drain()
+
+
+async def _encode(channel: grpc.aio.Channel, timeout_s: float = 5.0) -> Any:
+    stub = encoder_pb2_grpc.EncoderServiceStub(channel)
+    return await rpc_client.call(stub.Encode, encoder_pb2.EncodeRequest(), timeout_s=timeout_s, peer="encoder")
+
+
+async def _health(channel: grpc.aio.Channel, service: str = NAME) -> int:
+    stub = health_pb2_grpc.HealthStub(channel)
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status
+
+
+async def test_a_call_is_answered_and_counted() -> None:
+    async with running(_ok) as (channel, _, registry):
+        assert (await _encode(channel)).unknown_items == 7
+        count = registry.get_sample_value("freshet_test_rpc_seconds_count", {"method": "Encode", "code": "OK"})
+        assert count == 1
+
+
+async def test_health_follows_readiness_also_when_set_from_another_thread() -> None:
+    state = HealthState()
+    async with running(_ok, state) as (channel, _, _):
+        assert await _health(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+        await asyncio.to_thread(state.set_ready, True)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=NAME), timeout=5)
+        async for update in watch:
+            if update.status == health_pb2.HealthCheckResponse.SERVING:
+                break
+        assert await _health(channel, "") == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_reflection_lists_the_services() -> None:
+    async with running(_ok) as (channel, _, _):
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5)
+        answer = await anext(aiter(call))
+        names = {service.name for service in answer.list_services_response.service}
+        assert {NAME, "grpc.health.v1.Health"} <= names
+
+
+@pytest.mark.parametrize("kind", errors.FreshetError.__subclasses__())
+async def test_each_error_crosses_the_wire_as_itself(kind: type[errors.FreshetError]) -> None:
+    async def fail(_: Any, __: Any) -> Any:
+        raise kind("said so")
+
+    async with running(fail) as (channel, _, registry):
+        with pytest.raises(kind, match="encoder: said so"):
+            await _encode(channel)
+        labels = {"method": "Encode", "code": kind.status.name}
+        assert registry.get_sample_value("freshet_test_rpc_seconds_count", labels) == 1
+
+
+async def test_a_retry_hint_goes_out_as_trailing_metadata() -> None:
+    async def fail(_: Any, __: Any) -> Any:
+        raise errors.DependencyUnavailable("kafka is away", retry_after_ms=500)
+
+    async with running(fail) as (channel, _, _):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await encoder_pb2_grpc.EncoderServiceStub(channel).Encode(encoder_pb2.EncodeRequest(), timeout=5)
+        assert caught.value.trailing_metadata()["retry-after-ms"] == "500"
+
+
+async def test_a_bug_is_internal_with_neutral_text() -> None:
+    async def bug(_: Any, __: Any) -> Any:
+        raise KeyError("secret detail")
+
+    async with running(bug) as (channel, _, _):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await encoder_pb2_grpc.EncoderServiceStub(channel).Encode(encoder_pb2.EncodeRequest(), timeout=5)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert "secret" not in caught.value.details()
+
+
+async def test_a_call_whose_deadline_passed_while_it_waited_is_not_started() -> None:
+    async with running(_ok) as (channel, servicer, _):
+        await _encode(channel)
+        late = asyncio.create_task(_encode(channel, timeout_s=0.05))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        # The event loop of the server stands still past the deadline, as under heavy load.
+        time.sleep(0.2)  # noqa: ASYNC251
+        with pytest.raises(errors.DeadlineExceeded):
+            await late
+        # Whoever comes next is served.
+        await _encode(channel)
+        assert servicer.calls == 2
+
+
+async def test_request_id_and_deadline_reach_the_next_hop() -> None:
+    seen: list[tuple[str, float | None]] = []
+
+    async def look(_: Any, __: Any) -> Any:
+        seen.append((request_context.request_id.get(), request_context.remaining_seconds()))
+        return encoder_pb2.EncodeResponse()
+
+    async with running(look) as (channel, _, _):
+
+        async def first_hop() -> None:
+            request_context.request_id.set("abc-1")
+            request_context.deadline.set(time.monotonic() + 1.0)
+            await _encode(channel, timeout_s=60)
+
+        await asyncio.create_task(first_hop())
+    ((request_id, remaining),) = seen
+    assert request_id == "abc-1"
+    assert remaining is not None
+    assert 0 < remaining <= 1.0
+
+
+async def test_no_call_is_made_without_time_left() -> None:
+    async with running(_ok) as (channel, servicer, _):
+
+        async def too_late() -> None:
+            request_context.deadline.set(time.monotonic() - 0.001)
+            await _encode(channel)
+
+        with pytest.raises(errors.DeadlineExceeded, match="no time left"):
+            await asyncio.create_task(too_late())
+        assert servicer.calls == 0
+
+
+async def test_surplus_calls_are_refused_early() -> None:
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: Any, __: Any) -> Any:
+        begun.set()
+        await release.wait()
+        return encoder_pb2.EncodeResponse()
+
+    async with running(wait, max_in_flight=1) as (channel, _, _):
+        first = asyncio.create_task(_encode(channel))
+        await begun.wait()
+        with pytest.raises(errors.Overloaded):
+            await _encode(channel)
+        release.set()
+        await first
+        # The permit came back.
+        await _encode(channel)
+
+
+async def test_sigterm_finishes_running_calls_then_drains() -> None:
+    begun, release, drained = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Any, __: Any) -> Any:
+        begun.set()
+        await release.wait()
+        return encoder_pb2.EncodeResponse(unknown_items=1)
+
+    async def on_drain() -> None:
+        drained.set()
+
+    def add(server: grpc.aio.Server) -> list[str]:
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(Servicer(slow), server)
+        return [NAME]
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    task = asyncio.create_task(
+        serve(process="drain_test", settings=_settings(port=port), add_services=add, on_drain=on_drain)
+    )
+    async with rpc_client.channel(f"127.0.0.1:{port}") as channel:
+        await asyncio.wait_for(channel.channel_ready(), 5)
+        running_call = asyncio.create_task(_encode(channel))
+        await begun.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        assert not drained.is_set()
+        release.set()
+        assert (await running_call).unknown_items == 1
+        await asyncio.wait_for(task, 5)
+    assert drained.is_set()
+
+
+async def test_a_taken_port_is_named_with_its_owner() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(PortTaken, match=rf"port {port} on 127.0.0.1.*pid {os.getpid()}"):
+            async with running(_ok, port=port):
+                pass
