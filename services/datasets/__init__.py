@@ -1,0 +1,26 @@
+"""Data in: MovieLens, anybody's table, or the simulator become `Interactions`, split, and checked.
+
+A floor of its own: it imports nothing of the other packages, so training, evaluation and the command line share it.
+"""
+
+from .interactions import Interactions, from_columns
+from .load import load_dataset
+from .locate import DatasetUnavailableError
+from .simulator import SimulatorConfig, simulate
+from .splits import GlobalTimeSplit, LeaveOneOut, global_time_split, leave_one_out
+from .table import ColumnNames, read_table
+
+__all__ = [
+    "ColumnNames",
+    "DatasetUnavailableError",
+    "GlobalTimeSplit",
+    "Interactions",
+    "LeaveOneOut",
+    "SimulatorConfig",
+    "from_columns",
+    "global_time_split",
+    "leave_one_out",
+    "load_dataset",
+    "read_table",
+    "simulate",
+]

@@ -1,0 +1,258 @@
+"""Interactions of people who never were: the stand-in where no real data can be had, and a source of any size.
+
+Each user holds a few interests (topics) that drift between sessions; within a session items follow each other along
+the topic's shelf, or are picked by Zipf popularity, or are the newest arrivals. Nobody takes an item twice, items
+exist only from their release on, and everything follows from the seed. Vectorised over users, one step per event.
+
+Letters: U users, X items, T topics, S items per topic, L most events of one user.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .interactions import Interactions, from_columns
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+# 2024-01-01 00:00 UTC: a fixed start, so that equal seeds give equal times.
+_START_S = 1_704_067_200
+_DAY_S = 86_400
+_ATTEMPTS = 6
+_INTEREST_SHARES = np.array([0.55, 0.30, 0.15])
+_TOPICS = (
+    "Harbour Tales", "Night Trains", "Deep Space", "Quiet Comedy", "Mountain Climbs", "Old Detectives", "Heists",
+    "Court Dramas", "Silent Films", "Robots", "Family Feuds", "Desert Roads", "Jazz Clubs", "Sea Monsters", "Chess",
+    "Royal Intrigue", "Small Towns", "Ghost Houses", "Spy Games", "Cooking", "Wild Rivers", "Time Loops", "Football",
+    "Circus Life", "Lost Cities", "Puppets", "First Love", "Revolutions", "Polar Winters", "Street Dance", "Westerns",
+    "Hospital Wards", "School Days", "Volcanoes", "Samurai", "Radio Plays", "Gardeners", "Pirates", "Mathematics",
+    "Mystery Islands",
+)  # fmt: skip
+_ADJECTIVES = (
+    "Amber", "Broken", "Crimson", "Distant", "Electric", "Forgotten", "Golden", "Hidden", "Iron", "Jade", "Last",
+    "Midnight", "Northern", "Open", "Paper", "Quiet", "Restless", "Silver", "Thirteenth", "Unlikely", "Velvet",
+    "Wandering", "Yellow", "Zealous", "Borrowed", "Hollow",
+)  # fmt: skip
+_NOUNS = (
+    "Anchor", "Bridge", "Compass", "Door", "Engine", "Feather", "Garden", "Horizon", "Inventor", "Journey", "Key",
+    "Lantern", "Mirror", "Neighbour", "Orchard", "Promise", "Question", "River", "Signal", "Tower", "Umbrella",
+    "Voyage", "Window", "Letter", "Winter",
+)  # fmt: skip
+_FORMATS = ("Film", "Series", "Documentary")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatorConfig:
+    """What to simulate. Raises: ValueError naming the field and what is allowed."""
+
+    num_users: int = 2_000
+    num_items: int = 2_000
+    num_topics: int = 40
+    mean_events_per_user: float = 120.0
+    max_events_per_user: int = 400
+    days: int = 180
+    # Share of items released during the simulated time instead of before it.
+    new_item_share: float = 0.3
+    # Chance per session that one of the user's interests is replaced.
+    drift: float = 0.15
+    # Chance that an event follows the previous one along the topic's shelf, and that it is a newest arrival.
+    follow_share: float = 0.4
+    novelty_share: float = 0.08
+    zipf_exponent: float = 0.9
+    mean_session_events: float = 10.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("num_users", 1, 10_000_000),
+            ("num_items", 20, 10_000_000),
+            ("num_topics", 1, self.num_items // 4),
+            ("max_events_per_user", 3, 100_000),
+            ("mean_events_per_user", 3, self.max_events_per_user),
+            ("days", 1, 36_500),
+            ("new_item_share", 0, 0.9),
+            ("drift", 0, 1),
+            ("follow_share", 0, 1),
+            ("novelty_share", 0, 1 - self.follow_share),
+            ("zipf_exponent", 0, 10),
+            ("mean_session_events", 1, 1_000),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name}={value}; allowed: {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Catalogue:
+    """topic_of_item (X,) in blocks of S; release_s (T, S) increasing along S; item_at_rank (T, S) by popularity."""
+
+    size: int
+    release_s: FloatArray
+    item_at_rank: IntArray
+    topic_cdf: FloatArray
+    rank_cdf: FloatArray
+    quality: FloatArray
+
+
+def simulate(config: SimulatorConfig) -> Interactions:
+    """Simulate a stream of ratings; equal configurations give equal data. Cost: O(U L) with U x X bits of memory."""
+    rng = np.random.default_rng(config.seed)
+    catalogue = _build_catalogue(config, rng)
+    times_s, sessions, lengths = _event_times(config, rng)
+    items, affinity = _choose_items(config, catalogue, times_s, sessions, lengths, rng)
+    users, steps = np.nonzero(items >= 0)
+    item_codes = items[users, steps]
+    mood = rng.normal(0.0, 0.4, config.num_users)
+    stars = 3.3 + affinity[users, steps] + mood[users] + catalogue.quality[item_codes] + rng.normal(0, 0.7, len(users))
+    num_items = config.num_topics * catalogue.size
+    item_ids = [str(code + 1) for code in range(num_items)]
+    titles, categories = _names(catalogue, rng)
+    return from_columns(
+        users=(users, [str(code + 1) for code in range(config.num_users)]),
+        items=(item_codes, item_ids),
+        timestamps=_START_S + times_s[users, steps].astype(np.int64),
+        values=np.clip(np.rint(stars), 1, 5).astype(np.float32),
+        types=(np.zeros(len(users), dtype=np.int64), ["rating"]),
+        titles=dict(zip(item_ids, titles, strict=True)),
+        categories=dict(zip(item_ids, categories, strict=True)),
+        name="simulator",
+        source=(
+            f"built-in simulator (seed {config.seed}, no real people): {len(users):,} ratings of "
+            f"{len(np.unique(item_codes)):,} items by {config.num_users:,} users"
+        ),
+    )
+
+
+def _build_catalogue(config: SimulatorConfig, rng: np.random.Generator) -> _Catalogue:
+    topics, size = config.num_topics, config.num_items // config.num_topics
+    horizon_s = float(config.days * _DAY_S)
+    is_new = rng.random((topics, size)) < config.new_item_share
+    release_s = np.where(is_new, rng.random((topics, size)) * horizon_s, -1.0)
+    # Every topic has something to offer from the first second on.
+    release_s[:, :2] = -1.0
+    weights = np.arange(1, size + 1, dtype=np.float64) ** -config.zipf_exponent
+    topic_weights = np.arange(1, topics + 1, dtype=np.float64) ** -0.7
+    return _Catalogue(
+        size=size,
+        release_s=np.sort(release_s, axis=1),
+        item_at_rank=np.argsort(rng.random((topics, size)), axis=1),
+        topic_cdf=np.cumsum(rng.permutation(topic_weights)) / topic_weights.sum(),
+        rank_cdf=np.cumsum(weights) / weights.sum(),
+        quality=rng.normal(0.0, 0.4, topics * size),
+    )
+
+
+def _event_times(config: SimulatorConfig, rng: np.random.Generator) -> tuple[FloatArray, BoolArray, IntArray]:
+    """times_s (U, L) since the start, session starts (U, L), and how many of each row's events count (U,)."""
+    horizon_s = float(config.days * _DAY_S)
+    # Log-normal activity: a few people give most events. exp(sigma^2 / 2) keeps the mean.
+    activity = rng.lognormal(np.log(config.mean_events_per_user) - 0.32, 0.8, config.num_users)
+    lengths = np.clip(np.rint(activity), 3, config.max_events_per_user).astype(np.int64)
+    shape = (config.num_users, int(lengths.max()))
+    session_starts = rng.random(shape) < 1.0 / config.mean_session_events
+    session_starts[:, 0] = True
+    in_session_s = 20.0 + rng.exponential(90.0, shape)
+    # Pauses scale with the person, so that busy people come often rather than only longer.
+    expected_sessions = np.maximum(lengths / config.mean_session_events, 1.0)
+    pause_s = rng.exponential(1.0, shape) * (0.45 * horizon_s / expected_sessions)[:, None]
+    gaps_s = np.where(session_starts, pause_s, in_session_s)
+    gaps_s[:, 0] = rng.random(config.num_users) * 0.7 * horizon_s
+    times_s = np.cumsum(gaps_s, axis=1)
+    lengths = np.minimum(lengths, np.maximum(np.count_nonzero(times_s < horizon_s, axis=1), 1))
+    return times_s, session_starts, lengths
+
+
+def _choose_items(
+    config: SimulatorConfig,
+    catalogue: _Catalogue,
+    times_s: FloatArray,
+    session_starts: BoolArray,
+    lengths: IntArray,
+    rng: np.random.Generator,
+) -> tuple[IntArray, FloatArray]:
+    """items (U, L), -1 where a user had nothing left to take, and affinity (U, L): how much the topic is theirs."""
+    num_users, max_length = times_s.shape
+    items = np.full((num_users, max_length), -1, dtype=np.int64)
+    affinity = np.zeros((num_users, max_length))
+    taken = np.zeros((num_users, config.num_topics * catalogue.size), dtype=bool)
+    interests = _draw(catalogue.topic_cdf, (num_users, len(_INTEREST_SHARES)), rng)
+    slot = np.zeros(num_users, dtype=np.int64)
+    shelf = np.full(num_users, -1, dtype=np.int64)
+    for step in range(max_length):
+        active = np.flatnonzero(lengths > step)
+        starting = active[session_starts[active, step]]
+        drifting = starting[rng.random(len(starting)) < config.drift]
+        interests[drifting, rng.integers(0, interests.shape[1], len(drifting))] = _draw(
+            catalogue.topic_cdf, (len(drifting),), rng
+        )
+        slot[starting] = _draw(np.cumsum(_INTEREST_SHARES), (len(starting),), rng)
+        shelf[starting] = -1
+        topic = interests[active, slot[active]]
+        place = _choose_places(config, catalogue, topic, shelf[active], times_s[active, step], taken, active, rng)
+        found = place >= 0
+        chosen = active[found]
+        code = topic[found] * catalogue.size + place[found]
+        items[chosen, step] = code
+        taken[chosen, code] = True
+        shelf[chosen] = place[found]
+        affinity[chosen, step] = _INTEREST_SHARES[slot[chosen]]
+    return items, affinity
+
+
+def _choose_places(
+    config: SimulatorConfig,
+    catalogue: _Catalogue,
+    topic: IntArray,
+    previous: IntArray,
+    now_s: FloatArray,
+    taken: BoolArray,
+    users: IntArray,
+    rng: np.random.Generator,
+) -> IntArray:
+    """A place on the topic's shelf for each active user, (A,), or -1; first by habit, then by popularity alone."""
+    released = np.count_nonzero(catalogue.release_s[topic] <= now_s[:, None], axis=1)
+    habit = rng.random(len(topic))
+    follows = (habit < config.follow_share) & (previous >= 0)
+    newest = (habit >= config.follow_share) & (habit < config.follow_share + config.novelty_share)
+    place = np.full(len(topic), -1, dtype=np.int64)
+    for attempt in range(_ATTEMPTS):
+        open_rows = np.flatnonzero(place < 0)
+        if not len(open_rows):
+            break
+        rank = _draw(catalogue.rank_cdf, (len(open_rows),), rng)
+        candidate = catalogue.item_at_rank[topic[open_rows], rank]
+        if attempt < 2:
+            # One of the next things on the shelf: the order that a sequential model can learn.
+            ahead = (previous[open_rows] + rng.geometric(0.4, len(open_rows))) % released[open_rows]
+            candidate = np.where(follows[open_rows], ahead, candidate)
+            fresh = released[open_rows] - 1 - rng.integers(0, 3, len(open_rows))
+            candidate = np.where(newest[open_rows], np.maximum(fresh, 0), candidate)
+        allowed = candidate < released[open_rows]
+        allowed &= ~taken[users[open_rows], topic[open_rows] * catalogue.size + candidate]
+        place[open_rows[allowed]] = candidate[allowed]
+    return place
+
+
+def _draw(cdf: FloatArray, shape: tuple[int, ...], rng: np.random.Generator) -> IntArray:
+    return np.minimum(np.searchsorted(cdf, rng.random(shape)), len(cdf) - 1).astype(np.int64)
+
+
+def _names(catalogue: _Catalogue, rng: np.random.Generator) -> tuple[list[str], list[tuple[str, ...]]]:
+    titles: list[str] = []
+    categories: list[tuple[str, ...]] = []
+    topics, size = catalogue.release_s.shape
+    pairs = len(_ADJECTIVES) * len(_NOUNS)
+    order = rng.permutation(pairs)
+    formats = rng.integers(0, len(_FORMATS), topics * size)
+    for code in range(topics * size):
+        topic, place = divmod(code, size)
+        pair, volume = int(order[code % pairs]), code // pairs
+        adjective, noun = _ADJECTIVES[pair // len(_NOUNS)], _NOUNS[pair % len(_NOUNS)]
+        year = 2024 if catalogue.release_s[topic, place] > 0 else 2023 - int(place) % 40
+        titles.append(f"The {adjective} {noun}{f' {volume + 1}' if volume else ''} ({year})")
+        topic_name = _TOPICS[topic] if topic < len(_TOPICS) else f"Topic {topic + 1}"
+        categories.append((topic_name, _FORMATS[int(formats[code])]))
+    return titles, categories
