@@ -1,0 +1,358 @@
+"""Writing to and reading from Kafka with kafka-python, without ever blocking an event loop.
+
+kafka-python's constructor and `send` wait for the broker (up to a minute with the defaults), so producers are built
+lazily in a thread of their own, with short times, and callers get DependencyUnavailable instead of a wait. A send
+that timed out may still land: callers reuse their event ids. Keys are placed by Kafka's default partitioner
+(murmur2), so this code, bulk imports and outside producers agree on a key's partition. Knows bytes, not events.
+"""
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError, MessageSizeTooLargeError
+from kafka.partitioner.default import murmur2
+
+from services.common.errors import DependencyUnavailable, InvalidRequest, Overloaded
+
+MAX_RECORD_BYTES = 1_000_000
+MAX_QUEUED = 10_000
+RETRY_BUILD_SECONDS = 0.5
+
+Headers = Sequence[tuple[str, bytes]]
+# Where a record landed: (partition, offset).
+Place = tuple[int, int]
+
+
+def partition_for(key: bytes, num_partitions: int) -> int:
+    """The partition that Kafka's default partitioner gives to a key."""
+    return int((murmur2(key) & 0x7FFFFFFF) % num_partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record to produce."""
+
+    topic: str
+    key: bytes
+    value: bytes | None
+    headers: Headers = ()
+
+
+def build_producer(
+    bootstrap: str,
+    *,
+    client_id: str,
+    linger_ms: int = 0,
+    batch_bytes: int = 65_536,
+    delivery_timeout_ms: int = 5_000,
+    security: Mapping[str, Any] | None = None,
+) -> KafkaProducer:
+    """An idempotent acks=all producer whose every wait is short. Blocking: call it from a thread of your own.
+
+    Raises: DependencyUnavailable when no broker answers.
+    """
+    try:
+        return KafkaProducer(
+            bootstrap_servers=bootstrap.split(","),
+            client_id=client_id,
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=linger_ms,
+            batch_size=batch_bytes,
+            max_block_ms=2_000,
+            request_timeout_ms=max(1_000, delivery_timeout_ms - linger_ms - 500),
+            delivery_timeout_ms=delivery_timeout_ms,
+            api_version_auto_timeout_ms=2_000,
+            reconnect_backoff_ms=50,
+            reconnect_backoff_max_ms=500,
+            max_request_size=MAX_RECORD_BYTES + 48_576,
+            allow_auto_create_topics=False,
+            metrics_enabled=False,
+            **(security or {}),
+        )
+    except (KafkaError, OSError) as exc:
+        raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc
+
+
+def close_producer(producer: KafkaProducer, timeout_s: float = 0.0) -> None:
+    """Close a producer; with timeout 0 whatever is unsent is given up. Its own close gives up half-way in that case:
+    flush raises before the network thread is told to end, so that is done here."""
+    try:
+        producer.close(timeout=timeout_s)
+    except Exception:
+        producer._sender.force_close()
+        producer._closed = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    record: Record
+    loop: asyncio.AbstractEventLoop
+    result: asyncio.Future[Place]
+
+
+class EventProducer:
+    """Produces single records for callers on an event loop; one thread owns the kafka-python producer.
+
+    At most `max_queued` records wait or are in flight; more are refused as Overloaded. While no broker has answered
+    for a moment, sends fail at once instead of waiting their whole time.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        client_id: str = "freshet",
+        delivery_timeout_ms: int = 5_000,
+        max_queued: int = MAX_QUEUED,
+        security: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._client_id = client_id
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._security = dict(security or {})
+        self._max_queued = max_queued
+        self._outstanding = 0
+        self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._start_lock = threading.Lock()
+        self._closed = False
+        self._build_failed_at = -RETRY_BUILD_SECONDS
+        self.reachable: bool | None = None
+
+    def start(self) -> None:
+        """Connect in the background, so that the first send does not wait for it. Idempotent, never blocks."""
+        with self._start_lock:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="event-producer", daemon=True)
+                self._thread.start()
+
+    async def send(
+        self, topic: str, key: bytes, value: bytes | None, headers: Headers = (), timeout_s: float = 2.0
+    ) -> Place:
+        """Write one record and return (partition, offset) once all in-sync replicas have it.
+
+        Raises: DependencyUnavailable when that did not happen within timeout_s (the record may still land later);
+        Overloaded when too many sends wait; InvalidRequest when the record is too large.
+        """
+        if value is not None and len(value) + len(key) > MAX_RECORD_BYTES:
+            raise InvalidRequest.of("value", f"{len(value)} bytes", f"at most {MAX_RECORD_BYTES} bytes with its key")
+        if self._closed:
+            raise DependencyUnavailable("the producer is closed")
+        if self._outstanding >= self._max_queued:
+            raise Overloaded(f"{self._outstanding} records already wait for Kafka; the limit is {self._max_queued}")
+        self.start()
+        loop = asyncio.get_running_loop()
+        pending = _Pending(Record(topic, key, value, headers), loop, loop.create_future())
+        self._outstanding += 1
+        pending.result.add_done_callback(self._one_done)
+        self._queue.put(pending)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await pending.result
+        except TimeoutError as exc:
+            self.reachable = False
+            raise DependencyUnavailable(f"Kafka did not acknowledge within {timeout_s:.1f} s") from exc
+
+    async def close(self, timeout_s: float = 2.0) -> None:
+        """Send what waits, then end the thread; after timeout_s the rest is given up."""
+        self._closed = True
+        thread = self._thread
+        if thread is not None:
+            self._queue.put(None)
+            await asyncio.to_thread(thread.join, timeout_s)
+
+    def _one_done(self, _: asyncio.Future[Place]) -> None:
+        self._outstanding -= 1
+
+    def _run(self) -> None:
+        producer: KafkaProducer | None = self._build()
+        while (pending := self._queue.get()) is not None:
+            if pending.result.done():  # gave up while it waited here
+                continue
+            if producer is None and time.monotonic() - self._build_failed_at >= RETRY_BUILD_SECONDS:
+                producer = self._build()
+            if producer is None:
+                _settle(pending, DependencyUnavailable(f"Kafka at {self._bootstrap} cannot be reached"))
+                continue
+            self._hand_over(producer, pending)
+        if producer is not None:
+            close_producer(producer, timeout_s=1.0)
+
+    def _build(self) -> KafkaProducer | None:
+        try:
+            producer = build_producer(
+                self._bootstrap,
+                client_id=self._client_id,
+                delivery_timeout_ms=self._delivery_timeout_ms,
+                security=self._security,
+            )
+        except DependencyUnavailable:
+            self.reachable = False
+            self._build_failed_at = time.monotonic()
+            return None
+        self.reachable = True
+        return producer
+
+    def _hand_over(self, producer: KafkaProducer, pending: _Pending) -> None:
+        record = pending.record
+        try:
+            future = producer.send(record.topic, record.value, record.key, list(record.headers))
+        except MessageSizeTooLargeError as exc:
+            _settle(pending, InvalidRequest(str(exc)))
+            return
+        except (KafkaError, OSError, AssertionError, ValueError) as exc:
+            self.reachable = False
+            _settle(pending, DependencyUnavailable(f"Kafka refused the record: {exc}"))
+            return
+        future.add_callback(self._acknowledged, pending)
+        future.add_errback(self._refused, pending)
+
+    def _acknowledged(self, pending: _Pending, metadata: Any) -> None:
+        if metadata.offset < 0:
+            # A retried batch that the broker already had: written, but it no longer says where.
+            _settle(pending, DependencyUnavailable("Kafka has the record but did not say where; send it again"))
+            return
+        self.reachable = True
+        _settle(pending, (metadata.partition, metadata.offset))
+
+    def _refused(self, pending: _Pending, error: BaseException) -> None:
+        self.reachable = False
+        _settle(pending, DependencyUnavailable(f"Kafka did not take the record: {error}"))
+
+
+def _settle(pending: _Pending, outcome: Place | Exception) -> None:
+    def finish() -> None:
+        if pending.result.done():
+            return
+        if isinstance(outcome, Exception):
+            pending.result.set_exception(outcome)
+        else:
+            pending.result.set_result(outcome)
+
+    with contextlib.suppress(RuntimeError):  # the caller's loop is gone
+        pending.loop.call_soon_threadsafe(finish)
+
+
+class BulkProducer:
+    """Produces many records at once from one thread, and returns when every one is acknowledged."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        client_id: str = "freshet-bulk",
+        linger_ms: int = 0,
+        delivery_timeout_ms: int = 10_000,
+        security: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._client_id = client_id
+        self._linger_ms = linger_ms
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._security = dict(security or {})
+        self._producer: KafkaProducer | None = None
+
+    def send_many(self, records: Iterable[Record], timeout_s: float = 15.0) -> list[Place]:
+        """Write the records, in order per partition; return their places in the same order.
+
+        A place has offset -1 when Kafka has the record but no longer says where (a retried batch).
+        Raises: DependencyUnavailable if any was not acknowledged in time; some may have been written all the same.
+        """
+        deadline = time.monotonic() + timeout_s
+        if self._producer is None:
+            self._producer = build_producer(
+                self._bootstrap,
+                client_id=self._client_id,
+                linger_ms=self._linger_ms,
+                batch_bytes=262_144,
+                delivery_timeout_ms=self._delivery_timeout_ms,
+                security=self._security,
+            )
+        producer = self._producer
+        try:
+            futures = [producer.send(r.topic, r.value, r.key, list(r.headers)) for r in records]
+            if self._linger_ms and futures:
+                producer.flush(timeout=max(0.0, deadline - time.monotonic()))
+            places = []
+            for future in futures:
+                metadata = future.get(timeout=max(0.0, deadline - time.monotonic()))
+                places.append((metadata.partition, metadata.offset))
+            return places
+        except (KafkaError, OSError, AssertionError) as exc:
+            self.close()  # a producer that failed half-way is not asked to remember its sequence
+            raise DependencyUnavailable(f"Kafka did not take the records: {exc}") from exc
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Give the connection up; the next send_many makes a new one."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            close_producer(producer, timeout_s)
+
+
+def build_consumer(
+    bootstrap: str,
+    topic: str,
+    *,
+    group_id: str,
+    client_id: str = "freshet",
+    partitions: Sequence[int] | None = None,
+    fetch_wait_ms: int = 20,
+    fetch_min_bytes: int = 65_536,
+    max_poll_records: int = 512,
+    security: Mapping[str, Any] | None = None,
+) -> KafkaConsumer:
+    """A consumer with assigned partitions (None: all of the topic's), no automatic commits, and short waits.
+
+    The broker answers a fetch after fetch_wait_ms or with fetch_min_bytes: that is the batching window. No group
+    membership, so no rebalance: takeover takes as long as starting the process.
+    Raises: DependencyUnavailable when the broker or the topic cannot be reached.
+    """
+    try:
+        consumer = KafkaConsumer(
+            bootstrap_servers=bootstrap.split(","),
+            group_id=group_id,
+            client_id=client_id,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=fetch_wait_ms,
+            fetch_min_bytes=fetch_min_bytes,
+            max_poll_records=max_poll_records,
+            request_timeout_ms=5_000,
+            session_timeout_ms=4_000,
+            heartbeat_interval_ms=1_000,
+            api_version_auto_timeout_ms=2_000,
+            reconnect_backoff_ms=50,
+            reconnect_backoff_max_ms=500,
+            allow_auto_create_topics=False,
+            # The broker checked every batch when it was written, TCP checks the way here, and kafka-python's own
+            # check is pure Python: see docs/benchmarks for its share of the consumer's time.
+            check_crcs=False,
+            metrics_enabled=False,
+            **(security or {}),
+        )
+    except (KafkaError, OSError) as exc:
+        raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc
+    try:
+        found = consumer.partitions_for_topic(topic)
+        if not found:
+            raise DependencyUnavailable(f"Kafka at {bootstrap} has no topic {topic!r} yet")
+        wanted = sorted(found) if partitions is None else sorted(partitions)
+        absent = sorted(set(wanted) - set(found))
+        if absent:
+            raise DependencyUnavailable(f"topic {topic!r} has partitions {sorted(found)}, not {absent}")
+        consumer.assign([TopicPartition(topic, partition) for partition in wanted])
+    except (KafkaError, OSError, DependencyUnavailable) as exc:
+        with contextlib.suppress(Exception):
+            consumer.close(autocommit=False)
+        if isinstance(exc, DependencyUnavailable):
+            raise
+        raise DependencyUnavailable(f"Kafka at {bootstrap} did not describe {topic!r}: {exc}") from exc
+    return consumer
