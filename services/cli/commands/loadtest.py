@@ -1,0 +1,29 @@
+"""`freshet loadtest SCENARIO`: hand over to the load tests, which are an outsider to everything but the protos.
+
+They run in a process of their own (`python -m loadtest`): their engine patches the standard library, and they must not
+share anything with what they measure.
+"""
+
+import subprocess
+import sys
+from typing import Annotated
+
+import typer
+
+from services.cli.output import reports_errors
+
+
+@reports_errors
+def loadtest(
+    context: typer.Context,
+    scenario: Annotated[str, typer.Argument(help="Which scenario, for example: steady.")] = "",
+) -> None:
+    """Put load on a running stack, arrivals on a clock; options after the scenario go to it.
+
+    Example:  freshet loadtest steady
+
+    Example:  freshet loadtest steady --help
+    """
+    arguments = [scenario, *context.args] if scenario else ["--help"]
+    finished = subprocess.run([sys.executable, "-m", "loadtest", *arguments], check=False)
+    raise typer.Exit(finished.returncode)

@@ -1,0 +1,206 @@
+"""`freshet recommend`: the top K for a user, or for a sequence of items given on the command line.
+
+Shows titles where the bundle is at hand, and the answer's provenance: which model, which index, how old the state,
+which stream position it reflects, how far from exact it may be, what was degraded, and where the time went.
+"""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli import client
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+
+if TYPE_CHECKING:
+    from freshet.v1 import gateway_pb2
+
+# A sequence without times is taken as one event a minute, the newest now: the model reads relative times.
+_SECONDS_BETWEEN_ITEMS = 60
+
+
+@reports_errors
+def recommend(
+    *,
+    user: Annotated[str, typer.Option(help="User id; may be left out with --items.")] = "",
+    items: Annotated[str, typer.Option(help="Item ids, oldest first: answer for this sequence instead.")] = "",
+    k: Annotated[int, typer.Option(help="How many items, 1-1000.")] = 10,
+    token: Annotated[str, typer.Option(help="Freshness token of `freshet record`: at least this fresh.")] = "",
+    include_seen: Annotated[bool, typer.Option("--include-seen", help="Allow items that the user has had.")] = False,
+    allow_items: Annotated[str, typer.Option(help="Only these item ids.")] = "",
+    deny_items: Annotated[str, typer.Option(help="Never these item ids.")] = "",
+    allow_categories: Annotated[str, typer.Option(help="Only items with one of these categories.")] = "",
+    deny_categories: Annotated[str, typer.Option(help="No item with one of these categories.")] = "",
+    max_per_category: Annotated[int, typer.Option(min=0, help="At most this many per category; 0: no limit.")] = 0,
+    diversity: Annotated[float, typer.Option(help="0 orders by score alone, towards 1 prefers unlike items.")] = 0.0,
+    context: Annotated[list[str] | None, typer.Option(help="key=value; may be repeated.")] = None,
+    bundle: Annotated[Path, typer.Option(envvar="FRESHET_BUNDLE", help="Where the titles are.")] = Path(
+        ".freshet/bundle"
+    ),
+    gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")] = client.DEFAULT_GATEWAY,
+    timeout_ms: Annotated[int, typer.Option(min=1, help="Give up after this long.")] = 2000,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Recommend items for a user, or for a sequence of items.
+
+    Example:  freshet recommend --user 42 --k 10
+
+    Example:  freshet recommend --items 1193,661,914 --deny-categories Horror
+    """
+    if not user and not items:
+        raise CommandError(
+            "neither --user nor --items is given",
+            advice="freshet recommend --user 42, or freshet recommend --items 1193,661,914",
+            status=ExitStatus.USAGE,
+        )
+    if not 0 <= k < 2**32:
+        raise CommandError(f"k={k} allowed: 1 to 1000", advice="--k 10", status=ExitStatus.USAGE)
+    from freshet.v1 import common_pb2, gateway_pb2
+
+    request = gateway_pb2.RecommendRequest(
+        user_id=user,
+        k=k,
+        filter=common_pb2.Filter(
+            exclude_seen=not include_seen,
+            allow_item_ids=client.split_ids(allow_items),
+            deny_item_ids=client.split_ids(deny_items),
+            allow_categories=client.split_ids(allow_categories),
+            deny_categories=client.split_ids(deny_categories),
+        ),
+        context=client.parse_context(context or []),
+        history=_history(client.split_ids(items)),
+        freshness_token=client.parse_token(token) if token else None,
+        max_per_category=max_per_category,
+        diversity=diversity,
+    )
+    with client.gateway(gateway) as stub:
+        started = time.perf_counter()
+        answer = client.call(stub.Recommend, request, target=gateway, timeout_s=timeout_ms / 1000)
+        elapsed_ms = (time.perf_counter() - started) * 1000
+    titles = _titles(bundle, [scored.item_id for scored in answer.items])
+    if as_json:
+        emit_json(as_dict(answer, titles) | {"elapsed_ms": round(elapsed_ms, 3)})
+    else:
+        _print_answer(answer, titles, subject=f"user {user}" if user else "this sequence")
+
+
+def _history(item_ids: list[str]) -> "list[gateway_pb2.HistoryEvent]":
+    from freshet.v1 import gateway_pb2
+
+    newest_s = int(time.time())
+    events = []
+    for age, item_id in zip(range(len(item_ids) - 1, -1, -1), item_ids, strict=True):
+        event = gateway_pb2.HistoryEvent(item_id=item_id)
+        event.event_time.FromSeconds(newest_s - age * _SECONDS_BETWEEN_ITEMS)
+        events.append(event)
+    return events
+
+
+def _titles(bundle: Path, item_ids: list[str]) -> dict[str, str]:
+    """Titles of the answered items; empty where there is no bundle at hand (the ids are then shown alone)."""
+    from services.cli.titles import read_titles
+
+    titles = read_titles(bundle)
+    return {item_id: titles[item_id] for item_id in item_ids if item_id in titles}
+
+
+def degradation_names(answer: "gateway_pb2.RecommendResponse") -> list[str]:
+    """`["stale_state"]`: the answer's degradations, in lower case and without the enum's prefix."""
+    from freshet.v1 import gateway_pb2
+
+    return [gateway_pb2.Degradation.Name(value).removeprefix("DEGRADATION_").lower() for value in answer.degradations]
+
+
+def certificate_text(answer: "gateway_pb2.RecommendResponse") -> str:
+    """ "exact", "gap <= 0.0123" (similarity units) or "estimate"."""
+    from freshet.v1 import common_pb2
+
+    kind = common_pb2.Certificate.Kind
+    if answer.certificate.kind == kind.KIND_EXACT:
+        return "exact"
+    if answer.certificate.kind == kind.KIND_BOUNDED:
+        return f"gap <= {answer.certificate.gap:.4f}"
+    return "estimate"
+
+
+def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> dict[str, Any]:
+    """The whole answer, provenance included, for `--json`."""
+    times = answer.stage_times
+    return {
+        "items": [
+            {
+                "rank": rank,
+                "item_id": scored.item_id,
+                "title": titles.get(scored.item_id),
+                "score": scored.score,
+                "source": scored.source,
+            }
+            for rank, scored in enumerate(answer.items, start=1)
+        ],
+        "model_version": answer.model_version,
+        "index_version": answer.index_version,
+        "state_source": answer.state_source,
+        "state_age_seconds": answer.state_age_seconds if answer.HasField("state_age_seconds") else None,
+        "state_position": f"{answer.state_position.partition}:{answer.state_position.offset}"
+        if answer.HasField("state_position")
+        else None,
+        "token_honoured": answer.token_honoured,
+        "certificate": certificate_text(answer),
+        "degradations": degradation_names(answer),
+        "stages_ms": {
+            "queue": times.queue_ms,
+            "encode": times.encode_ms,
+            "first_stage": times.first_stage_ms,
+            "rerank": times.rerank_ms,
+            "transport": times.transport_ms,
+            "total": times.total_ms,
+        },
+        "request_id": answer.request_id,
+    }
+
+
+def _print_answer(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str], *, subject: str) -> None:
+    from rich.table import Table
+
+    facts = as_dict(answer, titles)
+    table = Table(title=f"for {subject}", title_justify="left", box=None, header_style="dim")
+    table.add_column("", justify="right", style="dim")
+    table.add_column("title" if titles else "item", overflow="fold")
+    if titles:
+        table.add_column("id", style="dim")
+    table.add_column("score", justify="right")
+    table.add_column("source", style="dim")
+    for row in facts["items"]:
+        named = [row["title"] or "-", row["item_id"]] if titles else [row["item_id"]]
+        table.add_row(str(row["rank"]), *named, f"{row['score']:.4f}", row["source"])
+    out = console()
+    out.print(table)
+    if not facts["items"]:
+        out.print("nothing is left after the filters", style="yellow")
+    out.print(provenance_line(facts), style="dim", soft_wrap=True)
+    if facts["degradations"]:
+        out.print(f"degraded: {', '.join(facts['degradations'])}", style="yellow")
+    if not facts["token_honoured"]:
+        out.print("the token's event is not reflected yet; ask again in a moment", style="yellow")
+
+
+def provenance_line(facts: dict[str, Any]) -> str:
+    """One line: model, index, state, exactness and where the milliseconds went."""
+    age = facts["state_age_seconds"]
+    state = f"state {facts['state_source']}"
+    if age is not None:
+        state += f" {_age(age)} old at {facts['state_position']}"
+    stages = facts["stages_ms"]
+    split = " ".join(f"{name} {stages[name]:.1f}" for name in ("queue", "encode", "first_stage", "rerank", "transport"))
+    return (
+        f"model {facts['model_version']} · index {facts['index_version']} · {state} · {facts['certificate']} · "
+        f"{stages['total']:.1f} ms ({split})"
+    )
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"

@@ -1,0 +1,78 @@
+"""An outside producer: writes interactions straight onto the topic, and says where each acknowledged one lies.
+
+This is what a user's own service does with kafka-python: Protobuf values keyed by the user id, idempotent, acks=all.
+The client's sender thread calls back on acknowledgement; `on_acknowledged` therefore runs in that thread.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
+
+OnAcknowledged = Callable[[str, int, int, float], None]
+
+
+class OutsideProducer:
+    """Sends records and keeps the position of every distinct acknowledged event id."""
+
+    def __init__(self, *, bootstrap: str, topic: str, on_acknowledged: OnAcknowledged) -> None:
+        self._topic = topic
+        self._on_acknowledged = on_acknowledged
+        self._lock = threading.Lock()
+        self._pending = 0
+        self.positions: dict[str, tuple[int, int]] = {}
+        self.acknowledge_ms: list[float] = []
+        self.errors: dict[str, int] = {}
+        self._producer = KafkaProducer(
+            bootstrap_servers=bootstrap,
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=5,
+            request_timeout_ms=5000,
+            delivery_timeout_ms=15_000,
+            max_block_ms=10_000,
+        )
+        self._producer.partitions_for(topic)
+
+    def send(self, event_id: str, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]] = ()) -> None:
+        """Hand one record to the client; returns at once. Acknowledgement or failure is noted when it comes."""
+        sent = time.monotonic()
+        with self._lock:
+            self._pending += 1
+        try:
+            future: Any = self._producer.send(self._topic, key=key, value=value, headers=list(headers))
+        except KafkaError as error:
+            self._failed(error)
+            return
+        future.add_callback(self._acknowledged, event_id, sent)
+        future.add_errback(self._failed)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until every record is acknowledged or has failed; False when some were still open in the end."""
+        deadline = time.monotonic() + timeout_s
+        while self._pending and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self._pending == 0
+
+    def close(self) -> None:
+        self._producer.close(timeout=5)
+
+    def _acknowledged(self, event_id: str, sent: float, metadata: Any) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._pending -= 1
+            first = event_id not in self.positions
+            if first:
+                self.positions[event_id] = (metadata.partition, metadata.offset)
+                self.acknowledge_ms.append((now - sent) * 1000)
+        if first:
+            self._on_acknowledged(event_id, metadata.partition, metadata.offset, now)
+
+    def _failed(self, error: BaseException) -> None:
+        with self._lock:
+            self._pending -= 1
+            name = type(error).__name__
+            self.errors[name] = self.errors.get(name, 0) + 1

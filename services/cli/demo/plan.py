@@ -1,0 +1,115 @@
+"""What the demo hands to the replay process and what it gets back: two JSON files with typed ends.
+
+The replay runs in a process of its own, so that training's memory and the progress bar do not disturb its clock.
+Times are seconds since the replay's clock started, durations milliseconds; NaN ("not measured") is null in the file.
+
+Letters: S scheduled events, M predictions, E extra records (duplicates and malformed ones).
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayEvent:
+    """One held-out event, and whether it is predicted before it is sent.
+
+    `previous` is the place of the same user's event before, or -1; `known` says that the model knows the item.
+    """
+
+    event_id: str
+    user_id: str
+    item_id: str
+    type: str
+    value: float
+    time_s: int
+    predicted: bool
+    previous: int
+    known: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayPlan:
+    """Everything the replay process needs; it reads no setting from anywhere else."""
+
+    gateway: str
+    bootstrap: str
+    topic: str
+    epoch: str
+    events: list[ReplayEvent]
+    rate_per_s: float = 200.0
+    k: int = 10
+    # A prediction is asked this long before its event is due; the event waits for an answer that is late.
+    lead_ms: float = 100.0
+    timeout_ms: float = 2000.0
+    # One event in this many is followed until the user's recommendations reflect it (2 a second at 200/s).
+    freshness_every: int = 100
+    freshness_poll_ms: float = 20.0
+    freshness_timeout_ms: float = 15_000.0
+    # One acknowledged event in this many is sent again; one broken record is sent per this many events.
+    duplicate_every: int = 1000
+    malformed_every: int = 2000
+    # Ids of the broken records begin with this; they are told apart by a header of their own.
+    malformed_prefix: str = "malformed"
+    # Recommend calls before the clock starts, unmeasured: connections, caches, code paths.
+    warm_up_calls: int = 100
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{**raw, "events": [ReplayEvent(**event) for event in raw["events"]]})
+
+
+@dataclass(kw_only=True, slots=True)
+class Prediction:
+    """One answer to one Recommend: what it said and what it cost.
+
+    latency_ms counts from the scheduled moment, so a late clock or a queue in front of the call is part of it.
+    `error` is the gRPC status of a call that failed (it counts as a miss, and its latency up to the failure counts).
+    """
+
+    place: int
+    item_ids: list[str]
+    latency_ms: float
+    stages_ms: dict[str, float]
+    state_source: str
+    degradations: list[str]
+    certificate: str
+    token_honoured: bool
+    error: str = ""
+
+
+@dataclass(kw_only=True, slots=True)
+class ReplayResult:
+    """What happened. acknowledged: event id -> [partition, offset] of every distinct acknowledged event id."""
+
+    predictions: list[Prediction] = field(default_factory=list)
+    predictions_with_token: list[Prediction] = field(default_factory=list)
+    acknowledged: dict[str, list[int]] = field(default_factory=dict)
+    acknowledge_ms: list[float] = field(default_factory=list)
+    unacknowledged: list[str] = field(default_factory=list)
+    duplicates_sent: int = 0
+    malformed_sent: int = 0
+    freshness_ms: list[float] = field(default_factory=list)
+    freshness_polls: int = 0
+    unreflected: int = 0
+    late_sends: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    send_errors: dict[str, int] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        for name in ("predictions", "predictions_with_token"):
+            raw[name] = [Prediction(**prediction) for prediction in raw[name]]
+        return cls(**raw)

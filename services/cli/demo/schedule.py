@@ -1,0 +1,94 @@
+"""The replay protocol as a pure function: held-out events in, the order in which they are sent out.
+
+The last part of the events by time is held out. About `num_active` users are active at once, entering in the order of
+their first held-out event; one event of each is taken in turn, so a user's own order is exact and their next event
+comes a whole turn later. When a user has no more, the next user enters in their place. One event in `predict_every`
+is predicted before it is sent.
+
+Why not the order of the log itself: in MovieLens 95 % of events follow the same user's previous event within 60
+events, so a fast replay of it would measure lag, not quality.
+
+Letters: N held-out events, S scheduled events.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+NUM_ACTIVE_USERS = 200
+PREDICT_EVERY = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """What is sent, in order.
+
+    Shapes: rows (S,) rows of the held-out events; predicted (S,) whether the event is predicted first; previous (S,)
+    the place in the schedule of the same user's event before this one, or -1; num_active (S,) users active then.
+    """
+
+    rows: npt.NDArray[np.int64]
+    predicted: npt.NDArray[np.bool_]
+    previous: npt.NDArray[np.int64]
+    num_active: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def replay_schedule(
+    users: npt.NDArray[np.integer],
+    *,
+    num_events: int,
+    num_active: int = NUM_ACTIVE_USERS,
+    predict_every: int = PREDICT_EVERY,
+) -> Schedule:
+    """Order the held-out events for the replay.
+
+    `users` (N,) is each held-out event's user, oldest event first. At most `num_events` are scheduled.
+    Raises: ValueError when a number is not positive.
+    """
+    for name, value in (("num_events", num_events), ("num_active", num_active), ("predict_every", predict_every)):
+        if value < 1:
+            raise ValueError(f"{name}={value} allowed: 1 or more")
+    waiting = _rows_by_user(users)
+    active = [waiting.popleft() for _ in range(min(num_active, len(waiting)))]
+    rows: list[int] = []
+    previous: list[int] = []
+    active_then: list[int] = []
+    last_place: dict[int, int] = {}
+    while active and len(rows) < num_events:
+        for slot in active:
+            if len(rows) == num_events:
+                break
+            row = slot.popleft()
+            user = int(users[row])
+            previous.append(last_place.get(user, -1))
+            last_place[user] = len(rows)
+            rows.append(row)
+            active_then.append(len(active))
+        refilled = [slot or (waiting.popleft() if waiting else slot) for slot in active]
+        active = [slot for slot in refilled if slot]
+    return Schedule(
+        rows=np.array(rows, dtype=np.int64),
+        predicted=_predicted(len(rows), num_active=num_active, every=predict_every),
+        previous=np.array(previous, dtype=np.int64),
+        num_active=np.array(active_then, dtype=np.int64),
+    )
+
+
+def _rows_by_user(users: npt.NDArray[np.integer]) -> deque[deque[int]]:
+    """Each user's rows, oldest first; users in the order of their first row."""
+    rows: dict[int, deque[int]] = {}
+    for row, user in enumerate(users.tolist()):
+        rows.setdefault(user, deque()).append(row)
+    return deque(rows.values())
+
+
+def _predicted(num_events: int, *, num_active: int, every: int) -> npt.NDArray[np.bool_]:
+    """One event in each run of `every`; which one moves on with each turn, so that every user gets predicted."""
+    place = np.arange(num_events)
+    turn = place // every // max(1, num_active // every)
+    return np.equal(place % every, turn % every)

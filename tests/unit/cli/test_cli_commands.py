@@ -1,0 +1,189 @@
+"""The commands as a person and a script meet them: output, exit status, and what goes over the wire."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from services.cli.main import app
+from tests.unit.cli.gateway_on_loopback import EPOCH, MemoryGateway, running_gateway
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[str, MemoryGateway]]:
+    with running_gateway() as running:
+        yield running
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+
+
+def test_record_prints_the_event_id_and_a_token(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    result = run("record", "--user", "42", "--item", "1193", "--type", "rating", "--value", "5", "--gateway", target)
+    assert result.exit_code == 0, result.output
+    assert "assigned-1" in result.stdout
+    assert f"{EPOCH}:3:0" in result.stdout
+    sent = server.recorded[0].interactions[0]
+    assert (sent.user_id, sent.item_id, sent.type, sent.value) == ("42", "1193", "rating", 5.0)
+
+
+def test_the_token_of_record_is_accepted_by_recommend(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    recorded = run("record", "--user", "42", "--item", "1193", "--gateway", target, "--json")
+    token = json.loads(recorded.stdout)["token"]
+    result = run("recommend", "--user", "42", "--token", token, "--gateway", target, "--bundle", "nowhere")
+    assert result.exit_code == 0, result.output
+    asked = server.asked[0].freshness_token
+    assert (asked.epoch, asked.partition, asked.offset) == (EPOCH, 3, 0)
+
+
+def test_a_given_event_id_and_time_are_sent_as_given(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    when = "2001-02-03T04:05:06Z"
+    run("record", "--user", "42", "--item", "1", "--event-id", "e-7", "--time", when, "--gateway", target)
+    sent = server.recorded[0].interactions[0]
+    assert sent.event_id == "e-7"
+    assert sent.event_time.ToJsonString() == when
+
+
+def test_recommend_shows_items_and_provenance(gateway: tuple[str, MemoryGateway]) -> None:
+    target, _ = gateway
+    result = run("recommend", "--user", "42", "--k", "3", "--gateway", target, "--bundle", "nowhere")
+    assert result.exit_code == 0, result.output
+    for shown in ("1193", "0.9000", "mol", "0123456789abcdef", "gap <= 0.0125", "3:41", "12.0 s"):
+        assert shown in result.stdout
+
+
+def test_recommend_in_json_is_one_object(gateway: tuple[str, MemoryGateway]) -> None:
+    target, _ = gateway
+    result = run("recommend", "--user", "42", "--gateway", target, "--bundle", "nowhere", "--json")
+    answer = json.loads(result.stdout)
+    assert [item["item_id"] for item in answer["items"]] == ["1193", "661", "914"]
+    assert answer["state_position"] == "3:41"
+    assert answer["degradations"] == []
+
+
+def test_a_sequence_of_items_is_sent_oldest_first_with_rising_times(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    result = run("recommend", "--items", "1193, 661,914", "--gateway", target, "--bundle", "nowhere")
+    assert result.exit_code == 0, result.output
+    history = server.asked[0].history
+    assert [event.item_id for event in history] == ["1193", "661", "914"]
+    times = [event.event_time.seconds for event in history]
+    assert times == sorted(set(times))
+
+
+def test_filters_reach_the_gateway(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    run(
+        *("recommend", "--user", "42", "--gateway", target, "--bundle", "nowhere", "--include-seen"),
+        *("--deny-items", "1,2", "--allow-categories", "Drama", "--max-per-category", "2", "--context", "device=tv"),
+    )
+    asked = server.asked[0]
+    assert asked.filter.exclude_seen is False
+    assert list(asked.filter.deny_item_ids) == ["1", "2"]
+    assert list(asked.filter.allow_categories) == ["Drama"]
+    assert asked.max_per_category == 2
+    assert dict(asked.context) == {"device": "tv"}
+
+
+def test_an_unhonoured_token_is_said(gateway: tuple[str, MemoryGateway]) -> None:
+    target, _ = gateway
+    result = run("recommend", "--user", "42", "--token", "ab:3:5000", "--gateway", target, "--bundle", "nowhere")
+    assert result.exit_code == 0
+    assert "not reflected yet" in result.stdout
+    assert "token_not_honoured" in result.stdout
+
+
+def test_undo_names_what_was_taken_back(gateway: tuple[str, MemoryGateway]) -> None:
+    target, _ = gateway
+    result = run("undo", "--user", "42", "--event-id", "e-7", "--gateway", target)
+    assert result.exit_code == 0
+    assert "undo-of-e-7" in result.stdout
+
+
+def test_k_out_of_range_is_a_usage_error_with_the_allowed_range(gateway: tuple[str, MemoryGateway]) -> None:
+    target, _ = gateway
+    for k in ("0", "1000000"):
+        result = run("recommend", "--user", "42", "--k", k, "--gateway", target)
+        assert result.exit_code == 2
+        assert f"k={k} allowed: 1 to 1000" in result.stderr
+
+
+def test_a_gateway_that_is_not_running_says_freshet_up() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound, not listening: nobody answers there
+        target = f"127.0.0.1:{held.getsockname()[1]}"
+        result = run("recommend", "--user", "42", "--gateway", target)
+    assert result.exit_code == 3
+    assert "not running" in result.stderr
+    assert "freshet up" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_overload_and_a_missing_dependency_are_worth_a_retry(gateway: tuple[str, MemoryGateway]) -> None:
+    target, _ = gateway
+    for user, said in (("overloaded", "too much to do"), ("no-kafka", "Kafka has not acknowledged")):
+        result = run("record", "--user", user, "--item", "1", "--gateway", target)
+        assert result.exit_code == 3
+        assert said in result.stderr
+
+
+def test_errors_in_json_are_one_object_on_stdout(gateway: tuple[str, MemoryGateway]) -> None:
+    target, _ = gateway
+    result = run("recommend", "--user", "42", "--k", "0", "--gateway", target, "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["exit_status"] == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("recommend",),
+        ("recommend", "--user", "42", "--token", "nonsense"),
+        ("recommend", "--user", "42", "--context", "no-equals"),
+        ("record", "--user", "42", "--item", "1", "--time", "yesterday"),
+        ("record", "--user", "42", "--item", "1", "--value", "nan"),
+        ("record", "--user", "42"),
+        ("data", "validate", "no-such-file.csv"),
+        ("no-such-command",),
+    ],
+)
+def test_wrong_use_exits_with_2_and_no_traceback(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_validate_says_what_to_do_and_fails_on_errors(tmp_path) -> None:
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    good.write_text("user,item,timestamp\n" + "".join(f"u{n % 7},i{n % 5},{978300000 + n * 50}\n" for n in range(100)))
+    bad.write_text("user,item,timestamp\nu1,i1,978300000\n,i2,978300001\n")
+    assert run("data", "validate", str(good)).exit_code == 0
+    result = run("data", "validate", str(bad), "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["errors"] >= 1
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    listed = run("--help")
+    assert listed.exit_code == 0
+    for command in (["record"], ["undo"], ["recommend"], ["data", "validate"], *PLAIN_COMMANDS):
+        result = run(*command, "--help")
+        assert result.exit_code == 0, command
+        assert f"freshet {' '.join(command)}" in result.stdout, command
+
+
+PLAIN_COMMANDS: list[list[str]] = []
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys, services.cli.main; print([m for m in ('torch', 'grpc', 'numpy', 'kafka') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
