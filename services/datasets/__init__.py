@@ -9,10 +9,12 @@ from .locate import DatasetUnavailableError
 from .simulator import SimulatorConfig, simulate
 from .splits import GlobalTimeSplit, LeaveOneOut, global_time_split, leave_one_out
 from .table import ColumnNames, read_table
+from .validation import Finding, validate
 
 __all__ = [
     "ColumnNames",
     "DatasetUnavailableError",
+    "Finding",
     "GlobalTimeSplit",
     "Interactions",
     "LeaveOneOut",
@@ -23,4 +25,5 @@ __all__ = [
     "load_dataset",
     "read_table",
     "simulate",
+    "validate",
 ]

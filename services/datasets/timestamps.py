@@ -112,8 +112,8 @@ def _iso_seconds(column: pa.ChunkedArray, first_row: int) -> npt.NDArray[np.int6
             except pa.ArrowInvalid as exc:
                 row, value = _first_unreadable(part, kind, rows)
                 raise AmbiguousTimestampError(
-                    f"timestamp {value!r} in row {row + first_row} is neither a number nor ISO 8601 "
-                    "(2021-03-05T12:00:00Z); day and month orders are not guessed"
+                    f"timestamp {value!r} in row {row + first_row} is not ISO 8601 "
+                    "(2021-03-05T12:00:00Z); day and month orders are not guessed, numbers and dates may not be mixed"
                 ) from exc
     return seconds
 
