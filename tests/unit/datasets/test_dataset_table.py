@@ -102,7 +102,8 @@ def test_times_are_read_in_their_unit(tmp_path: Path, text: str, seconds: int, u
     [
         (("17", "18"), r"no one unit .* smallest 17 \(row 2\), largest 18 \(row 3\)"),
         (("1700000000", "1700000000123"), r"no one unit .* largest 1700000000123 \(row 3\)"),
-        (("1700000000", "03/05/2021"), r"'03/05/2021' in row 3 is neither a number nor ISO 8601"),
+        (("2021-05-03", "03/05/2021"), r"'03/05/2021' in row 3 is not ISO 8601"),
+        (("1700000000", "2021-05-03"), r"'1700000000' in row 2 is not ISO 8601 .* not be mixed"),
         (("1700000000", ""), r"timestamp is missing in 1 rows \(first: row 3\)"),
         (("1700000000", "-5"), r"negative, NaN or infinite in 1 rows \(first: row 3, value -5\)"),
         (("1700000000", "nan"), r"negative, NaN or infinite in 1 rows \(first: row 3"),
