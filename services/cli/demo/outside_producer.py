@@ -16,7 +16,10 @@ OnAcknowledged = Callable[[str, int, int, float], None]
 
 
 class OutsideProducer:
-    """Sends records and keeps the position of every distinct acknowledged event id."""
+    """Sends records and keeps the position of every distinct acknowledged event id.
+
+    `last_offsets`: the newest acknowledged offset per partition, repeated and broken records included.
+    """
 
     def __init__(self, *, bootstrap: str, topic: str, on_acknowledged: OnAcknowledged) -> None:
         self._topic = topic
@@ -24,6 +27,7 @@ class OutsideProducer:
         self._lock = threading.Lock()
         self._pending = 0
         self.positions: dict[str, tuple[int, int]] = {}
+        self.last_offsets: dict[int, int] = {}
         self.acknowledge_ms: list[float] = []
         self.errors: dict[str, int] = {}
         self._producer = KafkaProducer(
@@ -64,6 +68,8 @@ class OutsideProducer:
         now = time.monotonic()
         with self._lock:
             self._pending -= 1
+            newest = max(self.last_offsets.get(metadata.partition, -1), metadata.offset)
+            self.last_offsets[metadata.partition] = newest
             first = event_id not in self.positions
             if first:
                 self.positions[event_id] = (metadata.partition, metadata.offset)

@@ -87,11 +87,16 @@ class Prediction:
 
 @dataclass(kw_only=True, slots=True)
 class ReplayResult:
-    """What happened. acknowledged: event id -> [partition, offset] of every distinct acknowledged event id."""
+    """What happened.
+
+    acknowledged: event id -> [partition, offset] of every distinct acknowledged event id; last_offsets: partition ->
+    the newest acknowledged offset, repeated and broken records included.
+    """
 
     predictions: list[Prediction] = field(default_factory=list)
     predictions_with_token: list[Prediction] = field(default_factory=list)
     acknowledged: dict[str, list[int]] = field(default_factory=dict)
+    last_offsets: dict[int, int] = field(default_factory=dict)
     acknowledge_ms: list[float] = field(default_factory=list)
     unacknowledged: list[str] = field(default_factory=list)
     duplicates_sent: int = 0
@@ -112,4 +117,5 @@ class ReplayResult:
         raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         for name in ("predictions", "predictions_with_token"):
             raw[name] = [Prediction(**prediction) for prediction in raw[name]]
+        raw["last_offsets"] = {int(partition): offset for partition, offset in raw["last_offsets"].items()}
         return cls(**raw)

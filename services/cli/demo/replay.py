@@ -16,15 +16,15 @@ import json
 import math
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
-from services.cli.demo.outside_producer import OutsideProducer
+from services.cli.demo.outside_producer import OnAcknowledged, OutsideProducer
 from services.cli.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult
 
 _BROKEN_VALUE = b"\x0a\x7ftruncated"
@@ -32,10 +32,26 @@ _RESEND_AFTER_EVENTS = 400
 _STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
 
 
-class Replay:
-    """One run of a plan."""
+class Producer(Protocol):
+    """What the replay needs of a producer; `OutsideProducer` is the real one."""
 
-    def __init__(self, plan: ReplayPlan, stub: Any) -> None:
+    @property
+    def positions(self) -> Mapping[str, tuple[int, int]]: ...
+    @property
+    def last_offsets(self) -> Mapping[int, int]: ...
+    @property
+    def acknowledge_ms(self) -> Sequence[float]: ...
+    @property
+    def errors(self) -> Mapping[str, int]: ...
+    def send(self, event_id: str, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]] = ()) -> None: ...
+    def wait(self, timeout_s: float) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Replay:
+    """One run of a plan, asking through `stub` and sending through what `make_producer` makes."""
+
+    def __init__(self, plan: ReplayPlan, stub: Any, make_producer: Callable[[OnAcknowledged], Producer]) -> None:
         self._plan = plan
         self._events = plan.events
         self._stub = stub
@@ -51,9 +67,7 @@ class Replay:
         self._asked: dict[int, list[asyncio.Task[None]]] = {}
         self._held: dict[str, asyncio.Task[None]] = {}
         self.result = ReplayResult()
-        self.producer = OutsideProducer(
-            bootstrap=plan.bootstrap, topic=plan.topic, on_acknowledged=self._acknowledged_in_thread
-        )
+        self.producer = make_producer(self._acknowledged_in_thread)
 
     async def run(self) -> ReplayResult:
         """Warm up, replay on the clock, wait until everything is acknowledged and every follower has ended."""
@@ -72,8 +86,9 @@ class Replay:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
         self.result.acknowledged = {key: list(position) for key, position in self.producer.positions.items()}
-        self.result.acknowledge_ms = self.producer.acknowledge_ms
-        self.result.send_errors = self.producer.errors
+        self.result.last_offsets = dict(self.producer.last_offsets)
+        self.result.acknowledge_ms = list(self.producer.acknowledge_ms)
+        self.result.send_errors = dict(self.producer.errors)
         self.result.unacknowledged = [
             event.event_id for event in self._events if event.event_id not in self.producer.positions
         ]
@@ -290,9 +305,13 @@ def print_line(value: dict[str, Any]) -> None:
 async def replay(plan_path: Path, result_path: Path) -> None:
     """Read the plan, run it, write the result."""
     plan = ReplayPlan.read(plan_path)
+
+    def make_producer(on_acknowledged: OnAcknowledged) -> Producer:
+        return OutsideProducer(bootstrap=plan.bootstrap, topic=plan.topic, on_acknowledged=on_acknowledged)
+
     async with grpc.aio.insecure_channel(plan.gateway) as channel:
         stub_type: Any = gateway_pb2_grpc.GatewayServiceStub
-        result = await Replay(plan, stub_type(channel)).run()
+        result = await Replay(plan, stub_type(channel), make_producer).run()
     result.write(result_path)
 
 

@@ -1,0 +1,156 @@
+"""How the demo looks: numbered steps while it works, and its figures as tables at the end. Knows no figure's origin."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.progress import Progress
+    from rich.table import Table
+
+STEPS = (
+    "interactions",
+    "training",
+    "export",
+    "stack",
+    "past",
+    "stream",
+    "evaluation",
+)
+
+
+class Stopwatch:
+    """Seconds per part of the run, and in total since it was made."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self.parts: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the block's time to `name`, also when it fails."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.parts[name] = round(self.parts.get(name, 0.0) + time.monotonic() - started, 2)
+
+    @property
+    def total(self) -> float:
+        return round(time.monotonic() - self._started, 2)
+
+
+class Display:
+    """Prints steps and facts to one console."""
+
+    def __init__(self, console: "Console") -> None:
+        self.console = console
+
+    def step(self, name: str, says: str) -> None:
+        """Announce one of STEPS."""
+        number = STEPS.index(name) + 1
+        self.console.print(f"[bold cyan]{number}/{len(STEPS)} {name}[/]  {says}")
+
+    def fact(self, says: str) -> None:
+        """A line of detail under the current step."""
+        self.console.print(f"    {says}", style="dim", markup=False, soft_wrap=True)
+
+    def progress(self) -> "Progress":
+        """A progress bar that redraws twice a second: what is measured shares these cores."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        return Progress(
+            TextColumn("   "),
+            BarColumn(bar_width=32),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.description}", style="dim"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            refresh_per_second=2,
+            transient=True,
+        )
+
+
+def figures(summary: Mapping[str, Any]) -> "RenderableType":
+    """The summary for a person: what it was worth, how long it took, what became of every event, what ran."""
+    from rich.console import Group
+
+    return Group(_quality(summary), "", _times(summary), "", _events(summary), "", _components(summary))
+
+
+def _quality(summary: Mapping[str, Any]) -> "RenderableType":
+    table = _table("hit rate at 10", "", "", "")
+    rates = summary["hit_rate_at_10"]
+    baseline = rates["popularity"] or 0.0
+    best = max((rate for rate in rates.values() if rate is not None), default=0.0) or 1.0
+    for name, says in (
+        ("model", "the model, states kept fresh by the stream"),
+        ("model_with_token", "the same, asked with the freshness token"),
+        ("frozen_state", "the same model, states frozen at the split"),
+        ("popularity", "most popular items not yet seen"),
+    ):
+        rate = rates[name]
+        if rate is None:
+            continue
+        times = f"{rate / baseline:.1f}x popularity" if baseline and name != "popularity" else ""
+        table.add_row(says, f"{rate:.4f}", "█" * max(1, round(24 * rate / best)), times)
+    return table
+
+
+def _times(summary: Mapping[str, Any]) -> "RenderableType":
+    rates = summary["rates_per_s"]
+    table = _table("milliseconds", "p50", "p95", "p99")
+    rows = (
+        (f"Recommend, {rates['recommend']:.0f} a second beside {rates['events']:.0f} events", summary["recommend_ms"]),
+        ("Recommend with a freshness token", summary["recommend_with_token_ms"]),
+        ("event acknowledged → recommendations reflect it", summary["freshness_ms"]),
+        ("event sent → acknowledged by Kafka", summary["acknowledge_ms"]),
+    )
+    for says, values in rows:
+        table.add_row(says, *(_number(values.get(name)) for name in ("p50", "p95", "p99")))
+    for stage, value in summary["stages_ms"].items():
+        table.add_row(
+            f"  of which {stage.replace('_', ' ')}", _number(value), "", _stage_p99(summary, stage), style="dim"
+        )
+    return table
+
+
+def _stage_p99(summary: Mapping[str, Any], stage: str) -> str:
+    return _number(summary["stages_p99_ms"].get(stage))
+
+
+def _events(summary: Mapping[str, Any]) -> "RenderableType":
+    events = summary["events"]
+    table = _table("events", "")
+    for name, says in (
+        ("sent", "sent (distinct acknowledged event ids)"),
+        ("applied", "applied"),
+        ("dead_lettered", "dead-lettered (sent broken on purpose)"),
+        ("duplicates", "recognised as duplicates (sent twice on purpose)"),
+    ):
+        table.add_row(says, f"{events[name]:,}")
+    table.add_row("sent = applied + dead-lettered", "yes" if events["adds_up"] else "NO")
+    return table
+
+
+def _components(summary: Mapping[str, Any]) -> "RenderableType":
+    table = _table("what ran", "version")
+    for name, version in summary["components"].items():
+        table.add_row(name, str(version))
+    return table
+
+
+def _table(first: str, *others: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column(first, min_width=52)
+    for name in others:
+        table.add_column(name, justify="left" if name in ("", "version") else "right")
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
