@@ -1,0 +1,190 @@
+"""The command line of the load tests: parse, check the target, run, report; the last line on stdout is the summary.
+
+Exit status: 0 done, 1 the target did not answer or too many calls failed, 2 wrong usage.
+"""
+
+import argparse
+import datetime
+import ipaddress
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .engine import EngineSettings, run
+from .report import write_report
+from .results import RunResults, caveats, summarise
+from .scenarios import find_scenarios
+
+DEFAULT_TARGET = "127.0.0.1:50050"
+_CONNECT_TIMEOUT_S = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one scenario; returns the exit status. gevent must already be enabled (see __main__.py)."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser()
+    options = parser.parse_args(given)
+    try:
+        settings = EngineSettings(
+            seconds=options.seconds,
+            warmup_s=min(options.warmup, options.seconds / 2),
+            max_in_flight=options.max_in_flight,
+        )
+        _check_options(options)
+    except ValueError as exc:
+        parser.error(str(exc))
+    import grpc
+
+    started_at = datetime.datetime.now(datetime.UTC)
+    with grpc.insecure_channel(options.target) as channel:
+        try:
+            streams = options.scenario_module.build(options, channel, np.random.default_rng(options.seed))
+        except ValueError as exc:
+            parser.error(str(exc))
+        try:
+            grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT_S)
+        except grpc.FutureTimeoutError:
+            return _say_failed(
+                f"nothing answers at {options.target} within {_CONNECT_TIMEOUT_S:g} s; is `freshet up` running?"
+            )
+        options.output.mkdir(parents=True, exist_ok=True)
+        rates = ", ".join(f"{stream.name} {len(stream.arrivals_s) / options.seconds:.0f}/s" for stream in streams)
+        sys.stderr.write(f"{options.scenario}: {rates} for {options.seconds:g} s at {options.target}\n")
+        results = run(streams, settings, host=options.target, locust_report=options.output / "locust.html")
+    summary = _describe(options, given, started_at, results)
+    page = write_report(options.output, results, summary)
+    if not options.json:
+        sys.stdout.write(_table(summary) + f"\nreport: {page}\n")
+    sys.stdout.write(json.dumps(summary) + "\n")
+    if summary["error_share"] > options.max_error_share:
+        return _say_failed(f"{summary['error_share']:.1%} of the calls failed; allowed: {options.max_error_share:.1%}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="freshet loadtest",
+        description="Load tests with arrivals on a clock; latency counts from the scheduled moment.",
+        epilog="example: freshet loadtest steady --seconds 30 --recommend-rate 40 --event-rate 200",
+    )
+    scenarios = parser.add_subparsers(dest="scenario", required=True, metavar="SCENARIO")
+    for name, scenario in find_scenarios().items():
+        sub = scenarios.add_parser(
+            name,
+            help=scenario.SUMMARY,
+            description=f"{name}: {scenario.SUMMARY}.",
+            epilog=f"example: freshet loadtest {name} --seconds 30",
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        sub.set_defaults(scenario_module=scenario)
+        _add_common_arguments(sub, name)
+        scenario.add_arguments(sub)
+    return parser
+
+
+def _add_common_arguments(parser: argparse.ArgumentParser, scenario: str) -> None:
+    parser.add_argument("--target", default=DEFAULT_TARGET, help="the gateway, host:port")
+    parser.add_argument("--allow-remote", action="store_true", help="permit a target that is not this machine")
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of the run, at most 3600")
+    parser.add_argument("--warmup", type=float, default=2.0, help="seconds at the start that are not measured")
+    parser.add_argument("--timeout-ms", type=float, default=1_000.0, help="deadline of each call")
+    parser.add_argument("--max-in-flight", type=int, default=1_000, help="calls that may be open at once")
+    parser.add_argument("--max-error-share", type=float, default=0.01, help="more failures than this: exit status 1")
+    parser.add_argument("--seed", type=int, default=0, help="equal seeds schedule equal arrivals")
+    parser.add_argument("--output", type=Path, default=Path(".freshet/loadtest") / scenario, metavar="FOLDER",
+                        help="where report.html, summary.json and locust.html go")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the summary alone")
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    host, separator, port = options.target.rpartition(":")
+    if not separator or not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
+        raise ValueError(f"--target={options.target}; allowed: host:port with a port from 1 to 65535")
+    if not options.allow_remote and not _is_this_machine(host):
+        raise ValueError(f"--target={options.target} is another machine; load it only with --allow-remote")
+    for name, value, low, high in (
+        ("--timeout-ms", options.timeout_ms, 1, 60_000),
+        ("--max-error-share", options.max_error_share, 0, 1),
+        ("--warmup", options.warmup, 0, 3_600),
+    ):
+        if not low <= value <= high:
+            raise ValueError(f"{name}={value:g}; allowed: {low:g} to {high:g}")
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _describe(
+    options: argparse.Namespace, given: Sequence[str], started_at: datetime.datetime, results: RunResults
+) -> dict[str, Any]:
+    summary = {
+        "scenario": options.scenario,
+        "target": options.target,
+        "started_at": started_at.isoformat(timespec="seconds"),
+        **summarise(results),
+        "command": f"freshet loadtest {shlex.join(given)}",
+        "commit": _commit(),
+        "hardware": {"cpu": _cpu_name(), "cores": _num_cores(), "python": platform.python_version()},
+    }
+    return {**summary, "caveats": caveats(summary, timeout_ms=options.timeout_ms)}
+
+
+def _table(summary: dict[str, Any]) -> str:
+    lines = [f"{'call':<12}{'offered/s':>10}{'achieved/s':>12}{'errors':>8}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}"]
+    for name, call in summary["calls"].items():
+        latency = (call["latency_ms"][key] for key in ("p50", "p95", "p99"))
+        cells = "".join(f"{'–' if value is None else f'{value:.1f}':>9}" for value in latency)
+        failed = sum(call["errors"].values()) + call["not_sent"]
+        lines.append(f"{name:<12}{call['offered_per_s']:>10.1f}{call['achieved_per_s']:>12.1f}{failed:>8}{cells}")
+    for stage, times in summary["stages_ms"].items():
+        cells = "".join(f"{'–' if times[key] is None else f'{times[key]:.1f}':>9}" for key in ("p50", "p95", "p99"))
+        lines.append(f"  {stage:<40}{cells}")
+    for what in ("degradations", "counts"):
+        if summary[what]:
+            lines.append(f"{what}: " + ", ".join(f"{name} {count}" for name, count in summary[what].items()))
+    return "\n".join(lines)
+
+
+def _say_failed(message: str) -> int:
+    sys.stderr.write(f"loadtest: {message}\n")
+    return 1
+
+
+def _commit() -> str:
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return answer.stdout.strip()
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _num_cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

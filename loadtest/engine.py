@@ -1,0 +1,207 @@
+"""Locust with a clock: one greenlet sends each call at its scheduled moment, whether or not earlier ones came back.
+
+Locust's own users wait for answers (closed loop), which hides a stall; here a single Locust user drives the schedule
+and reports every call to Locust's statistics, counted from when it was due. Bounded: a call due while too many are in
+flight is counted as not sent. It knows no scenario and no protos.
+
+Run in a process of its own: `enable_gevent` patches the standard library.
+"""
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .clock import FloatArray
+from .results import NOT_SENT, OK, Call, Outcome, RunResults
+
+MAX_CALLS = 2_000_000
+_PROGRESS_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """Calls of one kind: `arrivals_s` when they are due (increasing), `call` makes one and reads its answer.
+
+    `call` raises grpc.RpcError on failure; every exception is counted, none stops the run.
+    """
+
+    name: str
+    arrivals_s: FloatArray
+    call: Callable[[], Outcome]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSettings:
+    """Bounds of a run. Raises: ValueError naming the field and what is allowed."""
+
+    seconds: float
+    warmup_s: float = 2.0
+    max_in_flight: int = 1_000
+    # How long answers may still come in after the last arrival.
+    drain_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("seconds", 0.1, 3_600),
+            ("warmup_s", 0, self.seconds),
+            ("max_in_flight", 1, 100_000),
+            ("drain_s", 0, 60),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name}={value}; allowed: {low} to {high}")
+
+
+def enable_gevent() -> None:
+    """Patch the standard library and grpc for greenlets. Call first in the process, before any channel is made."""
+    from gevent import monkey
+
+    monkey.patch_all()
+    import grpc.experimental.gevent as grpc_gevent
+
+    grpc_gevent.init_gevent()
+
+
+def run(
+    streams: Sequence[Stream], settings: EngineSettings, *, host: str = "", locust_report: Path | None = None
+) -> RunResults:
+    """Send every stream's calls at their due times and wait for the answers.
+
+    `locust_report`: where Locust's own HTML page goes; `host` is what it names as the target.
+    Raises: ValueError when more than MAX_CALLS calls are scheduled.
+    """
+    total = sum(len(stream.arrivals_s) for stream in streams)
+    if total > MAX_CALLS:
+        raise ValueError(f"{total} calls are scheduled; allowed: at most {MAX_CALLS}")
+    import gevent
+    from locust import User, task
+    from locust.env import Environment
+    from locust.exception import StopUser
+    from locust.html import get_html_report
+    from locust.stats import stats_history
+
+    driver = _Driver(streams, settings)
+
+    class ClockUser(User):
+        @task
+        def drive(self) -> None:
+            driver.drive()
+            raise StopUser
+
+    environment = Environment(user_classes=[ClockUser], host=host)
+    runner = environment.create_local_runner()
+    driver.report = environment.events.request.fire
+    history = gevent.spawn(stats_history, runner)
+    gc.collect()
+    gc.freeze()
+    try:
+        runner.start(1, spawn_rate=1)
+        driver.finished.wait()
+    except KeyboardInterrupt:
+        driver.results.interrupted = True
+    finally:
+        gc.unfreeze()
+        if locust_report is not None:
+            page = get_html_report(environment, show_download_link=False)  # type: ignore[no-untyped-call]
+            locust_report.write_text(page, encoding="utf-8")
+        history.kill()
+        runner.quit()
+    return driver.results
+
+
+class _Driver:
+    """Owns the clock of one run: sends due calls in greenlets of their own and files what comes back."""
+
+    def __init__(self, streams: Sequence[Stream], settings: EngineSettings) -> None:
+        from gevent.event import Event
+        from gevent.pool import Group
+
+        self.finished = Event()
+        self.report: Callable[..., Any] = lambda **_: None
+        self.results = RunResults(
+            seconds=settings.seconds, warmup_s=settings.warmup_s, calls={stream.name: [] for stream in streams}
+        )
+        self._settings = settings
+        self._schedule = sorted(
+            ((float(due_s), stream) for stream in streams for due_s in stream.arrivals_s), key=lambda entry: entry[0]
+        )
+        self._in_flight = Group()
+        self._start = 0.0
+
+    def drive(self) -> None:
+        import gevent
+
+        self._start = time.perf_counter()
+        next_progress_s = _PROGRESS_EVERY_S
+        try:
+            for due_s, stream in self._schedule:
+                wait_s = due_s - self._now_s()
+                # Sleeping also lets answers in; a driver that is behind must yield too, or nothing comes back.
+                gevent.sleep(max(wait_s, 0.0))
+                if len(self._in_flight) >= self._settings.max_in_flight:
+                    self._file(stream, due_s, self._now_s(), NOT_SENT, None)
+                else:
+                    self._in_flight.start(gevent.Greenlet(self._send, stream, due_s))
+                    self.results.peak_in_flight = max(self.results.peak_in_flight, len(self._in_flight))
+                if due_s >= next_progress_s:
+                    next_progress_s += _PROGRESS_EVERY_S
+                    self._print_progress(due_s)
+            gevent.sleep(max(self._settings.seconds - self._now_s(), 0.0))
+            self._in_flight.join(timeout=self._settings.drain_s)
+            self._in_flight.kill()
+        finally:
+            self.finished.set()
+
+    def _send(self, stream: Stream, due_s: float) -> None:
+        import grpc
+
+        sent_s = self._now_s()
+        try:
+            outcome = stream.call()
+        except grpc.RpcError as exc:
+            self._file(stream, due_s, sent_s, exc.code().name, None, exc)
+        except Exception as exc:
+            self._file(stream, due_s, sent_s, f"CLIENT_{type(exc).__name__}", None, exc)
+        except BaseException:
+            # Killed at the end of the drain: the answer never came.
+            self._file(stream, due_s, sent_s, "NO_ANSWER", None)
+            raise
+        else:
+            self._file(stream, due_s, sent_s, OK, outcome)
+
+    def _file(
+        self,
+        stream: Stream,
+        due_s: float,
+        sent_s: float,
+        status: str,
+        outcome: Outcome | None,
+        exc: Exception | None = None,
+    ) -> None:
+        latency_ms = (self._now_s() - due_s) * 1e3
+        self.results.calls[stream.name].append(
+            Call(due_s=due_s, sent_s=sent_s, latency_ms=latency_ms, status=status, outcome=outcome)
+        )
+        error = None if status == OK else exc or RuntimeError(status)
+        self.report(
+            request_type="grpc",
+            name=stream.name,
+            response_time=latency_ms,
+            response_length=0,
+            exception=error,
+            context={},
+        )
+
+    def _print_progress(self, due_s: float) -> None:
+        parts = []
+        for name, calls in self.results.calls.items():
+            failed = sum(call.status != OK for call in calls)
+            parts.append(f"{name} {len(calls):,} done, {failed:,} failed")
+        sys.stderr.write(f"  {due_s:5.0f} / {self._settings.seconds:.0f} s   {'   '.join(parts)}\n")
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self._start

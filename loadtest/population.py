@@ -1,0 +1,88 @@
+"""Who asks and for what: user and item ids for a scenario, from files that the caller names or made up.
+
+Reads an item table (Parquet with item_id and, if there, count: events follow the real popularity) or a text file with
+one id per line. It imports no service: a bundle is only a path to it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_DRAWN_AT_ONCE = 4_096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Population:
+    """user_ids and item_ids to draw from; item_weights (X,) sum to 1."""
+
+    user_ids: list[str]
+    item_ids: list[str]
+    item_weights: npt.NDArray[np.float64]
+
+
+def read_items(path: Path) -> tuple[list[str], npt.NDArray[np.float64]]:
+    """Item ids and how often each is to be drawn. `path`: items.parquet, a bundle folder, or a text file.
+
+    Raises: ValueError naming the path when there is nothing usable.
+    """
+    if path.is_dir():
+        path = path / "items.parquet"
+    table = _read_ids(path, "item_id")
+    item_ids: list[str] = table["item_id"].to_pylist()
+    if "count" in table.column_names:
+        weights = table["count"].to_numpy().astype(np.float64) + 1.0
+    else:
+        weights = np.ones(len(item_ids))
+    return item_ids, weights / weights.sum()
+
+
+def read_users(path: Path) -> list[str]:
+    """User ids from users.parquet (user_id) or a text file. Raises: ValueError naming the path."""
+    user_ids: list[str] = _read_ids(path, "user_id")["user_id"].to_pylist()
+    return user_ids
+
+
+def made_up_users(number: int) -> list[str]:
+    """Users of the load test's own: their events leave real users' histories alone."""
+    return [f"loadtest-{row}" for row in range(number)]
+
+
+class Draws:
+    """Draws users and weighted items; keeps a stock, since a NumPy call per item would cost more than the rest."""
+
+    def __init__(self, population: Population, rng: np.random.Generator) -> None:
+        self._population = population
+        self._rng = rng
+        self._cdf = np.cumsum(population.item_weights)
+        self._stock: list[tuple[int, int]] = []
+
+    def draw(self) -> tuple[str, str]:
+        """One user and one item."""
+        if not self._stock:
+            users = self._rng.integers(0, len(self._population.user_ids), _DRAWN_AT_ONCE)
+            items = np.minimum(np.searchsorted(self._cdf, self._rng.random(_DRAWN_AT_ONCE)), len(self._cdf) - 1)
+            self._stock = list(zip(users.tolist(), items.tolist(), strict=True))
+        user, item = self._stock.pop()
+        return self._population.user_ids[user], self._population.item_ids[item]
+
+
+def _read_ids(path: Path, column: str) -> pa.Table:
+    if not path.is_file():
+        raise ValueError(f"{path} is not there; name a Parquet file with {column}, or a text file with one id per line")
+    if path.suffix == ".parquet":
+        try:
+            table = pq.read_table(path)
+        except (pa.ArrowException, OSError) as exc:
+            raise ValueError(f"{path} cannot be read as Parquet: {exc}") from exc
+        if column not in table.column_names:
+            raise ValueError(f"{path} has no column {column}; it has: {', '.join(table.column_names)}")
+    else:
+        lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+        table = pa.table({column: pa.array([line for line in lines if line], pa.string())})
+    if table.num_rows == 0:
+        raise ValueError(f"{path} holds no {column}")
+    return table

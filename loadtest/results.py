@@ -1,0 +1,138 @@
+"""What a run measured, as arrays, and the summary that people and machines read.
+
+Latency counts from the moment a call was due, not from when it was sent, so a stall shows in every call that was due
+while it lasted. Knows no engine and no protos.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+OK = "OK"
+NOT_SENT = "NOT_SENT"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a scenario read from one answer: milliseconds per stage, marks to count (degradations), other counts."""
+
+    stages_ms: dict[str, float] = field(default_factory=dict)
+    degradations: Sequence[str] = ()
+    counts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One call: due and sent in seconds since the start, latency from due; `status` is OK, a gRPC code or NOT_SENT."""
+
+    due_s: float
+    sent_s: float
+    latency_ms: float
+    status: str
+    outcome: Outcome | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class RunResults:
+    """All calls of a run by stream name, with how long it was meant to last and what part of it is warm-up."""
+
+    seconds: float
+    warmup_s: float
+    calls: dict[str, list[Call]]
+    peak_in_flight: int = 0
+    interrupted: bool = False
+
+    def measured(self, stream: str) -> list[Call]:
+        """The stream's calls that were due after the warm-up."""
+        return [call for call in self.calls[stream] if call.due_s >= self.warmup_s]
+
+
+def percentiles_ms(values: Sequence[float] | FloatArray) -> dict[str, float | None]:
+    """p50, p95, p99 and max, rounded to a microsecond; None where there is nothing to measure."""
+    if not len(values):
+        return dict.fromkeys(("p50", "p95", "p99", "max"))
+    p50, p95, p99 = np.percentile(np.asarray(values), [50, 95, 99])
+    return {"p50": round(p50, 3), "p95": round(p95, 3), "p99": round(p99, 3), "max": round(float(np.max(values)), 3)}
+
+
+def summarise(results: RunResults) -> dict[str, Any]:
+    """The machine-readable part of a report: per call, per stage, and what was degraded. Warm-up is left out.
+
+    Latency percentiles are over successful calls; errors and calls that were never sent stand beside them.
+    """
+    measured_s = max(results.seconds - results.warmup_s, 1e-9)
+    return {
+        "seconds": results.seconds,
+        "warmup_seconds": results.warmup_s,
+        "interrupted": results.interrupted,
+        "peak_in_flight": results.peak_in_flight,
+        "calls": {name: _summarise_calls(results.measured(name), measured_s) for name in results.calls},
+        "stages_ms": _stages(results),
+        "degradations": _counted(results, "degradations"),
+        "counts": _counted(results, "counts"),
+        "error_share": _error_share(results),
+    }
+
+
+def caveats(summary: dict[str, Any], *, timeout_ms: float) -> list[str]:
+    """What a reader of the numbers must know, as sentences."""
+    found = ["latency counts from the scheduled arrival; the load generator and the target share this machine's cores"]
+    for name, call in summary["calls"].items():
+        late_ms = call["send_delay_ms"]["p99"]
+        if late_ms is not None and late_ms > 5.0:
+            found.append(f"{name}: the generator itself sent late (p99 {late_ms:.1f} ms); that is in the latency")
+        if call["not_sent"]:
+            found.append(f"{name}: {call['not_sent']} calls were not sent, because too many were in flight")
+        if call["ok"] < 1_000:
+            found.append(f"{name}: p99 rests on {call['ok']} calls")
+        if call["errors"].get("DEADLINE_EXCEEDED"):
+            found.append(f"{name}: timeouts ({timeout_ms:g} ms) are counted as errors, not in the percentiles")
+    if summary["interrupted"]:
+        found.append("the run was interrupted; rates are over its full planned length")
+    return found
+
+
+def _summarise_calls(calls: list[Call], measured_s: float) -> dict[str, Any]:
+    by_status = Counter(call.status for call in calls)
+    succeeded = [call for call in calls if call.status == OK]
+    sent = [call for call in calls if call.status != NOT_SENT]
+    not_sent = by_status.pop(NOT_SENT, 0)
+    return {
+        "offered_per_s": round(len(calls) / measured_s, 3),
+        "achieved_per_s": round(len(succeeded) / measured_s, 3),
+        "sent": len(sent),
+        "ok": by_status.pop(OK, 0),
+        "not_sent": not_sent,
+        "errors": dict(sorted(by_status.items())),
+        "latency_ms": percentiles_ms([call.latency_ms for call in succeeded]),
+        "send_delay_ms": percentiles_ms([(call.sent_s - call.due_s) * 1e3 for call in sent]),
+    }
+
+
+def _stages(results: RunResults) -> dict[str, dict[str, float | None]]:
+    times: dict[str, list[float]] = {}
+    for name in results.calls:
+        for call in results.measured(name):
+            if call.outcome is not None:
+                for stage, stage_ms in call.outcome.stages_ms.items():
+                    times.setdefault(stage, []).append(stage_ms)
+    return {stage: percentiles_ms(values) for stage, values in times.items()}
+
+
+def _counted(results: RunResults, what: str) -> dict[str, int]:
+    counter: Counter[str] = Counter()
+    for name in results.calls:
+        for call in results.measured(name):
+            if call.outcome is not None:
+                counter.update(getattr(call.outcome, what))
+    return dict(sorted(counter.items()))
+
+
+def _error_share(results: RunResults) -> float:
+    statuses = [call.status for name in results.calls for call in results.measured(name)]
+    return round(sum(status != OK for status in statuses) / len(statuses), 6) if statuses else 0.0
