@@ -176,21 +176,24 @@ class StateReader:
         """
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.get(layout.EPOCH_KEY)
+        # Before the state: other clients' commands may run in between, and a watermark read later than the state
+        # could promise an event that the state does not hold.
+        if partition is not None:
+            pipeline.hmget(layout.progress_key(partition), ("epoch", "watermark"))
         pipeline.hmget(layout.state_key(user_id, model_version), layout.STATE_FIELDS)
         if with_seen:
             pipeline.eval(layout.READ_SEEN, 1, layout.seen_key(user_id))
-        if partition is not None:
-            pipeline.hmget(layout.progress_key(partition), ("epoch", "watermark"))
         with _redis_errors():
             replies = await pipeline.execute()
+        seen: bytes = replies.pop() if with_seen else b""
+        state_values = replies.pop()
         epoch: bytes | None = replies[0]
-        seen: bytes = replies[2] if with_seen else b""
         watermark = None
         if partition is not None and epoch is not None:
-            found_epoch, found = replies[-1]
+            found_epoch, found = replies[1]
             watermark = int(found) if found_epoch == epoch and found is not None else -1
         return UserView(
-            state=_state(replies[1], model_version),
+            state=_state(state_values, model_version),
             seen=seen.decode().split("\0") if seen else [],
             epoch=epoch.decode() if epoch is not None else None,
             watermark=watermark,
