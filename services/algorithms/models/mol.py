@@ -1,0 +1,135 @@
+"""Heads: how an encoder's output and an item's embedding become states, and how two states are scored.
+
+Mixture of Logits (arXiv:2407.15462, equation 2 and appendix A.3): P_q query and P_x item components, l2-normalised;
+pair weights pi = softmax(SiLU(query gate * item gate + MLP of the P cosines)). Scores are similarities
+s = sum_p pi_p c_p in [-1, 1]; a logit is s / tau. The dot product is the special case of one component and no gate.
+Our one difference: the gate's MLP reads cosines, not cosines / tau (the same functions: its first layer absorbs tau).
+
+Letters: N rows, P_q, P_x components, P = P_q * P_x, d component width, D encoder width, G gate hidden width.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from services.algorithms.manifest import HeadShape
+
+
+class SwiGlu(nn.Module):
+    """Linear, SiLU(a) * b, linear. (N, in) -> (N, out)."""
+
+    def __init__(self, width_in: int, hidden: int, width_out: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width_in, 2 * hidden)
+        self.outer = nn.Linear(hidden, width_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = self.inner(x).chunk(2, dim=-1)
+        out: Tensor = self.outer(functional.silu(gate) * value)
+        return out
+
+
+def _projection(width_in: int, hidden: int, width_out: int) -> nn.Module:
+    return SwiGlu(width_in, hidden, width_out) if hidden else nn.Linear(width_in, width_out)
+
+
+def _gate_mlp(width_in: int, hidden: int, pairs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width_in, hidden), nn.SiLU(), nn.Linear(hidden, pairs))
+
+
+class PairGateMlp(nn.Module):
+    """W2 SiLU(W1 c + b1) + b2 of a pair's P cosines. Parameters are named as in `states.PairGate`."""
+
+    def __init__(self, pairs: int, hidden: int) -> None:
+        super().__init__()
+        inner, outer = nn.Linear(pairs, hidden), nn.Linear(hidden, pairs)
+        self.hidden_weight, self.hidden_bias = inner.weight, inner.bias
+        self.out_weight, self.out_bias = outer.weight, outer.bias
+
+    def forward(self, cosines: Tensor) -> Tensor:
+        hidden = functional.silu(functional.linear(cosines, self.hidden_weight, self.hidden_bias))
+        return functional.linear(hidden, self.out_weight, self.out_bias)
+
+
+class MolHead(nn.Module):
+    """Query states and item states of a mixture of logits, and the score of aligned pairs.
+
+    With `num_users` > 0 the last query component is a user-id embedding; it is zero for an unknown user (-1), and
+    training zeroes it per row with probability `user_dropout`, so that the model knows the case.
+    """
+
+    def __init__(
+        self,
+        shape: HeadShape,
+        width: int,
+        *,
+        num_users: int = 0,
+        user_dropout: float = 0.0,
+        item_dropout: float = 0.0,
+        gate_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.user_dropout, self.item_dropout, self.gate_dropout = user_dropout, item_dropout, gate_dropout
+        from_encoder = shape.num_query_components - (1 if num_users else 0)
+        self.query = _projection(width, shape.query_hidden, from_encoder * shape.component_width)
+        self.item = _projection(width, shape.item_hidden, shape.num_item_components * shape.component_width)
+        self.query_gate = _gate_mlp(width, shape.gate_hidden, shape.num_pairs)
+        self.item_gate = _gate_mlp(width, shape.gate_hidden, shape.num_pairs)
+        self.pair_gate = PairGateMlp(shape.num_pairs, shape.gate_hidden)
+        self.user: nn.Embedding | None = None
+        if num_users:
+            self.user = nn.Embedding(num_users, shape.component_width)
+            nn.init.normal_(self.user.weight, std=0.02)
+
+    def query_states(self, encoded: Tensor, user_index: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """encoded (N, D), user_index (N,) with -1 = unknown -> components (N, P_q, d), gate (N, P)."""
+        components = self.query(encoded).unflatten(-1, (-1, self.shape.component_width))
+        components = functional.normalize(components, dim=-1, eps=1e-6)
+        if self.user is not None:
+            components = torch.cat([components, self._user_component(user_index, encoded).unsqueeze(-2)], dim=-2)
+        return components, self.query_gate(encoded)
+
+    def item_states(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """embedded (N, D) -> components (N, P_x, d), gate (N, P)."""
+        embedded = functional.dropout(embedded, self.item_dropout, self.training)
+        components = self.item(embedded).unflatten(-1, (-1, self.shape.component_width))
+        return functional.normalize(components, dim=-1, eps=1e-6), self.item_gate(embedded)
+
+    def score_pairs(self, query: tuple[Tensor, Tensor], item: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Row by row: similarity s (N,) and pair weights pi (N, P) of N query states with N item states."""
+        cosines = (query[0] @ item[0].transpose(-1, -2)).flatten(-2)
+        weights = functional.silu(query[1] * item[1] + self.pair_gate(cosines)).softmax(dim=-1)
+        if self.training and self.gate_dropout:
+            weights = weights * (torch.rand_like(weights) >= self.gate_dropout)
+            weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1e-6)
+        return (weights * cosines).sum(dim=-1), weights
+
+    def _user_component(self, user_index: Tensor | None, encoded: Tensor) -> Tensor:
+        if self.user is None or user_index is None:
+            return encoded.new_zeros((*encoded.shape[:-1], self.shape.component_width))
+        known = user_index >= 0
+        if self.training and self.user_dropout:
+            known = known & (torch.rand(known.shape, device=known.device) >= self.user_dropout)
+        component = functional.normalize(self.user(user_index.clamp(min=0)), dim=-1, eps=1e-6)
+        return component * known.unsqueeze(-1).to(component.dtype)
+
+
+class DotHead(nn.Module):
+    """The cosine of the encoder's output and the item's embedding: P_q = P_x = 1, no gate, no weights of its own."""
+
+    def __init__(self, shape: HeadShape, width: int, *, item_dropout: float = 0.0) -> None:
+        super().__init__()
+        if shape.component_width != width:
+            raise ValueError(f"component_width={shape.component_width}; a dot head's is the encoder's width, {width}")
+        self.shape, self.item_dropout = shape, item_dropout
+
+    def query_states(self, encoded: Tensor, user_index: Tensor | None = None) -> tuple[Tensor, None]:
+        """encoded (N, D) -> components (N, 1, D), no gate."""
+        del user_index
+        return functional.normalize(encoded, dim=-1, eps=1e-6).unsqueeze(-2), None
+
+    def item_states(self, embedded: Tensor) -> tuple[Tensor, None]:
+        """embedded (N, D) -> components (N, 1, D), no gate."""
+        embedded = functional.dropout(embedded, self.item_dropout, self.training)
+        return functional.normalize(embedded, dim=-1, eps=1e-6).unsqueeze(-2), None

@@ -1,0 +1,101 @@
+"""The whole model: item embeddings, an encoder over histories, a head over both. Built from a bundle's shapes.
+
+Everything that training, export and evaluation share about the model is here; it knows nothing of losses or files.
+
+Letters: B batch, L history length, D width, X items, M positions per history, P_q, P_x components, P = P_q * P_x.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from services.algorithms.manifest import EncoderShape, HeadShape
+from services.algorithms.models.hstu import HstuEncoder
+from services.algorithms.models.mol import DotHead, MolHead
+from services.algorithms.models.sasrec import SasRecEncoder
+from services.algorithms.states import ItemStates, PairGate
+
+PADDING = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dropouts:
+    """What training drops, each as a probability. Serving drops nothing."""
+
+    encoder: float = 0.0
+    item: float = 0.0
+    user: float = 0.0
+    gate: float = 0.0
+
+
+class SequentialModel(nn.Module):
+    """States of users from their histories, and of items. Initialised from the global random generator."""
+
+    def __init__(
+        self,
+        encoder: EncoderShape,
+        head: HeadShape,
+        *,
+        num_items: int,
+        num_users: int = 0,
+        dropouts: Dropouts = Dropouts(),
+    ) -> None:
+        super().__init__()
+        if encoder.uses_user_index != (num_users > 0):
+            raise ValueError(f"num_users={num_users}; uses_user_index={encoder.uses_user_index} needs the other")
+        if num_users and not head.is_mixture:
+            raise ValueError("a dot head has no user-id component; allowed: num_users=0")
+        self.encoder_shape, self.head_shape, self.num_items = encoder, head, num_items
+        self.item_embedding = nn.Embedding(num_items, encoder.width)
+        nn.init.trunc_normal_(self.item_embedding.weight, std=0.02, a=-0.04, b=0.04)
+        kind = HstuEncoder if encoder.kind == "hstu" else SasRecEncoder
+        self.encoder = kind(encoder, dropout=dropouts.encoder)
+        self.head: MolHead | DotHead
+        if head.is_mixture:
+            self.head = MolHead(
+                head,
+                encoder.width,
+                num_users=num_users,
+                user_dropout=dropouts.user,
+                item_dropout=dropouts.item,
+                gate_dropout=dropouts.gate,
+            )
+        else:
+            self.head = DotHead(head, encoder.width, item_dropout=dropouts.item)
+
+    def encode(self, item_index: Tensor, event_time: Tensor) -> Tensor:
+        """item_index (B, L) dense, PADDING at the end of rows; event_time (B, L) seconds -> (B, L, D)."""
+        if item_index.shape[1] > self.encoder_shape.max_history:
+            raise ValueError(f"history length={item_index.shape[1]}; allowed: at most {self.encoder_shape.max_history}")
+        present = (item_index >= 0).unsqueeze(-1)
+        embedded = self.item_embedding(item_index.clamp(min=0)) * present
+        encoded: Tensor = self.encoder(embedded, event_time)
+        return encoded
+
+    def states_at(
+        self, item_index: Tensor, event_time: Tensor, user_index: Tensor | None, position: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Query states after chosen positions: position (B, M) -> components (B, M, P_q, d), gate (B, M, P) or None."""
+        encoded = self.encode(item_index, event_time)
+        chosen = encoded.gather(1, position.unsqueeze(-1).expand(-1, -1, encoded.shape[-1]))
+        users = None if user_index is None else user_index.unsqueeze(1).expand(-1, position.shape[1])
+        return self.head.query_states(chosen, users)
+
+    @torch.no_grad()
+    def all_item_states(self) -> ItemStates:
+        """The catalogue's states, in dense-index order."""
+        components, gate = self.head.item_states(self.item_embedding.weight)
+        return ItemStates(components=_array(components), gate=None if gate is None else _array(gate))
+
+    @torch.no_grad()
+    def pair_gate(self) -> PairGate | None:
+        """The gate's pair network, None for a dot head."""
+        if not isinstance(self.head, MolHead):
+            return None
+        return PairGate(**{name: _array(value) for name, value in self.head.pair_gate.named_parameters()})
+
+
+def _array(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return tensor.detach().to("cpu", torch.float32).contiguous().numpy().copy()

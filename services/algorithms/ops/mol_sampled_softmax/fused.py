@@ -1,0 +1,224 @@
+"""Sampled softmax over mixture-of-logits scores, loss and gradients in one pass over cache-sized tiles.
+
+A position's loss needs its own K + 1 logits and nothing else, so a tile of positions can run forward and backward
+while its activations are still in cache: nothing of size N * K * G is ever stored or computed twice. Pairs lie along
+the fast axis, components along the slow one, which makes the softmax over components a few long vector operations.
+Gradients are accumulated for a sum of losses with equal weight, which is what training asks for.
+
+Letters: N positions, R positions per group (one tile), K negatives, M items, n = R * K pairs, P_q, P_x components,
+P = P_q * P_x, d component width, G gate hidden width.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.algorithms.ops.mol_sampled_softmax.types import GateWeights, Negatives, States
+
+
+def mol_sampled_softmax(
+    positive: Tensor,
+    queries: States,
+    items: States,
+    gate: GateWeights,
+    negatives: Negatives,
+    *,
+    tau: float,
+    gate_dropout: float = 0.0,
+) -> Tensor:
+    """Sum over positions of -log softmax of the positive's logit among its own and its group's negatives'.
+
+    Shapes: positive (N,) similarities of each position with its target; queries (N, P_q, d) and (N, P); items
+    (M, P_x, d) and (M, P); returns a scalar. Differentiable in all of them and in the gate's weights.
+    Dropout: pair weights are dropped with probability `gate_dropout` and the rest renormalised (global generator).
+    Cost: O(N K P (d + G)) time; memory one tile, R * K * G floats a few times over.
+    Raises: ValueError if the groups don't cover the positions.
+    """
+    groups = -(-len(positive) // negatives.group_size)
+    if len(negatives.rows) != groups or len(negatives.target_rows) != len(positive):
+        raise ValueError(
+            f"{len(negatives.rows)} groups and {len(negatives.target_rows)} targets; expected {groups} and "
+            f"{len(positive)} for {len(positive)} positions in groups of {negatives.group_size}"
+        )
+    loss: Tensor = _MolSampledSoftmax.apply(
+        positive,
+        *queries,
+        *items,
+        *gate,
+        negatives.rows,
+        negatives.target_rows,
+        negatives.group_size,
+        tau,
+        gate_dropout,
+    )
+    return loss
+
+
+class _MolSampledSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        positive, components, query_gate, item_components, item_gate, w1, b1, w2, b2 = args[:9]
+        rows, target_rows, group_size, tau, gate_dropout = args[9:]
+        gradients = _Gradients.zeros(args[:9])
+        network = _PairNetwork.of(w1, b1, w2, b2)
+        tile = _Tile.empty(network, group_size, rows.shape[1])
+        loss: Tensor = positive.new_zeros(())
+        for group, begin in enumerate(range(0, len(positive), group_size)):
+            end = min(begin + group_size, len(positive))
+            if end - begin < group_size:
+                tile = _Tile.empty(network, end - begin, rows.shape[1])
+            chosen = rows[group]
+            inputs = _TileInputs(
+                positive=positive[begin:end],
+                query=components[begin:end].transpose(0, 1),
+                query_gate=query_gate[begin:end].t().contiguous(),
+                item=item_components.index_select(0, chosen).transpose(0, 1),
+                item_gate=item_gate.index_select(0, chosen).t().contiguous(),
+                collision=chosen.unsqueeze(0) == target_rows[begin:end].unsqueeze(1),
+            )
+            loss += _score_and_differentiate(
+                inputs, network, tile, gradients, slice(begin, end), chosen, tau=tau, gate_dropout=gate_dropout
+            )
+        ctx.save_for_backward(*gradients.finish())
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = [gradient * grads[0] for gradient in ctx.saved_tensors]
+        return (*scaled, None, None, None, None, None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PairNetwork:
+    """The pair network with its biases as a last column, to meet a last row of ones: no pass for adding a bias."""
+
+    hidden: Tensor  # (G, P + 1)
+    out: Tensor  # (P, G + 1)
+
+    @classmethod
+    def of(cls, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> "_PairNetwork":
+        return cls(hidden=torch.cat([w1, b1.unsqueeze(1)], 1), out=torch.cat([w2, b2.unsqueeze(1)], 1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tile:
+    """Buffers of one tile, allocated once and reused."""
+
+    num_rows: int
+    num_negatives: int
+    cosines: Tensor  # (P + 1, n), last row ones
+    hidden: Tensor  # (G, n)
+    activated: Tensor  # (G + 1, n), last row ones
+    gate_input: Tensor  # (P, n)
+
+    @classmethod
+    def empty(cls, network: _PairNetwork, num_rows: int, num_negatives: int) -> "_Tile":
+        pairs, hidden, n = len(network.out), len(network.hidden), num_rows * num_negatives
+        new = network.out.new_ones
+        return cls(
+            num_rows=num_rows,
+            num_negatives=num_negatives,
+            cosines=new(pairs + 1, n),
+            hidden=new(hidden, n),
+            activated=new(hidden + 1, n),
+            gate_input=new(pairs, n),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _TileInputs:
+    """query (P_q, R, d), query_gate (P, R), item (P_x, K, d), item_gate (P, K), positive (R,), collision (R, K)."""
+
+    positive: Tensor
+    query: Tensor
+    query_gate: Tensor
+    item: Tensor
+    item_gate: Tensor
+    collision: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Gradients:
+    """Sums over tiles, in the layout of the inputs; the network's with the bias column still in place."""
+
+    positive: Tensor
+    components: Tensor
+    query_gate: Tensor
+    item_components: Tensor
+    item_gate: Tensor
+    hidden: Tensor
+    out: Tensor
+
+    @classmethod
+    def zeros(cls, inputs: tuple[Tensor, ...]) -> "_Gradients":
+        w1, w2 = inputs[5], inputs[7]
+        names = ("positive", "components", "query_gate", "item_components", "item_gate")
+        like = {name: torch.zeros_like(tensor) for name, tensor in zip(names, inputs[:5], strict=True)}
+        return cls(**like, hidden=w1.new_zeros(len(w1), w1.shape[1] + 1), out=w2.new_zeros(len(w2), w2.shape[1] + 1))
+
+    def finish(self) -> tuple[Tensor, ...]:
+        by_input = (self.positive, self.components, self.query_gate, self.item_components, self.item_gate)
+        return (*by_input, self.hidden[:, :-1], self.hidden[:, -1], self.out[:, :-1], self.out[:, -1])
+
+
+def _score_and_differentiate(
+    inputs: _TileInputs,
+    network: _PairNetwork,
+    tile: _Tile,
+    gradients: _Gradients,
+    positions: slice,
+    chosen: Tensor,
+    *,
+    tau: float,
+    gate_dropout: float,
+) -> Tensor:
+    """One tile's summed loss; its gradients are added to `gradients`."""
+    shape = (-1, tile.num_rows, tile.num_negatives)
+    query_PRd, item_PKd = _pair_up(inputs.query, inputs.item)
+    cosines = tile.cosines[:-1]
+    torch.bmm(query_PRd, item_PKd.transpose(1, 2), out=cosines.view(shape))
+    torch.mm(network.hidden, tile.cosines, out=tile.hidden)
+    torch.ops.aten.silu.out(tile.hidden, out=tile.activated[:-1])
+    torch.mm(network.out, tile.activated, out=tile.gate_input)
+    tile.gate_input.view(shape).addcmul_(inputs.query_gate.unsqueeze(2), inputs.item_gate.unsqueeze(1))
+    weights = torch.softmax(torch.nn.functional.silu(tile.gate_input), 0)
+    if gate_dropout:
+        weights *= torch.rand_like(weights) >= gate_dropout
+        weights /= weights.sum(0).clamp_(min=1e-6)
+    scores = (weights * cosines).sum(0)
+
+    logits = (scores / tau).view(shape[1:]).masked_fill_(inputs.collision, float("-inf"))
+    positive = inputs.positive / tau
+    total = torch.logaddexp(logits.logsumexp(1), positive)
+    d_scores = (logits - total.unsqueeze(1)).exp_().div_(tau).view(-1)
+    gradients.positive[positions] = ((positive - total).exp() - 1) / tau
+
+    # The weights w are a softmax of y = SiLU(z): d s / d y_p = w_p (c_p - s), d s / d c_p = w_p + the network's path.
+    weights *= d_scores
+    d_gate = torch.ops.aten.silu_backward(cosines.sub(scores).mul_(weights), tile.gate_input)
+    gradients.out.addmm_(d_gate, tile.activated.t())
+    d_hidden = torch.mm(network.out[:, :-1].t(), d_gate, out=tile.activated[:-1])
+    torch.ops.aten.silu_backward.grad_input(d_hidden, tile.hidden, grad_input=tile.hidden)
+    gradients.hidden.addmm_(tile.hidden, tile.cosines.t())
+    d_cosines = weights.addmm_(network.hidden[:, :-1].t(), tile.hidden).view(shape)
+
+    d_gate = d_gate.view(shape)
+    gradients.query_gate[positions] = torch.bmm(d_gate, inputs.item_gate.unsqueeze(2)).squeeze(2).t()
+    d_item_gate = torch.bmm(inputs.query_gate.unsqueeze(1), d_gate).squeeze(1).t()
+    gradients.item_gate.index_add_(0, chosen, d_item_gate)
+    num_query, num_item = len(inputs.query), len(inputs.item)
+    d_query = torch.bmm(d_cosines, item_PKd).view(num_query, num_item, tile.num_rows, -1).sum(1)
+    d_item = torch.bmm(d_cosines.transpose(1, 2), query_PRd).view(num_query, num_item, tile.num_negatives, -1).sum(0)
+    gradients.components[positions] = d_query.transpose(0, 1)
+    gradients.item_components.index_add_(0, chosen, d_item.transpose(0, 1))
+    return (total - positive).sum()
+
+
+def _pair_up(query: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:
+    """(P_q, R, d) and (P_x, K, d) -> (P, R, d) and (P, K, d), pair p = p_q * P_x + p_x."""
+    num_query, num_item = len(query), len(item)
+    queries = query.unsqueeze(1).expand(-1, num_item, -1, -1).reshape(num_query * num_item, *query.shape[1:])
+    items = item.unsqueeze(0).expand(num_query, -1, -1, -1).reshape(num_query * num_item, *item.shape[1:])
+    return queries, items
