@@ -1,0 +1,1 @@
+"""The gateway: the one door for clients. Recommendations out, interactions in."""

@@ -1,0 +1,1 @@
+"""The real things behind the ports: Redis, Kafka, and the other processes over gRPC."""

@@ -1,0 +1,159 @@
+"""Every port in memory, for tests and measurements: each can be told to fail, to be slow, and shows what it was asked."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from services.common.errors import FreshetError
+from services.common.events import Interaction
+from services.gateway.domain import (
+    Certificate,
+    CertificateKind,
+    Encoded,
+    Filter,
+    HistoryEvent,
+    Pool,
+    QueryState,
+    Ranking,
+    ScoredItem,
+    StoredState,
+    StreamPosition,
+    UserView,
+)
+
+
+@dataclass
+class _Failing:
+    """`failure` is raised by each call while set; `delay_s` passes before each answer."""
+
+    failure: FreshetError | None = None
+    delay_s: float = 0.0
+    calls: int = 0
+
+    async def _behave(self) -> None:
+        self.calls += 1
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        if self.failure is not None:
+            raise self.failure
+
+
+@dataclass
+class MemoryUserStates(_Failing):
+    """Users, their histories, and the watermarks of the stream. `on_read` runs before each read, counted from 1."""
+
+    states: dict[str, StoredState] = field(default_factory=dict)
+    seen: dict[str, list[str]] = field(default_factory=dict)
+    histories: dict[str, list[HistoryEvent]] = field(default_factory=dict)
+    watermarks: dict[int, int] = field(default_factory=dict)
+    current_epoch: str | None = "epoch-1"
+    on_read: Callable[[int], None] | None = None
+
+    async def read_user(self, user_id: str, *, with_seen: bool, partition: int) -> UserView:
+        await self._behave()
+        if self.on_read is not None:
+            self.on_read(self.calls)
+        return UserView(
+            state=self.states.get(user_id),
+            seen=list(self.seen.get(user_id, ())) if with_seen else [],
+            epoch=self.current_epoch,
+            watermark=None if self.current_epoch is None else self.watermarks.get(partition, -1),
+        )
+
+    async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
+        await self._behave()
+        return list(self.histories.get(user_id, ()))
+
+    async def epoch(self) -> str | None:
+        await self._behave()
+        return self.current_epoch
+
+
+@dataclass
+class MemoryEncoder(_Failing):
+    """Knows some items; the state of a history is a fixed one."""
+
+    query_state: QueryState | None = None
+    known_items: set[str] = field(default_factory=set)
+    histories: list[tuple[str, list[HistoryEvent]]] = field(default_factory=list)
+
+    async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
+        self.histories.append((user_id, list(history)))
+        await self._behave()
+        known = any(event.item_id in self.known_items for event in history)
+        return Encoded(query_state=self.query_state if known else None, queue_ms=1.0, encode_ms=2.0)
+
+
+@dataclass
+class MemoryCandidates(_Failing):
+    """A catalogue in a fixed order; filters by id only."""
+
+    item_ids: list[str] = field(default_factory=list)
+    query_states: list[QueryState] = field(default_factory=list)
+    pool_sizes: list[int] = field(default_factory=list)
+
+    async def search(
+        self, query_state: QueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
+    ) -> Pool:
+        self.query_states.append(query_state)
+        self.pool_sizes.append(pool_size)
+        await self._behave()
+        left_out = set(filter.deny_item_ids) | (set(seen) if filter.exclude_seen else set())
+        found = [item_id for item_id in self.item_ids if item_id not in left_out]
+        if filter.allow_item_ids:
+            found = [item_id for item_id in found if item_id in filter.allow_item_ids]
+        found = found[:pool_size]
+        scores = [1.0 - place / 1000 for place in range(len(found))]
+        return Pool(item_ids=found, scores=scores, bound=0.5, index_version="index-1", queue_ms=1.0, search_ms=3.0)
+
+
+@dataclass
+class MemoryReranker(_Failing):
+    """Turns the pool round, so that its order is told from the first stage's."""
+
+    asked: list[tuple[int, float]] = field(default_factory=list)
+
+    async def rerank(
+        self,
+        query_state: QueryState,
+        pool: Pool,
+        *,
+        k: int,
+        filter: Filter,
+        seen: Sequence[str],
+        max_per_category: int,
+        diversity: float,
+        timeout_s: float,
+    ) -> Ranking:
+        self.asked.append((max_per_category, diversity))
+        await self._behave()
+        ids = list(reversed(pool.item_ids))[:k]
+        items = [ScoredItem(item_id, 0.9 - place / 1000, "mol") for place, item_id in enumerate(ids)]
+        return Ranking(items=items, certificate=Certificate(CertificateKind.EXACT), queue_ms=1.0, rerank_ms=4.0)
+
+
+@dataclass
+class MemoryInteractionLog(_Failing):
+    """One partition. `refuse_after` writes, every further one raises `refusal`."""
+
+    written: list[Interaction] = field(default_factory=list)
+    refuse_after: int | None = None
+    refusal: FreshetError | None = None
+
+    def partition_of(self, user_id: str) -> int:
+        return 3
+
+    async def append(self, interaction: Interaction, timeout_s: float) -> StreamPosition:
+        await self._behave()
+        if self.refusal is not None and self.refuse_after is not None and len(self.written) >= self.refuse_after:
+            raise self.refusal
+        self.written.append(interaction)
+        return StreamPosition(3, len(self.written) - 1)
+
+
+@dataclass
+class MemoryStreamStatus:
+    """Set by hand."""
+
+    log_reachable: bool = True
+    encoder_serving: bool = True

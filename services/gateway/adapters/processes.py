@@ -1,0 +1,147 @@
+"""The encoder, candidates and reranker processes over gRPC: one RPC each, bytes handed on as they are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from freshet.v1 import (
+    candidates_pb2,
+    candidates_pb2_grpc,
+    common_pb2,
+    encoder_pb2,
+    encoder_pb2_grpc,
+    reranker_pb2,
+    reranker_pb2_grpc,
+)
+
+from services.common import rpc_client
+from services.gateway.domain import (
+    Certificate,
+    CertificateKind,
+    Encoded,
+    Filter,
+    HistoryEvent,
+    Pool,
+    QueryState,
+    Ranking,
+    ScoredItem,
+)
+
+# The generated stubs carry no types.
+_EncoderStub: Any = encoder_pb2_grpc.EncoderServiceStub
+_CandidatesStub: Any = candidates_pb2_grpc.CandidatesServiceStub
+_RerankerStub: Any = reranker_pb2_grpc.RerankerServiceStub
+
+
+def _state_message(state: QueryState) -> Any:
+    return common_pb2.QueryState(
+        model_version=state.model_version,
+        components=state.components,
+        gate=state.gate,
+        num_components=state.num_components,
+        component_width=state.component_width,
+    )
+
+
+def _filter_message(wanted: Filter) -> Any:
+    return common_pb2.Filter(
+        exclude_seen=wanted.exclude_seen,
+        allow_item_ids=wanted.allow_item_ids,
+        deny_item_ids=wanted.deny_item_ids,
+        allow_categories=wanted.allow_categories,
+        deny_categories=wanted.deny_categories,
+    )
+
+
+class RemoteEncoder:
+    """Implements `ports.Encoder`."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._encode = _EncoderStub(channel).Encode
+
+    async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
+        """One Encode call."""
+        request = encoder_pb2.EncodeRequest(user_id=user_id)
+        for event in history:
+            message = request.history.add(item_id=event.item_id)
+            seconds, ms = divmod(event.event_time_ms or 0, 1000)
+            message.event_time.seconds, message.event_time.nanos = seconds, ms * 1_000_000
+        response = await rpc_client.call(self._encode, request, timeout_s=timeout_s, peer="encoder")
+        state = None
+        if response.HasField("query_state"):
+            found = response.query_state
+            state = QueryState(
+                model_version=found.model_version,
+                components=found.components,
+                gate=found.gate,
+                num_components=found.num_components,
+                component_width=found.component_width,
+            )
+        return Encoded(query_state=state, queue_ms=response.queue_ms, encode_ms=response.encode_ms)
+
+
+class RemoteCandidates:
+    """Implements `ports.Candidates`."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._search = _CandidatesStub(channel).Search
+
+    async def search(
+        self, query_state: QueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
+    ) -> Pool:
+        """One Search call of the first stage."""
+        request = candidates_pb2.SearchRequest(
+            query_state=_state_message(query_state),
+            k=pool_size,
+            stage=candidates_pb2.STAGE_FIRST,
+            filter=_filter_message(filter),
+            seen_item_ids=seen if filter.exclude_seen else (),
+        )
+        response = await rpc_client.call(self._search, request, timeout_s=timeout_s, peer="candidates")
+        return Pool(
+            item_ids=response.item_ids,
+            scores=response.scores,
+            bound=response.bound if response.HasField("bound") else None,
+            index_version=response.index_version,
+            queue_ms=response.queue_ms,
+            search_ms=response.search_ms,
+        )
+
+
+class RemoteReranker:
+    """Implements `ports.Reranker`."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._rerank = _RerankerStub(channel).Rerank
+
+    async def rerank(
+        self,
+        query_state: QueryState,
+        pool: Pool,
+        *,
+        k: int,
+        filter: Filter,
+        seen: Sequence[str],
+        max_per_category: int,
+        diversity: float,
+        timeout_s: float,
+    ) -> Ranking:
+        """One Rerank call. Of the seen items only those in the pool travel: the others change nothing."""
+        request = reranker_pb2.RerankRequest(
+            query_state=_state_message(query_state),
+            candidate_item_ids=pool.item_ids,
+            bound=pool.bound,
+            k=k,
+            filter=_filter_message(filter),
+            seen_item_ids=set(pool.item_ids).intersection(seen) if filter.exclude_seen else (),
+            max_per_category=max_per_category,
+            diversity=diversity,
+        )
+        response = await rpc_client.call(self._rerank, request, timeout_s=timeout_s, peer="reranker")
+        found = response.certificate
+        return Ranking(
+            items=[ScoredItem(item.item_id, item.score, item.source or "mol") for item in response.items],
+            certificate=Certificate(CertificateKind(found.kind), found.gap),
+            queue_ms=response.queue_ms,
+            rerank_ms=response.rerank_ms,
+        )

@@ -1,0 +1,44 @@
+"""The user state store, through `services.common.state_store`."""
+
+from collections.abc import Sequence
+
+from services.common.state_store import StateReader
+from services.gateway.domain import HistoryEvent, QueryState, StoredState, StreamPosition, UserView
+
+
+class RedisUserStates:
+    """Implements `ports.UserStates` for one model version."""
+
+    def __init__(self, reader: StateReader, model_version: str) -> None:
+        self._reader = reader
+        self._model_version = model_version
+
+    async def read_user(self, user_id: str, *, with_seen: bool, partition: int) -> UserView:
+        """One round trip; a state of another model version is no state."""
+        view = await self._reader.read_user(user_id, self._model_version, with_seen=with_seen, partition=partition)
+        stored = view.state
+        state = None
+        if stored is not None:
+            packed = stored.query_state
+            state = StoredState(
+                query_state=QueryState(
+                    model_version=stored.model_version,
+                    components=packed.components,
+                    gate=packed.gate,
+                    num_components=packed.num_components,
+                    component_width=packed.component_width,
+                ),
+                position=StreamPosition(stored.partition, stored.offset),
+                event_time_ms=stored.event_time_ms,
+                applied_ms=stored.applied_ms,
+            )
+        return UserView(state=state, seen=view.seen, epoch=view.epoch, watermark=view.watermark)
+
+    async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
+        """The stored events, oldest first."""
+        return [HistoryEvent(event.item_id, event.event_time_ms) for event in await self._reader.read_events(user_id)]
+
+    async def epoch(self) -> str | None:
+        """The stream's current epoch."""
+        epoch, _ = await self._reader.read_progress(0)
+        return epoch

@@ -1,0 +1,71 @@
+"""Whether the stream's parts are there, asked in the background so that no request waits to find out.
+
+Twice a second: a TCP connection to a Kafka broker, and the encoder process's health. A reader is told the last answer.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+log = structlog.get_logger()
+
+
+class ProbedStreamStatus:
+    """Implements `ports.StreamStatus`. `start`, then `close`."""
+
+    def __init__(
+        self, encoder: grpc.aio.Channel, brokers: Sequence[str], *, interval_s: float = 0.5, timeout_s: float = 0.4
+    ) -> None:
+        self._check = health_pb2_grpc.HealthStub(encoder).Check
+        self._brokers = [broker.strip().rpartition(":") for broker in brokers]
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._task: asyncio.Task[None] | None = None
+        self.log_reachable = True
+        self.encoder_serving = True
+
+    async def start(self) -> None:
+        """Probe once, then keep probing."""
+        await self.probe()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop probing."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def probe(self) -> None:
+        """Look once at both."""
+        log_reachable, encoder_serving = await asyncio.gather(self._any_broker(), self._encoder_health())
+        if (log_reachable, encoder_serving) != (self.log_reachable, self.encoder_serving):
+            log.warning("stream_status", log_reachable=log_reachable, encoder_serving=encoder_serving)
+        self.log_reachable, self.encoder_serving = log_reachable, encoder_serving
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.probe()
+
+    async def _any_broker(self) -> bool:
+        for host, _, port in self._brokers:
+            with contextlib.suppress(OSError):  # a timeout is one too
+                async with asyncio.timeout(self._timeout_s):
+                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+                return True
+        return False
+
+    async def _encoder_health(self) -> bool:
+        try:
+            answer = await self._check(health_pb2.HealthCheckRequest(), timeout=self._timeout_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,99 @@
+"""Puts the gateway together: the only module that names concrete adapters."""
+
+import asyncio
+from typing import Any
+
+import grpc
+from freshet.v1 import gateway_pb2_grpc
+
+from services.algorithms.bundle import Bundle, load_bundle
+from services.common import rpc_client
+from services.common.kafka import EventProducer
+from services.common.rpc_server import serve
+from services.common.state_store import StateReader
+from services.common.tracing import configure_tracing
+from services.gateway.adapters.interaction_log import KafkaInteractionLog
+from services.gateway.adapters.processes import RemoteCandidates, RemoteEncoder, RemoteReranker
+from services.gateway.adapters.state_store import RedisUserStates
+from services.gateway.adapters.stream_status import ProbedStreamStatus
+from services.gateway.config import GatewaySettings
+from services.gateway.handlers.recommend import Recommend
+from services.gateway.handlers.record import RecordInteractions
+from services.gateway.lag import AcknowledgedLag
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.popular import PopularItems
+from services.gateway.server import SERVICE, GatewayServicer
+
+# The generated stubs carry no types.
+_add_servicer: Any = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
+
+
+def _open_bundle(settings: GatewaySettings) -> tuple[Bundle, PopularItems]:
+    bundle = load_bundle(settings.bundle)
+    return bundle, PopularItems(bundle.item_ids, bundle.counts, bundle.categories)
+
+
+async def run(settings: GatewaySettings) -> None:
+    """Serve until a signal.
+
+    Raises: BundleError for an unusable bundle, PortTaken for a taken port. Redis, Kafka and the other processes may
+    be away at start: answers are marked until they come.
+    """
+    bundle, popular = await asyncio.to_thread(_open_bundle, settings)
+    tracing = configure_tracing("gateway", settings.otlp_endpoint)
+    channels = {
+        peer: rpc_client.channel(address, tracing.client_interceptors)
+        for peer, address in (
+            ("encoder", settings.encoder_address),
+            ("candidates", settings.candidates_address),
+            ("reranker", settings.reranker_address),
+        )
+    }
+    # A connection for each call that may be in flight: a burst must not read as an outage.
+    reader = StateReader(
+        settings.redis_url, timeout_s=settings.state_timeout_ms / 1000, max_connections=settings.max_in_flight
+    )
+    producer = EventProducer(settings.kafka_bootstrap, client_id="freshet-gateway")
+    producer.start()
+    interactions = KafkaInteractionLog(producer)
+    stream = ProbedStreamStatus(channels["encoder"], settings.kafka_bootstrap.split(","))
+    await stream.start()
+    states = RedisUserStates(reader, bundle.model_version)
+    lag = AcknowledgedLag(grace_seconds=settings.lag_grace_ms / 1000)
+    metrics = GatewayMetrics()
+    breaker_seconds = settings.breaker_ms / 1000
+    recommend = Recommend(
+        states=states,
+        encoder=RemoteEncoder(channels["encoder"]),
+        candidates=RemoteCandidates(channels["candidates"]),
+        reranker=RemoteReranker(channels["reranker"]),
+        interactions=interactions,
+        stream=stream,
+        lag=lag,
+        popular=popular,
+        metrics=metrics,
+        model_version=bundle.model_version,
+        limits=settings.limits,
+        breaker_seconds=breaker_seconds,
+    )
+    record = RecordInteractions(
+        interactions=interactions,
+        states=states,
+        lag=lag,
+        metrics=metrics,
+        append_timeout_s=settings.append_timeout_ms / 1000,
+        breaker_seconds=breaker_seconds,
+    )
+
+    def add_services(server: grpc.aio.Server) -> list[str]:
+        _add_servicer(GatewayServicer(recommend, record), server)
+        return [SERVICE]
+
+    async def on_drain() -> None:
+        await stream.close()
+        await producer.close()
+        await reader.close()
+        for channel in channels.values():
+            await channel.close()
+
+    await serve(process="gateway", settings=settings, add_services=add_services, on_drain=on_drain, tracing=tracing)

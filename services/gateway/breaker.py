@@ -1,0 +1,92 @@
+"""A short memory of failure: a dead dependency costs one request its timeout, not every request.
+
+After a failure the breaker is open for `open_seconds`, then lets one probe through; its success closes it. So a
+dependency that came back is used again within about that time.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+
+from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest, Overloaded
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+
+class Breaker:
+    """Guards calls to one dependency. For one event loop; not for threads."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        open_seconds: float = 0.5,
+        timeouts_to_open: int = 3,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._open_seconds = open_seconds
+        self._timeouts_to_open = timeouts_to_open
+        self._clock = clock
+        self._open_until: float | None = None
+        self._probing = False
+        self._timeouts = 0
+        self._reason = ""
+
+    @property
+    def closed(self) -> bool:
+        """True while the dependency is believed to be well."""
+        return self._open_until is None
+
+    async def run(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T:
+        """The result of `call`. `patient` is False when its time was cut short by our own caller's deadline.
+
+        Raises: DependencyUnavailable at once while open; whatever `call` raises.
+        """
+        probe = False
+        if self._open_until is not None:
+            if self._probing or self._clock() < self._open_until:
+                raise DependencyUnavailable(f"{self.name} failed a moment ago: {self._reason}")
+            probe = self._probing = True
+        try:
+            result = await call()
+        except (Overloaded, InvalidRequest):
+            # It is alive and says no to this request; that is no outage.
+            raise
+        except FreshetError as exc:
+            self._failed(exc, probe=probe, patient=patient)
+            raise
+        finally:
+            if probe:
+                self._probing = False
+        self._timeouts = 0
+        if self._open_until is not None:
+            log.info("dependency_back", dependency=self.name)
+            self._open_until = None
+        return result
+
+    async def attempt(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T | None:
+        """As `run`, but None instead of an error of the tree."""
+        try:
+            return await self.run(call, patient=patient)
+        except InvalidRequest as exc:
+            # The gateway checked the request: a peer that refuses it disagrees with us about the contract.
+            log.warning("dependency_refused", dependency=self.name, reason=exc.message)
+            return None
+        except FreshetError:
+            return None
+
+    def _failed(self, exc: FreshetError, *, probe: bool, patient: bool) -> None:
+        if isinstance(exc, DeadlineExceeded) and not probe:
+            # One slow answer is no outage, and a caller's short deadline none at all.
+            self._timeouts += patient
+            if self._timeouts < self._timeouts_to_open:
+                return
+        if self._open_until is None:
+            log.warning("dependency_failed", dependency=self.name, error=type(exc).__name__, reason=exc.message)
+        self._reason = exc.message
+        self._open_until = self._clock() + self._open_seconds

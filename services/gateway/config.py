@@ -1,0 +1,45 @@
+"""The gateway's settings: the shared ones, where its peers are, and the sizes and times of a Recommend."""
+
+from pydantic import Field, field_validator
+
+from services.common.config import ProcessSettings, check_address
+from services.gateway.handlers.recommend import RecommendLimits
+
+
+class GatewaySettings(ProcessSettings):
+    """Variables are named per field; times are milliseconds."""
+
+    port: int = Field(default=50050, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_PORT")
+    encoder_address: str = Field(default="127.0.0.1:50051", validation_alias="FRESHET_ENCODER_ADDRESS")
+    candidates_address: str = Field(default="127.0.0.1:50052", validation_alias="FRESHET_CANDIDATES_ADDRESS")
+    reranker_address: str = Field(default="127.0.0.1:50053", validation_alias="FRESHET_RERANKER_ADDRESS")
+    # K': what the first stage proposes (at least twice k).
+    pool_size: int = Field(default=200, ge=10, le=10_000, validation_alias="FRESHET_GATEWAY_POOL_SIZE")
+    # For callers that set no deadline.
+    budget_ms: int = Field(default=2000, ge=10, le=60_000, validation_alias="FRESHET_GATEWAY_BUDGET_MS")
+    # One read of the state store; one call of a peer.
+    state_timeout_ms: int = Field(default=250, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STATE_TIMEOUT_MS")
+    stage_timeout_ms: int = Field(default=400, ge=1, le=60_000, validation_alias="FRESHET_GATEWAY_STAGE_TIMEOUT_MS")
+    append_timeout_ms: int = Field(default=1500, ge=10, le=60_000, validation_alias="FRESHET_GATEWAY_APPEND_TIMEOUT_MS")
+    # How long a failed dependency is left alone before one request tries it again.
+    breaker_ms: int = Field(default=500, ge=0, le=60_000, validation_alias="FRESHET_GATEWAY_BREAKER_MS")
+    # Acknowledged events that are not applied after this make answers marked as not fresh.
+    lag_grace_ms: int = Field(default=2000, ge=10, le=600_000, validation_alias="FRESHET_GATEWAY_LAG_GRACE_MS")
+
+    @field_validator("encoder_address", "candidates_address", "reranker_address")
+    @classmethod
+    def _peer(cls, value: str) -> str:
+        return check_address(value)
+
+    @property
+    def limits(self) -> RecommendLimits:
+        """The handler's view of these."""
+        stage_s = self.stage_timeout_ms / 1000
+        return RecommendLimits(
+            pool_size=self.pool_size,
+            budget_s=self.budget_ms / 1000,
+            state_timeout_s=self.state_timeout_ms / 1000,
+            encode_timeout_s=stage_s,
+            search_timeout_s=stage_s,
+            rerank_timeout_s=stage_s,
+        )

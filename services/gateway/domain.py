@@ -1,0 +1,204 @@
+"""What the gateway speaks of: requests, states, pools, answers, degradations. Plain values, no Protobuf.
+
+Query states stay the bytes that they are in Redis and on the wire: the gateway carries them, it does not score.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class Degradation(IntEnum):
+    """How an answer is less than it should be; the numbers are the wire's."""
+
+    STALE_STATE = 1
+    POPULAR_FALLBACK = 2
+    STATE_STORE_DOWN = 3
+    FIRST_STAGE_ORDER = 4
+    PARTIAL_CATALOGUE = 5
+    NOT_FRESH = 6
+    TOKEN_NOT_HONOURED = 7
+
+
+class CertificateKind(IntEnum):
+    """What is proven about the answer; the numbers are the wire's."""
+
+    UNSPECIFIED = 0
+    EXACT = 1
+    BOUNDED = 2
+    ESTIMATE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """`gap` is in similarity units; it means nothing for an estimate."""
+
+    kind: CertificateKind
+    gap: float = 0.0
+
+
+ESTIMATE = Certificate(CertificateKind.ESTIMATE)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """A place in one partition of `interactions`."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreshnessToken:
+    """A moment of a user's own stream; an empty epoch (Redis was down at the acknowledgement) can't be honoured."""
+
+    epoch: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which items may be answered."""
+
+    exclude_seen: bool = True
+    allow_item_ids: tuple[str, ...] = ()
+    deny_item_ids: tuple[str, ...] = ()
+    allow_categories: tuple[str, ...] = ()
+    deny_categories: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEvent:
+    """One event of a history in the request; event_time_ms is None when the caller gave none."""
+
+    item_id: str
+    event_time_ms: int | None = None
+    type: str = ""
+    value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecommendQuery:
+    """One request for recommendations, unchecked (see `validation`)."""
+
+    user_id: str = ""
+    k: int = 10
+    filter: Filter = field(default_factory=Filter)
+    context: Mapping[str, str] = field(default_factory=dict)
+    history: tuple[HistoryEvent, ...] = ()
+    token: FreshnessToken | None = None
+    max_per_category: int = 0
+    diversity: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryState:
+    """A user's query state as it travels: half-precision bytes, components (P_q, d) row-major, gate (P,) or empty."""
+
+    model_version: str
+    components: bytes
+    gate: bytes
+    num_components: int
+    component_width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredState:
+    """A query state that the stream made, with the position that it reflects."""
+
+    query_state: QueryState
+    position: StreamPosition
+    event_time_ms: int
+    applied_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserView:
+    """What one read of the state store tells. `watermark` is the applied one of the partition that was asked for."""
+
+    state: StoredState | None = None
+    seen: Sequence[str] = ()
+    epoch: str | None = None
+    watermark: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """The encoder's answer; no state when it knows no item of the history."""
+
+    query_state: QueryState | None
+    queue_ms: float = 0.0
+    encode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """What the first stage proposes, in descending order of its scores; `bound` limits what it left out."""
+
+    item_ids: Sequence[str]
+    scores: Sequence[float]
+    bound: float | None = None
+    index_version: str = ""
+    queue_ms: float = 0.0
+    search_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredItem:
+    """`source` is "mol", "first_stage" or "popular"."""
+
+    item_id: str
+    score: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """What the reranker answers."""
+
+    items: Sequence[ScoredItem]
+    certificate: Certificate = ESTIMATE
+    queue_ms: float = 0.0
+    rerank_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """Milliseconds; `queue` is waiting for a batch anywhere and for a freshness token, `transport` everything else."""
+
+    queue_ms: float = 0.0
+    encode_ms: float = 0.0
+    first_stage_ms: float = 0.0
+    rerank_ms: float = 0.0
+    transport_ms: float = 0.0
+    total_ms: float = 0.0
+
+    def close(self, total_ms: float) -> None:
+        """Set the total, and what no stage accounts for."""
+        self.total_ms = total_ms
+        known = self.queue_ms + self.encode_ms + self.first_stage_ms + self.rerank_ms
+        self.transport_ms = max(0.0, total_ms - known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The answer with its provenance. `state_source` is "stored", "request" or "none"."""
+
+    items: Sequence[ScoredItem]
+    model_version: str
+    index_version: str
+    state: StoredState | None
+    token_honoured: bool
+    degradations: Sequence[Degradation]
+    certificate: Certificate
+    stage_times: StageTimes
+    state_source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A durable interaction: the id it counts under, and the token of its moment."""
+
+    event_id: str
+    token: FreshnessToken

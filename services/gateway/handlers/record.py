@@ -1,0 +1,212 @@
+"""Record, stream and undo interactions: checked, given ids and times, durable when the receipt comes back.
+
+A refused request has written nothing. A failed one may have written some: the client sends it again with the same
+event ids and each event counts once.
+"""
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+from services.common import request_context
+from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest
+from services.common.events import Interaction, validate_id
+from services.gateway.breaker import Breaker
+from services.gateway.domain import FreshnessToken, Receipt, StreamPosition
+from services.gateway.lag import AcknowledgedLag
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.ports import InteractionLog, UserStates
+from services.gateway.validation import check_interaction, check_interactions
+
+MAX_STREAM = 100_000
+MAX_IN_FLIGHT = 256
+RETRY_AFTER_MS = 500
+_ANSWER_RESERVE_S = 0.05
+# A healthy stream acknowledges in milliseconds: who waited this long may blame it.
+_PATIENCE_S = 0.4
+
+
+class EpochCache:
+    """The stream's epoch, read at most once per `ttl_seconds`; the last known one while the store is away."""
+
+    def __init__(
+        self, states: UserStates, *, ttl_seconds: float = 0.5, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._states = states
+        self._ttl_seconds = ttl_seconds
+        self._clock = clock
+        self._epoch = ""
+        self._read_at: float | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def current(self) -> str:
+        """The epoch; empty when none was ever seen. Never fails: a writer is acknowledged without Redis too."""
+        if self._read_at is not None and self._clock() - self._read_at < self._ttl_seconds:
+            return self._epoch
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().create_task(self._read())
+        # Shielded: one impatient caller must not end the read that others wait for.
+        await asyncio.shield(self._reading)
+        return self._epoch
+
+    async def _read(self) -> None:
+        try:
+            self._epoch = await self._states.epoch() or ""
+        except FreshetError:
+            # Tokens of an older epoch are not honoured, which is the honest outcome.
+            pass
+        finally:
+            self._read_at = self._clock()
+            self._reading = None
+
+
+class RecordInteractions:
+    """The handler for writers; one per process, called concurrently."""
+
+    def __init__(
+        self,
+        *,
+        interactions: InteractionLog,
+        states: UserStates,
+        lag: AcknowledgedLag,
+        metrics: GatewayMetrics,
+        append_timeout_s: float = 1.5,
+        breaker_seconds: float = 0.5,
+    ) -> None:
+        self._interactions = interactions
+        self._epochs = EpochCache(states)
+        self._lag = lag
+        self._metrics = metrics
+        self._append_timeout_s = append_timeout_s
+        self._breaker = Breaker("interaction_log", open_seconds=breaker_seconds)
+
+    async def __call__(self, interactions: Sequence[Interaction]) -> list[Receipt]:
+        """Write the whole request; receipts in its order.
+
+        Raises: InvalidRequest before anything is written; DependencyUnavailable with a retry hint when the stream
+        did not acknowledge all of it.
+        """
+        check_interactions(interactions, _now_ms())
+        outcomes = await asyncio.gather(
+            *(self._append(_with_id(interaction)) for interaction in interactions), return_exceptions=True
+        )
+        receipts: list[Receipt] = []
+        failure: BaseException | None = None
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                failure = failure or outcome
+            else:
+                receipts.append(outcome)
+        if failure is not None:
+            raise _with_count(failure, len(receipts), len(interactions))
+        return receipts
+
+    async def stream(self, interactions: AsyncIterator[Interaction]) -> list[Receipt]:
+        """The same for a client stream: each is sent as it arrives, all receipts come at the end.
+
+        Raises: as `__call__`, but what arrived before a bad or failed message is written; the message says how many.
+        """
+        pending: list[asyncio.Task[Receipt]] = []
+        window = asyncio.Semaphore(MAX_IN_FLIGHT)
+        refused: FreshetError | None = None
+
+        async def append(interaction: Interaction) -> Receipt:
+            try:
+                return await self._append(interaction)
+            finally:
+                window.release()
+
+        try:
+            async for interaction in interactions:
+                place = len(pending)
+                if place >= MAX_STREAM:
+                    refused = InvalidRequest.of("stream", f"more than {MAX_STREAM} messages", f"at most {MAX_STREAM}")
+                    break
+                try:
+                    check_interaction(interaction, _now_ms(), f"stream[{place}].interaction.")
+                except InvalidRequest as exc:
+                    refused = exc
+                    break
+                await window.acquire()
+                pending.append(asyncio.create_task(append(_with_id(interaction))))
+                if not self._breaker.closed:
+                    break
+            outcomes = await asyncio.gather(*pending, return_exceptions=True)
+        except BaseException:
+            for task in pending:
+                task.cancel()
+            raise
+        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+        failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+        if failure is None and refused is None and not self._breaker.closed:
+            failure = DependencyUnavailable("the stream became unreachable", retry_after_ms=RETRY_AFTER_MS)
+        if failure is not None:
+            raise _with_count(failure, len(receipts), len(pending))
+        if refused is not None:
+            raise InvalidRequest(f"{refused.message}; {len(receipts)} earlier messages were written")
+        if not receipts:
+            raise InvalidRequest.of("stream", "no message", "at least 1 message")
+        return receipts
+
+    async def undo(self, user_id: str, event_id: str) -> Receipt:
+        """Write the taking back of a user's earlier event. Repeating it writes it again under the same id."""
+        validate_id("user_id", user_id)
+        validate_id("event_id", event_id)
+        digest = hashlib.sha256(f"{user_id}\0{event_id}".encode()).hexdigest()[:32]
+        undo = Interaction(
+            user_id=user_id, event_id=f"undo-{digest}", undoes_event_id=event_id, event_time_ms=_now_ms()
+        )
+        return await self._append(undo)
+
+    async def _append(self, interaction: Interaction) -> Receipt:
+        began = time.monotonic()
+        remaining = request_context.remaining_seconds()
+        timeout_s = self._append_timeout_s
+        if remaining is not None:
+            # Early enough that the caller still learns that the stream is away, and when to try again.
+            timeout_s = min(timeout_s, remaining - _ANSWER_RESERVE_S)
+        if timeout_s <= 0:
+            raise DeadlineExceeded("too little of the deadline is left to write the interaction")
+
+        async def append() -> StreamPosition:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self._interactions.append(interaction, timeout_s + 1)
+            except TimeoutError as exc:
+                raise DeadlineExceeded(f"no acknowledgement within {timeout_s * 1000:.0f} ms") from exc
+
+        patient = timeout_s >= _PATIENCE_S
+        try:
+            position = await self._breaker.run(append, patient=patient)
+        except DeadlineExceeded as exc:
+            self._metrics.append_failed()
+            if not patient:
+                raise
+            raise DependencyUnavailable(f"Kafka: {exc.message}", retry_after_ms=RETRY_AFTER_MS) from exc
+        except FreshetError as exc:
+            self._metrics.append_failed()
+            exc.retry_after_ms = RETRY_AFTER_MS if exc.retriable else None
+            raise
+        self._lag.acknowledged(position)
+        self._metrics.acknowledged(time.monotonic() - began)
+        epoch = await self._epochs.current()
+        return Receipt(interaction.event_id, FreshnessToken(epoch, position.partition, position.offset))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _with_id(interaction: Interaction) -> Interaction:
+    return interaction if interaction.event_id else replace(interaction, event_id=secrets.token_hex(16))
+
+
+def _with_count(failure: BaseException, written: int, total: int) -> BaseException:
+    """The same error, saying how much of a batch is durable."""
+    if total == 1 or not isinstance(failure, FreshetError):
+        return failure
+    message = f"{failure.message}; {written} of {total} were acknowledged, send all again with the same event ids"
+    return type(failure)(message, retriable=failure.retriable, retry_after_ms=failure.retry_after_ms)

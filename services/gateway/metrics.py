@@ -1,0 +1,67 @@
+"""The gateway's own figures beside those of the gRPC kit: stages, degradations, where states and events came from."""
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+
+from services.common.metrics import LATENCY_BUCKETS_S
+from services.gateway.domain import Degradation, Recommendation
+
+_STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
+
+
+class GatewayMetrics:
+    """Counters and histograms; label values are few and known beforehand."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        stages = Histogram(
+            "freshet_gateway_stage_seconds",
+            "Seconds of a Recommend per stage.",
+            ("stage",),
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self._stages = tuple((f"{stage}_ms", stages.labels(stage)) for stage in _STAGES)
+        degradations = Counter(
+            "freshet_gateway_degradations", "Answers marked as degraded, by mark.", ("kind",), registry=registry
+        )
+        self._degradations = {kind: degradations.labels(kind.name.lower()) for kind in Degradation}
+        sources = Counter(
+            "freshet_gateway_recommendations",
+            "Answers by where the query state came from.",
+            ("state_source",),
+            registry=registry,
+        )
+        self._sources = {source: sources.labels(source) for source in ("stored", "request", "none")}
+        self._tokens = Counter(
+            "freshet_gateway_tokens", "Freshness tokens, honoured or not.", ("honoured",), registry=registry
+        )
+        self._interactions = Counter(
+            "freshet_gateway_interactions", "Interactions by outcome.", ("outcome",), registry=registry
+        )
+        self._append_seconds = Histogram(
+            "freshet_gateway_append_seconds",
+            "Seconds from an interaction's arrival to its acknowledgement by the stream.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self._acknowledged = self._interactions.labels("acknowledged")
+        self._failed = self._interactions.labels("failed")
+
+    def answered(self, answer: Recommendation, *, had_token: bool) -> None:
+        """One Recommend ended with an answer."""
+        times = answer.stage_times
+        for name, child in self._stages:
+            child.observe(getattr(times, name) / 1000.0)
+        for kind in answer.degradations:
+            self._degradations[kind].inc()
+        self._sources[answer.state_source].inc()
+        if had_token:
+            self._tokens.labels("yes" if answer.token_honoured else "no").inc()
+
+    def acknowledged(self, seconds: float) -> None:
+        """One interaction is durable."""
+        self._acknowledged.inc()
+        self._append_seconds.observe(seconds)
+
+    def append_failed(self) -> None:
+        """One interaction was not acknowledged."""
+        self._failed.inc()

@@ -1,0 +1,100 @@
+"""The popular fallback: items by how often training saw them, under the request's filter.
+
+Also what applies category limits where the reranker can't. Reads the catalogue once; keeps ids, ranks and categories.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from services.gateway.domain import Filter, ScoredItem
+
+
+class PopularItems:
+    """The catalogue in order of popularity (ties by item id)."""
+
+    def __init__(
+        self, item_ids: Sequence[str], counts: npt.NDArray[np.int64], categories: Sequence[Sequence[str]]
+    ) -> None:
+        order = sorted(range(len(item_ids)), key=lambda index: (-int(counts[index]), item_ids[index]))
+        total = max(1, int(counts.sum()))
+        self._item_ids = [item_ids[index] for index in order]
+        self._shares = [int(counts[index]) / total for index in order]
+        self._categories = [tuple(categories[index]) for index in order]
+        self._rank = {item_id: rank for rank, item_id in enumerate(self._item_ids)}
+        self._by_category: dict[str, list[int]] = {}
+        for rank, names in enumerate(self._categories):
+            for name in names:
+                self._by_category.setdefault(name, []).append(rank)
+
+    def __len__(self) -> int:
+        return len(self._item_ids)
+
+    def top(self, k: int, wanted: Filter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
+        """The k most popular items that the filter allows; score is the share of all training interactions."""
+        denied = set(wanted.deny_item_ids)
+        if wanted.exclude_seen:
+            denied.update(seen)
+        deny_categories = set(wanted.deny_categories)
+        allow_categories = set(wanted.allow_categories)
+        by_id = bool(wanted.allow_item_ids)
+        items: list[ScoredItem] = []
+        room = _CategoryRoom(max_per_category)
+        for rank in self._ranks(wanted):
+            names = self._categories[rank]
+            if self._item_ids[rank] in denied or not deny_categories.isdisjoint(names):
+                continue
+            if by_id and allow_categories and allow_categories.isdisjoint(names):
+                continue
+            if room.take(names):
+                items.append(ScoredItem(self._item_ids[rank], self._shares[rank], "popular"))
+                if len(items) == k:
+                    break
+        return items
+
+    def limit_categories(self, item_ids: Iterable[str], k: int, max_per_category: int) -> list[int]:
+        """Places of the first k of `item_ids` that keep at most `max_per_category` (0: any number) of a category."""
+        room = _CategoryRoom(max_per_category)
+        places: list[int] = []
+        for place, item_id in enumerate(item_ids):
+            rank = self._rank.get(item_id)
+            if room.take(() if rank is None else self._categories[rank]):
+                places.append(place)
+                if len(places) == k:
+                    break
+        return places
+
+    def _ranks(self, wanted: Filter) -> Iterator[int]:
+        """Ranks worth looking at, ascending and without repetition."""
+        if wanted.allow_item_ids:
+            return iter(sorted({self._rank[item_id] for item_id in wanted.allow_item_ids if item_id in self._rank}))
+        if wanted.allow_categories:
+            lists = [self._by_category.get(name, []) for name in set(wanted.allow_categories)]
+            return _without_repetition(heapq.merge(*lists))
+        return iter(range(len(self._item_ids)))
+
+
+class _CategoryRoom:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken: Counter[str] = Counter()
+
+    def take(self, names: Sequence[str]) -> bool:
+        """Count an item in, unless one of its categories is full."""
+        if not self._limit:
+            return True
+        if any(self._taken[name] >= self._limit for name in names):
+            return False
+        self._taken.update(names)
+        return True
+
+
+def _without_repetition(ranks: Iterable[int]) -> Iterator[int]:
+    last = -1
+    for rank in ranks:
+        if rank != last:
+            yield rank
+        last = rank

@@ -1,0 +1,88 @@
+"""What the gateway needs from outside. Each port has a real adapter and an in-memory one in the tests.
+
+All raise the error tree of `services.common.errors`; timeouts are seconds.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from services.common.events import Interaction
+from services.gateway.domain import (
+    Encoded,
+    Filter,
+    HistoryEvent,
+    Pool,
+    QueryState,
+    Ranking,
+    StreamPosition,
+    UserView,
+)
+
+
+class UserStates(Protocol):
+    """The user state store (Redis)."""
+
+    async def read_user(self, user_id: str, *, with_seen: bool, partition: int) -> UserView:
+        """One round trip: state, seen items (if asked for), epoch, and `partition`'s applied watermark."""
+
+    async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
+        """The stored history, oldest first; empty for an unknown user."""
+
+    async def epoch(self) -> str | None:
+        """The stream's current epoch; None when there is none yet."""
+
+
+class Encoder(Protocol):
+    """Histories in, query states out."""
+
+    async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
+        """The query state of `history`, oldest first; every event has its time."""
+
+
+class Candidates(Protocol):
+    """The first stage."""
+
+    async def search(
+        self, query_state: QueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
+    ) -> Pool:
+        """At most `pool_size` allowed items."""
+
+
+class Reranker(Protocol):
+    """The full model over a pool, then rules and diversity."""
+
+    async def rerank(
+        self,
+        query_state: QueryState,
+        pool: Pool,
+        *,
+        k: int,
+        filter: Filter,
+        seen: Sequence[str],
+        max_per_category: int,
+        diversity: float,
+        timeout_s: float,
+    ) -> Ranking:
+        """At most k items of the pool, best first."""
+
+
+class InteractionLog(Protocol):
+    """The stream of interactions (Kafka)."""
+
+    def partition_of(self, user_id: str) -> int:
+        """Where this user's interactions go."""
+
+    async def append(self, interaction: Interaction, timeout_s: float) -> StreamPosition:
+        """Write one, durably; return where it lies."""
+
+
+class StreamStatus(Protocol):
+    """What is known, without asking, about the parts that keep stored states fresh."""
+
+    @property
+    def log_reachable(self) -> bool:
+        """False when the stream (Kafka) is known to be unreachable."""
+
+    @property
+    def encoder_serving(self) -> bool:
+        """False when the process that applies the stream is known not to be serving."""

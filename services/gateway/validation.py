@@ -1,0 +1,133 @@
+"""Every limit of a request, checked before any work. Each refusal names field, value and what is allowed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from services.common.errors import InvalidRequest
+from services.common.events import (
+    MAX_CONTEXT_BYTES,
+    MAX_CONTEXT_ENTRIES,
+    MAX_FUTURE_MS,
+    MAX_ID_BYTES,
+    MAX_TYPE_BYTES,
+    Interaction,
+    validate,
+    validate_id,
+)
+from services.gateway.domain import Filter, FreshnessToken, HistoryEvent, RecommendQuery
+
+MAX_K = 1000
+MAX_HISTORY = 1000
+MAX_FILTER_ITEMS = 10_000
+MAX_FILTER_CATEGORIES = 1000
+MAX_BATCH = 1000
+
+
+def check_query(query: RecommendQuery, now_ms: int) -> None:
+    """Raise InvalidRequest for the first field of `query` that breaks its limit."""
+    if not 1 <= query.k <= MAX_K:
+        raise InvalidRequest.of("k", query.k, f"1-{MAX_K}")
+    if query.user_id:
+        validate_id("user_id", query.user_id)
+    elif not query.history:
+        raise InvalidRequest.of("user_id", "", f"1-{MAX_ID_BYTES} bytes of UTF-8, or empty with a history")
+    if not 0.0 <= query.diversity <= 1.0:  # NaN fails too
+        raise InvalidRequest.of("diversity", query.diversity, "0-1")
+    if query.history:
+        _check_history(query.history, now_ms)
+    if query.context:
+        _check_context(query)
+    if query.token is not None:
+        _check_token(query.token, query.user_id)
+    _check_filter(query.filter)
+
+
+def _check_history(history: Sequence[HistoryEvent], now_ms: int) -> None:
+    if len(history) > MAX_HISTORY:
+        raise InvalidRequest.of("history", f"{len(history)} events", f"at most {MAX_HISTORY} events")
+    latest = 0
+    for place, event in enumerate(history):
+        validate_id(f"history[{place}].item_id", event.item_id)
+        if not math.isfinite(event.value):
+            raise InvalidRequest.of(f"history[{place}].value", event.value, "a finite number")
+        if len(event.type.encode("utf-8", "replace")) > MAX_TYPE_BYTES:
+            raise InvalidRequest.of(f"history[{place}].type", event.type, f"at most {MAX_TYPE_BYTES} bytes of UTF-8")
+        time_ms = event.event_time_ms
+        if time_ms is None:
+            continue
+        if not latest <= time_ms <= now_ms + MAX_FUTURE_MS:
+            raise InvalidRequest.of(
+                f"history[{place}].event_time",
+                f"{time_ms} ms",
+                f"{latest} to {now_ms + MAX_FUTURE_MS} ms: oldest first, at most a day in the future",
+            )
+        latest = time_ms
+
+
+def _check_context(query: RecommendQuery) -> None:
+    if len(query.context) > MAX_CONTEXT_ENTRIES:
+        raise InvalidRequest.of("context", f"{len(query.context)} entries", f"at most {MAX_CONTEXT_ENTRIES} entries")
+    for key, text in query.context.items():
+        size = max(len(key.encode()), len(text.encode()))
+        if size > MAX_CONTEXT_BYTES:
+            raise InvalidRequest.of("context", f"an entry of {size} bytes", f"at most {MAX_CONTEXT_BYTES} bytes a side")
+
+
+def _check_token(token: FreshnessToken, user_id: str) -> None:
+    if not user_id:
+        raise InvalidRequest.of("freshness_token", "set", "only together with user_id")
+    if len(token.epoch) > MAX_ID_BYTES:
+        raise InvalidRequest.of("freshness_token.epoch", token.epoch, f"at most {MAX_ID_BYTES} bytes")
+    for name, value in (("partition", token.partition), ("offset", token.offset)):
+        if value < 0:
+            raise InvalidRequest.of(f"freshness_token.{name}", value, "0 or more, as the receipt gave it")
+
+
+def _check_filter(wanted: Filter) -> None:
+    for name, texts, limit in (
+        ("allow_item_ids", wanted.allow_item_ids, MAX_FILTER_ITEMS),
+        ("deny_item_ids", wanted.deny_item_ids, MAX_FILTER_ITEMS),
+        ("allow_categories", wanted.allow_categories, MAX_FILTER_CATEGORIES),
+        ("deny_categories", wanted.deny_categories, MAX_FILTER_CATEGORIES),
+    ):
+        if len(texts) > limit:
+            raise InvalidRequest.of(f"filter.{name}", f"{len(texts)} entries", f"at most {limit} entries")
+        for place, text in enumerate(texts):
+            size = len(text) if text.isascii() else len(text.encode())
+            if not 1 <= size <= MAX_ID_BYTES:
+                raise InvalidRequest.of(
+                    f"filter.{name}[{place}]", f"text of {size} bytes", f"1-{MAX_ID_BYTES} bytes of UTF-8"
+                )
+
+
+def check_interactions(interactions: Sequence[Interaction], now_ms: int) -> None:
+    """Raise InvalidRequest for the first interaction that breaks a limit, with its place in the request."""
+    if not 1 <= len(interactions) <= MAX_BATCH:
+        raise InvalidRequest.of("interactions", f"{len(interactions)} interactions", f"1-{MAX_BATCH}")
+    for place, interaction in enumerate(interactions):
+        check_interaction(interaction, now_ms, f"interactions[{place}].")
+
+
+def check_interaction(interaction: Interaction, now_ms: int, prefix: str = "interaction.") -> None:
+    """Raise InvalidRequest, naming the field below `prefix`."""
+    try:
+        validate(interaction, now_ms)
+    except InvalidRequest as exc:
+        raise InvalidRequest(prefix + exc.message) from exc
+
+
+def with_times(history: Sequence[HistoryEvent], now_ms: int) -> tuple[HistoryEvent, ...]:
+    """The history with a time for every event: a missing one is its predecessor's, at the beginning its
+    successor's, and now where nobody has one."""
+    if all(event.event_time_ms is not None for event in history):
+        return tuple(history)
+    time_ms = next((event.event_time_ms for event in history if event.event_time_ms is not None), now_ms)
+    timed = []
+    for event in history:
+        if event.event_time_ms is None:
+            timed.append(replace(event, event_time_ms=time_ms))
+        else:
+            time_ms = event.event_time_ms
+            timed.append(event)
+    return tuple(timed)

@@ -1,0 +1,84 @@
+"""A whole gateway on in-memory ports: six items, one known user, everything well until a test breaks it."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from services.gateway.adapters.in_memory import (
+    MemoryCandidates,
+    MemoryEncoder,
+    MemoryInteractionLog,
+    MemoryReranker,
+    MemoryStreamStatus,
+    MemoryUserStates,
+)
+from services.gateway.domain import QueryState, StoredState, StreamPosition
+from services.gateway.handlers.recommend import Recommend, RecommendLimits
+from services.gateway.handlers.record import RecordInteractions
+from services.gateway.lag import AcknowledgedLag
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.popular import PopularItems
+
+ITEMS = ["a", "b", "c", "d", "e", "f"]
+COUNTS = np.array([10, 60, 30, 60, 20, 20], dtype=np.int64)
+CATEGORIES = [("x",), ("x",), ("y",), ("x", "y"), ("z",), ()]
+# By count, ties by id.
+POPULAR = ["b", "d", "c", "e", "f", "a"]
+
+
+def query_state(name: str) -> QueryState:
+    return QueryState(model_version="m1", components=name.encode(), gate=b"", num_components=1, component_width=1)
+
+
+STORED = StoredState(
+    query_state=query_state("stored"), position=StreamPosition(3, 7), event_time_ms=1000, applied_ms=3500
+)
+
+
+@dataclass
+class Scene:
+    states: MemoryUserStates = field(
+        default_factory=lambda: MemoryUserStates(
+            states={"ann": STORED}, seen={"ann": ["a"]}, watermarks={3: 7}, current_epoch="epoch-1"
+        )
+    )
+    encoder: MemoryEncoder = field(
+        default_factory=lambda: MemoryEncoder(query_state=query_state("request"), known_items=set(ITEMS))
+    )
+    candidates: MemoryCandidates = field(default_factory=lambda: MemoryCandidates(item_ids=list(ITEMS)))
+    reranker: MemoryReranker = field(default_factory=MemoryReranker)
+    interactions: MemoryInteractionLog = field(default_factory=MemoryInteractionLog)
+    stream: MemoryStreamStatus = field(default_factory=MemoryStreamStatus)
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    limits: RecommendLimits = field(default_factory=RecommendLimits)
+    lag_grace_s: float = 2.0
+    breaker_seconds: float = 0.05
+    append_timeout_s: float = 1.5
+
+    def __post_init__(self) -> None:
+        self.lag = AcknowledgedLag(grace_seconds=self.lag_grace_s)
+        self.metrics = GatewayMetrics(self.registry)
+        self.popular = PopularItems(ITEMS, COUNTS, CATEGORIES)
+        self.recommend = Recommend(
+            states=self.states,
+            encoder=self.encoder,
+            candidates=self.candidates,
+            reranker=self.reranker,
+            interactions=self.interactions,
+            stream=self.stream,
+            lag=self.lag,
+            popular=self.popular,
+            metrics=self.metrics,
+            model_version="m1",
+            limits=self.limits,
+            breaker_seconds=self.breaker_seconds,
+        )
+        self.record = RecordInteractions(
+            interactions=self.interactions,
+            states=self.states,
+            lag=self.lag,
+            metrics=self.metrics,
+            append_timeout_s=self.append_timeout_s,
+            breaker_seconds=self.breaker_seconds,
+        )

@@ -1,0 +1,148 @@
+"""The gateway's adapters against real servers on this machine: peers over gRPC, the stream's probes."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from freshet.v1 import (
+    candidates_pb2,
+    candidates_pb2_grpc,
+    common_pb2,
+    encoder_pb2,
+    encoder_pb2_grpc,
+    reranker_pb2,
+    reranker_pb2_grpc,
+)
+from gateway_scene import query_state
+from prometheus_client import CollectorRegistry
+
+from services.common import rpc_client
+from services.common.config import ProcessSettings
+from services.common.errors import DependencyUnavailable
+from services.common.rpc_server import HealthState, RpcServer
+from services.gateway.adapters.processes import RemoteCandidates, RemoteEncoder, RemoteReranker
+from services.gateway.adapters.stream_status import ProbedStreamStatus
+from services.gateway.domain import CertificateKind, Filter, HistoryEvent, Pool
+
+
+class Peers(
+    encoder_pb2_grpc.EncoderServiceServicer,
+    candidates_pb2_grpc.CandidatesServiceServicer,
+    reranker_pb2_grpc.RerankerServiceServicer,
+):
+    def __init__(self) -> None:
+        self.request: Any = None
+        self.response: Any = None
+
+    async def _answer(self, request: Any, context: Any) -> Any:
+        self.request = request
+        return self.response
+
+    Encode = Search = Rerank = _answer
+
+
+@asynccontextmanager
+async def peers(health: HealthState | None = None) -> AsyncIterator[tuple[Peers, grpc.aio.Channel]]:
+    servicer = Peers()
+
+    def add(server: grpc.aio.Server) -> list[str]:
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
+        candidates_pb2_grpc.add_CandidatesServiceServicer_to_server(servicer, server)
+        reranker_pb2_grpc.add_RerankerServiceServicer_to_server(servicer, server)
+        return ["freshet.v1.EncoderService"]
+
+    settings = ProcessSettings(port=0, metrics_port=0, drain_seconds=0)
+    server = RpcServer(
+        process="peers", settings=settings, add_services=add, health_state=health, registry=CollectorRegistry()
+    )
+    await server.start()
+    async with rpc_client.channel(f"127.0.0.1:{server.port}") as channel:
+        yield servicer, channel
+    await server.drain()
+
+
+async def test_encode_sends_times_and_reads_the_state() -> None:
+    async with peers() as (servicer, channel):
+        servicer.response = encoder_pb2.EncodeResponse(queue_ms=1, encode_ms=2)
+        servicer.response.query_state.components = b"abc"
+        encoded = await RemoteEncoder(channel).encode("ann", [HistoryEvent("a", 1_500)], 1.0)
+        assert servicer.request.history[0].event_time.ToMilliseconds() == 1_500
+        assert encoded.query_state is not None
+        assert (encoded.query_state.components, encoded.queue_ms, encoded.encode_ms) == (b"abc", 1, 2)
+        servicer.response = encoder_pb2.EncodeResponse(unknown_items=1)
+        assert (await RemoteEncoder(channel).encode("ann", [HistoryEvent("a", 1)], 1.0)).query_state is None
+
+
+@pytest.mark.parametrize("bound", [None, 0.25])
+async def test_search_asks_the_first_stage_and_keeps_its_bound(bound: float | None) -> None:
+    async with peers() as (servicer, channel):
+        servicer.response = candidates_pb2.SearchResponse(
+            item_ids=["a", "b"], scores=[0.5, 0.25], bound=bound, index_version="i1"
+        )
+        pool = await RemoteCandidates(channel).search(
+            query_state("q"), pool_size=20, filter=Filter(deny_categories=("x",)), seen=["c"], timeout_s=1.0
+        )
+    request = servicer.request
+    assert (request.k, request.stage, request.query_state.components) == (20, candidates_pb2.STAGE_FIRST, b"q")
+    assert (request.filter.exclude_seen, list(request.filter.deny_categories)) == (True, ["x"])
+    assert list(request.seen_item_ids) == ["c"]
+    assert (list(pool.item_ids), list(pool.scores), pool.bound, pool.index_version) == (
+        ["a", "b"],
+        [0.5, 0.25],
+        bound,
+        "i1",
+    )
+
+
+async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> None:
+    async with peers() as (servicer, channel):
+        servicer.response = reranker_pb2.RerankResponse(
+            items=[common_pb2.ScoredItem(item_id="b", score=0.5, source="mol")],
+            certificate=common_pb2.Certificate(kind=common_pb2.Certificate.KIND_BOUNDED, gap=0.125),
+        )
+        ranking = await RemoteReranker(channel).rerank(
+            query_state("q"),
+            Pool(item_ids=["a", "b"], scores=[1, 0], bound=0.5),
+            k=1,
+            filter=Filter(),
+            seen=["a", "z"],
+            max_per_category=2,
+            diversity=0.5,
+            timeout_s=1.0,
+        )
+    request = servicer.request
+    assert (list(request.candidate_item_ids), list(request.seen_item_ids), request.bound) == (["a", "b"], ["a"], 0.5)
+    assert (request.k, request.max_per_category, request.diversity) == (1, 2, 0.5)
+    assert (ranking.certificate.kind, ranking.certificate.gap) == (CertificateKind.BOUNDED, 0.125)
+    assert ranking.items[0].item_id == "b"
+
+
+async def test_an_absent_peer_is_unavailable_and_found_again() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with rpc_client.channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(DependencyUnavailable, match="encoder"):
+            await RemoteEncoder(channel).encode("ann", [HistoryEvent("a", 1)], 1.0)
+
+
+async def test_probes_notice_a_broker_and_an_encoder_that_go_and_come() -> None:
+    health = HealthState(ready=True)
+    broker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = broker.sockets[0].getsockname()[1]
+    async with peers(health) as (_, channel):
+        status = ProbedStreamStatus(channel, [f"127.0.0.1:{port}"])
+        await status.probe()
+        assert (status.log_reachable, status.encoder_serving) == (True, True)
+        health.set_ready(False)
+        await health.publish()
+        broker.close()
+        await broker.wait_closed()
+        await status.probe()
+        assert (status.log_reachable, status.encoder_serving) == (False, False)
+        await status.start()
+        await status.close()

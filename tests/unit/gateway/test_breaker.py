@@ -1,0 +1,123 @@
+"""The memory of failure: short, one probe at a time, and fair."""
+
+import asyncio
+
+import pytest
+
+from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, Overloaded
+from services.gateway.breaker import Breaker
+from services.gateway.domain import StreamPosition
+from services.gateway.lag import AcknowledgedLag
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Dependency:
+    def __init__(self) -> None:
+        self.failure: FreshetError | None = None
+        self.calls = 0
+        self.hold: asyncio.Event | None = None
+
+    async def __call__(self) -> str:
+        self.calls += 1
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.failure is not None:
+            raise self.failure
+        return "ok"
+
+
+async def test_open_after_a_failure_then_one_probe_then_closed() -> None:
+    clock, dependency = Clock(), Dependency()
+    breaker = Breaker("it", open_seconds=0.5, clock=clock)
+    dependency.failure = DependencyUnavailable("gone")
+    assert await breaker.attempt(dependency) is None
+    with pytest.raises(DependencyUnavailable, match="it failed a moment ago: gone"):
+        await breaker.run(dependency)
+    assert (dependency.calls, breaker.closed) == (1, False)
+    clock.now += 0.6
+    dependency.failure, dependency.hold = None, asyncio.Event()
+    probe = asyncio.create_task(breaker.attempt(dependency))
+    await asyncio.sleep(0)
+    assert await breaker.attempt(dependency) is None
+    assert dependency.calls == 2
+    dependency.hold.set()
+    assert await probe == "ok"
+    assert breaker.closed
+
+
+async def test_a_failed_probe_keeps_it_open() -> None:
+    clock, dependency = Clock(), Dependency()
+    breaker = Breaker("it", open_seconds=0.5, clock=clock)
+    dependency.failure = DependencyUnavailable("gone")
+    await breaker.attempt(dependency)
+    clock.now += 0.6
+    dependency.failure = DeadlineExceeded("still slow")
+    await breaker.attempt(dependency)
+    await breaker.attempt(dependency)
+    assert dependency.calls == 2
+
+
+async def test_a_cancelled_probe_lets_the_next_one_through() -> None:
+    clock, dependency = Clock(), Dependency()
+    breaker = Breaker("it", open_seconds=0.5, clock=clock)
+    dependency.failure = DependencyUnavailable("gone")
+    await breaker.attempt(dependency)
+    clock.now += 0.6
+    dependency.failure, dependency.hold = None, asyncio.Event()
+    probe = asyncio.create_task(breaker.attempt(dependency))
+    await asyncio.sleep(0)
+    probe.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await probe
+    dependency.hold = None
+    assert await breaker.attempt(dependency) == "ok"
+
+
+async def test_time_outs_open_it_only_in_a_row_and_only_when_patient() -> None:
+    dependency = Dependency()
+    breaker = Breaker("it", clock=Clock())
+    late = DeadlineExceeded("slow")
+    for failure, patient in [(late, True), (late, True), (None, True), (late, True), (late, True), (late, False)]:
+        dependency.failure = failure
+        await breaker.attempt(dependency, patient=patient)
+    assert breaker.closed
+    await breaker.attempt(dependency)
+    assert not breaker.closed
+
+
+async def test_a_busy_dependency_is_not_a_dead_one() -> None:
+    dependency = Dependency()
+    breaker = Breaker("it", clock=Clock())
+    dependency.failure = Overloaded("full")
+    assert await breaker.attempt(dependency) is None
+    assert breaker.closed
+
+
+def test_lag_shows_after_the_grace_and_ends_with_the_watermark() -> None:
+    clock = Clock()
+    lag = AcknowledgedLag(grace_seconds=2.0, clock=clock)
+    assert not lag.behind(0, None)
+    lag.acknowledged(StreamPosition(0, 5))
+    clock.now += 1.9
+    assert not lag.behind(0, 4)
+    clock.now += 0.2
+    assert lag.behind(0, 4)
+    assert lag.behind(0, None)
+    assert not lag.behind(1, None)
+    assert not lag.behind(0, 5)
+
+
+def test_lag_of_a_long_outage_is_remembered_within_bounds() -> None:
+    clock = Clock()
+    lag = AcknowledgedLag(grace_seconds=2.0, clock=clock)
+    for offset in range(10_000):
+        clock.now += 0.01
+        lag.acknowledged(StreamPosition(0, offset))
+    assert lag.behind(0, 0)
+    assert not lag.behind(0, 9_999)

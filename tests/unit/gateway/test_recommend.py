@@ -1,0 +1,331 @@
+"""Recommend on in-memory ports: the good way, and each degraded way of the design's table."""
+
+import asyncio
+import time
+
+import pytest
+from gateway_scene import ITEMS, POPULAR, STORED, Scene
+
+from services.common import request_context
+from services.common.errors import (
+    DeadlineExceeded,
+    DependencyUnavailable,
+    InvalidRequest,
+    Overloaded,
+    PreconditionFailed,
+)
+from services.gateway.domain import (
+    CertificateKind,
+    Degradation,
+    Filter,
+    FreshnessToken,
+    HistoryEvent,
+    Recommendation,
+    RecommendQuery,
+    StreamPosition,
+)
+from services.gateway.handlers.recommend import RecommendLimits
+
+DOWN = DependencyUnavailable("away")
+
+
+def ids(answer: Recommendation) -> list[str]:
+    return [item.item_id for item in answer.items]
+
+
+def sources(answer: Recommendation) -> set[str]:
+    return {item.source for item in answer.items}
+
+
+async def with_deadline(scene: Scene, query: RecommendQuery, seconds: float) -> Recommendation:
+    async def call() -> Recommendation:
+        request_context.deadline.set(time.monotonic() + seconds)
+        return await scene.recommend(query)
+
+    return await asyncio.create_task(call())
+
+
+async def test_a_known_user_gets_reranked_items_with_full_provenance() -> None:
+    scene = Scene()
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    assert ids(answer) == ["f", "e"]
+    assert sources(answer) == {"mol"}
+    assert answer.state is STORED
+    assert (answer.state_source, answer.model_version, answer.index_version) == ("stored", "m1", "index-1")
+    assert (answer.token_honoured, list(answer.degradations)) == (True, [])
+    assert answer.certificate.kind is CertificateKind.EXACT
+    assert scene.states.calls == 1
+
+
+async def test_stage_times_add_up_to_the_total() -> None:
+    scene = Scene()
+    scene.reranker.delay_s = 0.03
+    times = (await scene.recommend(RecommendQuery(user_id="ann", k=2))).stage_times
+    parts = times.queue_ms + times.encode_ms + times.first_stage_ms + times.rerank_ms + times.transport_ms
+    assert parts == pytest.approx(times.total_ms)
+    assert (times.queue_ms, times.first_stage_ms, times.rerank_ms) == (2.0, 3.0, 4.0)
+
+
+async def test_seen_items_are_left_out_unless_asked_for() -> None:
+    scene = Scene()
+    assert "a" not in ids(await scene.recommend(RecommendQuery(user_id="ann", k=6)))
+    again = await scene.recommend(RecommendQuery(user_id="ann", k=6, filter=Filter(exclude_seen=False)))
+    assert "a" in ids(again)
+
+
+async def test_a_history_in_the_request_replaces_the_stored_one() -> None:
+    scene = Scene()
+    answer = await scene.recommend(
+        RecommendQuery(user_id="ann", k=6, history=(HistoryEvent("c"), HistoryEvent("d", 5000)))
+    )
+    assert answer.state_source == "request"
+    assert answer.state is None
+    assert scene.candidates.query_states[0].components == b"request"
+    # Neither what the request names nor what the store has seen.
+    assert set(ids(answer)) == set(ITEMS) - {"a", "c", "d"}
+    ((user_id, history),) = scene.encoder.histories
+    assert user_id == "ann"
+    assert [event.event_time_ms for event in history] == [5000, 5000]
+
+
+async def test_a_history_without_a_user_never_asks_the_store() -> None:
+    scene = Scene()
+    answer = await scene.recommend(RecommendQuery(k=3, history=(HistoryEvent("c", 1),)))
+    assert (answer.state_source, scene.states.calls) == ("request", 0)
+
+
+async def test_a_new_user_gets_popular_items_marked() -> None:
+    answer = await Scene().recommend(RecommendQuery(user_id="new", k=3))
+    assert ids(answer) == POPULAR[:3]
+    assert sources(answer) == {"popular"}
+    assert list(answer.degradations) == [Degradation.POPULAR_FALLBACK]
+    assert answer.state_source == "none"
+
+
+async def test_a_history_of_unknown_items_gets_popular_items_marked() -> None:
+    answer = await Scene().recommend(RecommendQuery(k=3, history=(HistoryEvent("nobody-knows"),)))
+    assert ids(answer) == POPULAR[:3]
+    assert list(answer.degradations) == [Degradation.POPULAR_FALLBACK]
+
+
+async def test_a_user_of_another_model_is_encoded_from_the_stored_history() -> None:
+    scene = Scene()
+    scene.states.histories["bob"] = [HistoryEvent("b", 1), HistoryEvent("c", 2)]
+    answer = await scene.recommend(RecommendQuery(user_id="bob", k=2))
+    assert (answer.state_source, answer.state, list(answer.degradations)) == ("stored", None, [])
+    assert scene.encoder.histories[0][1] == scene.states.histories["bob"]
+
+
+async def test_the_pool_is_at_least_twice_k() -> None:
+    scene = Scene(limits=RecommendLimits(pool_size=200))
+    for k in (10, 150, 1000):
+        await scene.recommend(RecommendQuery(user_id="ann", k=k))
+    assert scene.candidates.pool_sizes == [200, 300, 2000]
+
+
+async def test_rules_reach_the_reranker() -> None:
+    scene = Scene()
+    await scene.recommend(RecommendQuery(user_id="ann", k=2, max_per_category=1, diversity=0.3))
+    assert scene.reranker.asked == [(1, 0.3)]
+
+
+async def test_a_filter_that_allows_nothing_gives_an_empty_answer_not_a_popular_one() -> None:
+    answer = await Scene().recommend(RecommendQuery(user_id="ann", k=2, filter=Filter(allow_item_ids=("zzz",))))
+    assert ids(answer) == []
+    assert list(answer.degradations) == []
+
+
+# --- degraded ways -------------------------------------------------------------------------------------------------
+
+
+async def test_encoder_process_down_marks_the_stored_state_stale() -> None:
+    scene = Scene()
+    scene.stream.encoder_serving = False
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    assert sources(answer) == {"mol"}
+    assert list(answer.degradations) == [Degradation.STALE_STATE]
+
+
+async def test_encoder_down_with_a_request_history_falls_back_to_the_stored_state() -> None:
+    scene = Scene()
+    scene.encoder.failure = DOWN
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, history=(HistoryEvent("c"),)))
+    assert answer.state_source == "stored"
+    assert list(answer.degradations) == [Degradation.STALE_STATE]
+    assert "c" not in ids(answer)
+
+
+async def test_encoder_down_for_a_new_user_gives_popular_items_without_the_request_history() -> None:
+    scene = Scene()
+    scene.encoder.failure = DOWN
+    answer = await scene.recommend(RecommendQuery(user_id="new", k=2, history=(HistoryEvent("b"),)))
+    assert ids(answer) == ["d", "c"]
+    assert list(answer.degradations) == [Degradation.POPULAR_FALLBACK]
+
+
+async def test_redis_down_gives_popular_items_marked() -> None:
+    scene = Scene()
+    scene.states.failure = DOWN
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=3))
+    assert ids(answer) == POPULAR[:3]
+    assert list(answer.degradations) == [Degradation.STATE_STORE_DOWN, Degradation.POPULAR_FALLBACK]
+
+
+async def test_redis_down_with_a_request_history_still_personalises() -> None:
+    scene = Scene()
+    scene.states.failure = DOWN
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, history=(HistoryEvent("c"),)))
+    assert (answer.state_source, sources(answer)) == ("request", {"mol"})
+    assert list(answer.degradations) == [Degradation.STATE_STORE_DOWN]
+
+
+async def test_reranker_down_gives_the_first_stage_order_within_the_category_limit() -> None:
+    scene = Scene()
+    scene.reranker.failure = DOWN
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=3, max_per_category=1))
+    # b is of x, c of y, d of both, e of z.
+    assert ids(answer) == ["b", "c", "e"]
+    assert sources(answer) == {"first_stage"}
+    assert list(answer.degradations) == [Degradation.FIRST_STAGE_ORDER]
+    assert answer.certificate.kind is CertificateKind.ESTIMATE
+
+
+@pytest.mark.parametrize("failure", [DOWN, Overloaded("full"), PreconditionFailed("another d"), InvalidRequest("k")])
+async def test_candidates_failing_gives_popular_items_marked(failure: Exception) -> None:
+    scene = Scene()
+    scene.candidates.failure = failure  # type: ignore[assignment]
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=3))
+    assert ids(answer) == POPULAR[:3]
+    assert list(answer.degradations) == [Degradation.POPULAR_FALLBACK]
+    assert (answer.state_source, answer.state) == ("none", None)
+
+
+async def test_kafka_down_is_served_as_before_and_marked() -> None:
+    scene = Scene()
+    scene.stream.log_reachable = False
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    assert ids(answer) == ["f", "e"]
+    assert list(answer.degradations) == [Degradation.NOT_FRESH]
+
+
+async def test_an_event_acknowledged_long_ago_and_not_applied_marks_the_answer() -> None:
+    scene = Scene(lag_grace_s=0.0)
+    scene.lag.acknowledged(StreamPosition(3, 9))
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    assert list(answer.degradations) == [Degradation.NOT_FRESH]
+    scene.states.watermarks[3] = 9
+    assert list((await scene.recommend(RecommendQuery(user_id="ann", k=2))).degradations) == []
+
+
+async def test_everything_down_still_answers() -> None:
+    scene = Scene()
+    for port in (scene.states, scene.encoder, scene.candidates, scene.reranker):
+        port.failure = DOWN
+    scene.stream.log_reachable = scene.stream.encoder_serving = False
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=6))
+    assert ids(answer) == POPULAR
+    assert Degradation.POPULAR_FALLBACK in answer.degradations
+
+
+async def test_a_slow_reranker_costs_its_timeout_and_then_nothing() -> None:
+    scene = Scene(limits=RecommendLimits(rerank_timeout_s=0.02), breaker_seconds=30)
+    scene.reranker.delay_s = 5
+    for _ in range(5):
+        answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+        assert list(answer.degradations) == [Degradation.FIRST_STAGE_ORDER]
+    # Three time-outs open the breaker; the rest are not tried.
+    assert scene.reranker.calls == 3
+
+
+async def test_a_dead_dependency_is_asked_once_and_again_after_the_pause() -> None:
+    scene = Scene(breaker_seconds=0.05)
+    scene.reranker.failure = DOWN
+    for _ in range(10):
+        await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    assert scene.reranker.calls == 1
+    scene.reranker.failure = None
+    await asyncio.sleep(0.06)
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    assert list(answer.degradations) == []
+
+
+async def test_a_short_deadline_of_a_caller_is_not_held_against_a_dependency() -> None:
+    scene = Scene(breaker_seconds=30)
+    scene.reranker.delay_s = 0.1
+    for _ in range(5):
+        answer = await with_deadline(scene, RecommendQuery(user_id="ann", k=2), 0.03)
+        assert list(answer.degradations) == [Degradation.FIRST_STAGE_ORDER]
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    assert list(answer.degradations) == []
+
+
+async def test_a_spent_deadline_is_an_error_not_a_popular_answer() -> None:
+    scene = Scene()
+    with pytest.raises(DeadlineExceeded):
+        await with_deadline(scene, RecommendQuery(user_id="ann", k=2), -0.001)
+    assert scene.states.calls == scene.candidates.calls == 0
+
+
+# --- freshness tokens ----------------------------------------------------------------------------------------------
+
+
+async def test_a_token_already_reached_costs_nothing() -> None:
+    scene = Scene()
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=FreshnessToken("epoch-1", 3, 7)))
+    assert answer.token_honoured
+    assert scene.states.calls == 1
+
+
+async def test_a_token_is_waited_for_and_the_newer_state_and_seen_items_are_used() -> None:
+    scene = Scene()
+
+    def apply(reads: int) -> None:
+        if reads == 4:
+            scene.states.watermarks[3] = 8
+            scene.states.seen["ann"] = ["a", "f"]
+
+    scene.states.on_read = apply
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=FreshnessToken("epoch-1", 3, 8)))
+    assert (answer.token_honoured, list(answer.degradations)) == (True, [])
+    assert ids(answer) == ["e", "d"]
+    assert answer.stage_times.queue_ms > 3 * scene.limits.token_poll_s * 1000 * 0.9
+
+
+async def test_a_token_not_reached_within_the_deadline_is_said() -> None:
+    scene = Scene()
+    token = FreshnessToken("epoch-1", 3, 99)
+    began = time.monotonic()
+    answer = await with_deadline(scene, RecommendQuery(user_id="ann", k=2, token=token), 0.2)
+    assert time.monotonic() - began < 0.2
+    assert not answer.token_honoured
+    assert list(answer.degradations) == [Degradation.TOKEN_NOT_HONOURED]
+    assert ids(answer) == ["f", "e"]
+
+
+@pytest.mark.parametrize("epoch", ["older", ""])
+async def test_a_token_of_another_epoch_is_not_waited_for(epoch: str) -> None:
+    scene = Scene()
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=FreshnessToken(epoch, 3, 1)))
+    assert not answer.token_honoured
+    assert scene.states.calls == 1
+
+
+async def test_a_token_with_redis_down_is_not_honoured() -> None:
+    scene = Scene()
+    scene.states.failure = DOWN
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=FreshnessToken("epoch-1", 3, 1)))
+    assert not answer.token_honoured
+    assert Degradation.TOKEN_NOT_HONOURED in answer.degradations
+
+
+async def test_degradations_and_sources_are_counted() -> None:
+    scene = Scene()
+    await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    await scene.recommend(RecommendQuery(user_id="new", k=2))
+
+    def value(name: str, **labels: str) -> float | None:
+        return scene.registry.get_sample_value(name, labels)
+
+    assert value("freshet_gateway_recommendations_total", state_source="stored") == 1
+    assert value("freshet_gateway_degradations_total", kind="popular_fallback") == 1
+    assert value("freshet_gateway_stage_seconds_count", stage="total") == 2

@@ -1,0 +1,147 @@
+"""The gateway behind a real grpc.aio server: fields cross the wire, errors become statuses, hints become metadata."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
+from gateway_scene import Scene
+from prometheus_client import CollectorRegistry
+
+from services.common import rpc_client
+from services.common.errors import DependencyUnavailable
+from services.common.rpc_server import RpcServer
+from services.gateway.config import GatewaySettings
+from services.gateway.server import SERVICE, GatewayServicer
+
+
+@asynccontextmanager
+async def gateway(scene: Scene) -> AsyncIterator[Any]:
+    def add(server: grpc.aio.Server) -> list[str]:
+        servicer = GatewayServicer(scene.recommend, scene.record)
+        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(servicer, server)
+        return [SERVICE]
+
+    settings = GatewaySettings(port=0, metrics_port=0, drain_seconds=0)
+    server = RpcServer(process="gateway_test", settings=settings, add_services=add, registry=CollectorRegistry())
+    await server.start()
+    async with rpc_client.channel(f"127.0.0.1:{server.port}") as channel:
+        yield gateway_pb2_grpc.GatewayServiceStub(channel)
+    await server.drain()
+
+
+async def test_an_answer_names_its_provenance() -> None:
+    async with gateway(Scene()) as stub:
+        request = gateway_pb2.RecommendRequest(user_id="ann", k=2, context={"device": "tv"})
+        answer = await stub.Recommend(request, timeout=5, metadata=(("x-request-id", "r-1"),))
+    assert [(item.item_id, item.source) for item in answer.items] == [("f", "mol"), ("e", "mol")]
+    assert (answer.model_version, answer.index_version, answer.state_source) == ("m1", "index-1", "stored")
+    assert answer.state_age_seconds == 2.5
+    assert (answer.state_position.partition, answer.state_position.offset) == (3, 7)
+    assert answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
+    assert (answer.token_honoured, list(answer.degradations), answer.request_id) == (True, [], "r-1")
+    assert answer.stage_times.total_ms > 0
+
+
+async def test_a_fallback_carries_no_state_and_its_mark() -> None:
+    async with gateway(Scene()) as stub:
+        answer = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="new", k=2), timeout=5)
+    assert not answer.HasField("state_age_seconds")
+    assert not answer.HasField("state_position")
+    assert list(answer.degradations) == [gateway_pb2.DEGRADATION_POPULAR_FALLBACK]
+    assert answer.request_id
+
+
+async def test_filters_history_and_tokens_cross_the_wire() -> None:
+    scene = Scene()
+    request = gateway_pb2.RecommendRequest(user_id="ann", k=6)
+    request.filter.exclude_seen = False
+    request.filter.deny_item_ids.append("f")
+    request.freshness_token.epoch = "older"
+    event = request.history.add(item_id="c", value=5.0, type="rating")
+    event.event_time.FromMilliseconds(1234)
+    async with gateway(scene) as stub:
+        answer = await stub.Recommend(request, timeout=5)
+    assert {item.item_id for item in answer.items} == {"a", "b", "c", "d", "e"}
+    assert not answer.token_honoured
+    assert scene.encoder.histories[0][1][0].event_time_ms == 1234
+
+
+@pytest.mark.parametrize("k", [0, 10**6])
+async def test_a_bad_k_is_invalid_argument_naming_the_range(k: int) -> None:
+    async with gateway(Scene()) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=k), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == f"k={k} allowed: 1-1000"
+
+
+async def test_a_timestamp_beyond_its_range_is_invalid_argument() -> None:
+    request = gateway_pb2.RecommendRequest(user_id="ann", k=1)
+    request.history.add(item_id="c").event_time.nanos = -5
+    async with gateway(Scene()) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Recommend(request, timeout=5)
+        assert caught.value.details() == "history[0].event_time.nanos=-5 allowed: 0-999999999"
+        interactions = [events_pb2.Interaction(user_id="ann", item_id="a")]
+        interactions[0].event_time.seconds = 10**11
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.RecordInteractions(gateway_pb2.RecordInteractionsRequest(interactions=interactions), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details().startswith("interactions[0].event_time=")
+
+
+async def test_recorded_interactions_return_tokens_that_recommend_accepts() -> None:
+    scene = Scene()
+    async with gateway(scene) as stub:
+        interactions = [events_pb2.Interaction(user_id="ann", item_id="a", event_id="e1", type="rating", value=5)]
+        answer = await stub.RecordInteractions(
+            gateway_pb2.RecordInteractionsRequest(interactions=interactions), timeout=5
+        )
+        (receipt,) = answer.receipts
+        scene.states.watermarks[3] = receipt.token.offset
+        request = gateway_pb2.RecommendRequest(user_id="ann", k=1, freshness_token=receipt.token)
+        assert (await stub.Recommend(request, timeout=5)).token_honoured
+        undo = gateway_pb2.UndoInteractionRequest(user_id="ann", event_id="e1")
+        assert (await stub.UndoInteraction(undo, timeout=5)).receipt.token.offset == 1
+    assert receipt.event_id == "e1"
+    # The gateway's clock where the client gave no time.
+    assert scene.interactions.written[0].event_time_ms > 1_600_000_000_000
+
+
+async def test_a_client_stream_is_answered_with_all_receipts() -> None:
+    async def messages() -> AsyncIterator[Any]:
+        for number in range(20):
+            interaction = events_pb2.Interaction(user_id="ann", item_id=str(number))
+            yield gateway_pb2.StreamInteractionsRequest(interaction=interaction)
+
+    async with gateway(Scene()) as stub:
+        answer = await stub.StreamInteractions(messages(), timeout=5)
+    assert [receipt.token.offset for receipt in answer.receipts] == list(range(20))
+
+
+async def test_a_stream_that_ends_badly_is_invalid_argument() -> None:
+    async def messages() -> AsyncIterator[Any]:
+        yield gateway_pb2.StreamInteractionsRequest(interaction=events_pb2.Interaction(user_id="ann", item_id="a"))
+        yield gateway_pb2.StreamInteractionsRequest()
+
+    async with gateway(Scene()) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.StreamInteractions(messages(), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details().startswith("stream[1].interaction.user_id=")
+
+
+async def test_kafka_down_is_unavailable_with_a_retry_hint() -> None:
+    scene = Scene()
+    scene.interactions.failure = DependencyUnavailable("Kafka is away")
+    async with gateway(scene) as stub:
+        request = gateway_pb2.RecordInteractionsRequest(
+            interactions=[events_pb2.Interaction(user_id="ann", item_id="a")]
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.RecordInteractions(request, timeout=5)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.trailing_metadata()["retry-after-ms"] == "500"
