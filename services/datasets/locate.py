@@ -45,6 +45,7 @@ class Locator:
     root: Path | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     download: bool = True
+    publisher_url: str = PUBLISHER_URL
     tried: list[str] = field(default_factory=list)
     _publisher_down: bool = False
 
@@ -64,13 +65,13 @@ class Locator:
         """Download `name` into the cache; None (and a sentence in `tried`) when that is not possible."""
         if self.root is not None or not self.download or self._publisher_down:
             return None
-        url = PUBLISHER_URL.format(name=name)
+        url = self.publisher_url.format(name=name)
         target = self.cache_dir() / f"{name}.zip"
         try:
             _fetch(url, target)
         except (OSError, zipfile.BadZipFile, ValueError) as exc:
             # One refused connection is an answer for all names: fail over at once instead of waiting again.
-            self._publisher_down = not isinstance(exc, urllib.error.HTTPError)
+            self._publisher_down = isinstance(exc, OSError) and not isinstance(exc, urllib.error.HTTPError)
             self.tried.append(f"download of {url} failed ({exc})")
             return None
         return Located(path=target, where=f"downloaded from its publisher ({url})")
