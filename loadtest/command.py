@@ -1,6 +1,6 @@
 """The command line of the load tests: parse, check the target, run, report; the last line on stdout is the summary.
 
-Exit status: 0 done, 1 the target did not answer or too many calls failed, 2 wrong usage.
+Exit status: 0 done, 1 the target did not answer or too many calls failed, 2 wrong usage, 130 interrupted.
 """
 
 import argparse
@@ -24,6 +24,8 @@ from .scenarios import find_scenarios
 
 DEFAULT_TARGET = "127.0.0.1:50050"
 _CONNECT_TIMEOUT_S = 5.0
+# What a shell reports for a process ended by SIGINT.
+_INTERRUPTED_STATUS = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.json:
         sys.stdout.write(_table(summary) + f"\nreport: {page}\n")
     sys.stdout.write(json.dumps(summary) + "\n")
+    if results.interrupted:
+        return _INTERRUPTED_STATUS
     if summary["error_share"] > options.max_error_share:
         return _say_failed(f"{summary['error_share']:.1%} of the calls failed; allowed: {options.max_error_share:.1%}")
     return 0

@@ -102,7 +102,7 @@ def run(
         runner.start(1, spawn_rate=1)
         driver.finished.wait()
     except KeyboardInterrupt:
-        driver.results.interrupted = True
+        driver.stop_early()
     finally:
         gc.unfreeze()
         if locust_report is not None:
@@ -155,6 +155,12 @@ class _Driver:
             self._in_flight.kill()
         finally:
             self.finished.set()
+
+    def stop_early(self) -> None:
+        """End the run where it is: what was measured so far counts, over the time that it took."""
+        self.results.interrupted = True
+        self.results.seconds = round(max(self._now_s(), self.results.warmup_s), 3)
+        self._in_flight.kill(block=False)
 
     def _send(self, stream: Stream, due_s: float) -> None:
         import grpc

@@ -126,20 +126,20 @@ def _plot_over_time(results: RunResults) -> str:
             axes.scatter(
                 failed, [axes.get_ylim()[0]] * len(failed), marker="x", s=18, color="#b00020", label=f"{name} failed"
             )
-    axes.axvspan(0, results.warmup_s, color="#eeeeee")
+    axes.axvspan(0, results.warmup_s, color="#eeeeee", zorder=0, label="warm-up, not measured")
     axes.set(yscale="log", xlabel="scheduled arrival, s", ylabel="latency, ms")
     return _png(figure, axes)
 
 
 def _plot_rates(results: RunResults) -> str:
     figure, axes = _figure()
-    edges = np.arange(0.0, results.seconds + 1.0)
+    edges = np.arange(0.0, np.ceil(results.seconds) + 1.0)
     for colour, name in zip(_COLOURS, results.calls, strict=False):
         calls = results.calls[name]
         offered, _ = np.histogram([call.due_s for call in calls], edges)
         answered, _ = np.histogram([call.due_s + call.latency_ms / 1e3 for call in calls if call.status == OK], edges)
-        axes.step(edges[:-1], offered, where="post", color=colour, alpha=0.4, label=f"{name} due")
-        axes.step(edges[:-1], answered, where="post", color=colour, label=f"{name} answered")
+        axes.stairs(offered, edges, color=colour, alpha=0.4, linewidth=3, label=f"{name} due")
+        axes.stairs(answered, edges, color=colour, label=f"{name} answered")
     axes.set(xlabel="s", ylabel="calls per second", ylim=(0, None))
     return _png(figure, axes)
 
@@ -167,9 +167,15 @@ def _figure(height: float = 3.6) -> tuple[Any, Any]:
 
 
 def _png(figure: Any, axes: Any) -> str:
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
     axes.spines[["top", "right"]].set_visible(False)
+    for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
+        if scale == "log":
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.set_minor_formatter(NullFormatter())
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.03, 1.0))
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     return base64.b64encode(buffer.getvalue()).decode()

@@ -93,7 +93,7 @@ def caveats(summary: dict[str, Any], *, timeout_ms: float) -> list[str]:
         if call["errors"].get("DEADLINE_EXCEEDED"):
             found.append(f"{name}: timeouts ({timeout_ms:g} ms) are counted as errors, not in the percentiles")
     if summary["interrupted"]:
-        found.append("the run was interrupted; rates are over its full planned length")
+        found.append(f"the run was interrupted after {summary['seconds']:g} s")
     return found
 
 

@@ -1,8 +1,10 @@
 """`python -m loadtest steady` against a real gRPC server: rates, latency from the schedule, and what it writes down."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,32 @@ def test_wrong_options_are_refused_by_name(items: Path, options: tuple[str, str]
     finished = steady(1, items, *options)
     assert finished.returncode == 2
     assert message in finished.stderr
+
+
+def test_an_interrupted_run_still_reports_what_it_measured(small_gateway: Any, items: Path) -> None:
+    command = [sys.executable, "-m", "loadtest", "steady", "--target", f"127.0.0.1:{small_gateway.port}"]
+    command += [
+        "--items",
+        str(items),
+        "--output",
+        str(items.parent / "out"),
+        "--seconds",
+        "60",
+        "--warmup",
+        "0",
+        "--json",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 20
+        while len(small_gateway.recorded) < 100 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    summary = json.loads(stdout.splitlines()[-1])
+    assert summary["interrupted"]
+    assert summary["seconds"] < 30
+    assert summary["calls"]["record"]["ok"] >= 90
 
 
 def test_a_silent_target_is_named(items: Path) -> None:
