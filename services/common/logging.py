@@ -12,8 +12,15 @@ import structlog
 
 from services.common import request_context
 
-# Chatty at INFO about every reconnect; their warnings stay.
-_QUIET = ("kafka", "grpc", "asyncio", "urllib3", "opentelemetry")
+# Chatty at INFO about every reconnect; their warnings stay. kafka-python logs each refused connection as an error,
+# several a second while a broker is away: our adapters say it once.
+_QUIET = {
+    "kafka": logging.CRITICAL,
+    "grpc": logging.WARNING,
+    "asyncio": logging.WARNING,
+    "urllib3": logging.WARNING,
+    "opentelemetry": logging.WARNING,
+}
 
 
 def _add_request_id(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -59,5 +66,5 @@ def configure_logging(process: str, level: str = "info", *, stream: TextIO | Non
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(max(number, logging.WARNING))
+    for name, least in _QUIET.items():
+        logging.getLogger(name).setLevel(max(number, least))
