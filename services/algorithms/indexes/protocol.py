@@ -1,0 +1,150 @@
+"""What every top-K index offers: `search` for the answer with its certificate, `first_stage` for a pool.
+
+Item indices are dense row numbers; item ids live above. Scores and gaps are in similarity units s = tau * phi. A
+filter is a mask that acts inside the scan, so it never starves an answer: fewer than K allowed items make a shorter
+answer, never a padded or a wrong one.
+
+Letters: B queries, X items, K results, N pool size.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.states import QueryStates
+
+Indices = npt.NDArray[np.int64]
+Scores = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+NOTHING = -1  # an item index beyond the end of a shorter answer
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """How far an answer may be from the exact top K: no left-out item scores more than `gap` above the K-th.
+
+    0 means proven exact; None means no proof.
+    """
+
+    gap: float | None
+
+    @property
+    def kind(self) -> Literal["exact", "bounded", "estimate"]:
+        if self.gap is None:
+            return "estimate"
+        return "exact" if self.gap == 0 else "bounded"
+
+
+EXACT = Certificate(0.0)
+ESTIMATE = Certificate(None)
+
+
+def certificate(*, bound: float | None, kth_score: float | None) -> Certificate:
+    """The certificate of an answer from a pool.
+
+    `bound`: no allowed item outside the pool scores above it; -inf when nothing was left out, None without proof.
+    `kth_score`: the K-th best score within the pool; None when the pool held fewer than K items.
+    """
+    if bound is None:
+        return ESTIMATE
+    if bound == -math.inf:
+        return EXACT
+    if kth_score is None:
+        return ESTIMATE  # items are missing from the answer, not merely worse ones in it
+    if bound < kth_score:
+        return EXACT
+    # A left-out item that ties with the K-th could come first by id, so equality is no proof of exactness.
+    return Certificate(max(bound - kth_score, np.finfo(np.float64).tiny))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopK:
+    """Answers to B queries, best first, ties by item id.
+
+    Shapes: item_indices (B, K'), scores (B, K') float64 with K' = min(K, X); a shorter answer ends in index -1 and
+    score -inf. One certificate per query.
+    """
+
+    item_indices: Indices
+    scores: Scores
+    certificates: tuple[Certificate, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """First-stage pools of B queries, best first by the first stage's own score, ties by item id.
+
+    Shapes: item_indices (B, N'), scores (B, N') as in TopK; bounds (B,): no allowed item outside the pool has
+    s = tau * phi above it; -inf when nothing was left out, NaN when there is no proof.
+    """
+
+    item_indices: Indices
+    scores: Scores
+    bounds: Scores
+
+    def bound(self, query: int) -> float | None:
+        """The bound of one query, or None without proof."""
+        value = float(self.bounds[query])
+        return None if math.isnan(value) else value
+
+
+class Index(Protocol):
+    """A top-K algorithm over one catalogue. Implementations are safe to use from several threads."""
+
+    @property
+    def name(self) -> str:
+        """What a request's `algorithm` calls it."""
+
+    @property
+    def num_items(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything held for the items."""
+
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+        """The top `k` of s among the allowed items: `allowed` (X,) or (B, X), None for all.
+
+        Raises: ValueError naming what is wrong with `k`, `allowed` or the queries' shapes.
+        """
+
+    def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
+        """A pool of `size` items by this algorithm's first stage alone. Raises as `search` does."""
+
+
+def check_request(*, k: int, allowed: Mask | None, num_queries: int, num_items: int) -> None:
+    """Raise ValueError, naming the value and what is allowed, unless k >= 1 and the mask fits."""
+    if k < 1:
+        raise ValueError(f"k={k} allowed: at least 1")
+    if allowed is None:
+        return
+    if allowed.dtype != np.bool_:
+        raise ValueError(f"allowed has dtype {allowed.dtype}; expected bool")
+    if allowed.shape not in ((num_items,), (num_queries, num_items)):
+        raise ValueError(f"allowed has shape {allowed.shape}; expected ({num_items},) or ({num_queries}, {num_items})")
+
+
+def check_tie_ranks(tie_ranks: npt.NDArray[np.integer] | None, num_items: int) -> Indices:
+    """The rank of each item's id in id order (X,), which settles ties; the row number itself when not given."""
+    if num_items < 1:
+        raise ValueError("the index is empty: num_items=0 allowed: at least 1")
+    if tie_ranks is None:
+        return np.arange(num_items, dtype=np.int64)
+    if tie_ranks.shape != (num_items,) or len(np.unique(tie_ranks)) != num_items:
+        raise ValueError(f"tie_ranks has shape {tie_ranks.shape}; expected {num_items} distinct ranks")
+    return tie_ranks.astype(np.int64)
+
+
+def empty_answer(num_queries: int, width: int) -> tuple[Indices, Scores]:
+    """Item indices of -1 and scores of -inf, (B, width) each, to be filled from the left."""
+    return np.full((num_queries, width), NOTHING, dtype=np.int64), np.full((num_queries, width), -np.inf)
+
+
+def take_queries(queries: QueryStates, start: int, stop: int) -> QueryStates:
+    """Queries start..stop-1."""
+    gate = None if queries.gate is None else queries.gate[start:stop]
+    return QueryStates(components=queries.components[start:stop], gate=gate)

@@ -1,0 +1,40 @@
+"""Choosing and ordering the best of a row of scores, with ties settled by item id.
+
+Shared by every index and by the reranker, so that equal scores come out in the same order everywhere.
+
+Letters: X items, n candidates, K results.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.protocol import Indices, Scores
+
+
+def order_by_score_then_id(scores: Scores, ranks: Indices, *, tolerance: float = 0.0) -> tuple[Indices, Scores]:
+    """Order n candidates by (-score, rank): positions (n,) and their scores (n,).
+
+    Scores that a chain of steps of at most `tolerance` connects cannot be told apart: they count as equal (all get
+    the largest of them) and come in order of rank.
+    """
+    order = np.lexsort((ranks, -scores))
+    ordered = scores[order]
+    if tolerance > 0 and len(ordered) > 1:
+        new_group = np.empty(len(ordered), dtype=bool)
+        new_group[0] = True
+        np.greater(ordered[:-1] - ordered[1:], tolerance, out=new_group[1:])
+        if not new_group.all():
+            starts = np.flatnonzero(new_group)
+            group = np.cumsum(new_group) - 1
+            ordered = ordered[starts][group]
+            order = order[np.lexsort((ranks[order], group))]
+    return order, ordered
+
+
+def best_rows(scores: npt.NDArray[np.float32], size: int, ranks: Indices) -> Indices:
+    """The `size` best rows of a row of scores (X,), by (-score, rank); rows at -inf are never taken."""
+    size = min(size, len(scores))
+    threshold = np.partition(scores, len(scores) - size)[len(scores) - size]
+    rows = np.flatnonzero((scores >= threshold) & (scores > -np.inf))
+    order = np.lexsort((ranks[rows], -scores[rows]))
+    return rows[order[:size]]
