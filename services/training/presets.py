@@ -1,0 +1,162 @@
+"""Named training configurations: `quick` for two cores and a few minutes, the authors' three for those with the data.
+
+A configuration is everything that, with the data, fixes the result: shapes, dropouts, loss, optimizer, schedule, seed.
+It knows nothing of files, progress or devices.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from services.algorithms.manifest import EncoderShape, HeadShape
+from services.algorithms.models.sequential import Dropouts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """Raises ValueError naming field, value and allowed range. `learning_rate` is the peak, after the warm-up."""
+
+    encoder: EncoderShape
+    head: HeadShape
+    epochs: int
+    seed: int = 0
+    dropouts: Dropouts = Dropouts()  # noqa: RUF009 - frozen
+    num_negatives: int
+    batch_sequences: int
+    learning_rate: float
+    weight_decay: float = 1e-3
+    warmup_fraction: float = 0.0
+    final_rate_fraction: float = 1.0
+    mutual_information_weight: float = 0.001
+    user_norm_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "num_negatives", "batch_sequences"):
+            _check(name, getattr(self, name), at_least=1)
+        for name in ("weight_decay", "mutual_information_weight", "user_norm_weight"):
+            _check(name, getattr(self, name), at_least=0)
+        for name in ("warmup_fraction", "final_rate_fraction"):
+            _check(name, getattr(self, name), at_least=0, at_most=1)
+        for name in ("encoder", "item", "user", "gate"):
+            _check(f"dropouts.{name}", getattr(self.dropouts, name), at_least=0, at_most=0.95)
+        if not 0 < self.learning_rate <= 1:
+            raise ValueError(f"learning_rate={self.learning_rate}; allowed: above 0, at most 1")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed}; allowed: 0 to 2^63 - 1")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for a manifest or a checkpoint."""
+        return asdict(self)
+
+
+def preset(name: str, *, epochs: int | None = None, seed: int = 0) -> TrainConfig:
+    """A named configuration. Raises: ValueError naming the known ones."""
+    if name not in PRESETS:
+        raise ValueError(f"preset={name!r}; allowed: {', '.join(PRESETS)}")
+    config = PRESETS[name]
+    return replace(config, seed=seed, epochs=config.epochs if epochs is None else epochs)
+
+
+def with_dot_head(config: TrainConfig) -> TrainConfig:
+    """The same training with the cosine baseline head, and so without a user-id component."""
+    head = HeadShape(
+        kind="dot",
+        num_query_components=1,
+        num_item_components=1,
+        component_width=config.encoder.width,
+        tau=config.head.tau,
+    )
+    dropouts = replace(config.dropouts, user=0.0, gate=0.0)
+    encoder = replace(config.encoder, uses_user_index=False)
+    return replace(config, encoder=encoder, head=head, dropouts=dropouts, user_norm_weight=0.0)
+
+
+def with_sasrec(config: TrainConfig) -> TrainConfig:
+    """The same training with the SASRec encoder."""
+    return replace(config, encoder=replace(config.encoder, kind="sasrec", num_time_buckets=0))
+
+
+def _check(name: str, value: float, *, at_least: float, at_most: float = float("inf")) -> None:
+    if not at_least <= value <= at_most:
+        allowed = f"at least {at_least:g}" + (f", at most {at_most:g}" if at_most != float("inf") else "")
+        raise ValueError(f"{name}={value}; allowed: {allowed}")
+
+
+_QUICK = TrainConfig(
+    encoder=EncoderShape(
+        kind="hstu", num_blocks=2, num_heads=2, width=50, d_qk=25, d_v=25, max_history=100, num_time_buckets=64
+    ),
+    head=HeadShape(
+        kind="mol",
+        num_query_components=4,
+        num_item_components=2,
+        component_width=32,
+        tau=0.05,
+        gate_hidden=64,
+        query_hidden=0,
+        item_hidden=0,
+    ),
+    epochs=6,
+    dropouts=Dropouts(encoder=0.1),
+    num_negatives=64,
+    batch_sequences=64,
+    learning_rate=3e-3,
+    warmup_fraction=0.05,
+    final_rate_fraction=0.02,
+)
+
+# The authors' configuration for MovieLens-1M, as issue 2 lists it.
+_ML_1M = TrainConfig(
+    encoder=EncoderShape(
+        kind="hstu",
+        num_blocks=8,
+        num_heads=2,
+        width=50,
+        d_qk=25,
+        d_v=25,
+        max_history=200,
+        num_time_buckets=128,
+        uses_user_index=True,
+    ),
+    head=HeadShape(
+        kind="mol",
+        num_query_components=8,
+        num_item_components=4,
+        component_width=64,
+        tau=0.05,
+        gate_hidden=128,
+        query_hidden=512,
+    ),
+    epochs=101,
+    dropouts=Dropouts(encoder=0.2, item=0.1, user=0.5, gate=0.2),
+    num_negatives=128,
+    batch_sequences=128,
+    learning_rate=1e-3,
+    user_norm_weight=0.1,
+)
+
+_ML_20M = replace(
+    _ML_1M,
+    encoder=replace(_ML_1M.encoder, num_blocks=16, num_heads=8, width=256, d_qk=32, d_v=32),
+    head=replace(_ML_1M.head, component_width=128),
+    dropouts=replace(_ML_1M.dropouts, user=0.8),
+)
+
+_BOOKS = replace(
+    _ML_1M,
+    encoder=replace(
+        _ML_1M.encoder,
+        num_blocks=16,
+        num_heads=8,
+        width=64,
+        d_qk=8,
+        d_v=8,
+        max_history=52,
+        uses_user_index=False,
+    ),
+    head=replace(_ML_1M.head, num_item_components=8, component_width=32),
+    dropouts=replace(_ML_1M.dropouts, encoder=0.5, user=0.0),
+    num_negatives=512,
+    user_norm_weight=0.0,
+)
+
+PRESETS = {"quick": _QUICK, "ml-1m": _ML_1M, "ml-20m": _ML_20M, "books": _BOOKS}
