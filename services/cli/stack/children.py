@@ -1,0 +1,138 @@
+"""Detached processes that outlive the launcher, found again through pid files, and never confused with others.
+
+A pid file holds the process's creation time next to its id: a recycled id is not ours, and is never signalled. Each
+child leads a process group of its own, so that what it started ends with it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from services.cli.stack.errors import StackError
+
+_CREATION_TOLERANCE_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What to run. `environment` is complete: nothing else is inherited."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    cwd: Path
+    niceness: int = 0
+
+
+class Children:
+    """The processes of one stack, by name."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = run_folder
+        # Those that this launcher started itself have to be reaped by it.
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def spawn(self, name: str, launch: Launch, log: Path) -> psutil.Process:
+        """Start `name` detached, its output appended to `log`.
+
+        Raises: StackError when it runs already or the program cannot be executed.
+        """
+        running = self.find(name)
+        if running is not None:
+            raise StackError(name, f"runs already (pid {running.pid})")
+        argv = [*_nice(launch.niceness), *launch.argv]
+        try:
+            with log.open("ab") as output:
+                child = subprocess.Popen(
+                    argv,
+                    env=dict(launch.environment),
+                    cwd=launch.cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as exc:
+            raise StackError(name, f"cannot execute {launch.argv[0]}: {exc}") from exc
+        self._started[name] = child
+        process = psutil.Process(child.pid)
+        self._write(name, _PidFile(pid=child.pid, created=process.create_time(), argv=list(argv)))
+        return process
+
+    def find(self, name: str) -> psutil.Process | None:
+        """The running process of that name, or None."""
+        child = self._started.get(name)
+        if child is not None and child.poll() is not None:
+            del self._started[name]
+        noted = self._read(name)
+        if noted is None:
+            return None
+        try:
+            process = psutil.Process(noted.pid)
+            same = abs(process.create_time() - noted.created) < _CREATION_TOLERANCE_S
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.Error:
+            return None
+
+    def signal(self, name: str, number: signal.Signals) -> bool:
+        """Send a signal to the process (SIGKILL: to its whole group); False when it does not run."""
+        process = self.find(name)
+        if process is None:
+            return False
+        try:
+            if number == signal.SIGKILL:
+                os.killpg(process.pid, number)
+            else:
+                process.send_signal(number)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            return False
+        return True
+
+    def wait_gone(self, name: str, timeout_s: float) -> bool:
+        """Wait until it has ended, then forget it; False when it still runs after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while self.find(name) is not None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        self.forget(name)
+        return True
+
+    def exit_status(self, name: str) -> int | None:
+        """How a child of this launcher ended, negative for a signal; None when unknown."""
+        child = self._started.get(name)
+        return None if child is None else child.poll()
+
+    def forget(self, name: str) -> None:
+        """Drop the pid file."""
+        self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+    def _write(self, name: str, noted: "_PidFile") -> None:
+        self._path(name).write_text(json.dumps(asdict(noted)), encoding="utf-8")
+
+    def _read(self, name: str) -> "_PidFile | None":
+        try:
+            return _PidFile(**json.loads(self._path(name).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PidFile:
+    pid: int
+    created: float
+    argv: list[str]
+
+
+def _nice(niceness: int) -> list[str]:
+    # `nice` replaces itself by the program, so the id is the program's.
+    return ["nice", "-n", str(niceness)] if niceness else []

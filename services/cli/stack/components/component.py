@@ -1,0 +1,79 @@
+"""What the launcher needs from a part, and what every recipe shares: the stack's place, and running an installer."""
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from services.cli.stack.children import Launch
+from services.cli.stack.compose import Service
+from services.cli.stack.errors import StackError
+from services.cli.stack.folders import StateFolder
+from services.cli.stack.ports import Ports
+
+# Called with a part's name and what it is doing now, in a few words.
+Say = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one stack lives: its state, ports and model bundle (absolute path)."""
+
+    state: StateFolder
+    ports: Ports
+    bundle: Path
+
+
+class Component(Protocol):
+    """A part of the stack."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def service(self) -> Service: ...
+
+    def missing(self) -> tuple[str, str] | None:
+        """What keeps this machine from running it, and the command that helps; None when nothing does."""
+
+    def prepare(self, say: Say) -> None:
+        """Fetch and build what it needs, once. Raises: StackError."""
+
+    def launch(self, place: Place) -> Launch:
+        """Its command, after writing the configuration files it reads."""
+
+    def probe(self, place: Place) -> str | None:
+        """None when ready, else why not."""
+
+    def version(self, place: Place) -> str:
+        """What really runs there. Raises: StackError when it does not answer."""
+
+
+def inherited_environment() -> dict[str, str]:
+    """This process's environment without settings of Freshet: those come from docker-compose.yml alone."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("FRESHET_")}
+
+
+def run_installer(
+    part: str, argv: Sequence[str], *, advice: str, environment: Mapping[str, str] | None = None, timeout_s: float = 900
+) -> None:
+    """Run an installer to its end; its last lines are the error when it fails."""
+    try:
+        done = subprocess.run(
+            argv,
+            env=None if environment is None else dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise StackError(part, f"{argv[0]} did not finish within {timeout_s:.0f} s", advice=advice) from exc
+    except OSError as exc:
+        raise StackError(part, f"cannot execute {argv[0]}: {exc}", advice=advice) from exc
+    if done.returncode != 0:
+        lines = done.stdout.decode(errors="replace").strip().splitlines()
+        raise StackError(part, f"{' '.join(argv[:3])} ... failed:\n" + "\n".join(lines[-12:]), advice=advice)

@@ -1,0 +1,159 @@
+"""Triton Inference Server from the nvidia-pytriton wheel, in an environment of its own (it wants NumPy 1.x).
+
+The wheel has the server, the Python backend and a stub per Python version; no ONNX Runtime backend, so the model
+folder's own config.pbtxt runs ONNX Runtime inside a Python-backend model. It knows nothing of the model's content.
+"""
+
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copy2
+
+from services.cli.stack.children import Launch
+from services.cli.stack.components.component import Place, Say, inherited_environment, run_installer
+from services.cli.stack.components.packages import install_command, venv_command
+from services.cli.stack.compose import Service, local_environment
+from services.cli.stack.errors import StackError
+from services.cli.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
+from services.cli.stack.ports import LOOPBACK
+from services.cli.stack.probes import probe_inference_server
+
+RECIPE = REPOSITORY / "deploy" / "inference_server" / "requirements.txt"
+MODEL_TEMPLATE = REPOSITORY / "deploy" / "inference_server" / "encoder"
+# The stub and the server exchange tensors through shared memory: one megabyte to begin with, not 64.
+_BACKEND_FLAGS = (
+    "--backend-config=python,shm-default-byte-size=1048576",
+    "--backend-config=python,shm-growth-byte-size=1048576",
+    "--backend-config=python,stub-timeout-seconds=60",
+)
+
+
+@dataclass(frozen=True)
+class InferenceServer:
+    """The server that runs the sequence encoder."""
+
+    service: Service
+    name: str = "inference-server"
+
+    @property
+    def folder(self) -> Path:
+        """Its environment, with the backend folder beside the packages."""
+        return cache_root() / f"inference-server-{recipe_key(RECIPE)}"
+
+    @property
+    def _packages(self) -> Path:
+        return self.folder / "lib" / f"python{_python_version()}" / "site-packages"
+
+    def missing(self) -> tuple[str, str] | None:
+        if sys.platform != "linux" or os.uname().machine not in ("x86_64", "aarch64"):
+            return "its wheel is made for Linux only", "docker compose up inference-server"
+        if _python_library() is None:
+            return (
+                f"no libpython{_python_version()}.so, which the Python backend loads",
+                f"apt-get install -y libpython{_python_version()}",
+            )
+        return None
+
+    def prepare(self, say: Say) -> None:
+        problem = self.missing()
+        if problem is not None:
+            raise StackError(self.name, problem[0], advice=problem[1])
+
+        def build(folder: Path) -> None:
+            say(self.name, "building its environment (once, 300 MB)")
+            advice = "check the network, or pip's settings for a mirror"
+            run_installer(self.name, venv_command(folder), advice=advice)
+            python = str(folder / "bin" / "python")
+            run_installer(self.name, [*install_command(python), "--no-deps", "-r", str(RECIPE)], advice=advice)
+            self._gather_backend(folder / "backends" / "python")
+
+        build_once(self.folder, build, in_place=True)
+
+    def _gather_backend(self, backend: Path) -> None:
+        """The backend and the stub of the running Python, in the one folder where the server looks for both."""
+        wheel = self._packages / "pytriton" / "tritonserver"
+        stubs = wheel / "python_backend_stubs" / _python_version()
+        if not stubs.is_dir():
+            raise StackError(self.name, f"its wheel has no Python backend stub for Python {_python_version()}")
+        backend.mkdir(parents=True)
+        for source in (*(wheel / "backends" / "python").iterdir(), *stubs.iterdir()):
+            copy2(source, backend / source.name)
+
+    def launch(self, place: Place) -> Launch:
+        models = place.bundle / "inference_server"
+        if not (models / "encoder" / "config.pbtxt").exists():
+            raise StackError(
+                self.name, f"{models} holds no model folder `encoder`", advice="freshet train, or make demo"
+            )
+        ports = place.ports
+        own = {
+            "--model-repository": str(models),
+            "--http-port": str(ports["inference-server-http"]),
+            "--grpc-port": str(ports["inference-server"]),
+            "--metrics-port": str(ports["inference-server-metrics"]),
+            "--http-address": LOOPBACK,
+            "--grpc-address": LOOPBACK,
+            "--metrics-address": LOOPBACK,
+            "--backend-directory": str(self.folder / "backends"),
+            "--disable-auto-complete-config": "",
+            # The native backend's configuration is for the container.
+            "--model-config-name": None,
+        }
+        flags = dict(flag.partition("=")[::2] for flag in self.service.command[1:]) | own
+        program = self._packages / "pytriton" / "tritonserver" / "bin" / "tritonserver"
+        arguments = [f"{flag}={value}" if value else flag for flag, value in flags.items() if value is not None]
+        return Launch(
+            argv=[str(program), *arguments, *_BACKEND_FLAGS],
+            environment=self._environment(place),
+            cwd=place.state.root,
+            niceness=self.service.niceness,
+        )
+
+    def _environment(self, place: Place) -> dict[str, str]:
+        environment = inherited_environment()
+        python_library = _python_library()
+        libraries = [str(self._packages / "nvidia_pytriton.libs"), str(python_library) if python_library else ""]
+        return environment | {
+            # The stub embeds Python: these tell it whose packages to use.
+            "VIRTUAL_ENV": str(self.folder),
+            "PYTHONPATH": str(self._packages),
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{environment.get('PATH', '')}",
+            "LD_LIBRARY_PATH": os.pathsep.join(folder for folder in libraries if folder),
+            **local_environment(self.service, place.ports, place.bundle),
+        }
+
+    def probe(self, place: Place) -> str | None:
+        return probe_inference_server(place.ports.address("inference-server"))
+
+    def version(self, place: Place) -> str:
+        """As the server's metadata tells."""
+        import grpc
+        from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+        with grpc.insecure_channel(place.ports.address("inference-server")) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            try:
+                metadata = stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=2)
+            except grpc.RpcError as exc:
+                raise StackError(self.name, f"does not tell its version: {exc.code().name}") from exc
+        return f"Triton Inference Server {metadata.version}"
+
+
+def _python_version() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _python_library() -> Path | None:
+    """The folder with the running interpreter's shared library."""
+    folders = [
+        sysconfig.get_config_var("LIBDIR"),
+        sysconfig.get_config_var("LIBPL"),
+        str(Path(sys.base_prefix) / "lib"),
+    ]
+    folders += ["/usr/lib", f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/local/lib"]
+    for folder in folders:
+        if folder and any(Path(folder).glob(f"libpython{_python_version()}.so*")):
+            return Path(folder)
+    return None

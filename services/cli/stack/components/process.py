@@ -1,0 +1,47 @@
+"""Freshet's own processes: the command and the settings of docker-compose.yml, run by this Python."""
+
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from services.cli.stack.children import Launch
+from services.cli.stack.components.component import Place, Say, inherited_environment
+from services.cli.stack.compose import Service, local_environment
+from services.cli.stack.errors import StackError
+from services.cli.stack.folders import REPOSITORY
+from services.cli.stack.probes import probe_grpc
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of encoder, candidates, reranker, gateway."""
+
+    service: Service
+
+    @property
+    def name(self) -> str:
+        return self.service.name
+
+    def missing(self) -> tuple[str, str] | None:
+        return None
+
+    def prepare(self, say: Say) -> None:
+        """Nothing: it is installed with this program."""
+
+    def launch(self, place: Place) -> Launch:
+        program, *arguments = self.service.command
+        if program != "python":
+            raise StackError(self.name, f"its command in docker-compose.yml is {program!r}; expected python")
+        settings = local_environment(self.service, place.ports, place.bundle)
+        return Launch(
+            argv=[sys.executable, *arguments],
+            environment=inherited_environment() | settings,
+            cwd=REPOSITORY,
+            niceness=self.service.niceness,
+        )
+
+    def probe(self, place: Place) -> str | None:
+        return probe_grpc(place.ports.address(self.name))
+
+    def version(self, place: Place) -> str:
+        return f"freshet {version('freshet')}"

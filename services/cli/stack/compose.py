@@ -1,0 +1,115 @@
+"""docker-compose.yml as the launcher reads it: the one place where commands, settings and order are written.
+
+Containers find each other by service name; here everything is on the loopback address, so `localize` turns
+"kafka:19094" into this stack's own address. It knows the file's form and nothing of how a part is started.
+"""
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from services.cli.stack.folders import REPOSITORY
+from services.cli.stack.ports import LOOPBACK, Ports
+
+COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
+# The order in which a person wants to read them.
+INFRASTRUCTURE = ("kafka", "redis", "inference-server")
+PROCESSES = ("encoder", "candidates", "reranker", "gateway")
+
+_VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """One service of the file, variables filled in. `needs` maps what it waits for to whether that must be healthy."""
+
+    name: str
+    image: str = ""
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, bool] = field(default_factory=dict)
+    published: tuple[int, ...] = ()
+    cpu_shares: int = 1024
+
+    @property
+    def niceness(self) -> int:
+        """The priority that stands to 0 as `cpu_shares` to 1024: each step of niceness is a factor of 1.25."""
+        return max(0, round(math.log(1024 / self.cpu_shares, 1.25)))
+
+
+def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = None) -> dict[str, Service]:
+    """The services of a compose file by name.
+
+    Raises: FileNotFoundError when the file is not there (an installation without the repository), ValueError when a
+    variable has neither a value nor a default.
+    """
+    environ = os.environ if environ is None else environ
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: the local stack is started from a clone of the repository")
+    raw = _filled(yaml.safe_load(path.read_text(encoding="utf-8")), environ)
+    return {name: _service(name, entry) for name, entry in raw["services"].items()}
+
+
+def localize(value: str, ports: Ports, bundle: Path) -> str:
+    """`value` of a container's setting for a process on this machine: hosts, the bind address and the bundle."""
+    if value == "0.0.0.0":
+        return LOOPBACK
+    value = re.sub(r"(?<![\w.-])/bundle(?=$|/)", str(bundle), value)
+    hosts = "|".join((*INFRASTRUCTURE, *PROCESSES))
+    return re.sub(rf"(?<![\w.-])({hosts}):\d+", lambda match: ports.address(match[1]), value)
+
+
+def local_environment(service: Service, ports: Ports, bundle: Path) -> dict[str, str]:
+    """A process's settings on this machine; its own port, written as a number, becomes this stack's."""
+    environment = {name: localize(value, ports, bundle) for name, value in service.environment.items()}
+    if service.name in PROCESSES:
+        environment[port_variable(service.name)] = str(ports[service.name])
+        environment["FRESHET_METRICS_PORT"] = str(ports[f"{service.name}-metrics"])
+    return environment
+
+
+def port_variable(process: str) -> str:
+    return f"FRESHET_{process.upper()}_PORT"
+
+
+def _service(name: str, entry: Mapping[str, Any]) -> Service:
+    depends = entry.get("depends_on", {})
+    if isinstance(depends, list):
+        depends = {other: {"condition": "service_started"} for other in depends}
+    command = entry.get("command", [])
+    if isinstance(command, str):
+        raise ValueError(f"services.{name}.command is a string; a list is expected, so that no shell is involved")
+    return Service(
+        name=name,
+        image=entry.get("image", ""),
+        command=tuple(str(part) for part in command),
+        environment={key: str(value) for key, value in entry.get("environment", {}).items()},
+        needs={other: how["condition"] == "service_healthy" for other, how in depends.items()},
+        published=tuple(int(str(port).rpartition(":")[2]) for port in entry.get("ports", [])),
+        cpu_shares=entry.get("cpu_shares", 1024),
+    )
+
+
+def _filled(value: Any, environ: Mapping[str, str]) -> Any:
+    """`value` with each ${NAME:-default} replaced, through lists and mappings."""
+    if isinstance(value, dict):
+        return {key: _filled(entry, environ) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_filled(entry, environ) for entry in value]
+    if not isinstance(value, str):
+        return value
+
+    def fill(match: re.Match[str]) -> str:
+        name, default = match["name"], match["default"]
+        found = environ.get(name) or default
+        if found is None:
+            raise ValueError(f"docker-compose.yml uses {name}, which has no value and no default")
+        return found
+
+    return _VARIABLE.sub(fill, value)

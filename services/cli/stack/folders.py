@@ -1,0 +1,101 @@
+"""Where the local stack keeps things: state per checkout (.freshet), recipes' results in the user's cache.
+
+A recipe (Kafka's jars, the inference server's environment, a Redis binary) is built once per content of the file that
+describes it and shared by every clone; two launchers that want the same one at the same time build it once. It knows
+nothing of what is built.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+DEFAULT_STATE = Path(".freshet")
+
+
+@dataclass(frozen=True)
+class StateFolder:
+    """`run/` (pid files, ports), `logs/<name>.log`, `data/<name>/` (what Kafka and Redis keep)."""
+
+    root: Path
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def data(self, name: str) -> Path:
+        return self.root / "data" / name
+
+    def make(self) -> None:
+        """Create the folders that every component needs."""
+        for folder in (self.run, self.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One launcher at a time changes this stack; others wait."""
+        self.run.mkdir(parents=True, exist_ok=True)
+        with _locked(self.run / "lock"):
+            yield
+
+
+def cache_root(environ: Mapping[str, str] | None = None) -> Path:
+    """`$XDG_CACHE_HOME/freshet`, by default `~/.cache/freshet`."""
+    environ = os.environ if environ is None else environ
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "freshet"
+
+
+def recipe_key(*recipes: Path) -> str:
+    """Twelve hex digits over the recipes' content and what they are built for (Python version and platform)."""
+    digest = hashlib.sha256(f"{sys.version_info[:2]} {sys.platform} {os.uname().machine}".encode())
+    for recipe in recipes:
+        digest.update(recipe.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def build_once(folder: Path, build: Callable[[Path], None], *, in_place: bool = False) -> Path:
+    """Return `folder`, after `build(aside)` filled it if it did not exist; a failed build leaves nothing behind.
+
+    `in_place` builds at the final path (a virtual environment holds its own path) and marks completion with a file.
+    """
+    complete = folder / ".complete"
+    if complete.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(f"{folder.name}.lock")):
+        if complete.exists():
+            return folder
+        aside = folder if in_place else folder.with_name(f"{folder.name}.building-{os.getpid()}")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        try:
+            build(aside)
+            (aside / ".complete").touch()
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        if aside != folder:
+            aside.rename(folder)
+    return folder
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,325 @@
+"""`Stack`: starts the parts in the order of docker-compose.yml, waits until each is healthy, stops them again.
+
+A stack is a state folder: whoever opens the same folder later (another command, after a reboot) sees the same parts,
+ports and bundle. Parts are detached and outlive this program.
+"""
+
+import json
+import signal
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from services.cli.stack.children import Children
+from services.cli.stack.components.component import Component, Place, Say
+from services.cli.stack.components.inference_server import InferenceServer
+from services.cli.stack.components.kafka import Kafka
+from services.cli.stack.components.process import Process
+from services.cli.stack.components.redis import Redis
+from services.cli.stack.compose import INFRASTRUCTURE, PROCESSES, read_compose
+from services.cli.stack.errors import StackError, tail
+from services.cli.stack.folders import DEFAULT_STATE, StateFolder
+from services.cli.stack.memory import require_stack_memory
+from services.cli.stack.ports import Ports
+
+PARTS = (*INFRASTRUCTURE, *PROCESSES)
+# The gateway last to start is the first to stop; what it writes to stays until everything above it has ended.
+_STOP_ORDER = (("gateway",), ("encoder", "candidates", "reranker"), ("inference-server", "redis", "kafka"))
+# SIGTERM drains; whoever has not ended by then is killed.
+_STOP_S = {"kafka": 20.0, "redis": 10.0, "inference-server": 12.0}
+_PROCESS_STOP_S = 10.0
+_POLL_S = 0.05
+_NEEDS_BUNDLE = ("inference-server", *PROCESSES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartStatus:
+    """What one part is doing now. `problem` is None when it runs and is ready."""
+
+    name: str
+    running: bool
+    problem: str | None
+    pid: int | None = None
+    address: str = ""
+    memory_mb: float = 0.0
+    uptime_s: float = 0.0
+    log: str = ""
+
+    @property
+    def healthy(self) -> bool:
+        return self.running and self.problem is None
+
+
+class Stack:
+    """One local stack in one state folder."""
+
+    def __init__(
+        self,
+        state: Path | str = DEFAULT_STATE,
+        *,
+        bundle: Path | str | None = None,
+        ports: Ports | None = None,
+        say: Say | None = None,
+    ) -> None:
+        """Open the stack of `state`: what it noted about ports and bundle holds unless given here.
+
+        `bundle` defaults to `<state>/bundle`, `ports` to the documented ones; `say(part, doing)` hears of progress.
+        """
+        folder = StateFolder(Path(state).resolve())
+        noted_ports, noted_bundle = _read_note(folder)
+        self.place = Place(
+            state=folder,
+            ports=ports or noted_ports or Ports.default(),
+            bundle=Path(bundle or noted_bundle or folder.root / "bundle").resolve(),
+        )
+        self._say: Say = say or (lambda part, doing: None)
+        self._children = Children(folder.run)
+        services = read_compose()
+        self.components: dict[str, Component] = {
+            "kafka": Kafka(services["kafka"]),
+            "redis": Redis(services["redis"]),
+            "inference-server": InferenceServer(services["inference-server"]),
+            **{name: Process(services[name]) for name in PROCESSES},
+        }
+
+    @property
+    def ports(self) -> Ports:
+        return self.place.ports
+
+    @property
+    def bundle(self) -> Path:
+        return self.place.bundle
+
+    def address(self, part: str) -> str:
+        """host:port of a part (of the inference server: gRPC)."""
+        return self.ports.address(part)
+
+    @property
+    def redis_url(self) -> str:
+        return f"redis://{self.address('redis')}/0"
+
+    @property
+    def kafka_bootstrap(self) -> str:
+        return self.address("kafka")
+
+    def log(self, part: str) -> Path:
+        return self.place.state.log(part)
+
+    def use_bundle(self, bundle: Path | str) -> None:
+        """Start parts with another bundle from now on; running ones keep theirs."""
+        self.place = replace(self.place, bundle=Path(bundle).resolve())
+
+    def prepare(self, only: Iterable[str] = PARTS) -> None:
+        """Fetch and build what the parts need (jars, environments), without starting anything."""
+        for name in _known(only):
+            self.components[name].prepare(self._say)
+
+    def up(self, only: Iterable[str] = PARTS, *, timeout_s: float = 120.0) -> None:
+        """Start what does not run of `only` and wait until all of it is healthy.
+
+        Raises: StackError naming the part: it cannot be prepared, its port is taken (by whom), there is no memory
+        for the model, it ended (with the end of its log) or it was not healthy within `timeout_s`. Parts that were
+        started stay; `down` stops them.
+        """
+        wanted = _known(only)
+        with self.place.state.locked():
+            self.place.state.make()
+            self.prepare(wanted)
+            self._require_same_stack()
+            to_start = [name for name in wanted if self._children.find(name) is None]
+            self._require_ports(to_start)
+            if any(name in _NEEDS_BUNDLE for name in to_start):
+                self._require_bundle(to_start)
+            _write_note(self.place)
+            self._start_in_order(wanted, to_start, timeout_s)
+
+    def start(self, name: str, *, wait: bool = True, timeout_s: float = 60.0) -> None:
+        """Start one part, whatever the others do; with `wait` return when it is healthy."""
+        (name,) = _known([name])
+        with self.place.state.locked():
+            self.place.state.make()
+            self.components[name].prepare(self._say)
+            self._require_ports([name])
+            self._spawn(name)
+        if wait:
+            self.wait_healthy(name, timeout_s=timeout_s)
+
+    def stop(self, name: str, *, timeout_s: float | None = None) -> None:
+        """SIGTERM, wait, and SIGKILL when it takes too long."""
+        self._stop_together([name], timeout_s)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL the part and what it started, at once: a crash."""
+        self._children.signal(name, signal.SIGKILL)
+        self._children.wait_gone(name, 5.0)
+
+    def down(self) -> list[str]:
+        """Stop everything that runs, processes before what they depend on; return what was stopped."""
+        with self.place.state.locked():
+            stopped = [name for name in PARTS if self._children.find(name) is not None]
+            for names in _STOP_ORDER:
+                self._stop_together(names, None)
+            _note(self.place.state).unlink(missing_ok=True)
+        return stopped
+
+    def status(self) -> list[PartStatus]:
+        """Every part, running or not, each asked by its own protocol."""
+        return [self._status(name) for name in PARTS]
+
+    def versions(self) -> dict[str, str]:
+        """What really runs, as each running part tells about itself."""
+        running = [name for name in PARTS if self._children.find(name) is not None]
+        return {name: self.components[name].version(self.place) for name in running}
+
+    def problem(self, name: str) -> str | None:
+        """None when the part runs and is ready, else why not."""
+        if self._children.find(name) is None:
+            return "not running"
+        return self.components[name].probe(self.place)
+
+    def wait_healthy(self, name: str, *, timeout_s: float = 60.0) -> None:
+        """Return when the part is ready. Raises: StackError when it ends or takes longer than `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            running = self._children.find(name) is not None
+            problem = self.problem(name)
+            if problem is None:
+                return
+            if not running:
+                raise self._died(name)
+            if time.monotonic() > deadline:
+                raise self._late(name, timeout_s, problem)
+            time.sleep(_POLL_S)
+
+    def _start_in_order(self, wanted: Collection[str], to_start: Collection[str], timeout_s: float) -> None:
+        """Start each part once what it needs has started, or is healthy where the compose file says so."""
+        deadline = time.monotonic() + timeout_s
+        waiting = [name for name in wanted if name in to_start]
+        began: dict[str, float] = {name: time.monotonic() for name in wanted if name not in to_start}
+        healthy: set[str] = set()
+        reasons: dict[str, str] = {}
+        while len(healthy) < len(wanted):
+            # Kafka formats its folder before it starts: whoever needs nothing is on its way by then.
+            for name in sorted(waiting, key=lambda name: name == "kafka"):
+                needs = self.components[name].service.needs
+                if all(other in (healthy if must else began) for other, must in needs.items() if other in wanted):
+                    waiting.remove(name)
+                    self._say(name, "starting")
+                    began[name] = time.monotonic()
+                    self._spawn(name)
+            for name in began.keys() - healthy:
+                problem = self.problem(name)
+                if problem is None:
+                    healthy.add(name)
+                    self._say(name, f"ready after {time.monotonic() - began[name]:.1f} s")
+                elif self._children.find(name) is None:
+                    raise self._died(name)
+                else:
+                    reasons[name] = problem
+            if time.monotonic() > deadline:
+                name = next(name for name in wanted if name not in healthy)
+                raise self._late(name, timeout_s, reasons.get(name, "it still waited for others"))
+            time.sleep(_POLL_S)
+
+    def _spawn(self, name: str) -> None:
+        launch = self.components[name].launch(self.place)
+        self._children.spawn(name, launch, self.log(name))
+
+    def _died(self, name: str) -> StackError:
+        log = self.log(name)
+        return StackError(name, f"ended while starting; the end of {log}:\n{tail(log)}")
+
+    def _late(self, name: str, timeout_s: float, problem: str) -> StackError:
+        log = self.log(name)
+        return StackError(name, f"not ready after {timeout_s:.0f} s: {problem}; the end of {log}:\n{tail(log)}")
+
+    def _require_same_stack(self) -> None:
+        """Raise StackError when parts run already with other ports, or with another bundle."""
+        running = [name for name in PARTS if self._children.find(name) is not None]
+        ports, bundle = _read_note(self.place.state)
+        if running and ports is not None and ports != self.ports:
+            raise StackError(
+                "ports",
+                f"{', '.join(running)} run already with other ports ({running[0]} on {ports[running[0]]})",
+                advice="freshet down first, or name another state folder",
+            )
+        with_model = [name for name in running if name in _NEEDS_BUNDLE]
+        if with_model and bundle is not None and bundle != str(self.bundle):
+            raise StackError(
+                "bundle", f"{', '.join(with_model)} run already with the bundle {bundle}", advice="freshet down first"
+            )
+
+    def _require_ports(self, names: Iterable[str]) -> None:
+        for name in names:
+            taken = next(self.ports.taken(name), None)
+            if taken is not None:
+                raise StackError(name, str(taken), advice="freshet doctor, or freshet up --port-offset 1000")
+
+    def _require_bundle(self, names: Collection[str]) -> None:
+        if not (self.bundle / "manifest.json").exists():
+            raise StackError(
+                "bundle", f"no model bundle at {self.bundle}", advice="freshet train, or make demo, makes one"
+            )
+        require_stack_memory(self.bundle, names)
+
+    def _stop_together(self, names: Iterable[str], timeout_s: float | None) -> None:
+        asked = [name for name in names if self._children.signal(name, signal.SIGTERM)]
+        began = time.monotonic()
+        for name in asked:
+            self._say(name, "stopping")
+            limit = timeout_s if timeout_s is not None else _STOP_S.get(name, _PROCESS_STOP_S)
+            if not self._children.wait_gone(name, max(0.0, began + limit - time.monotonic())):
+                self.kill(name)
+            self._say(name, "stopped")
+
+    def _status(self, name: str) -> PartStatus:
+        stopped = PartStatus(
+            name=name, running=False, problem="not running", address=self.address(name), log=str(self.log(name))
+        )
+        process = self._children.find(name)
+        if process is None:
+            return stopped
+        memory, uptime = 0.0, 0.0
+        with suppress(psutil.Error):
+            family = [process, *process.children(recursive=True)]
+            memory = sum(member.memory_info().rss for member in family) / 2**20
+            uptime = time.time() - process.create_time()
+        return replace(
+            stopped,
+            running=True,
+            problem=self.components[name].probe(self.place),
+            pid=process.pid,
+            memory_mb=round(memory, 1),
+            uptime_s=round(uptime, 1),
+        )
+
+
+def _known(names: Iterable[str]) -> list[str]:
+    """`names` in the stack's own order. Raises: ValueError for a name that is no part."""
+    asked = set(names)
+    unknown = asked - set(PARTS)
+    if unknown:
+        raise ValueError(f"part={sorted(unknown)[0]!r}; allowed: {', '.join(PARTS)}")
+    return [name for name in PARTS if name in asked]
+
+
+def _note(folder: StateFolder) -> Path:
+    return folder.run / "stack.json"
+
+
+def _read_note(folder: StateFolder) -> tuple[Ports | None, str | None]:
+    """Ports and bundle of the last `up`, None where there was none."""
+    try:
+        noted = json.loads(_note(folder).read_text(encoding="utf-8"))
+        return Ports(noted["ports"]), str(noted["bundle"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None
+
+
+def _write_note(place: Place) -> None:
+    noted = {"ports": dict(place.ports.numbers), "bundle": str(place.bundle)}
+    _note(place.state).write_text(json.dumps(noted, indent=1), encoding="utf-8")

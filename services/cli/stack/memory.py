@@ -1,0 +1,68 @@
+"""How much memory the stack wants for a bundle, against what this machine has: asked before anything is started.
+
+Measured shares per part plus what the bundle's files add to each; an estimate that errs on the generous side. The
+processes check their own part exactly when they load it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from services.cli.stack.errors import StackError
+from services.common.memory import available_bytes
+
+_MIB = 1 << 20
+# Resident MiB on Linux with a bundle of a few megabytes and no load; processes with PyTorch carry most.
+BASE_MB: Mapping[str, int] = MappingProxyType(
+    {
+        "kafka": 400,
+        "redis": 30,
+        "inference-server": 150,
+        "encoder": 140,
+        "candidates": 330,
+        "reranker": 330,
+        "gateway": 120,
+    }
+)
+# How many times a part holds a file of the bundle, at most (a mapping in the page cache, an array of its own).
+_HOLDS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "candidates": {"item_states.safetensors": 2},
+        "reranker": {"item_states.safetensors": 2},
+        "inference-server": {"encoder.onnx": 3},
+    }
+)
+
+
+def needed_bytes(bundle: Path, parts: Iterable[str]) -> dict[str, int]:
+    """Bytes per part for this bundle. Raises: StackError when its manifest can't be read."""
+    sizes = _file_sizes(bundle)
+    needed = {}
+    for part in parts:
+        files = sum(sizes.get(name, 0) * times for name, times in _HOLDS.get(part, {}).items())
+        needed[part] = BASE_MB[part] * _MIB + files
+    return needed
+
+
+def require_stack_memory(bundle: Path, parts: Iterable[str], available: int | None = None) -> None:
+    """Raise StackError, naming need and have, unless `parts` fit into the memory that is left (bytes)."""
+    needed = needed_bytes(bundle, parts)
+    have = available_bytes() if available is None else available
+    need = sum(needed.values())
+    if need > have:
+        largest = max(needed, key=lambda part: needed[part])
+        raise StackError(
+            "memory",
+            f"the model at {bundle} needs about {need / _MIB:,.0f} MiB for {len(needed)} parts "
+            f"(the most, {needed[largest] / _MIB:,.0f} MiB, for {largest}); {have / _MIB:,.0f} MiB are available",
+            advice="end other programs, start fewer parts (freshet up --only ...), or train a smaller model",
+        )
+
+
+def _file_sizes(bundle: Path) -> dict[str, int]:
+    try:
+        files = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["files"]
+        return {name: int(entry["bytes"]) for name, entry in files.items()}
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise StackError("bundle", f"{bundle / 'manifest.json'} cannot be read: {exc}") from exc

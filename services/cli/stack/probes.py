@@ -1,0 +1,114 @@
+"""Is a part ready? One short question in the part's own protocol, never just an open port.
+
+Each probe returns None when the part is ready, else why it is not, in a few words. Also the containers' health check:
+`python -m services.cli.stack.probes grpc HOST:PORT` (or kafka, redis, inference-server).
+"""
+
+import socket
+import struct
+import sys
+from collections.abc import Callable
+
+TIMEOUT_S = 1.0
+_METADATA_KEY, _METADATA_VERSION = 3, 1
+
+
+def probe_kafka(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
+    """Ask for the cluster's metadata: ready when the broker names itself.
+
+    Written by hand because kafka-python's clients retry and block for longer than a probe may take.
+    """
+    client_id = b"freshet-probe"
+    body = struct.pack(">hhih", _METADATA_KEY, _METADATA_VERSION, 1, len(client_id)) + client_id + struct.pack(">i", 0)
+    try:
+        with _connect(address, timeout_s) as connection:
+            connection.sendall(struct.pack(">i", len(body)) + body)
+            (size,) = struct.unpack(">i", _read(connection, 4))
+            reply = _read(connection, size)
+    except OSError as exc:
+        return f"no answer at {address} ({exc})"
+    correlation, num_brokers = struct.unpack(">ii", reply[:8])
+    if correlation != 1 or num_brokers < 1:
+        return f"{address} answers, but no broker is registered yet"
+    return None
+
+
+def probe_redis(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
+    """PING; not ready while it still reads its file."""
+    try:
+        with _connect(address, timeout_s) as connection:
+            connection.sendall(b"PING\r\n")
+            reply = connection.recv(256)
+    except OSError as exc:
+        return f"no answer at {address} ({exc})"
+    return None if reply.startswith(b"+PONG") else f"{address} answers {reply[:80]!r}"
+
+
+def probe_inference_server(address: str, model: str = "encoder", timeout_s: float = TIMEOUT_S) -> str | None:
+    """Server ready and model ready, over gRPC."""
+    import grpc
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    with grpc.insecure_channel(address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            if not stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=timeout_s).ready:
+                return f"{address} answers, but is not ready"
+            if not stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=timeout_s).ready:
+                return f"model {model!r} is not ready at {address}"
+        except grpc.RpcError as exc:
+            return f"no answer at {address} ({exc.code().name})"
+    return None
+
+
+def probe_grpc(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
+    """gRPC health: SERVING."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    with grpc.insecure_channel(address) as channel:
+        try:
+            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.RpcError as exc:
+            return f"no answer at {address} ({exc.code().name})"
+    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+        return None
+    return f"{address} answers {health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)}"
+
+
+PROBES: dict[str, Callable[[str], str | None]] = {
+    "kafka": probe_kafka,
+    "redis": probe_redis,
+    "inference-server": probe_inference_server,
+    "grpc": probe_grpc,
+}
+
+
+def _connect(address: str, timeout_s: float) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout_s)
+    connection.settimeout(timeout_s)
+    return connection
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionError("the connection ended early")
+        data += part
+    return data
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status 0 when ready; else 1 and the reason on stderr."""
+    kind, address = arguments
+    problem = PROBES[kind](address)
+    if problem is not None:
+        sys.stderr.write(problem + "\n")
+    return 0 if problem is None else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
