@@ -167,7 +167,8 @@ async def test_request_id_and_deadline_reach_the_next_hop() -> None:
     ((request_id, remaining),) = seen
     assert request_id == "abc-1"
     assert remaining is not None
-    assert 0 < remaining <= 1.0
+    # gRPC rounds a timeout up on the wire.
+    assert 0 < remaining < 1.1
 
 
 async def test_no_call_is_made_without_time_left() -> None:

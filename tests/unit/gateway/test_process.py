@@ -1,0 +1,123 @@
+"""The gateway as a process, with everything else away: it serves, marks, drains; bad starts end with one clear line."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
+
+from services.algorithms.bundle import BundleContent, EncoderShape, HeadShape, write_bundle
+from services.algorithms.states import ItemStates
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    content = BundleContent(
+        encoder=EncoderShape(kind="sasrec", num_blocks=1, num_heads=1, width=4, d_qk=4, d_v=4, max_history=8),
+        head=HeadShape(kind="dot", num_query_components=1, num_item_components=1, component_width=4, tau=0.05),
+        weights={"w": np.zeros(1, np.float32)},
+        item_states=ItemStates(components=np.full((3, 1, 4), 0.5, np.float32)),
+        pair_gate=None,
+        item_ids=["a", "b", "c"],
+        titles=["A", "B", "C"],
+        categories=[["x"], ["y"], []],
+        counts=np.array([1, 3, 2]),
+    )
+    write_bundle(tmp_path / "bundle", content)
+    return tmp_path / "bundle"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def gateway(bundle: Path, port: int, **changes: str) -> Iterator[subprocess.Popen[str]]:
+    nowhere = f"127.0.0.1:{_free_port()}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FRESHET_")} | {
+        "FRESHET_BUNDLE": str(bundle),
+        "FRESHET_GATEWAY_PORT": str(port),
+        "FRESHET_METRICS_PORT": "0",
+        "FRESHET_REDIS_URL": f"redis://{nowhere}/0",
+        "FRESHET_KAFKA_BOOTSTRAP": nowhere,
+        "FRESHET_ENCODER_ADDRESS": nowhere,
+        "FRESHET_CANDIDATES_ADDRESS": nowhere,
+        "FRESHET_RERANKER_ADDRESS": nowhere,
+        **changes,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.gateway"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_with_everything_away_it_answers_popular_items_refuses_writes_and_drains(bundle: Path) -> None:
+    port = _free_port()
+    with gateway(bundle, port) as process, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        request = gateway_pb2.RecommendRequest(user_id="ann", k=2)
+        answer = stub.Recommend(request, timeout=30, wait_for_ready=True)
+        assert [item.item_id for item in answer.items] == ["b", "c"]
+        assert set(answer.degradations) == {
+            gateway_pb2.DEGRADATION_STATE_STORE_DOWN,
+            gateway_pb2.DEGRADATION_POPULAR_FALLBACK,
+            gateway_pb2.DEGRADATION_NOT_FRESH,
+        }
+        began = time.monotonic()
+        write = gateway_pb2.RecordInteractionsRequest(interactions=[events_pb2.Interaction(user_id="ann", item_id="a")])
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.RecordInteractions(write, timeout=10)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() - began < 5
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+
+
+def test_a_taken_port_ends_it_naming_port_and_owner(bundle: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with gateway(bundle, port) as process:
+            _, message = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"port {port} on 127.0.0.1 (gRPC) is taken: held by" in message
+    assert f"(pid {os.getpid()})" in message
+
+
+def test_a_damaged_bundle_ends_it_naming_the_file_and_both_checksums(bundle: Path) -> None:
+    weights = bundle / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with gateway(bundle, _free_port()) as process:
+        _, message = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "weights.safetensors has sha256" in message
+    assert "manifest.json says" in message
+
+
+def test_a_bad_setting_ends_it_naming_the_variable(bundle: Path) -> None:
+    with gateway(bundle, _free_port(), FRESHET_GATEWAY_POOL_SIZE="1") as process:
+        _, message = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert message.startswith("freshet gateway: FRESHET_GATEWAY_POOL_SIZE='1' allowed: ")
