@@ -1,0 +1,190 @@
+"""Bundles: what is written is what is read, and anything that disagrees is refused with file and both values."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from services.algorithms.bundle import BundleError, add_files, load_bundle, write_bundle
+from services.algorithms.states import ItemStates
+from tests.unit.bundle.bundle_scene import content, dot_content
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_bundle(tmp_path / "bundle", content())
+    return tmp_path / "bundle"
+
+
+def edit_manifest(path: Path, **changes: object) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+
+
+def relist(path: Path, name: str) -> None:
+    """Make the manifest agree with a file's bytes, so that only its content is wrong."""
+    import hashlib
+
+    manifest = json.loads((path / "manifest.json").read_text())
+    raw = (path / name).read_bytes()
+    manifest["files"][name] = {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_written_bundle_reads_back_equal(path: Path) -> None:
+    written, bundle = content(), load_bundle(path)
+    assert bundle.item_ids == list(written.item_ids)
+    assert bundle.titles == list(written.titles)
+    assert bundle.categories == list(written.categories)
+    assert bundle.counts.tolist() == [0, 1, 2, 3, 4]
+    assert bundle.item_index["film-3"] == 3
+    assert bundle.user_index == {}
+    np.testing.assert_array_equal(bundle.item_states.components, written.item_states.components)
+    np.testing.assert_array_equal(bundle.item_states.gate, written.item_states.gate)
+    assert bundle.pair_gate is not None
+    np.testing.assert_array_equal(bundle.pair_gate.out_weight, written.pair_gate.out_weight)
+    for name, weight in written.weights.items():
+        np.testing.assert_array_equal(bundle.weights()[name], weight)
+    assert (bundle.max_history, bundle.tau, bundle.num_query_components, bundle.num_items) == (8, 0.05, 2, 5)
+    assert bundle.manifest.data == {"name": "test"}
+
+
+def test_a_dot_product_bundle_has_no_gate(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle", dot_content())
+    assert bundle.pair_gate is None
+    assert bundle.item_states.gate is None
+
+
+def test_the_model_version_follows_the_content_and_nothing_else(tmp_path: Path) -> None:
+    one = write_bundle(tmp_path / "one", content())
+    same = write_bundle(tmp_path / "same", replace(content(), metrics={"hr@10": 0.1}))
+    other = write_bundle(tmp_path / "other", content(seed=1))
+    assert one.model_version == same.model_version != other.model_version
+    assert len(one.model_version) == 16
+
+
+def test_a_newer_bundle_replaces_an_older_one(path: Path) -> None:
+    before = load_bundle(path).model_version
+    write_bundle(path, content(seed=1))
+    assert load_bundle(path).model_version != before
+    assert [entry.name for entry in path.parent.iterdir()] == ["bundle"]
+
+
+def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("kept")
+    with pytest.raises(BundleError, match="refusing to replace"):
+        write_bundle(tmp_path / "precious", content())
+    assert (tmp_path / "precious" / "file").read_text() == "kept"
+
+
+def test_added_files_are_listed_and_leave_the_version_alone(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "made").write_bytes(b"onnx")
+    before = load_bundle(path).model_version
+    add_files(path, {"inference_server/encoder/1/model.onnx": tmp_path / "made"})
+    bundle = load_bundle(path)
+    assert bundle.file("inference_server/encoder/1/model.onnx").read_bytes() == b"onnx"
+    assert bundle.model_version == before
+    with pytest.raises(BundleError, match="leaves the bundle"):
+        add_files(path, {"../outside": tmp_path / "made"})
+
+
+@pytest.mark.parametrize(
+    "name", ["weights.safetensors", "item_states.safetensors", "pair_gate.safetensors", "items.parquet"]
+)
+def test_one_flipped_byte_is_refused_with_both_checksums(path: Path, name: str) -> None:
+    listed = load_bundle(path).manifest.files[name].sha256
+    raw = bytearray((path / name).read_bytes())
+    raw[-1] ^= 1
+    (path / name).write_bytes(raw)
+    with pytest.raises(BundleError, match=rf"{name} has sha256 [0-9a-f]{{64}}; manifest.json says {listed}"):
+        load_bundle(path)
+
+
+def test_a_cut_file_is_refused_with_both_sizes(path: Path) -> None:
+    raw = (path / "weights.safetensors").read_bytes()
+    (path / "weights.safetensors").write_bytes(raw[:-4])
+    with pytest.raises(
+        BundleError, match=rf"weights.safetensors holds {len(raw) - 4} bytes; manifest.json says {len(raw)}"
+    ):
+        load_bundle(path, verify=False)
+
+
+def test_a_missing_file_is_named(path: Path) -> None:
+    (path / "users.parquet").unlink()
+    with pytest.raises(BundleError, match=r"users.parquet is missing"):
+        load_bundle(path)
+
+
+def test_other_shapes_than_the_manifest_says_are_refused_with_both(path: Path) -> None:
+    name = "item_states.safetensors"
+    arrays = load_file(path / name)
+    save_file({**arrays, "components": arrays["components"][:, :1].copy()}, path / name)
+    relist(path, name)
+    edit_manifest(path, model_version=_version_after_relisting(path))
+    with pytest.raises(BundleError, match=r"item_states.safetensors holds .*\(5, 1, 4\).*says .*\(5, 2, 4\)"):
+        load_bundle(path)
+
+
+def test_other_shapes_in_the_manifest_change_the_version_and_are_refused(path: Path) -> None:
+    head = json.loads((path / "manifest.json").read_text())["head"]
+    edit_manifest(path, head={**head, "component_width": 5})
+    with pytest.raises(BundleError, match=r"model_version=[0-9a-f]{16}; the content hashes to [0-9a-f]{16}"):
+        load_bundle(path)
+
+
+def test_a_different_number_of_items_is_refused(path: Path) -> None:
+    edit_manifest(path, num_items=6)
+    with pytest.raises(BundleError, match=r"\(5, 2, 4\).*says .*\(6, 2, 4\)"):
+        load_bundle(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "format=2; this program reads format 1"),
+        ({"surprise": 1}, "fields .*'surprise'"),
+        ({"num_items": 0}, "num_items=0; allowed: more than 0"),
+        ({"num_users": 3}, "num_users=3; a model without user-id component has 0"),
+        ({"encoder": {}}, "encoder has fields"),
+        ({"head": []}, "head is a JSON list"),
+    ],
+)
+def test_a_manifest_that_says_something_else_is_refused_by_field(
+    path: Path, change: dict[str, object], message: str
+) -> None:
+    edit_manifest(path, **change)
+    with pytest.raises(BundleError, match=message):
+        load_bundle(path)
+
+
+def test_no_manifest_and_no_json_are_said_plainly(tmp_path: Path, path: Path) -> None:
+    with pytest.raises(BundleError, match="is missing; a bundle is a directory"):
+        load_bundle(tmp_path)
+    (path / "manifest.json").write_text("{")
+    with pytest.raises(BundleError, match="is not JSON"):
+        load_bundle(path)
+
+
+def test_content_that_disagrees_with_itself_is_never_renamed_into_place(tmp_path: Path) -> None:
+    wrong = replace(content(), item_states=ItemStates(components=np.zeros((4, 2, 4), np.float32)))
+    with pytest.raises(BundleError, match="item_states"):
+        write_bundle(tmp_path / "bundle", wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arrays_are_mapped_and_writing_to_them_leaves_the_file_alone(path: Path) -> None:
+    weights = load_bundle(path).weights()
+    weights["item_embedding.weight"][:] = 0
+    load_bundle(path)
+
+
+def _version_after_relisting(path: Path) -> str:
+    try:
+        load_bundle(path)
+    except BundleError as exc:
+        return str(exc).rsplit(" ", 1)[-1]
+    raise AssertionError("the changed bundle loaded")

@@ -1,0 +1,43 @@
+"""Ranking metrics against cases small enough to do by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from services.algorithms.metrics.ranking import hit_rate, mean_reciprocal_rank, ndcg, summary, target_ranks
+
+
+def test_a_rank_counts_the_allowed_items_that_score_higher() -> None:
+    scores = np.array([[0.9, 0.5, 0.7, 0.1], [0.9, 0.5, 0.7, 0.1]])
+    seen = np.array([[False] * 4, [True, False, False, False]])
+    assert target_ranks(scores, np.array([1, 1]), seen).tolist() == [2, 1]
+
+
+def test_equal_scores_are_ordered_by_item_index() -> None:
+    scores = np.zeros((3, 3))
+    assert target_ranks(scores, np.array([0, 1, 2]), np.zeros((3, 3), dtype=bool)).tolist() == [0, 1, 2]
+
+
+def test_a_target_that_was_seen_before_still_has_a_rank() -> None:
+    scores = np.array([[0.2, 0.9]])
+    assert target_ranks(scores, np.array([0]), np.array([[True, True]])).tolist() == [0]
+
+
+def test_a_target_without_a_number_is_an_error_and_not_a_hit() -> None:
+    with pytest.raises(ValueError, match="1 targets have the score NaN"):
+        target_ranks(np.array([[np.nan, 0.1]]), np.array([0]), np.zeros((1, 2), dtype=bool))
+
+
+def test_the_papers_row_by_hand() -> None:
+    ranks = np.array([0, 1, 9, 10, 200])
+    assert hit_rate(ranks, 1) == 1 / 5
+    assert hit_rate(ranks, 10) == 3 / 5
+    assert ndcg(ranks, 10) == pytest.approx((1 + 1 / math.log2(3) + 1 / math.log2(11)) / 5)
+    assert mean_reciprocal_rank(ranks) == pytest.approx((1 + 1 / 2 + 1 / 10 + 1 / 11 + 1 / 201) / 5)
+    assert list(summary(ranks)) == ["hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr"]
+    assert summary(ranks)["hr@200"] == 4 / 5
+
+
+def test_nothing_predicted_is_not_a_number() -> None:
+    assert math.isnan(summary(np.array([], dtype=np.int64))["mrr"])
