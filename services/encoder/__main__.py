@@ -1,0 +1,14 @@
+"""`python -m services.encoder`: the encoder process."""
+
+from services.common.process import run_process
+from services.encoder.bootstrap import run
+from services.encoder.config import EncoderSettings
+
+
+def main() -> int:
+    """Run until a signal; return the exit status."""
+    return run_process("encoder", EncoderSettings, run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

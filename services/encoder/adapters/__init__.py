@@ -1,0 +1,1 @@
+"""The real things behind the ports: Kafka, Redis, the inference server; and in-memory ones for the tests."""

@@ -1,0 +1,193 @@
+"""The ports in memory: the same rules as Kafka, Redis and the inference server have, without any of them.
+
+For tests and for trying the consumer without a stack. The encoder here is a running hash, so a state names exactly
+the events it was made of.
+"""
+
+import secrets
+import zlib
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from services.common.errors import Conflict
+from services.common.state_store import AdvanceStep, Progress, StoredState, UserHistory, UserUpdate
+from services.encoder.domain import Attribution, DeadLetter, EncodedStates, EncodeJob, SourceRecord
+from services.encoder.ports import Offsets
+
+
+class MemoryStream:
+    """A topic: `append` records, read them as a consumer would."""
+
+    def __init__(self, num_partitions: int = 2) -> None:
+        self.log: list[list[SourceRecord]] = [[] for _ in range(num_partitions)]
+        self.commits: dict[int, int] = {}
+        self._next = dict.fromkeys(range(num_partitions), 0)
+
+    def append(
+        self,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        recorded_ms: int,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> int:
+        """Write one record; return its offset."""
+        offset = len(self.log[partition])
+        self.log[partition].append(SourceRecord(partition, offset, recorded_ms, key, value, headers))
+        return offset
+
+    def partitions(self) -> Sequence[int]:
+        return range(len(self.log))
+
+    def committed(self) -> Offsets:
+        return {partition: self.commits.get(partition, 0) for partition in self.partitions()}
+
+    def seek(self, offsets: Offsets) -> None:
+        self._next.update(offsets)
+
+    def poll(self, timeout_ms: int, max_records: int) -> Sequence[SourceRecord]:
+        found: list[SourceRecord] = []
+        for partition, log in enumerate(self.log):
+            start = self._next[partition]
+            batch = log[start : start + max_records - len(found)]
+            self._next[partition] = start + len(batch)
+            found += batch
+        return found
+
+    def commit(self, offsets: Offsets) -> None:
+        self.commits.update(offsets)
+
+    def end_offsets(self) -> Offsets:
+        return {partition: len(log) for partition, log in enumerate(self.log)}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class MemoryOutbox:
+    """Keeps what was published, repetitions included."""
+
+    def __init__(self) -> None:
+        self.attributions: list[Attribution] = []
+        self.dead_letters: list[DeadLetter] = []
+
+    def publish(self, attributions: Sequence[Attribution], dead_letters: Sequence[DeadLetter]) -> None:
+        self.attributions += attributions
+        self.dead_letters += dead_letters
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class MemoryStore:
+    """Users and progress with the same conditions on every write as the Lua scripts have."""
+
+    def __init__(self, max_seen: int = 2_000) -> None:
+        self._max_seen = max_seen
+        self._epoch: str | None = None
+        self._positions: dict[str, tuple[str, dict[int, int]]] = {}
+        self._histories: dict[str, UserHistory] = {}
+        self._progress: dict[int, tuple[str, Progress]] = {}
+        self.seen: dict[str, dict[str, int]] = {}
+        self.states: dict[tuple[str, str], StoredState] = {}
+
+    def wipe(self) -> None:
+        """Lose everything, as a Redis without persistence does when it restarts."""
+        self.__init__(self._max_seen)  # type: ignore[misc]
+
+    def epoch(self) -> str | None:
+        return self._epoch
+
+    def ensure_epoch(self) -> tuple[str, bool]:
+        made = self._epoch is None
+        if self._epoch is None:
+            self._epoch = secrets.token_hex(8)
+        return self._epoch, made
+
+    def progress(self, partitions: Collection[int], epoch: str) -> Mapping[int, Progress]:
+        return {partition: self._progress_of(partition, epoch) for partition in partitions}
+
+    def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
+        found: dict[str, UserHistory] = {}
+        for user_id in user_ids:
+            written, positions = self._positions.get(user_id, ("", {}))
+            expected = repr((written, positions)).encode() if written else b""
+            if written == epoch:
+                stored = self._histories[user_id]
+                found[user_id] = UserHistory(
+                    events=list(stored.events), recent=list(stored.recent), positions=dict(positions), expected=expected
+                )
+            else:
+                found[user_id] = UserHistory(expected=expected)
+        return found
+
+    def apply(self, updates: Sequence[UserUpdate], epoch: str) -> None:
+        lost = 0
+        for update in updates:
+            current = self._positions.get(update.user_id)
+            if (repr(current).encode() if current else b"") != update.expected:
+                lost += 1
+                continue
+            self._positions[update.user_id] = (epoch, dict(update.positions))
+            self._histories[update.user_id] = UserHistory(events=list(update.events), recent=list(update.recent))
+            self._note_seen(update)
+            key = (update.user_id, update.model_version)
+            if update.state_change == "set" and update.state is not None:
+                self.states[key] = update.state
+            elif update.state_change == "drop":
+                self.states.pop(key, None)
+        if lost:
+            raise Conflict(f"{lost} of {len(updates)} users were changed by another writer")
+
+    def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
+        lost = []
+        for step in steps:
+            current = self._progress_of(step.partition, epoch)
+            if current.watermark != step.from_watermark:
+                lost.append(step.partition)
+                continue
+            counts = Counter(current.counts)
+            counts.update(step.counts)
+            self._progress[step.partition] = (epoch, Progress(watermark=step.to_watermark, counts=counts))
+        if lost:
+            raise Conflict(f"the watermark of partitions {lost} was moved by another writer or lost")
+
+    def _progress_of(self, partition: int, epoch: str) -> Progress:
+        written, progress = self._progress.get(partition, ("", Progress()))
+        return progress if written == epoch else Progress()
+
+    def _note_seen(self, update: UserUpdate) -> None:
+        seen = self.seen.setdefault(update.user_id, {})
+        for item_id in update.unseen:
+            seen.pop(item_id, None)
+        for item_id, event_time_ms in update.seen_times.items():
+            seen[item_id] = max(event_time_ms, seen.get(item_id, 0))
+        for item_id in sorted(seen, key=lambda item: (seen[item], item))[: max(0, len(seen) - self._max_seen)]:
+            del seen[item_id]
+
+
+class HashEncoder:
+    """A stand-in for the model: the state after n events is a hash of those n events and the user."""
+
+    def __init__(self, width: int = 4) -> None:
+        self._width = width
+        self.calls: list[int] = []
+
+    def check(self) -> None:
+        """Always ready."""
+
+    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[EncodedStates]:
+        self.calls.append(len(jobs))
+        return [self._states(job) for job in jobs]
+
+    def _states(self, job: EncodeJob) -> EncodedStates:
+        crc = zlib.crc32(str(job.user_index).encode())
+        after: list[int] = []
+        for item, time in zip(job.item_index.tolist(), job.event_time.tolist(), strict=True):
+            crc = zlib.crc32(f"{item}:{time};".encode(), crc)
+            after.append(crc)
+        # Bytes of the hash, exact in half precision.
+        rows = [[(after[p] >> (8 * (column % 4))) & 255 for column in range(self._width)] for p in job.positions]
+        return EncodedStates(np.array(rows, dtype=np.float32)[:, None, :], None)

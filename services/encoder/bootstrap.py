@@ -1,0 +1,138 @@
+"""Puts the encoder process together: the only module that names concrete adapters."""
+
+import asyncio
+import sys
+from typing import Any
+
+import grpc
+import structlog
+from freshet.v1 import encoder_pb2_grpc
+
+from services.algorithms.bundle import Bundle, load_bundle
+from services.common.kafka import BulkProducer, build_consumer
+from services.common.rpc_server import HealthState, serve
+from services.common.state_store import StateWriter
+from services.common.topics import INTERACTIONS, ensure_topics
+from services.common.tracing import configure_tracing
+from services.encoder.adapters.inference_server import InferenceServerEncoder
+from services.encoder.adapters.kafka_outbox import KafkaOutbox
+from services.encoder.adapters.kafka_stream import KafkaStream
+from services.encoder.config import DEVELOPMENT_PSEUDONYM_KEY, EncoderSettings, parse_partitions
+from services.encoder.consumer import Consumer, ConsumerLimits
+from services.encoder.encoding import Vocabulary
+from services.encoder.handlers.apply_records import ApplyRecords
+from services.encoder.handlers.encode_history import EncodeHistory
+from services.encoder.metrics import EncoderMetrics
+from services.encoder.server import SERVICE, EncoderServicer
+
+log = structlog.get_logger()
+
+# The generated stubs carry no types.
+_add_servicer: Any = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
+
+# The consumer's thread gives the interpreter up this often, so that a request's answer waits for at most a millisecond.
+SWITCH_INTERVAL_S = 0.001
+
+
+def vocabulary_of(bundle: Bundle) -> Vocabulary:
+    """What the bundle's model knows by number."""
+    return Vocabulary(
+        model_version=bundle.model_version,
+        item_index=bundle.item_index,
+        user_index=bundle.user_index,
+        max_history=bundle.max_history,
+    )
+
+
+def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceServerEncoder:
+    """The bundle's model on the inference server."""
+    head = bundle.manifest.head
+    return InferenceServerEncoder(
+        settings.inference_server,
+        max_history=bundle.max_history,
+        components_shape=(head.num_query_components, head.component_width),
+        has_gate=head.is_mixture,
+        uses_user_index=bundle.manifest.encoder.uses_user_index,
+        max_rows=settings.max_encode_rows,
+        timeout_s=settings.encode_timeout_ms / 1000,
+    )
+
+
+def kafka_stream(settings: EncoderSettings) -> KafkaStream:
+    """The configured partitions of `interactions`; missing topics are made when the stream is first read."""
+
+    def build() -> Any:
+        ensure_topics(settings.kafka_bootstrap)
+        return build_consumer(
+            settings.kafka_bootstrap,
+            INTERACTIONS,
+            group_id=settings.group_id,
+            client_id="freshet-encoder",
+            partitions=parse_partitions(settings.partitions),
+            fetch_wait_ms=settings.window_ms,
+            max_poll_records=settings.max_poll_records,
+        )
+
+    return KafkaStream(build)
+
+
+def state_writer(settings: EncoderSettings) -> StateWriter:
+    """User states and progress in Redis."""
+    return StateWriter(settings.redis_url, ttl_seconds=settings.user_ttl_seconds, max_seen=settings.max_seen_items)
+
+
+async def run(settings: EncoderSettings) -> None:
+    """Serve and apply the stream until a signal.
+
+    Raises: BundleError for an unusable bundle, PortTaken for a taken port. Kafka, Redis and the inference server may
+    be away at start: the process is NOT_SERVING until each was reached once.
+    """
+    bundle = await asyncio.to_thread(load_bundle, settings.bundle)
+    vocabulary = await asyncio.to_thread(vocabulary_of, bundle)
+    if settings.pseudonym_key.get_secret_value() == DEVELOPMENT_PSEUDONYM_KEY:
+        log.warning("development_pseudonym_key", advice="set FRESHET_PSEUDONYM_KEY before real users' events come")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    tracing = configure_tracing("encoder", settings.otlp_endpoint)
+    metrics = EncoderMetrics()
+    health = HealthState()
+    encoder = inference_encoder(settings, bundle)
+    outbox = KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-encoder"))
+    store = state_writer(settings)
+    consumer = Consumer(
+        stream=kafka_stream(settings),
+        outbox=outbox,
+        encoder=encoder,
+        handler=ApplyRecords(
+            store=store,
+            outbox=outbox,
+            encoder=encoder,
+            vocabulary=vocabulary,
+            pseudonym_key=settings.pseudonym_key.get_secret_value().encode(),
+        ),
+        metrics=metrics,
+        limits=ConsumerLimits(min_records=min(512, settings.max_poll_records), max_records=settings.max_poll_records),
+        on_ready=lambda: health.set_ready(True),
+    )
+    on_demand = EncodeHistory(
+        encoder=encoder, vocabulary=vocabulary, max_batch=settings.max_encode_rows, max_queue=settings.max_queue
+    )
+
+    def add_services(server: grpc.aio.Server) -> list[str]:
+        _add_servicer(EncoderServicer(on_demand, metrics, bundle.model_version), server)
+        consumer.start()
+        return [SERVICE]
+
+    async def on_drain() -> None:
+        await asyncio.to_thread(consumer.stop)
+        await on_demand.close()
+        encoder.close()
+        store.close()
+
+    await serve(
+        process="encoder",
+        settings=settings,
+        add_services=add_services,
+        on_drain=on_drain,
+        health_state=health,
+        tracing=tracing,
+    )

@@ -1,0 +1,60 @@
+"""The encoder process's settings: the shared ones, the consumer's sizes, the bounds of what is kept per user."""
+
+from pydantic import Field, SecretStr, field_validator
+
+from services.common.config import ProcessSettings
+from services.common.state_store import DEFAULT_MAX_SEEN, DEFAULT_TTL_SECONDS
+
+DEVELOPMENT_PSEUDONYM_KEY = "freshet-development"
+
+
+class EncoderSettings(ProcessSettings):
+    """Variables are named per field; times are milliseconds unless the name says otherwise."""
+
+    port: int = Field(default=50051, ge=0, le=65535, validation_alias="FRESHET_ENCODER_PORT")
+    group_id: str = Field(default="freshet-encoder", min_length=1, validation_alias="FRESHET_ENCODER_GROUP")
+    # Which partitions of `interactions` this process applies: empty for all, or like "0-3,6".
+    partitions: str = Field(default="", validation_alias="FRESHET_ENCODER_PARTITIONS")
+    # The broker gathers events this long before it answers a fetch: the batching window.
+    window_ms: int = Field(default=20, ge=1, le=1000, validation_alias="FRESHET_ENCODER_WINDOW_MS")
+    max_poll_records: int = Field(default=4096, ge=1, le=100_000, validation_alias="FRESHET_ENCODER_MAX_POLL_RECORDS")
+    encode_timeout_ms: int = Field(default=5000, ge=10, le=60_000, validation_alias="FRESHET_ENCODER_ENCODE_TIMEOUT_MS")
+    max_encode_rows: int = Field(default=64, ge=1, le=512, validation_alias="FRESHET_ENCODER_MAX_ENCODE_ROWS")
+    # On-demand requests that may wait for a batch.
+    max_queue: int = Field(default=256, ge=1, le=100_000, validation_alias="FRESHET_ENCODER_MAX_QUEUE")
+    # Bounds of what is kept per user.
+    user_ttl_seconds: int = Field(
+        default=DEFAULT_TTL_SECONDS, ge=60, validation_alias="FRESHET_ENCODER_USER_TTL_SECONDS"
+    )
+    max_seen_items: int = Field(default=DEFAULT_MAX_SEEN, ge=1, validation_alias="FRESHET_ENCODER_MAX_SEEN_ITEMS")
+    # Key of the hash that stands for a user id in attributions. Keep it secret, and keep it: another key makes other
+    # users of them.
+    pseudonym_key: SecretStr = Field(
+        default=SecretStr(DEVELOPMENT_PSEUDONYM_KEY), validation_alias="FRESHET_PSEUDONYM_KEY"
+    )
+
+    @field_validator("partitions")
+    @classmethod
+    def _partitions(cls, value: str) -> str:
+        parse_partitions(value)
+        return value
+
+    @field_validator("pseudonym_key")
+    @classmethod
+    def _key(cls, value: SecretStr) -> SecretStr:
+        if not 1 <= len(value.get_secret_value().encode()) <= 64:
+            raise ValueError("must be 1-64 bytes")
+        return value
+
+
+def parse_partitions(text: str) -> list[int] | None:
+    """ "0-3,6" -> [0, 1, 2, 3, 6]; "" -> None (all). Raises: ValueError."""
+    if not text.strip():
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdigit() or (last and not last.isdigit()) or int(last or first) < int(first):
+            raise ValueError("must be empty, or partition numbers and ranges like 0-3,6")
+        found.update(range(int(first), int(last or first) + 1))
+    return sorted(found)

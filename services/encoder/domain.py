@@ -1,0 +1,241 @@
+"""What one user's new records do to that user's history: pure functions, no Kafka, no Redis, no model.
+
+The rules: a position that was applied is never applied again; an event id that came lately at another position is a
+duplicate; events are ordered by (event time, partition, offset); a late event is inserted where it belongs if the
+window reaches back that far, else only noted as seen; an undo removes its event; items that the model does not know
+stay in the history and are left out of what is encoded. Records are merged one by one, so how they were cut into
+batches never shows in the result.
+
+Letters: L = max_history, n events of one sequence, M states wanted of it, P_q query components, P component pairs,
+d component width.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.history import trim
+from services.common.events import Interaction
+from services.common.state_store import PackedState, RecentId, StoredEvent, UserHistory, hash_event_id
+
+# Event ids of this many latest records of a user are remembered. What is applied together holds at most half as many
+# records of one user, so that whatever is delivered again is recognised whole.
+RECENT_IDS = 128
+MAX_RECORDS_PER_USER = RECENT_IDS // 2
+
+
+class Outcome(IntEnum):
+    """What became of a record. The numbers are stored."""
+
+    APPLIED = 0
+    DUPLICATE = 1
+    # Older than everything that the window still holds: noted as seen, not inserted.
+    LATE = 2
+    UNDONE = 3
+    # An undo whose event is not in the history (it never came, or has left the window).
+    UNDO_WITHOUT_EVENT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """One record of `interactions` as it lies there. recorded_ms: the broker's append time, Unix milliseconds."""
+
+    partition: int
+    offset: int
+    recorded_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record that will never be applied, and why."""
+
+    record: SourceRecord
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeJob:
+    """One sequence for the model. Shapes: item_index (n,) dense, event_time (n,) seconds, oldest first.
+
+    positions: the M positions (increasing, below n) whose states are wanted. user_index: -1 = unknown to training.
+    """
+
+    item_index: npt.NDArray[np.int64]
+    event_time: npt.NDArray[np.int64]
+    user_index: int
+    positions: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedStates:
+    """The states of one job. Shapes: components (M, P_q, d), gate (M, P) or None for a plain dot product."""
+
+    components: npt.NDArray[np.float32]
+    gate: npt.NDArray[np.float32] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """The query state that preceded an interaction, with its item; known downstream by (partition, offset)."""
+
+    event_id: str
+    item_id: str
+    state: PackedState
+    model_version: str
+    type: str
+    value: float
+    event_time_ms: int
+    partition: int
+    offset: int
+    user_pseudonym: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A valid interaction with its event id assigned, where it lies in the stream, and when the broker got it."""
+
+    partition: int
+    offset: int
+    recorded_ms: int
+    interaction: Interaction
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The first `num_events` events of the merge's sequence number `sequence`."""
+
+    sequence: int
+    num_events: int
+
+
+@dataclass(slots=True)
+class Merge:
+    """A user after some arrivals.
+
+    outcomes: one per arrival, in the order given.
+    sequences: the histories, oldest event first, that any prefix below refers to; the last is the new history.
+    preceding: for each arrival (by number) that was inserted, what came before it.
+    seen_times: newest event time of each item to be noted as seen; unseen: items no longer seen, removed first.
+    changed: the history differs from what it was, so its state has to be computed anew.
+    """
+
+    recent: list[RecentId]
+    positions: dict[int, int]
+    sequences: list[list[StoredEvent]]
+    outcomes: list[Outcome] = field(default_factory=list)
+    preceding: dict[int, Prefix] = field(default_factory=dict)
+    seen_times: dict[str, int] = field(default_factory=dict)
+    unseen: set[str] = field(default_factory=set)
+    changed: bool = False
+    news: bool = False
+
+    @property
+    def events(self) -> list[StoredEvent]:
+        """The history afterwards, oldest first."""
+        return self.sequences[-1]
+
+    def replace_events(self, events: list[StoredEvent]) -> None:
+        """Go on with another list; the old one is kept if a prefix refers to it."""
+        if any(prefix.sequence == len(self.sequences) - 1 for prefix in self.preceding.values()):
+            self.sequences.append(events)
+        else:
+            self.sequences[-1] = events
+
+
+def merge(history: UserHistory, arrivals: Sequence[Arrival], max_history: int) -> Merge:
+    """Apply arrivals (in stream order per partition, at most MAX_RECORDS_PER_USER) to a user's history.
+
+    `news` is False when every arrival had been applied before: then there is nothing to write.
+    Cost: O(len(arrivals) + L); a late event adds O(L).
+    """
+    result = Merge(recent=list(history.recent), positions=dict(history.positions), sequences=[list(history.events)])
+    # Where each id was last in `recent`, which grows here and is cut at the end; an id further back than the window
+    # is forgotten, just as if every record had been merged alone.
+    last_at = {entry.id_hash: at for at, entry in enumerate(history.recent)}
+    before: dict[tuple[int, int], int] | None = None
+    for number, arrival in enumerate(arrivals):
+        if arrival.offset <= history.positions.get(arrival.partition, -1):
+            if before is None:
+                before = {(entry.partition, entry.offset): entry.outcome for entry in history.recent}
+            result.outcomes.append(Outcome(before.get((arrival.partition, arrival.offset), Outcome.APPLIED)))
+            continue
+        id_hash = hash_event_id(arrival.interaction.event_id)
+        if last_at.get(id_hash, -1) >= max(0, len(result.recent) - RECENT_IDS):
+            outcome = Outcome.DUPLICATE
+        elif arrival.interaction.undoes_event_id:
+            outcome = _undo(result, hash_event_id(arrival.interaction.undoes_event_id))
+        else:
+            outcome = _insert(result, number, arrival, id_hash, max_history)
+        result.outcomes.append(outcome)
+        last_at[id_hash] = len(result.recent)
+        result.recent.append(RecentId(id_hash, arrival.partition, arrival.offset, outcome))
+        result.positions[arrival.partition] = arrival.offset
+        result.news = True
+    del result.recent[:-RECENT_IDS]
+    return result
+
+
+def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_history: int) -> Outcome:
+    interaction = arrival.interaction
+    event = StoredEvent(interaction.event_time_ms, arrival.partition, arrival.offset, id_hash, interaction.item_id)
+    events = result.events
+    result.seen_times[event.item_id] = max(result.seen_times.get(event.item_id, 0), event.event_time_ms)
+    if not events or event[:3] > events[-1][:3]:
+        result.preceding[number] = Prefix(len(result.sequences) - 1, len(events))
+        events.append(event)
+    else:
+        at = bisect_right(events, event[:3], key=_order)
+        # A window that never slid holds all there is, so the place before its first event is known too.
+        if at == 0 and len(events) >= max_history - max_history // 4:
+            return Outcome.LATE
+        result.preceding[number] = Prefix(len(result.sequences) - 1, at)
+        result.replace_events([*events[:at], event, *events[at:]])
+    if len(result.events) >= max_history:
+        result.replace_events(list(trim(result.events, max_history)))
+    result.changed = True
+    return Outcome.APPLIED
+
+
+def _undo(result: Merge, id_hash: int) -> Outcome:
+    events = result.events
+    at = next((i for i, event in enumerate(events) if event.id_hash == id_hash), None)
+    if at is None:
+        return Outcome.UNDO_WITHOUT_EVENT
+    item_id = events[at].item_id
+    left = [*events[:at], *events[at + 1 :]]
+    result.replace_events(left)
+    result.unseen.add(item_id)
+    result.seen_times.pop(item_id, None)
+    again = max((event.event_time_ms for event in left if event.item_id == item_id), default=None)
+    if again is not None:
+        result.seen_times[item_id] = again
+    result.changed = True
+    return Outcome.UNDONE
+
+
+def _order(event: StoredEvent) -> tuple[int, int, int]:
+    return event[:3]
+
+
+def chunks(user_ids: Sequence[str], limit: int = MAX_RECORDS_PER_USER) -> list[slice]:
+    """Cut a run of records, given each one's user ("": nobody's), so that no part holds more than `limit` of one."""
+    parts: list[slice] = []
+    counts: dict[str, int] = {}
+    start = 0
+    for number, user_id in enumerate(user_ids):
+        if not user_id:
+            continue
+        counts[user_id] = counts.get(user_id, 0) + 1
+        if counts[user_id] > limit:
+            parts.append(slice(start, number))
+            start, counts = number, {user_id: 1}
+    if start < len(user_ids):
+        parts.append(slice(start, len(user_ids)))
+    return parts

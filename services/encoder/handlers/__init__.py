@@ -1,0 +1,1 @@
+"""What the encoder process does: apply the stream, encode a history on demand."""

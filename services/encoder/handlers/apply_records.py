@@ -1,0 +1,308 @@
+"""Apply records of `interactions` to user states, with an exactly-once effect.
+
+The order within a batch is what makes a crash harmless at every point: attributions and dead letters are published
+first (readers know them by source position), then each user is written under the condition that nobody wrote it in
+between, then the watermark moves under the same condition. Whatever is delivered again finds the positions stored and
+is counted as it was the first time. Progress lives in the state store alone; Kafka's committed offsets serve lag
+monitoring, and say up to where attributions went out before the state store was lost.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+from services.common import events
+from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
+from services.common.state_store import AdvanceStep, StoredState, UserHistory, UserUpdate, now_ms
+from services.encoder.domain import (
+    Arrival,
+    Attribution,
+    DeadLetter,
+    EncodedStates,
+    EncodeJob,
+    Merge,
+    Outcome,
+    SourceRecord,
+    chunks,
+    merge,
+)
+from services.encoder.encoding import Vocabulary, encode_job, pack_state
+from services.encoder.ports import Outbox, SequenceEncoder, Store, Stream
+
+MAX_REASON_BYTES = 512
+
+_COUNTED_AS = {
+    Outcome.APPLIED: ("applied",),
+    Outcome.DUPLICATE: ("duplicates",),
+    Outcome.LATE: ("applied", "late"),
+    Outcome.UNDONE: ("applied", "undone"),
+    Outcome.UNDO_WITHOUT_EVENT: ("applied",),
+}
+
+
+@dataclass(slots=True)
+class Applied:
+    """What a batch did: counts as stored, users encoded, seconds in the model, and when the broker got the news."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    users: int = 0
+    encode_seconds: float = 0.0
+    recorded_ms: list[int] = field(default_factory=list)
+
+    def add(self, other: "Applied") -> None:
+        """Sum up."""
+        self.counts += other.counts
+        self.users += other.users
+        self.encode_seconds += other.encode_seconds
+        self.recorded_ms += other.recorded_ms
+
+
+@dataclass(slots=True)
+class _UserWork:
+    """One user within a batch: arrivals, their merge, and where the wanted states are found."""
+
+    arrivals: list[Arrival]
+    merged: Merge
+    history: UserHistory
+    # sequence number -> (job number, prefix length -> row of the job's answer)
+    jobs: dict[int, tuple[int, dict[int, int]]] = field(default_factory=dict)
+
+
+class ApplyRecords:
+    """Applies batches of records. Holds what the state store last said about progress; `resync` asks it again."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        outbox: Outbox,
+        encoder: SequenceEncoder,
+        vocabulary: Vocabulary,
+        pseudonym_key: bytes,
+        clock_ms: Callable[[], int] = now_ms,
+    ) -> None:
+        self._store = store
+        self._outbox = outbox
+        self._encoder = encoder
+        self._vocabulary = vocabulary
+        self._pseudonym_key = pseudonym_key
+        self._clock_ms = clock_ms
+        self._epoch = ""
+        self._attribute_from: dict[int, int] = {}
+        self.watermarks: dict[int, int] = {}
+
+    def resync(self, stream: Stream) -> bool:
+        """Take epoch and watermarks from the store and seek the stream there; True when the epoch is new to us.
+
+        A store without an epoch gets one and everything is read again from the beginning; what was committed before
+        then yields no attributions a second time.
+        Raises: PreconditionFailed when the store is ahead of the topic (it belongs to another one).
+        """
+        partitions = stream.partitions()
+        epoch, _ = self._store.ensure_epoch()
+        progress = self._store.progress(partitions, epoch)
+        self._attribute_from = dict(stream.committed())
+        self.watermarks = {partition: progress[partition].watermark for partition in partitions}
+        _check_same_log(self.watermarks, stream.end_offsets())
+        stream.seek({partition: watermark + 1 for partition, watermark in self.watermarks.items()})
+        changed = epoch != self._epoch
+        self._epoch = epoch
+        return changed
+
+    def check_epoch(self) -> None:
+        """Raises: Conflict when the store lost or changed its epoch; DependencyUnavailable."""
+        epoch = self._store.epoch()
+        if epoch != self._epoch:
+            raise Conflict(f"the state store's epoch is {epoch}, not {self._epoch}")
+
+    def committable(self) -> dict[int, int]:
+        """Offsets to commit: past the watermark, and never behind what was committed before."""
+        return {
+            partition: watermark + 1
+            for partition, watermark in self.watermarks.items()
+            if watermark + 1 > self._attribute_from.get(partition, 0)
+        }
+
+    def apply(self, records: Sequence[SourceRecord]) -> Applied:
+        """Apply records in stream order; those at or below the watermark are skipped.
+
+        Raises: Conflict (resync, then go on), DependencyUnavailable and DeadlineExceeded (back off, resync);
+        nothing is lost or applied twice by either.
+        """
+        records = [record for record in records if record.offset > self.watermarks[record.partition]]
+        arrivals = [self._read(record) for record in records]
+        users = [entry.interaction.user_id if isinstance(entry, Arrival) else "" for entry in arrivals]
+        total = Applied()
+        for part in chunks(users):
+            total.add(self._apply_together(arrivals[part]))
+        return total
+
+    def reject(self, record: SourceRecord, reason: str) -> Applied:
+        """Dead-letter a record that the normal way cannot handle (a bug of ours)."""
+        return self._apply_together([DeadLetter(record, reason)])
+
+    def _read(self, record: SourceRecord) -> Arrival | DeadLetter:
+        try:
+            interaction = events.decode_interaction(
+                record.value, record.headers, record.key, missing_time_ms=record.recorded_ms
+            )
+            # Judged by the broker's time of the record, so that reading it again judges the same.
+            events.validate(interaction, record.recorded_ms)
+        except InvalidRequest as exc:
+            return DeadLetter(record, exc.message.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+        if not interaction.event_id:
+            interaction = replace(interaction, event_id=f"{record.partition}-{record.offset}")
+        return Arrival(record.partition, record.offset, record.recorded_ms, interaction)
+
+    def _apply_together(self, entries: Sequence[Arrival | DeadLetter]) -> Applied:
+        result = Applied()
+        arrivals = [entry for entry in entries if isinstance(entry, Arrival)]
+        letters = [entry for entry in entries if isinstance(entry, DeadLetter)]
+        work, jobs = self._merge(arrivals)
+        states: Sequence[EncodedStates] = ()
+        if jobs:
+            started = time.perf_counter()
+            states = self._encoder.encode(jobs)
+            result.encode_seconds = time.perf_counter() - started
+        attributions = [a for user_id, user in work.items() for a in self._attributions(user_id, user, states)]
+        if attributions or letters:
+            self._outbox.publish(attributions, letters)
+        applied_ms = self._clock_ms()
+        updates = [
+            self._update(user_id, user, states, applied_ms) for user_id, user in work.items() if user.merged.news
+        ]
+        self._store.apply(updates, self._epoch)
+        counts = self._count(entries, work)
+        self._advance(entries, counts)
+        for partition_counts in counts.values():
+            result.counts += partition_counts
+        result.users = len(updates)
+        result.recorded_ms = [arrival.recorded_ms for arrival in arrivals]
+        return result
+
+    def _merge(self, arrivals: Sequence[Arrival]) -> tuple[dict[str, _UserWork], list[EncodeJob]]:
+        by_user: dict[str, list[Arrival]] = {}
+        for arrival in arrivals:
+            by_user.setdefault(arrival.interaction.user_id, []).append(arrival)
+        histories = self._store.load_users(by_user.keys(), self._epoch)
+        work: dict[str, _UserWork] = {}
+        jobs: list[EncodeJob] = []
+        for user_id, mine in by_user.items():
+            merged = merge(histories[user_id], mine, self._vocabulary.max_history)
+            user = work[user_id] = _UserWork(mine, merged, histories[user_id])
+            wanted: dict[int, list[int]] = {}
+            for number, prefix in merged.preceding.items():
+                if self._is_attributed(mine[number]):
+                    wanted.setdefault(prefix.sequence, []).append(prefix.num_events)
+            if merged.changed:
+                wanted.setdefault(len(merged.sequences) - 1, []).append(len(merged.events))
+            for sequence, lengths in wanted.items():
+                job, rows = encode_job(self._vocabulary, user_id, merged.sequences[sequence], lengths)
+                if job is not None:
+                    user.jobs[sequence] = (len(jobs), rows)
+                    jobs.append(job)
+        return work, jobs
+
+    def _is_attributed(self, arrival: Arrival) -> bool:
+        return arrival.offset >= self._attribute_from.get(arrival.partition, 0)
+
+    def _attributions(self, user_id: str, user: _UserWork, states: Sequence[EncodedStates]) -> list[Attribution]:
+        found: list[Attribution] = []
+        pseudonym = ""
+        for number, prefix in user.merged.preceding.items():
+            arrival = user.arrivals[number]
+            if prefix.sequence not in user.jobs or not self._is_attributed(arrival):
+                continue
+            job, rows = user.jobs[prefix.sequence]
+            if prefix.num_events not in rows:
+                continue
+            pseudonym = pseudonym or blake2b(user_id.encode(), key=self._pseudonym_key, digest_size=16).hexdigest()
+            interaction = arrival.interaction
+            found.append(
+                Attribution(
+                    event_id=interaction.event_id,
+                    item_id=interaction.item_id,
+                    state=pack_state(states[job], rows[prefix.num_events]),
+                    model_version=self._vocabulary.model_version,
+                    type=interaction.type,
+                    value=interaction.value,
+                    event_time_ms=interaction.event_time_ms,
+                    partition=arrival.partition,
+                    offset=arrival.offset,
+                    user_pseudonym=pseudonym,
+                )
+            )
+        return found
+
+    def _update(self, user_id: str, user: _UserWork, states: Sequence[EncodedStates], applied_ms: int) -> UserUpdate:
+        merged = user.merged
+        state = None
+        last = len(merged.sequences) - 1
+        if merged.changed and last in user.jobs:
+            job, rows = user.jobs[last]
+            row = rows.get(len(merged.events))
+            if row is not None:
+                newest = user.arrivals[-1]
+                state = StoredState(
+                    query_state=pack_state(states[job], row),
+                    model_version=self._vocabulary.model_version,
+                    partition=newest.partition,
+                    offset=newest.offset,
+                    event_time_ms=merged.events[-1].event_time_ms,
+                    applied_ms=applied_ms,
+                )
+        return UserUpdate(
+            user_id=user_id,
+            model_version=self._vocabulary.model_version,
+            expected=user.history.expected,
+            positions=merged.positions,
+            events=merged.events,
+            recent=merged.recent,
+            seen_times=merged.seen_times,
+            unseen=merged.unseen,
+            state=state,
+            state_change="keep" if not merged.changed else "drop" if state is None else "set",
+        )
+
+    def _count(self, entries: Sequence[Arrival | DeadLetter], work: dict[str, _UserWork]) -> dict[int, Counter[str]]:
+        counts: dict[int, Counter[str]] = {}
+        for user in work.values():
+            for arrival, outcome in zip(user.arrivals, user.merged.outcomes, strict=True):
+                mine = counts.setdefault(arrival.partition, Counter())
+                mine.update(_COUNTED_AS[outcome])
+                item_id = arrival.interaction.item_id
+                if item_id and outcome is not Outcome.DUPLICATE and item_id not in self._vocabulary.item_index:
+                    mine["unknown_items"] += 1
+        for entry in entries:
+            if isinstance(entry, DeadLetter):
+                counts.setdefault(entry.record.partition, Counter())["dead_lettered"] += 1
+        return counts
+
+    def _advance(self, entries: Sequence[Arrival | DeadLetter], counts: dict[int, Counter[str]]) -> None:
+        last: dict[int, int] = {}
+        for entry in entries:
+            place = entry.record if isinstance(entry, DeadLetter) else entry
+            last[place.partition] = max(place.offset, last.get(place.partition, -1))
+        steps = [
+            AdvanceStep(
+                partition=partition,
+                from_watermark=self.watermarks[partition],
+                to_watermark=offset,
+                counts=counts[partition],
+            )
+            for partition, offset in last.items()
+        ]
+        self._store.advance(steps, self._epoch)
+        self.watermarks.update(last)
+
+
+def _check_same_log(watermarks: Mapping[int, int], ends: Mapping[int, int]) -> None:
+    for partition, watermark in watermarks.items():
+        if watermark >= ends[partition]:
+            raise PreconditionFailed(
+                f"partition {partition} of the topic ends before offset {ends[partition]}, but the state store has "
+                f"applied up to {watermark}: the topic was made anew. Empty the state store, and it is filled again "
+                "from the topic; or bring the topic back"
+            )

@@ -1,0 +1,86 @@
+"""Encode a history given in a request: the same window rule, vocabulary and model as the stream's.
+
+Concurrent requests share one call of the model through the batcher. It stores nothing and reads no state.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.algorithms.history import trim
+from services.common.batching import Batcher
+from services.common.errors import InvalidRequest
+from services.common.events import validate_id
+from services.common.state_store import PackedState, StoredEvent
+from services.encoder.domain import EncodedStates, EncodeJob
+from services.encoder.encoding import Vocabulary, encode_job, pack_state
+from services.encoder.ports import SequenceEncoder
+
+MAX_EVENTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvent:
+    """One event of a request's history. event_time_ms: Unix milliseconds, at least 0."""
+
+    item_id: str
+    event_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """state: None when the history holds no known item. Seconds: waiting for a batch, and inside the model."""
+
+    state: PackedState | None
+    unknown_items: int
+    queue_seconds: float
+    encode_seconds: float
+
+
+class EncodeHistory:
+    """Encodes histories on demand; close it to end its worker thread."""
+
+    def __init__(
+        self, *, encoder: SequenceEncoder, vocabulary: Vocabulary, max_batch: int = 32, max_queue: int = 256
+    ) -> None:
+        self._encoder = encoder
+        self._vocabulary = vocabulary
+        self._batcher: Batcher[EncodeJob, tuple[EncodedStates, float]] = Batcher(
+            self._encode, max_batch=max_batch, max_queue=max_queue, name="encode-on-demand"
+        )
+
+    async def encode(self, user_id: str, history: Sequence[RequestEvent]) -> Encoded:
+        """The state after `history` (oldest first; its newest window counts).
+
+        Raises: InvalidRequest naming field, value and range; Overloaded; what the model's adapter raises.
+        """
+        if user_id:
+            validate_id("user_id", user_id)
+        if len(history) > MAX_EVENTS:
+            raise InvalidRequest.of("history", f"{len(history)} events", f"at most {MAX_EVENTS} events")
+        item_index = self._vocabulary.item_index
+        unknown = 0
+        for number, event in enumerate(history):
+            if event.item_id not in item_index:
+                validate_id(f"history[{number}].item_id", event.item_id)
+                unknown += 1
+            if not 0 <= event.event_time_ms < 2**53:
+                raise InvalidRequest.of(
+                    f"history[{number}].event_time", f"{event.event_time_ms} ms", "0 or later, within 285,000 years"
+                )
+        window = trim([StoredEvent(e.event_time_ms, 0, 0, 0, e.item_id) for e in history], self._vocabulary.max_history)
+        job, _ = encode_job(self._vocabulary, user_id, window, [len(window)])
+        if job is None:
+            return Encoded(None, unknown, 0.0, 0.0)
+        (states, seconds), queued = await self._batcher.submit(job)
+        return Encoded(pack_state(states, 0), unknown, queued, seconds)
+
+    async def close(self) -> None:
+        """Finish what is queued."""
+        await self._batcher.close()
+
+    def _encode(self, jobs: list[EncodeJob]) -> list[tuple[EncodedStates, float]]:
+        started = time.perf_counter()
+        states = self._encoder.encode(jobs)
+        seconds = time.perf_counter() - started
+        return [(state, seconds) for state in states]

@@ -1,0 +1,81 @@
+"""What the encoder process needs from outside: the stream, the state store, the model.
+
+Each port has a real adapter and an in-memory one. All raise the error tree of `services.common.errors`. Everything is
+synchronous: the consumer has a thread of its own, and on-demand encoding runs in a batcher's worker thread.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from services.common.state_store import AdvanceStep, Progress, UserHistory, UserUpdate
+from services.encoder.domain import Attribution, DeadLetter, EncodedStates, EncodeJob, SourceRecord
+
+Offsets = Mapping[int, int]
+
+
+class Stream(Protocol):
+    """The assigned partitions of `interactions`."""
+
+    def partitions(self) -> Sequence[int]:
+        """The assigned partitions."""
+
+    def committed(self) -> Offsets:
+        """The group's committed offset of each partition (the first one not yet applied); 0 where there is none."""
+
+    def seek(self, offsets: Offsets) -> None:
+        """Read on from these offsets (records that retention took away are skipped)."""
+
+    def poll(self, timeout_ms: int, max_records: int) -> Sequence[SourceRecord]:
+        """The next records, in order within each partition; empty when none came in time."""
+
+    def commit(self, offsets: Offsets) -> None:
+        """Publish the progress for lag monitoring; not waited for."""
+
+    def end_offsets(self) -> Offsets:
+        """One past the last record of each partition."""
+
+    def close(self) -> None:
+        """Give the connections up; the next call makes new ones."""
+
+
+class Outbox(Protocol):
+    """What the consumer writes to other topics. Returns once everything is acknowledged; a failure may leave some of
+    it written, so readers must know records by their source position."""
+
+    def publish(self, attributions: Sequence[Attribution], dead_letters: Sequence[DeadLetter]) -> None:
+        """Write all of them."""
+
+    def close(self) -> None:
+        """Give the connections up; the next call makes new ones."""
+
+
+class Store(Protocol):
+    """User states and progress; see `services.common.state_store.StateWriter`, which is the real one."""
+
+    def epoch(self) -> str | None:
+        """The current epoch; None when the store has none (it is new or was emptied)."""
+
+    def ensure_epoch(self) -> tuple[str, bool]:
+        """The current epoch, made when missing, and whether it was made now."""
+
+    def progress(self, partitions: Collection[int], epoch: str) -> Mapping[int, Progress]:
+        """How far each partition is applied in this epoch."""
+
+    def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
+        """The users' histories; an unknown user's is empty."""
+
+    def apply(self, updates: Sequence[UserUpdate], epoch: str) -> None:
+        """Write every update whose `expected` position still holds. Raises: Conflict when some did not."""
+
+    def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
+        """Move watermarks and add counts, once. Raises: Conflict when some had moved."""
+
+
+class SequenceEncoder(Protocol):
+    """The model."""
+
+    def check(self) -> None:
+        """Return when the model is ready to be asked. Raises: DependencyUnavailable, PreconditionFailed."""
+
+    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[EncodedStates]:
+        """The wanted states of each job, in order."""

@@ -1,0 +1,47 @@
+"""EncoderService: the gRPC edge. Protobuf stops here."""
+
+import grpc
+from freshet.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
+
+from services.common.errors import InvalidRequest
+from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
+from services.encoder.metrics import EncoderMetrics
+
+SERVICE = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
+
+
+class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
+    """Translates messages and calls the handler."""
+
+    def __init__(self, handler: EncodeHistory, metrics: EncoderMetrics, model_version: str) -> None:
+        self._handler = handler
+        self._metrics = metrics
+        self._model_version = model_version
+
+    async def Encode(
+        self, request: encoder_pb2.EncodeRequest, context: grpc.aio.ServicerContext
+    ) -> encoder_pb2.EncodeResponse:
+        history = []
+        for number, event in enumerate(request.history):
+            if not event.HasField("event_time"):
+                raise InvalidRequest.of(f"history[{number}].event_time", "absent", "a time; oldest event first")
+            moment = event.event_time
+            history.append(RequestEvent(event.item_id, moment.seconds * 1000 + moment.nanos // 1_000_000))
+        encoded = await self._handler.encode(request.user_id, history)
+        response = encoder_pb2.EncodeResponse(
+            unknown_items=encoded.unknown_items,
+            queue_ms=encoded.queue_seconds * 1000,
+            encode_ms=encoded.encode_seconds * 1000,
+        )
+        if encoded.state is not None:
+            self._metrics.request_encoded(encoded.encode_seconds)
+            response.query_state.CopyFrom(
+                common_pb2.QueryState(
+                    model_version=self._model_version,
+                    components=encoded.state.components,
+                    gate=encoded.state.gate,
+                    num_components=encoded.state.num_components,
+                    component_width=encoded.state.component_width,
+                )
+            )
+        return response

@@ -1,0 +1,159 @@
+"""However records are cut into batches, delivered again or interrupted, the effect is that of applying each once."""
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.common.events import Interaction
+from services.encoder.adapters.in_memory import MemoryOutbox, MemoryStore, MemoryStream
+from tests.unit.encoder.streams import NOW_MS, VOCABULARY, Crash, append, drain, handler_on, interaction
+
+PARTITIONS = 2
+
+
+@st.composite
+def interactions(draw: st.DrawFn) -> Interaction | bytes:
+    """Valid events (late, repeated, unknown items, without ids), undos, and broken records, for few users."""
+    kind = draw(st.sampled_from(["event"] * 8 + ["undo"] * 2 + ["broken"]))
+    if kind == "broken":
+        return draw(st.sampled_from([b"", b"\x0a\xff", b'{"user_id": "user-0"']))
+    user = draw(st.integers(0, 2))
+    event_id = draw(st.sampled_from(["", *(f"event-{number}" for number in range(12))]))
+    if kind == "undo":
+        undone = f"event-{draw(st.integers(0, 11))}"
+        return interaction(user, item_id="", event_id=event_id and f"undo-{event_id}", undoes_event_id=undone)
+    time = NOW_MS + draw(st.integers(-20, 0)) * 1_000
+    return interaction(user, draw(st.integers(48, 52)), event_id=event_id, event_time_ms=time)
+
+
+def filled(records: list[tuple[int, Interaction | bytes]]) -> MemoryStream:
+    stream = MemoryStream(PARTITIONS)
+    for partition, record in records:
+        if isinstance(record, bytes):
+            stream.append(partition, b"user-0", record, NOW_MS)
+        else:
+            append(stream, record, partition)
+    return stream
+
+
+def effect(store: MemoryStore) -> tuple[object, ...]:
+    """Everything that a reader of the store could see."""
+    epoch = store.epoch() or ""
+    users = store.load_users([f"user-{number}" for number in range(3)], epoch)
+    histories = {user: (found.events, found.recent, found.positions) for user, found in users.items()}
+    states = {key: state.query_state for key, state in store.states.items()}
+    progress = store.progress(range(PARTITIONS), epoch)
+    counts = {p: {n: c for n, c in progress[p].counts.items() if c} for p in progress}
+    return histories, store.seen, states, counts, {p: progress[p].watermark for p in progress}
+
+
+def ones(outbox: MemoryOutbox) -> tuple[dict[object, object], set[object]]:
+    """What a reader that knows records by their source position keeps."""
+    attributions = {(a.partition, a.offset): a for a in outbox.attributions}
+    return attributions, {(letter.record.partition, letter.record.offset) for letter in outbox.dead_letters}
+
+
+# One user's records come through one partition, as the partitioner has it; user-2's through both, as a foreign
+# partitioner might. The order across partitions is then the poll's, so the comparison keeps the polls alike.
+streams_of_records = st.lists(
+    interactions().map(lambda record: (int(isinstance(record, Interaction) and record.user_id == "user-1"), record)),
+    max_size=40,
+)
+fates = st.lists(st.sampled_from(["no"] * 6 + ["before", "after", "partly"]), max_size=60)
+sizes = st.lists(st.integers(1, 9), min_size=1, max_size=5)
+
+
+@settings(max_examples=300, deadline=None)
+@given(streams_of_records, fates, sizes)
+def test_any_crashes_and_redeliveries_end_as_if_each_record_was_applied_once(
+    records: list[tuple[int, Interaction | bytes]], plan: list[str], batch_sizes: list[int]
+) -> None:
+    wanted_store, wanted_outbox = MemoryStore(), MemoryOutbox()
+    drain(handler_on(wanted_store, wanted_outbox), filled(records), (1,))
+
+    stream, store, outbox = filled(records), MemoryStore(), MemoryOutbox()
+    left = list(plan)
+
+    def fate(_: str) -> str:
+        return left.pop() if left else "no"
+
+    for _ in range(len(plan) + 1):
+        try:
+            drain(handler_on(store, outbox, plan=fate), stream, batch_sizes)
+            break
+        except Crash:
+            continue
+    assert effect(store) == effect(wanted_store)
+    assert ones(outbox) == ones(wanted_outbox)
+
+
+@settings(max_examples=150, deadline=None)
+@given(streams_of_records, st.integers(0, 40), sizes)
+def test_a_lost_state_store_is_filled_again_without_second_attributions(
+    records: list[tuple[int, Interaction | bytes]], applied_before: int, batch_sizes: list[int]
+) -> None:
+    wanted_store, wanted_outbox = MemoryStore(), MemoryOutbox()
+    drain(handler_on(wanted_store, wanted_outbox), filled(records), (1,))
+
+    stream, store, outbox = filled(records), MemoryStore(), MemoryOutbox()
+    handler = handler_on(store, outbox)
+    handler.resync(stream)
+    if batch := stream.poll(0, applied_before):
+        handler.apply(batch)
+        stream.commit(handler.committable())
+    store.wipe()
+    drain(handler, stream, batch_sizes)
+
+    assert effect(store) == effect(wanted_store)
+    places = Counter((a.partition, a.offset) for a in outbox.attributions)
+    assert ones(outbox)[0].keys() == ones(wanted_outbox)[0].keys()
+    assert all(count == 1 for count in places.values())
+
+
+@settings(max_examples=150, deadline=None)
+@given(streams_of_records, sizes)
+def test_every_record_is_counted_exactly_once(
+    records: list[tuple[int, Interaction | bytes]], batch_sizes: list[int]
+) -> None:
+    stream, store = filled(records), MemoryStore()
+    drain(handler_on(store, MemoryOutbox()), stream, batch_sizes)
+    progress = store.progress(range(PARTITIONS), store.epoch() or "")
+    total = Counter[str]()
+    for partition in progress.values():
+        total.update(partition.counts)
+    assert total["applied"] + total["duplicates"] + total["dead_lettered"] == len(records)
+
+
+@settings(max_examples=100, deadline=None)
+@given(streams_of_records)
+def test_two_consumers_of_one_partition_do_not_apply_twice(records: list[tuple[int, Interaction | bytes]]) -> None:
+    wanted = MemoryStore()
+    drain(handler_on(wanted, MemoryOutbox()), filled(records), (1,))
+
+    store, outbox = MemoryStore(), MemoryOutbox()
+    first, second = filled(records), filled(records)
+    slow = handler_on(store, outbox)
+    slow.resync(first)
+    held = first.poll(0, 5)
+    drain(handler_on(store, outbox), second, (3,))
+    try:
+        slow.apply(held)
+    except Exception as exc:
+        assert type(exc).__name__ == "Conflict"
+    drain(slow, first, (2,))
+    assert effect(store) == effect(wanted)
+
+
+def test_a_state_is_made_of_the_window_and_names_the_newest_position() -> None:
+    stream, store = MemoryStream(1), MemoryStore()
+    for number in range(10):
+        append(stream, interaction(0, number, event_time_ms=NOW_MS + number * 1_000, event_id=f"e{number}"))
+    drain(handler_on(store, MemoryOutbox(), replace(VOCABULARY, max_history=8)), stream)
+    history = store.load_users(["user-0"], store.epoch() or "")["user-0"]
+    # At 8 events the oldest 2 go, at 8 again two more.
+    assert [event.item_id for event in history.events] == [f"item-{number}" for number in range(4, 10)]
+    state = store.states["user-0", "model-1"]
+    assert (state.offset, state.event_time_ms) == (9, NOW_MS + 9_000)
+    assert len(store.seen["user-0"]) == 10
