@@ -1,0 +1,102 @@
+"""Choosing K of a ranked pool with category limits and maximal marginal relevance (MMR).
+
+MMR (Carbonell and Goldstein, 1998) takes, one by one, the item that is largest in
+(1 - w) * s - w * (largest likeness to what was taken). The likeness of two items is the mean cosine of their
+components, so both terms are in the same units. What is passed over for a category limit is skipped, never an error.
+
+Letters: n pool size, P_x item components, d component width, K results.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Positions = npt.NDArray[np.int64]
+
+
+def likeness_vectors(components: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+    """Vectors (n, P_x * d) whose dot products are the mean cosine of components (n, P_x, d). Zero ones like nothing."""
+    norms = np.linalg.norm(components, axis=-1, keepdims=True)
+    unit = np.divide(components, norms, out=np.zeros_like(components), where=norms > 0)
+    _, num_components, width = components.shape
+    flat = unit.reshape(len(components), num_components * width)
+    return np.asarray(flat / np.sqrt(num_components), dtype=np.float32)
+
+
+def select(
+    scores: npt.NDArray[np.float64],
+    k: int,
+    *,
+    components: npt.NDArray[np.floating] | None = None,
+    diversity: float = 0.0,
+    categories: Sequence[Sequence[int]] | None = None,
+    max_per_category: int = 0,
+) -> Positions:
+    """Positions of at most `k` chosen items, in the order they should be shown.
+
+    `scores` (n,) come best first; ties keep the pool's order. `components` (n, P_x, d) are needed when `diversity`,
+    the weight w in [0, 1], is above 0. `categories`: each item's category codes; `max_per_category` 0 is no limit.
+    Raises: ValueError naming what is out of range or missing.
+    Cost: O(K n P_x d) with diversity, O(n) without.
+    """
+    if k < 1:
+        raise ValueError(f"k={k} allowed: at least 1")
+    if not 0 <= diversity <= 1:
+        raise ValueError(f"diversity={diversity} allowed: 0-1")
+    if max_per_category < 0 or (max_per_category and categories is None):
+        raise ValueError(f"max_per_category={max_per_category} allowed: at least 0, and above 0 only with categories")
+    limits = _CategoryLimits(categories if max_per_category else None, max_per_category)
+    if diversity == 0:
+        return _first_within_limits(len(scores), k, limits)
+    if components is None:
+        raise ValueError(f"diversity={diversity} needs the items' components")
+    return _marginal_relevance(scores, k, likeness_vectors(components), diversity, limits)
+
+
+class _CategoryLimits:
+    def __init__(self, categories: Sequence[Sequence[int]] | None, limit: int) -> None:
+        self._categories, self._limit = categories, limit
+        self._taken: Counter[int] = Counter()
+
+    def admits(self, position: int) -> bool:
+        if self._categories is None:
+            return True
+        return all(self._taken[code] < self._limit for code in self._categories[position])
+
+    def take(self, position: int) -> None:
+        if self._categories is not None:
+            self._taken.update(self._categories[position])
+
+
+def _first_within_limits(num_items: int, k: int, limits: _CategoryLimits) -> Positions:
+    chosen: list[int] = []
+    for position in range(num_items):
+        if len(chosen) == k:
+            break
+        if limits.admits(position):
+            limits.take(position)
+            chosen.append(position)
+    return np.array(chosen, dtype=np.int64)
+
+
+def _marginal_relevance(
+    scores: npt.NDArray[np.float64], k: int, vectors: npt.NDArray[np.float32], weight: float, limits: _CategoryLimits
+) -> Positions:
+    relevance = (1 - weight) * scores
+    nearest = np.full(len(scores), -np.inf)
+    available = np.ones(len(scores), dtype=bool)
+    value = np.where(available, scores, -np.inf)
+    chosen: list[int] = []
+    while len(chosen) < k and available.any():
+        best = int(np.argmax(value))
+        available[best] = False
+        value[best] = -np.inf
+        if not limits.admits(best):
+            continue
+        limits.take(best)
+        chosen.append(best)
+        np.maximum(nearest, vectors @ vectors[best], out=nearest)
+        value = np.where(available, relevance - weight * nearest, -np.inf)
+    return np.array(chosen, dtype=np.int64)

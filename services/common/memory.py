@@ -1,0 +1,33 @@
+"""Whether something large fits into memory, asked before loading it: a clear refusal instead of the kernel's kill.
+
+The limit is the operator's, or else what this machine and its control group still have.
+"""
+
+from pathlib import Path
+
+import psutil
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MIB = 1 << 20
+
+
+def available_bytes(cgroup: Path = _CGROUP) -> int:
+    """Bytes that this process could still take."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return free if limit == "max" else min(free, max(0, int(limit) - used))
+
+
+def require_memory(what: str, needed_bytes: int, *, limit_mb: int, variable: str) -> None:
+    """Raise MemoryError, naming both values, unless `needed_bytes` fit.
+
+    `limit_mb`: the operator's limit in MiB, set by the environment variable `variable`; 0 means what is available.
+    """
+    limit = limit_mb * _MIB if limit_mb else available_bytes()
+    if needed_bytes > limit:
+        source = f"{variable}={limit_mb}" if limit_mb else "what is available here"
+        raise MemoryError(f"{what} needs {needed_bytes / _MIB:.1f} MiB; allowed: {limit / _MIB:.1f} MiB ({source})")
