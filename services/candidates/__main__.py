@@ -1,0 +1,14 @@
+"""`python -m services.candidates`: the candidates process."""
+
+from services.candidates.bootstrap import run
+from services.candidates.config import CandidatesSettings
+from services.common.process import run_process
+
+
+def main() -> int:
+    """Run until a signal; return the exit status."""
+    return run_process("candidates", CandidatesSettings, run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

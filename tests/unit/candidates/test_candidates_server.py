@@ -1,0 +1,272 @@
+"""The candidates process over real gRPC on loopback, from a real bundle on disk."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import pytest_asyncio
+from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
+from prometheus_client import CollectorRegistry
+from retrieval_scene import half, make_bundle, make_queries, state_fields
+
+from services.algorithms.bundle import Bundle
+from services.algorithms.catalogue import required_bytes
+from services.algorithms.ops.mol_scores.reference import mol_scores_reference
+from services.algorithms.states import QueryStates
+from services.candidates.bootstrap import load_catalogue, make_search
+from services.candidates.config import CandidatesSettings
+from services.candidates.metrics import CandidatesMetrics
+from services.candidates.server import SERVICE, CandidatesServicer
+from services.common.rpc_server import RpcServer
+
+FIRST, FULL = candidates_pb2.STAGE_FIRST, candidates_pb2.STAGE_FULL
+
+
+class Running:
+    """A served bundle, its stub, and the exact scores of one query."""
+
+    def __init__(self, bundle: Bundle, stub: Any, registry: CollectorRegistry) -> None:
+        self.bundle, self.stub, self.registry = bundle, stub, registry
+        head = bundle.manifest.head
+        self.queries = half(
+            make_queries(
+                np.random.default_rng(5), 6, head.num_query_components, head.num_item_components, head.component_width
+            )
+        )
+        self.exact = mol_scores_reference(self.queries, bundle.item_states, bundle.pair_gate).numpy()
+
+    def request(self, query: int = 0, **fields: Any) -> Any:
+        state = common_pb2.QueryState(**state_fields(self.queries, self.bundle.model_version, query))
+        return candidates_pb2.SearchRequest(**{"query_state": state, "k": 10, "stage": FULL, **fields})
+
+    def best(self, query: int = 0, *, k: int, rows: list[int] | None = None) -> list[str]:
+        rows = list(range(60)) if rows is None else rows
+        order = sorted(rows, key=lambda row: (-self.exact[query][row], f"item-{row}"))
+        return [f"item-{row}" for row in order[:k]]
+
+
+async def serving(path: Path, shape: tuple[int, int], **changes: Any) -> AsyncIterator[Running]:
+    bundle = make_bundle(path, p_q=shape[0], p_x=shape[1])
+    settings = CandidatesSettings(port=0, metrics_port=0, bundle=path, top_k_avg_pool_size=15, **changes)
+    registry = CollectorRegistry()
+    search = make_search(settings, load_catalogue(settings), CandidatesMetrics(registry))
+
+    def add(server: grpc.aio.Server) -> list[str]:
+        candidates_pb2_grpc.add_CandidatesServiceServicer_to_server(CandidatesServicer(search), server)
+        return [SERVICE]
+
+    server = RpcServer(process="candidates", settings=settings, add_services=add, registry=registry)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        yield Running(bundle, candidates_pb2_grpc.CandidatesServiceStub(channel), registry)
+    await server.drain()
+    await search.close()
+
+
+@pytest_asyncio.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    async for scene in serving(tmp_path / "bundle", (4, 2)):
+        yield scene
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or ""
+
+
+async def test_full_search_is_the_exact_top_k_and_says_so(running: Running) -> None:
+    answer = await running.stub.Search(running.request())
+    assert list(answer.item_ids) == running.best(k=10)
+    assert list(answer.scores) == pytest.approx(sorted(running.exact[0], reverse=True)[:10])
+    assert answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
+    assert not answer.HasField("bound")
+    assert answer.model_version == running.bundle.model_version
+    assert answer.index_version.startswith(running.bundle.model_version + ".")
+    assert answer.search_ms > 0
+
+
+async def test_first_stage_bounds_everything_left_out(running: Running) -> None:
+    for algorithm in ("brute_force", "top_k_avg"):
+        answer = await running.stub.Search(running.request(stage=FIRST, algorithm=algorithm))
+        left_out = [running.exact[0][row] for row in range(60) if f"item-{row}" not in answer.item_ids]
+        assert len(answer.item_ids) == 10
+        if answer.HasField("bound"):
+            assert max(left_out) <= answer.bound
+        assert answer.HasField("bound") or algorithm == "top_k_avg"
+        assert not answer.HasField("certificate")
+
+
+async def test_a_pool_of_everything_leaves_nothing_out(running: Running) -> None:
+    answer = await running.stub.Search(running.request(stage=FIRST, k=1000))
+    assert len(answer.item_ids) == 60
+    assert answer.bound == -np.inf
+
+
+async def test_top_k_avg_says_how_far_off_it_can_be(running: Running) -> None:
+    answer = await running.stub.Search(running.request(algorithm="top_k_avg"))
+    kinds = common_pb2.Certificate
+    assert answer.certificate.kind in (kinds.KIND_EXACT, kinds.KIND_BOUNDED, kinds.KIND_ESTIMATE)
+    if answer.certificate.kind == kinds.KIND_BOUNDED:
+        left_out = [running.exact[0][row] for row in range(60) if f"item-{row}" not in answer.item_ids]
+        assert max(left_out) <= answer.scores[-1] + answer.certificate.gap
+
+
+async def test_filters_act_inside_the_scan(running: Running) -> None:
+    filtered = common_pb2.Filter(
+        exclude_seen=True,
+        deny_item_ids=["item-0", "no-such-item"],
+        allow_categories=["Action", "Comedy"],
+        deny_categories=["Comedy"],
+    )
+    seen = running.best(k=60)[:5]
+    answer = await running.stub.Search(running.request(filter=filtered, seen_item_ids=seen, k=12))
+    rows = [row for row in range(4, 60, 4) if f"item-{row}" not in seen]
+    assert list(answer.item_ids) == running.best(k=12, rows=rows)
+
+
+async def test_seen_items_stay_when_not_excluded(running: Running) -> None:
+    answer = await running.stub.Search(running.request(seen_item_ids=running.best(k=5)))
+    assert list(answer.item_ids) == running.best(k=10)
+
+
+async def test_an_allow_list_shorter_than_k_makes_a_shorter_exact_answer(running: Running) -> None:
+    allow = common_pb2.Filter(allow_item_ids=["item-3", "item-40", "nowhere"])
+    answer = await running.stub.Search(running.request(filter=allow))
+    assert list(answer.item_ids) == running.best(k=10, rows=[3, 40])
+    assert answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
+
+
+@pytest.mark.parametrize("stage", [FIRST, FULL])
+async def test_all_filtered_is_an_empty_answer_not_an_error(running: Running, stage: int) -> None:
+    nothing = common_pb2.Filter(allow_item_ids=["nowhere"])
+    answer = await running.stub.Search(running.request(filter=nothing, stage=stage))
+    assert list(answer.item_ids) == []
+    assert answer.bound == -np.inf if stage == FIRST else answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
+
+
+async def test_concurrent_searches_each_get_their_own_answer(running: Running) -> None:
+    deny = common_pb2.Filter(deny_categories=["Drama"])
+    requests = [
+        running.request(query % 6, k=5 + query % 2, **({"filter": deny} if query % 3 else {})) for query in range(48)
+    ]
+    answers = await asyncio.gather(*(running.stub.Search(request) for request in requests))
+    no_drama = [row for row in range(60) if row % 4 != 2]
+    for query, answer in enumerate(answers):
+        wanted = running.best(query % 6, k=5 + query % 2, rows=no_drama if query % 3 else None)
+        assert list(answer.item_ids) == wanted
+    batches = running.registry.get_sample_value("freshet_candidates_batch_searches_count")
+    assert batches is not None
+    assert batches < 48
+
+
+async def test_index_info_and_metrics_tell_bytes_per_item(running: Running) -> None:
+    info = await running.stub.GetIndexInfo(candidates_pb2.GetIndexInfoRequest())
+    assert (info.algorithm, info.num_items) == ("brute_force", 60)
+    # Components 2 x 8, gate 8, mean 8 and radius, all float32, two tie ranks, and one category entry.
+    assert info.bytes_per_item == 4 * (16 + 8 + 8 + 1) + 2 * 8 + 8
+    assert running.registry.get_sample_value("freshet_candidates_bytes_per_item") == info.bytes_per_item
+    await running.stub.Search(running.request())
+    for stage in ("queue", "filter", "scan"):
+        assert running.registry.get_sample_value("freshet_candidates_stage_seconds_count", {"stage": stage}) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"k": 0}, "k=0 allowed: 1-10000"),
+        ({"k": 10**6}, "k=1000000 allowed: 1-10000"),
+        ({"stage": candidates_pb2.STAGE_UNSPECIFIED}, "stage=0 allowed: STAGE_FIRST or STAGE_FULL"),
+        ({"stage": 9}, "stage=9 allowed"),
+        ({"algorithm": "magic"}, "algorithm='magic' allowed: empty or one of ['brute_force', 'top_k_avg']"),
+        ({"seen_item_ids": ["x"] * 20_001}, "len(seen_item_ids)=20001 allowed: 0-20000"),
+    ],
+)
+async def test_a_bad_request_is_refused_by_name(running: Running, fields: dict, message: str) -> None:
+    code, details = await refused(running.stub.Search(running.request(**fields)))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert message in details
+
+
+def _changed(queries: QueryStates, change: str) -> dict[str, Any]:
+    fields = state_fields(queries, "")
+    nan = np.full(8, np.nan, np.float16).tobytes()
+    return {
+        "nan": {**fields, "components": nan * 4},
+        "infinite gate": {**fields, "gate": np.full(8, np.inf, np.float16).tobytes()},
+        "short": {**fields, "components": fields["components"][:-2]},
+        "odd gate": {**fields, "gate": fields["gate"][:-1]},
+        "no components": {**fields, "num_components": 0},
+        "no width": {**fields, "component_width": 0},
+        "other width": {**fields, "num_components": 8, "component_width": 4},
+        "other gate": {**fields, "gate": fields["gate"][:-2]},
+        "no gate": {**fields, "gate": b""},
+        "empty": {},
+    }[change]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("nan", "query_state: components holds NaN or infinite values"),
+        ("infinite gate", "query_state: gate holds NaN or infinite values"),
+        ("short", "components holds 62 bytes; 4 x 8 need 64"),
+        ("odd gate", "gate holds 15 bytes"),
+        ("no components", "num_components=0 allowed"),
+        ("no width", "component_width=0 allowed"),
+        ("other width", "query components have width 4 but item components have width 8"),
+        ("other gate", "query gate has 7 pairs; expected 8"),
+        ("no gate", "query gate is absent but the items' gate is present"),
+        ("empty", "num_components=0 allowed"),
+    ],
+)
+async def test_a_bad_query_state_is_refused_by_name(running: Running, change: str, message: str) -> None:
+    fields = {**_changed(running.queries, change), "model_version": running.bundle.model_version}
+    code, details = await refused(running.stub.Search(running.request(query_state=common_pb2.QueryState(**fields))))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert message in details
+
+
+async def test_a_state_of_another_model_fails_the_precondition_naming_both(running: Running) -> None:
+    state = common_pb2.QueryState(**state_fields(running.queries, "0123456789abcdef"))
+    code, details = await refused(running.stub.Search(running.request(query_state=state)))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "0123456789abcdef" in details
+    assert running.bundle.model_version in details
+
+
+async def test_a_dot_product_model_is_served_as_well(tmp_path: Path) -> None:
+    async for scene in serving(tmp_path / "bundle", (1, 1), algorithm="top_k_avg"):
+        answer = await scene.stub.Search(scene.request())
+        assert list(answer.item_ids) == scene.best(k=10)
+        assert answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
+
+
+def test_a_model_beyond_the_memory_limit_is_refused_naming_both_values(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle", count=3000)
+    settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path, max_memory_mb=1)
+    needed = required_bytes(bundle.manifest) / (1 << 20)
+    with pytest.raises(MemoryError, match=rf"3000 items needs {needed:.1f} MiB; allowed: 1.0 MiB"):
+        load_catalogue(settings)
+
+
+def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    path = bundle.path / "item_states.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"item_states\.safetensors has sha256"):
+        load_catalogue(CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path))
+
+
+def test_the_index_version_changes_with_the_content(tmp_path: Path) -> None:
+    versions = set()
+    for seed in range(2):
+        bundle = make_bundle(tmp_path / str(seed), seed=seed)
+        versions.add(load_catalogue(CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path)).index_version)
+    assert len(versions) == 2

@@ -1,0 +1,66 @@
+"""How the candidates process starts, or refuses to: settings, memory, the bundle."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from retrieval_scene import make_bundle
+
+from services.candidates.config import CandidatesSettings
+from services.common.config import ConfigError, load_settings
+from services.common.memory import available_bytes, require_memory
+from services.reranker.config import RerankerSettings
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("FRESHET_CANDIDATES_ALGORITHM", "magic"),
+        ("FRESHET_CANDIDATES_MAX_MEMORY_MB", "-1"),
+        ("FRESHET_CANDIDATES_PORT", "70000"),
+        ("FRESHET_COMPUTE_THREADS", "0"),
+    ],
+)
+def test_a_bad_setting_is_named_with_its_value(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=rf"{variable}='{value}' allowed"):
+        load_settings(CandidatesSettings)
+
+
+def test_ports_follow_the_design(monkeypatch: pytest.MonkeyPatch) -> None:
+    for process in ("CANDIDATES", "RERANKER"):
+        monkeypatch.delenv(f"FRESHET_{process}_PORT", raising=False)
+    assert (CandidatesSettings().port, CandidatesSettings().resolved_metrics_port) == (50052, 51052)
+    assert (RerankerSettings().port, RerankerSettings().resolved_metrics_port) == (50053, 51053)
+
+
+def test_no_memory_for_the_model_ends_the_process_with_one_line(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle", count=3000)
+    environment = {**os.environ, "FRESHET_BUNDLE": str(bundle.path), "FRESHET_CANDIDATES_MAX_MEMORY_MB": "1"}
+    run = subprocess.run(
+        [sys.executable, "-m", "services.candidates"], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 1
+    (line,) = run.stderr.strip().splitlines()
+    assert f"not enough memory for the bundle at {bundle.path}" in line
+    assert "3000 items needs 2." in line
+    assert "allowed: 1.0 MiB (FRESHET_CANDIDATES_MAX_MEMORY_MB=1)" in line
+
+
+def test_without_a_limit_the_control_group_counts(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1048576\n")
+    (tmp_path / "memory.current").write_text("1000000\n")
+    assert available_bytes(tmp_path) == 48_576
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes(tmp_path) > 48_576
+    assert available_bytes(tmp_path / "absent") > 48_576
+
+
+def test_what_fits_passes_and_what_does_not_names_its_source() -> None:
+    require_memory("a model", 1000, limit_mb=0, variable="X")
+    with pytest.raises(
+        MemoryError, match=r"a model needs 1099511627776\.0 MiB; .* \(what is available here\)"
+    ):
+        require_memory("a model", 1 << 60, limit_mb=0, variable="X")
