@@ -1,0 +1,18 @@
+"""The reranker's settings: the shared ones and the sizes of batches and memory."""
+
+from pydantic import Field
+
+from services.common.config import ProcessSettings
+
+MEMORY_VARIABLE = "FRESHET_RERANKER_MAX_MEMORY_MB"
+
+
+class RerankerSettings(ProcessSettings):
+    """Variables are named per field."""
+
+    port: int = Field(default=50053, ge=0, le=65535, validation_alias="FRESHET_RERANKER_PORT")
+    # What the items may take; 0 is whatever the machine has left.
+    max_memory_mb: int = Field(default=0, ge=0, validation_alias=MEMORY_VARIABLE)
+    # Pools ranked in one turn of the worker thread; more wait, and beyond the queue they are refused.
+    max_batch: int = Field(default=32, ge=1, le=1024, validation_alias="FRESHET_RERANKER_MAX_BATCH")
+    max_queue: int = Field(default=256, ge=1, le=100_000, validation_alias="FRESHET_RERANKER_MAX_QUEUE")

@@ -1,0 +1,44 @@
+"""The reranker's own figures: seconds per stage, batch and pool sizes, dropped candidates, certificates."""
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+
+from services.algorithms.indexes.protocol import Certificate
+from services.common.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
+
+
+class RerankerMetrics:
+    """Histograms with few labels, looked up once."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        stages = Histogram(
+            "freshet_reranker_stage_seconds",
+            "Seconds of a Rerank per stage: waiting, verifying the filter, scoring, choosing.",
+            ("stage",),
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.queue, self.verify, self.score, self.choose = (
+            stages.labels(stage) for stage in ("queue", "verify", "score", "choose")
+        )
+        self._batch = Histogram(
+            "freshet_reranker_batch_pools", "Pools per batch.", buckets=BATCH_BUCKETS, registry=registry
+        )
+        self._dropped = Counter(
+            "freshet_reranker_dropped_items",
+            "Candidates dropped: unknown, repeated, or against the filter.",
+            registry=registry,
+        )
+        certificates = Counter(
+            "freshet_reranker_certificates", "Answers by kind of certificate.", ("kind",), registry=registry
+        )
+        self._certificates = {kind: certificates.labels(kind) for kind in ("exact", "bounded", "estimate")}
+
+    def batch(self, pools: int) -> None:
+        """One batch starts."""
+        self._batch.observe(pools)
+
+    def ranked(self, certificate: Certificate, dropped_items: int) -> None:
+        """One pool was ranked."""
+        self._certificates[certificate.kind].inc()
+        if dropped_items:
+            self._dropped.inc(dropped_items)
