@@ -60,7 +60,5 @@ def test_without_a_limit_the_control_group_counts(tmp_path: Path) -> None:
 
 def test_what_fits_passes_and_what_does_not_names_its_source() -> None:
     require_memory("a model", 1000, limit_mb=0, variable="X")
-    with pytest.raises(
-        MemoryError, match=r"a model needs 1099511627776\.0 MiB; .* \(what is available here\)"
-    ):
+    with pytest.raises(MemoryError, match=r"a model needs 1099511627776\.0 MiB; .* \(what is available here\)"):
         require_memory("a model", 1 << 60, limit_mb=0, variable="X")
