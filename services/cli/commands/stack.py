@@ -1,0 +1,179 @@
+"""`freshet up`, `down`, `status`, `doctor` and `serve`: the local stack by hand.
+
+Each is a thin layer over services/cli/stack: options in, a table or JSON out, an exit status by outcome.
+"""
+
+import importlib
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+
+if TYPE_CHECKING:
+    from services.cli.stack.launcher import PartStatus
+
+_STATE = typer.Option("--state", envvar="FRESHET_STATE", help="Where pid files, logs and data are.")
+_JSON = typer.Option("--json", help="One JSON object on stdout.")
+_STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
+_DEFAULT_STATE = Path(".freshet")
+_PROCESSES = ("gateway", "encoder", "candidates", "reranker")
+
+
+@reports_errors
+def up(
+    *,
+    state: Annotated[Path, _STATE] = _DEFAULT_STATE,
+    bundle: Annotated[Path | None, typer.Option(envvar="FRESHET_BUNDLE", help="Model bundle [STATE/bundle].")] = None,
+    only: Annotated[str, typer.Option(help="Only these parts, comma-separated: kafka,redis")] = "",
+    port_offset: Annotated[int, typer.Option(help="Add this to every default port.")] = 0,
+    timeout_s: Annotated[float, typer.Option(min=1, help="Give up when not all is healthy by then.")] = 120.0,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Start Kafka, Redis, the inference server and the processes; wait until each is healthy.
+
+    Example:  freshet up
+
+    Example:  freshet up --only kafka,redis --port-offset 1000
+    """
+    from services.cli.stack import Ports, Stack, StackError
+    from services.cli.stack.display import showing
+    from services.cli.stack.launcher import PARTS
+
+    parts = [part.strip() for part in only.split(",") if part.strip()] or list(PARTS)
+    with showing(None if as_json else console(stderr=True)) as say:
+        try:
+            ports = Ports.default(offset=port_offset) if port_offset else None
+            stack = Stack(state, bundle=bundle, ports=ports, say=say)
+            stack.up(parts, timeout_s=timeout_s)
+        except StackError as exc:
+            raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
+        except ValueError as exc:
+            raise CommandError(str(exc), status=ExitStatus.USAGE) from exc
+    _show(stack.status(), as_json=as_json)
+
+
+@reports_errors
+def down(
+    *,
+    state: Annotated[Path, _STATE] = _DEFAULT_STATE,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Stop what `freshet up` started; what Kafka and Redis hold stays in the state folder.
+
+    Example:  freshet down
+    """
+    from services.cli.stack import Stack
+    from services.cli.stack.display import showing
+
+    with showing(None if as_json else console(stderr=True)) as say:
+        stopped = Stack(state, say=say).down()
+    if as_json:
+        emit_json({"stopped": stopped})
+    elif not stopped:
+        console().print(f"nothing of {state} was running")
+
+
+@reports_errors
+def status(
+    *,
+    state: Annotated[Path, _STATE] = _DEFAULT_STATE,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Show every part: ready or not, where it listens, memory, since when.
+
+    The exit status is 0 when all parts are ready, 3 when not.
+
+    Example:  freshet status --json
+    """
+    from services.cli.stack import Stack
+
+    statuses = Stack(state).status()
+    _show(statuses, as_json=as_json)
+    if not all(part.healthy for part in statuses):
+        raise typer.Exit(int(ExitStatus.UNAVAILABLE))
+
+
+@reports_errors
+def doctor(
+    *,
+    state: Annotated[Path, _STATE] = _DEFAULT_STATE,
+    bundle: Annotated[Path | None, typer.Option(envvar="FRESHET_BUNDLE", help="Model bundle [STATE/bundle].")] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Look for whatever could keep the stack from running here, and say what to do about it.
+
+    The exit status is 1 when something does.
+
+    Example:  freshet doctor
+    """
+    from services.cli.stack import Stack
+    from services.cli.stack.doctor import examine
+
+    findings = examine(Stack(state, bundle=bundle))
+    errors = sum(finding.severity == "error" for finding in findings)
+    if as_json:
+        emit_json({"errors": errors, "findings": [asdict(finding) for finding in findings]})
+    else:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        for finding in findings:
+            text = Text(finding.found)
+            if finding.advice:
+                text.append(f"\ntry: {finding.advice}", style="bold")
+            table.add_row(Text(finding.severity, style=_STYLES[finding.severity]), finding.about, text)
+        console().print(table)
+        console().print("nothing is in the way" if not errors else f"{errors} to mend")
+    if errors:
+        raise typer.Exit(int(ExitStatus.FAILED))
+
+
+@reports_errors
+def serve(
+    process: Annotated[str, typer.Argument(help=f"One of: {', '.join(_PROCESSES)}.")],
+) -> None:
+    """Run one process in the foreground; its settings are FRESHET_ variables, its logs JSON on stdout.
+
+    Example:  FRESHET_BUNDLE=.freshet/bundle freshet serve candidates
+    """
+    if process not in _PROCESSES:
+        raise CommandError(
+            f"process={process!r} allowed: {', '.join(_PROCESSES)}",
+            advice="freshet serve gateway",
+            status=ExitStatus.USAGE,
+        )
+    # As the launcher does: one compute thread, set before any library reads it.
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(variable, os.environ.get("FRESHET_COMPUTE_THREADS", "1"))
+    raise typer.Exit(importlib.import_module(f"services.{process}.__main__").main())
+
+
+def _show(statuses: "list[PartStatus]", *, as_json: bool) -> None:
+    if as_json:
+        healthy = all(part.healthy for part in statuses)
+        emit_json({"healthy": healthy, "parts": [asdict(part) | {"healthy": part.healthy} for part in statuses]})
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("part", "state", "listens at", "pid"):
+        table.add_column(column)
+    table.add_column("memory", justify="right")
+    table.add_column("up since", justify="right")
+    for part in statuses:
+        said, style = ("ready", "green") if part.healthy else (str(part.problem), "red" if part.running else "dim")
+        shown = (str(part.pid), f"{part.memory_mb:,.0f} MB", _ago(part.uptime_s)) if part.running else ("", "", "")
+        table.add_row(part.name, Text(said, style=style), part.address, *shown)
+    console().print(table)
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
