@@ -112,6 +112,7 @@ async def run(settings: EncoderSettings) -> None:
         metrics=metrics,
         limits=ConsumerLimits(min_records=min(512, settings.max_poll_records), max_records=settings.max_poll_records),
         on_ready=lambda: health.set_ready(True),
+        on_stall=lambda: health.set_ready(False),
     )
     on_demand = EncodeHistory(
         encoder=encoder, vocabulary=vocabulary, max_batch=settings.max_encode_rows, max_queue=settings.max_queue

@@ -39,7 +39,11 @@ class ConsumerLimits:
 
 
 class Consumer:
-    """Applies the stream until stopped. `on_ready` is called once: when store, topics and model were all reached."""
+    """Applies the stream until stopped.
+
+    `on_ready` is called when store, topics and model were all reached for the first time, and whenever the stream
+    moves again after `on_stall`, which is called when two turns in a row failed: stored states then grow stale.
+    """
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class Consumer:
         metrics: EncoderMetrics,
         limits: ConsumerLimits,
         on_ready: Callable[[], None] = lambda: None,
+        on_stall: Callable[[], None] = lambda: None,
     ) -> None:
         self._stream = stream
         self._outbox = outbox
@@ -59,6 +64,8 @@ class Consumer:
         self._metrics = metrics
         self._limits = limits
         self._on_ready = on_ready
+        self._on_stall = on_stall
+        self._stalled = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="interactions-consumer", daemon=True)
         self._ready = False
@@ -114,6 +121,9 @@ class Consumer:
         self._keep_house(time.monotonic())
         if self._complaint:
             log.info("stream_recovered", after=self._complaint)
+        if self._stalled:
+            self._stalled = False
+            self._on_ready()
         self._complaint = ""
         self._bugs = 0
         self._backoff_s = self._limits.backoff_s
@@ -182,6 +192,9 @@ class Consumer:
         self._in_step = False
         self._metrics.failure(type(exc).__name__)
         complaint = type(exc).__name__
+        if self._complaint and self._ready and not self._stalled:
+            self._stalled = True
+            self._on_stall()
         if complaint != self._complaint:
             self._complaint = complaint
             log.warning("stream_waits", reason=str(exc), error=complaint)
