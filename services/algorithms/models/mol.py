@@ -21,7 +21,7 @@ class SwiGlu(nn.Module):
     def __init__(self, width_in: int, hidden: int, width_out: int) -> None:
         super().__init__()
         self.inner = nn.Linear(width_in, 2 * hidden)
-        self.outer = nn.Linear(hidden, width_out)
+        self.outer = nn.Linear(hidden, width_out, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         value, gate = self.inner(x).chunk(2, dim=-1)
@@ -30,7 +30,8 @@ class SwiGlu(nn.Module):
 
 
 def _projection(width_in: int, hidden: int, width_out: int) -> nn.Module:
-    return SwiGlu(width_in, hidden, width_out) if hidden else nn.Linear(width_in, width_out)
+    # No bias: embeddings start small, and with one all items' directions would start out nearly the same.
+    return SwiGlu(width_in, hidden, width_out) if hidden else nn.Linear(width_in, width_out, bias=False)
 
 
 def _gate_mlp(width_in: int, hidden: int, pairs: int) -> nn.Sequential:

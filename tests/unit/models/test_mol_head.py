@@ -1,0 +1,103 @@
+"""The mixture-of-logits head: the reference's formula, a user component that may be absent, and dropouts."""
+
+import numpy as np
+import pytest
+import torch
+
+from services.algorithms.manifest import EncoderShape, HeadShape
+from services.algorithms.models.mol import DotHead, MolHead
+from services.algorithms.models.sequential import SequentialModel
+from services.algorithms.ops.mol_scores.reference import mol_scores_reference
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+SHAPE = HeadShape(
+    kind="mol",
+    num_query_components=3,
+    num_item_components=2,
+    component_width=4,
+    tau=0.05,
+    gate_hidden=5,
+    query_hidden=7,
+)
+
+
+def head_of(**dropouts: float) -> MolHead:
+    return MolHead(SHAPE, 12, num_users=4, **dropouts)
+
+
+@torch.no_grad()
+def test_scores_of_pairs_equal_the_reference_op() -> None:
+    head = head_of().eval()
+    query = head.query_states(torch.randn(6, 12), torch.tensor([0, 1, 2, 3, -1, -1]))
+    item = head.item_states(torch.randn(5, 12))
+    gate = PairGate(**{name: value.detach().numpy() for name, value in head.pair_gate.named_parameters()})
+    expected = mol_scores_reference(
+        QueryStates(components=query[0].numpy(), gate=query[1].numpy()),
+        ItemStates(components=item[0].numpy(), gate=item[1].numpy()),
+        gate,
+    )
+    for column in range(5):
+        same_item = (item[0][column].expand(6, -1, -1), item[1][column].expand(6, -1))
+        scores, weights = head.score_pairs(query, same_item)
+        np.testing.assert_allclose(scores.numpy(), expected[:, column].numpy(), atol=1e-6)
+        np.testing.assert_allclose(weights.sum(dim=1).numpy(), 1, atol=1e-6)
+        assert scores.abs().max() <= 1
+
+
+@torch.no_grad()
+def test_components_have_length_one_and_an_unknown_users_is_zero() -> None:
+    components, _ = head_of().eval().query_states(torch.randn(3, 12), torch.tensor([2, -1, 0]))
+    np.testing.assert_allclose(components.norm(dim=-1).numpy(), [[1, 1, 1], [1, 1, 0], [1, 1, 1]], atol=1e-6)
+
+
+@torch.no_grad()
+def test_training_drops_the_user_component_whole_and_at_the_given_rate() -> None:
+    head = head_of(user_dropout=0.5).train()
+    components, _ = head.query_states(torch.randn(4000, 12), torch.randint(0, 4, (4000,)))
+    lengths = components[:, -1].norm(dim=-1)
+    assert ((lengths < 1e-6) | ((lengths - 1).abs() < 1e-5)).all()
+    assert lengths.mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+@torch.no_grad()
+def test_dropped_pair_weights_leave_the_others_summing_to_one() -> None:
+    head = head_of(gate_dropout=0.4).train()
+    query = head.query_states(torch.randn(2000, 12), torch.full((2000,), -1))
+    item = head.item_states(torch.randn(2000, 12))
+    _, weights = head.score_pairs(query, item)
+    sums = weights.sum(dim=1)
+    assert ((sums - 1).abs() < 1e-5).float().mean() > 0.98  # all six dropped: 0.4 % of rows
+    assert (weights == 0).float().mean().item() == pytest.approx(0.4, abs=0.02)
+
+
+def test_a_dot_head_is_the_cosine() -> None:
+    shape = HeadShape(kind="dot", num_query_components=1, num_item_components=1, component_width=12, tau=0.05)
+    head = DotHead(shape, 12)
+    encoded = torch.randn(3, 12)
+    query, gate = head.query_states(encoded)
+    assert gate is None
+    np.testing.assert_allclose(
+        (query.squeeze(1) @ head.item_states(encoded)[0].squeeze(1).T).diagonal().numpy(), 1, atol=1e-6
+    )
+    with pytest.raises(ValueError, match="component_width=12; a dot head's is the encoder's width, 10"):
+        DotHead(shape, 10)
+
+
+def test_a_user_component_and_the_number_of_users_must_agree() -> None:
+    encoder = EncoderShape(
+        kind="hstu", num_blocks=1, num_heads=1, width=12, d_qk=4, d_v=4, max_history=8, num_time_buckets=8
+    )
+    with pytest.raises(ValueError, match="num_users=3; uses_user_index=False"):
+        SequentialModel(encoder, SHAPE, num_items=5, num_users=3)
+
+
+def test_item_states_of_the_model_are_in_dense_order_and_match_its_head() -> None:
+    encoder = EncoderShape(
+        kind="hstu", num_blocks=1, num_heads=1, width=12, d_qk=4, d_v=4, max_history=8, num_time_buckets=8
+    )
+    model = SequentialModel(encoder, SHAPE, num_items=5).eval()
+    states = model.all_item_states()
+    single = model.head.item_states(model.item_embedding(torch.tensor([3])))
+    np.testing.assert_allclose(states.components[3], single[0][0].detach().numpy(), atol=1e-6)
+    assert states.gate is not None
+    np.testing.assert_allclose(states.gate[3], single[1][0].detach().numpy(), atol=1e-6)
