@@ -18,6 +18,8 @@ import psutil
 from services.cli.stack.errors import StackError
 
 _CREATION_TOLERANCE_S = 0.05
+# Children outlive whoever spawned them, a Stack object too; their handles stay so that they are reaped when they end.
+_handles: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,7 @@ class Children:
         except OSError as exc:
             raise StackError(name, f"cannot execute {launch.argv[0]}: {exc}") from exc
         self._started[name] = child
+        _handles.append(child)
         process = psutil.Process(child.pid)
         self._write(name, _PidFile(pid=child.pid, created=process.create_time(), argv=list(argv)))
         return process
@@ -70,13 +73,17 @@ class Children:
         child = self._started.get(name)
         if child is not None and child.poll() is not None:
             del self._started[name]
+            _handles.remove(child)
         noted = self._read(name)
         if noted is None:
             return None
         try:
             process = psutil.Process(noted.pid)
-            same = abs(process.create_time() - noted.created) < _CREATION_TOLERANCE_S
-            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+            if abs(process.create_time() - noted.created) >= _CREATION_TOLERANCE_S:
+                return None
+            # A zombie with threads left is still dying, and holds its ports until they have ended.
+            dead = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+            return None if dead else process
         except psutil.Error:
             return None
 
@@ -103,11 +110,6 @@ class Children:
             time.sleep(0.02)
         self.forget(name)
         return True
-
-    def exit_status(self, name: str) -> int | None:
-        """How a child of this launcher ended, negative for a signal; None when unknown."""
-        child = self._started.get(name)
-        return None if child is None else child.poll()
 
     def forget(self, name: str) -> None:
         """Drop the pid file."""

@@ -19,10 +19,10 @@ BASE_MB: Mapping[str, int] = MappingProxyType(
         "kafka": 400,
         "redis": 30,
         "inference-server": 150,
-        "encoder": 140,
-        "candidates": 330,
-        "reranker": 330,
-        "gateway": 120,
+        "encoder": 180,
+        "candidates": 650,
+        "reranker": 650,
+        "gateway": 170,
     }
 )
 # How many times a part holds a file of the bundle, at most (a mapping in the page cache, an array of its own).

@@ -1,0 +1,78 @@
+"""The real local stack, started once per session on free ports in a temporary folder, with a bundle trained in seconds.
+
+Nothing is skipped: a component that cannot be started fails the tests that need it, with the launcher's own message.
+Kafka, Redis and the inference server are also there alone, for tests that need no more.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.cli.stack import Ports, Stack
+from services.common.topics import ensure_topics
+
+TINY_TRAINING = """
+import sys
+from pathlib import Path
+from services.datasets.simulator import SimulatorConfig, simulate
+from services.training.run import run_training
+
+people = SimulatorConfig(
+    num_users=300, num_items=400, num_topics=16, mean_events_per_user=40, max_events_per_user=120, seed=7
+)
+run_training(out=Path(sys.argv[1]), interactions=simulate(people), epochs=1, split="none", threads=1)
+"""
+
+
+@pytest.fixture(scope="session")
+def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of the `quick` shape over about 400 simulated items, ONNX encoder included."""
+    folder = tmp_path_factory.mktemp("model") / "bundle"
+    # In a process of its own: this one stays without PyTorch, and without what exporting warns about.
+    done = subprocess.run(
+        [sys.executable, "-c", TINY_TRAINING, str(folder)], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="session")
+def _session_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The session's stack, nothing running yet."""
+    stack = Stack(tmp_path_factory.mktemp("stack"), ports=Ports.free())
+    yield stack
+    stack.down()
+
+
+@pytest.fixture
+def kafka(_session_stack: Stack) -> str:
+    """The broker's address, with Freshet's topics."""
+    _session_stack.up(["kafka"])
+    ensure_topics(_session_stack.kafka_bootstrap)
+    return _session_stack.kafka_bootstrap
+
+
+@pytest.fixture
+def redis_url(_session_stack: Stack) -> str:
+    """The state store's URL."""
+    _session_stack.up(["redis"])
+    return _session_stack.redis_url
+
+
+@pytest.fixture
+def inference_server(_session_stack: Stack, small_bundle: Path) -> str:
+    """The inference server's gRPC address; it serves `small_bundle`'s encoder."""
+    _session_stack.use_bundle(small_bundle)
+    _session_stack.up(["inference-server"])
+    return _session_stack.address("inference-server")
+
+
+@pytest.fixture
+def stack(_session_stack: Stack, small_bundle: Path) -> Stack:
+    """Everything, healthy when the test begins, whatever the one before did to it."""
+    _session_stack.use_bundle(small_bundle)
+    _session_stack.up()
+    return _session_stack

@@ -1,0 +1,246 @@
+"""The local stack's promises, on the real components: what runs, what survives, what is named when it goes wrong."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import psutil
+import pytest
+import redis
+import tritonclient.grpc as inference
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from services.algorithms.bundle import ENCODER_ONNX, load_bundle
+from services.cli.stack import Ports, Stack, StackError
+from services.cli.stack.launcher import PARTS
+from services.common.topics import INTERACTIONS_DEAD_LETTER, ensure_topics
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def other_stack(tmp_path: Path):
+    """A stack of its own, for what the session's must not suffer."""
+    stack = Stack(tmp_path / "state", ports=Ports.free())
+    yield stack
+    stack.down()
+
+
+def test_every_part_is_ready_and_tells_its_version(stack: Stack) -> None:
+    assert [part.name for part in stack.status() if not part.healthy] == []
+    versions = stack.versions()
+    assert set(versions) == set(PARTS)
+    assert versions["kafka"].startswith("Apache Kafka 4.")
+    assert versions["redis"].startswith("Redis ")
+    assert versions["inference-server"].startswith("Triton Inference Server 2.")
+
+
+def test_up_leaves_running_parts_alone(stack: Stack) -> None:
+    before = {part.name: part.pid for part in stack.status()}
+    stack.up()
+    assert {part.name: part.pid for part in stack.status()} == before
+
+
+def test_state_computation_yields_to_the_read_path(stack: Stack) -> None:
+    niceness = {part.name: psutil.Process(part.pid).nice() for part in stack.status() if part.pid}
+    own = psutil.Process().nice()
+    assert niceness["inference-server"] - own == niceness["encoder"] - own == 5
+    assert niceness["gateway"] == niceness["candidates"] == niceness["reranker"] == own
+
+
+def test_status_and_doctor_of_a_running_stack_exit_with_success(stack: Stack) -> None:
+    for command in ("status", "doctor"):
+        done = subprocess.run(
+            [Path(sys.executable).parent / "freshet", command, "--state", stack.place.state.root, "--json"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        told = json.loads(done.stdout)
+        assert told.get("healthy", True)
+        assert told.get("errors", 0) == 0
+
+
+def test_killed_part_is_reported_and_starts_again(other_stack: Stack) -> None:
+    other_stack.up(["redis"])
+    other_stack.kill("redis")
+    assert other_stack.problem("redis") == "not running"
+    other_stack.start("redis")
+    assert other_stack.problem("redis") is None
+
+
+def test_another_launcher_finds_and_stops_the_same_parts(other_stack: Stack) -> None:
+    other_stack.up(["redis"])
+    (pid,) = [part.pid for part in other_stack.status() if part.running]
+    later = Stack(other_stack.place.state.root)
+    assert later.ports == other_stack.ports
+    assert later.down() == ["redis"]
+    assert pid is not None
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_redis_keeps_its_data_over_a_restart(other_stack: Stack) -> None:
+    other_stack.up(["redis"])
+    with redis.Redis.from_url(other_stack.redis_url) as client:
+        client.set("kept", "yes")
+    other_stack.stop("redis")
+    other_stack.start("redis")
+    with redis.Redis.from_url(other_stack.redis_url) as client:
+        assert client.get("kept") == b"yes"
+
+
+def test_kafka_keeps_acknowledged_records_when_it_is_killed(other_stack: Stack) -> None:
+    other_stack.up(["kafka"])
+    ensure_topics(other_stack.kafka_bootstrap)
+    producer = KafkaProducer(bootstrap_servers=other_stack.kafka_bootstrap, acks="all")
+    producer.send(INTERACTIONS_DEAD_LETTER, b"kept").get(timeout=10)
+    producer.close()
+    other_stack.kill("kafka")
+    other_stack.start("kafka")
+    consumer = KafkaConsumer(bootstrap_servers=other_stack.kafka_bootstrap, consumer_timeout_ms=10_000)
+    partition = TopicPartition(INTERACTIONS_DEAD_LETTER, 0)
+    consumer.assign([partition])
+    consumer.seek_to_beginning(partition)
+    assert next(consumer).value == b"kept"
+    consumer.close()
+
+
+def test_taken_port_is_named_with_its_owner(other_stack: Stack) -> None:
+    with socket.create_server(("127.0.0.1", other_stack.ports["redis"])):
+        with pytest.raises(StackError, match=r"redis: port \d+ .*taken: held by .*pid") as caught:
+            other_stack.up(["redis"])
+        assert str(os.getpid()) in str(caught.value)
+
+
+def test_parts_on_other_ports_are_not_started_twice(other_stack: Stack) -> None:
+    other_stack.up(["redis"])
+    moved = Stack(other_stack.place.state.root, ports=Ports.free())
+    with pytest.raises(StackError, match="run already with other ports"):
+        moved.up(["redis"])
+
+
+def test_process_that_ends_while_starting_is_named_with_the_end_of_its_log(
+    other_stack: Stack, small_bundle: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "bundle"
+    broken.mkdir()
+    for file in small_bundle.iterdir():
+        (broken / file.name).symlink_to(file)
+    (broken / "items.parquet").unlink()
+    (broken / "items.parquet").write_bytes(b"not these bytes")
+    other_stack.use_bundle(broken)
+    with pytest.raises(StackError, match=r"(?s)candidates: ended while starting.*items\.parquet"):
+        other_stack.up(["candidates"], timeout_s=60)
+
+
+def test_bundle_that_does_not_fit_into_memory_is_refused_with_both_figures(
+    other_stack: Stack, small_bundle: Path, tmp_path: Path
+) -> None:
+    huge = tmp_path / "bundle"
+    huge.mkdir()
+    manifest = json.loads((small_bundle / "manifest.json").read_text())
+    manifest["files"]["item_states.safetensors"]["bytes"] = 1 << 45
+    (huge / "manifest.json").write_text(json.dumps(manifest))
+    other_stack.use_bundle(huge)
+    with pytest.raises(StackError, match=r"needs about [\d,]+ MiB .* for candidates.*; [\d,]+ MiB are available"):
+        other_stack.up(["candidates"])
+
+
+def _histories(rng: np.random.Generator, rows: int, length: int, wanted: int, num_items: int) -> dict[str, np.ndarray]:
+    return {
+        "item_index": rng.integers(0, num_items, (rows, length)),
+        "event_time": np.sort(rng.integers(10**9, 10**9 + 10**6, (rows, length)), axis=1),
+        "position": np.sort(rng.integers(0, length, (rows, wanted)), axis=1),
+    }
+
+
+def test_requests_of_unlike_lengths_share_a_batch_and_each_gets_its_own_states(
+    inference_server: str, small_bundle: Path
+) -> None:
+    session = onnxruntime.InferenceSession(small_bundle / ENCODER_ONNX, providers=["CPUExecutionProvider"])
+    wants_user = "user_index" in {spec.name for spec in session.get_inputs()}
+    num_items = load_bundle(small_bundle).num_items
+    client = inference.InferenceServerClient(inference_server)
+    lock = threading.Lock()
+
+    def ask(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        rows, length, wanted = int(rng.integers(1, 70)), int(rng.integers(1, 100)), int(rng.integers(1, 6))
+        arrays = _histories(rng, rows, length, wanted, num_items)
+        inputs = []
+        for name, values in (arrays | {"user_index": np.full((rows, 1), -1)}).items():
+            tensor = inference.InferInput(name, list(values.shape), "INT64")
+            tensor.set_data_from_numpy(values.astype(np.int64))
+            inputs.append(tensor)
+        answer = client.infer("encoder", inputs, client_timeout=60)
+        with lock:
+            expected = session.run(None, arrays | ({"user_index": np.full(rows, -1)} if wants_user else {}))
+        for spec, states in zip(session.get_outputs(), expected, strict=True):
+            np.testing.assert_allclose(answer.as_numpy(spec.name), states, atol=1e-4)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(40)))
+    (statistics,) = client.get_inference_statistics("encoder").model_stats
+    assert any(batch.batch_size > 70 for batch in statistics.batch_stats), "no two requests were batched"
+    client.close()
+
+
+def test_malformed_encode_request_is_refused_alone(inference_server: str) -> None:
+    client = inference.InferenceServerClient(inference_server)
+    inputs = []
+    for name, values in (("item_index", [[0, 1]]), ("event_time", [[5, 6]]), ("position", [[2]])):
+        tensor = inference.InferInput(name, [1, len(values[0])], "INT64")
+        tensor.set_data_from_numpy(np.array(values, dtype=np.int64))
+        inputs.append(tensor)
+    with pytest.raises(inference.InferenceServerException, match=r"position spans 2\.\.2; allowed: 0\.\.1"):
+        client.infer("encoder", inputs)
+    assert client.is_model_ready("encoder")
+    client.close()
+
+
+def test_down_ends_what_the_parts_started_too(other_stack: Stack, small_bundle: Path) -> None:
+    other_stack.use_bundle(small_bundle)
+    other_stack.up(["inference-server"])
+    (pid,) = [part.pid for part in other_stack.status() if part.running]
+    assert pid is not None
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    assert len(family) > 1
+    other_stack.down()
+    assert [member.pid for member in family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_killed_inference_server_leaves_no_orphan(other_stack: Stack, small_bundle: Path) -> None:
+    other_stack.use_bundle(small_bundle)
+    other_stack.up(["inference-server"])
+    (pid,) = [part.pid for part in other_stack.status() if part.running]
+    assert pid is not None
+    stubs = psutil.Process(pid).children(recursive=True)
+    other_stack.kill("inference-server")
+    _, alive = psutil.wait_procs(stubs, timeout=5)
+    assert alive == []
+    other_stack.start("inference-server")
+    assert other_stack.problem("inference-server") is None
+
+
+def test_recycled_process_id_is_never_signalled(other_stack: Stack) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        other_stack.place.state.make()
+        noted = {"pid": bystander.pid, "created": psutil.Process(bystander.pid).create_time() - 100, "argv": []}
+        (other_stack.place.state.run / "redis.json").write_text(json.dumps(noted))
+        assert other_stack.down() == []
+        other_stack.kill("redis")
+        assert bystander.poll() is None
+    finally:
+        bystander.send_signal(signal.SIGKILL)
+        bystander.wait()
