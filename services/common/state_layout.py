@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 EPOCH_KEY = "stream:epoch"
+# Exists (with a TTL) while an import fills the store and the consumer has to wait.
+HOLD_KEY = "stream:hold"
 COUNT_FIELDS = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late")
 STATE_FIELDS = (
     "components",

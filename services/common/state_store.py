@@ -262,6 +262,21 @@ class StateWriter:
             raise Conflict("the epoch vanished while it was made")
         return found.decode(), made
 
+    def hold(self, seconds: int) -> None:
+        """Ask whoever applies the stream to wait, for so long unless asked again. Raises: DependencyUnavailable."""
+        with _redis_errors():
+            self._redis.set(layout.HOLD_KEY, "1", ex=seconds)
+
+    def release(self) -> None:
+        """Take `hold` back. Raises: DependencyUnavailable."""
+        with _redis_errors():
+            self._redis.delete(layout.HOLD_KEY)
+
+    def is_held(self) -> bool:
+        """Whether the stream is to wait. Raises: DependencyUnavailable."""
+        with _redis_errors():
+            return bool(self._redis.exists(layout.HOLD_KEY))
+
     def progress(self, partitions: Collection[int], epoch: str) -> dict[int, Progress]:
         """Progress of the partitions in this epoch. Raises: DependencyUnavailable."""
         pipeline = self._redis.pipeline(transaction=False)

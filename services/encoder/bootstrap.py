@@ -17,6 +17,7 @@ from services.common.tracing import configure_tracing
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.adapters.kafka_stream import KafkaStream
+from services.encoder.bulk_import import BulkImport, ImportReport, PastInteractions, Progressed
 from services.encoder.config import DEVELOPMENT_PSEUDONYM_KEY, EncoderSettings, parse_partitions
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
@@ -79,6 +80,37 @@ def kafka_stream(settings: EncoderSettings) -> KafkaStream:
 def state_writer(settings: EncoderSettings) -> StateWriter:
     """User states and progress in Redis."""
     return StateWriter(settings.redis_url, ttl_seconds=settings.user_ttl_seconds, max_seen=settings.max_seen_items)
+
+
+def run_import(
+    settings: EncoderSettings, past: PastInteractions, progress: Progressed = lambda phase, done, total: None
+) -> ImportReport:
+    """Import past interactions (blocking); Kafka, Redis and the inference server must run, the encoder process not.
+
+    Raises: BundleError; InvalidRequest, PreconditionFailed, DependencyUnavailable as `BulkImport.run` says.
+    """
+    bundle = load_bundle(settings.bundle)
+    stream = kafka_stream(settings.model_copy(update={"partitions": ""}))
+    writer = BulkProducer(
+        settings.kafka_bootstrap, client_id="freshet-import", linger_ms=50, delivery_timeout_ms=60_000
+    )
+    encoder = inference_encoder(settings, bundle)
+    store = state_writer(settings)
+    job = BulkImport(
+        stream=stream,
+        writer=writer,
+        store=store,
+        encoder=encoder,
+        vocabulary=vocabulary_of(bundle),
+        progress=progress,
+    )
+    try:
+        return job.run(past)
+    finally:
+        stream.close()
+        writer.close(timeout_s=1.0)
+        encoder.close()
+        store.close()
 
 
 async def run(settings: EncoderSettings) -> None:

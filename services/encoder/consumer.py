@@ -33,7 +33,7 @@ class ConsumerLimits:
     max_backoff_s: float = 1.0
     commit_every_s: float = 1.0
     check_every_s: float = 1.0
-    lag_every_s: float = 5.0
+    lag_every_s: float = 1.0
     # Attempts at a batch that fails for an unexpected reason before its records are tried one by one.
     attempts: int = 3
 
@@ -70,6 +70,7 @@ class Consumer:
         self._thread = threading.Thread(target=self._run, name="interactions-consumer", daemon=True)
         self._ready = False
         self._in_step = False
+        self._held = False
         self._poll_records = limits.min_records
         self._bugs = 0
         self._backoff_s = limits.backoff_s
@@ -113,7 +114,12 @@ class Consumer:
         """
         if not self._in_step:
             self._synchronise()
-        records = self._stream.poll(self._limits.poll_ms, self._poll_records)
+        self._check_store(time.monotonic())
+        records: Sequence[SourceRecord] = ()
+        if self._held:
+            self._stop.wait(self._limits.poll_ms / 1000)
+        else:
+            records = self._stream.poll(self._limits.poll_ms, self._poll_records)
         if records:
             self._apply(records)
         full = len(records) >= self._poll_records
@@ -169,18 +175,28 @@ class Consumer:
                 total.add(self._handler.reject(record, f"internal error: {type(exc).__name__}"))
         return total
 
-    def _keep_house(self, now: float) -> None:
-        if now >= self._next_check:
-            self._next_check = now + self._limits.check_every_s
-            self._in_step = False
+    def _check_store(self, now: float) -> None:
+        """Notice an emptied store, and an import: nothing is polled while one holds the stream."""
+        if now < self._next_check:
+            return
+        self._next_check = now + self._limits.check_every_s
+        held_before, self._in_step = self._held, False
+        self._held = self._handler.is_held()
+        if held_before and not self._held:
+            self._synchronise()
+        if not self._held:
             self._handler.check_epoch()
-            self._in_step = True
+        self._in_step = True
+        if self._held != held_before:
+            log.info("stream_held" if self._held else "stream_released", watermarks=self._handler.watermarks)
+
+    def _keep_house(self, now: float) -> None:
         if now >= self._next_commit:
             self._next_commit = now + self._limits.commit_every_s
             self._commit()
         if now >= self._next_lag:
             self._next_lag = now + self._limits.lag_every_s
-            self._metrics.progress(self._handler.watermarks, self._stream.end_offsets())
+            self._metrics.progress(self._handler.watermarks, self._stream.known_end_offsets())
 
     def _commit(self) -> None:
         offsets = self._handler.committable()

@@ -49,7 +49,8 @@ class SourceRecord:
     recorded_ms: int
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes]] = ()
+    # Kafka's header values may be null.
+    headers: Sequence[tuple[str, bytes | None]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,11 +80,10 @@ class EncoderMetrics:
         self._encode_request.observe(seconds)
 
     def progress(self, watermarks: Mapping[int, int], ends: Mapping[int, int]) -> None:
-        """Where the partitions stand. ends: one past each partition's last record."""
+        """Where the partitions stand. ends: one past each partition's last record, as far as known."""
         for partition, watermark in watermarks.items():
             self._watermark.labels(str(partition)).set(watermark)
-            if partition in ends:
-                self._lag.labels(str(partition)).set(max(0, ends[partition] - watermark - 1))
+            self._lag.labels(str(partition)).set(max(0, ends.get(partition, 0) - watermark - 1))
 
     def failure(self, error: str) -> None:
         """An attempt failed with an error of this class."""

@@ -34,6 +34,9 @@ class Stream(Protocol):
     def end_offsets(self) -> Offsets:
         """One past the last record of each partition."""
 
+    def known_end_offsets(self) -> Offsets:
+        """The end offsets that polling has told so far, without asking; a partition may be absent."""
+
     def close(self) -> None:
         """Give the connections up; the next call makes new ones."""
 
@@ -57,6 +60,15 @@ class Store(Protocol):
 
     def ensure_epoch(self) -> tuple[str, bool]:
         """The current epoch, made when missing, and whether it was made now."""
+
+    def hold(self, seconds: int) -> None:
+        """Ask whoever applies the stream to wait, for so long unless asked again."""
+
+    def release(self) -> None:
+        """Take `hold` back."""
+
+    def is_held(self) -> bool:
+        """Whether the stream is to wait."""
 
     def progress(self, partitions: Collection[int], epoch: str) -> Mapping[int, Progress]:
         """How far each partition is applied in this epoch."""

@@ -62,6 +62,9 @@ class MemoryStream:
     def end_offsets(self) -> Offsets:
         return {partition: len(log) for partition, log in enumerate(self.log)}
 
+    def known_end_offsets(self) -> Offsets:
+        return self.end_offsets()
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -87,6 +90,7 @@ class MemoryStore:
     def __init__(self, max_seen: int = 2_000) -> None:
         self._max_seen = max_seen
         self._epoch: str | None = None
+        self._held = False
         self._positions: dict[str, tuple[str, dict[int, int]]] = {}
         self._histories: dict[str, UserHistory] = {}
         self._progress: dict[int, tuple[str, Progress]] = {}
@@ -105,6 +109,15 @@ class MemoryStore:
         if self._epoch is None:
             self._epoch = secrets.token_hex(8)
         return self._epoch, made
+
+    def hold(self, seconds: int) -> None:
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+
+    def is_held(self) -> bool:
+        return self._held
 
     def progress(self, partitions: Collection[int], epoch: str) -> Mapping[int, Progress]:
         return {partition: self._progress_of(partition, epoch) for partition in partitions}

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from freshet.v1 import common_pb2, events_pb2
 
 from services.common.kafka import BulkProducer, Record
-from services.common.topics import ATTRIBUTIONS, INTERACTIONS, INTERACTIONS_DEAD_LETTER
+from services.common.topics import ATTRIBUTIONS, INTERACTIONS, INTERACTIONS_DEAD_LETTER, MAX_DEAD_LETTER_BYTES
 from services.encoder.domain import Attribution, DeadLetter
+
+# The rest is for the headers that say why, and for what Kafka puts around a record.
+MAX_LETTER_BYTES = MAX_DEAD_LETTER_BYTES - 65_536
 
 
 class KafkaOutbox:
@@ -54,14 +57,25 @@ def encode_attribution(attribution: Attribution) -> bytes:
 
 
 def dead_letter_record(letter: DeadLetter) -> Record:
-    """The original bytes and headers, and in further headers why and from where."""
+    """The original bytes and headers, and in further headers why and from where.
+
+    What no topic of ours could hold is cut, and says how long it was: a letter that cannot be sent would hold the
+    stream up for ever. The source position tells where the whole record lies.
+    """
     record = letter.record
+    key, value = record.key or b"", record.value or b""
+    headers = [(name, text or b"") for name, text in record.headers]
+    size = len(key) + len(value) + sum(len(name.encode()) + len(text) for name, text in headers)
+    if size > MAX_LETTER_BYTES:
+        room = MAX_LETTER_BYTES // 2
+        key, value = key[:room], value[:room]
+        headers = [("freshet-original-bytes", str(size).encode())]
     return Record(
         INTERACTIONS_DEAD_LETTER,
-        record.key or b"",
-        record.value or b"",
+        key,
+        value,
         [
-            *record.headers,
+            *headers,
             ("freshet-reason", letter.reason.encode()),
             ("freshet-source-topic", INTERACTIONS.encode()),
             ("freshet-source-partition", str(record.partition).encode()),

@@ -67,6 +67,11 @@ class KafkaStream:
         with self._errors() as consumer:
             return {tp.partition: end for tp, end in consumer.end_offsets(self._assigned_partitions()).items()}
 
+    def known_end_offsets(self) -> Offsets:
+        with self._errors() as consumer:
+            known = {tp.partition: consumer.highwater(tp) for tp in self._assigned_partitions()}
+        return {partition: end for partition, end in known.items() if end is not None}
+
     def close(self) -> None:
         consumer, self._consumer, self._assigned = self._consumer, None, []
         if consumer is not None:

@@ -117,6 +117,10 @@ class ApplyRecords:
         if epoch != self._epoch:
             raise Conflict(f"the state store's epoch is {epoch}, not {self._epoch}")
 
+    def is_held(self) -> bool:
+        """Whether an import fills the store and the stream has to wait for it."""
+        return self._store.is_held()
+
     def committable(self) -> dict[int, int]:
         """Offsets to commit: past the watermark, and never behind what was committed before."""
         return {
