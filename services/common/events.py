@@ -140,7 +140,7 @@ def encode_interaction(interaction: Interaction) -> bytes:
 
 def decode_interaction(
     value: bytes | None,
-    headers: Iterable[tuple[str, bytes]],
+    headers: Iterable[tuple[str, bytes | None]],
     key: bytes | None,
     *,
     missing_time_ms: int = 0,
@@ -156,7 +156,8 @@ def decode_interaction(
     content_type = b""
     for name, text in headers:
         if name.lower() == CONTENT_TYPE:
-            content_type = text.split(b";", 1)[0].strip().lower()
+            # Kafka's header values may be null.
+            content_type = (text or b"").split(b";", 1)[0].strip().lower()
     if content_type == JSON_CONTENT_TYPE:
         interaction = _from_json(value, missing_time_ms)
     elif content_type in PROTOBUF_CONTENT_TYPES:
@@ -189,7 +190,9 @@ def _from_json(value: bytes, missing_time_ms: int) -> Interaction:
         number = 0.0
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise InvalidRequest.of("value", type(number).__name__, "a finite number")
-    context = document.get("context") or {}
+    context = document.get("context")
+    if context is None:
+        context = {}
     if not isinstance(context, dict) or not all(isinstance(text, str) for text in context.values()):
         raise InvalidRequest.of("context", type(context).__name__, "an object of strings")
     try:
@@ -225,7 +228,7 @@ def _json_time(value: Any, missing_time_ms: int) -> int:
     if value is None:
         return missing_time_ms
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value) or abs(value) > 1e14:
+        if not -1e14 <= value <= 1e14:  # NaN fails too; an immense int is never made a float
             raise InvalidRequest.of("event_time", "an infinite or immense number", allowed)
         return math.floor(value * 1000)
     if isinstance(value, str):

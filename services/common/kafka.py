@@ -22,6 +22,8 @@ from kafka.partitioner.default import murmur2
 from services.common.errors import DependencyUnavailable, InvalidRequest, Overloaded
 
 MAX_RECORD_BYTES = 1_000_000
+# Kafka's default for producers: the record with its key, its headers and what surrounds it.
+MAX_REQUEST_BYTES = 1 << 20
 MAX_QUEUED = 10_000
 RETRY_BUILD_SECONDS = 0.5
 
@@ -52,6 +54,7 @@ def build_producer(
     linger_ms: int = 0,
     batch_bytes: int = 65_536,
     delivery_timeout_ms: int = 5_000,
+    max_request_bytes: int = MAX_REQUEST_BYTES,
     security: Mapping[str, Any] | None = None,
 ) -> KafkaProducer:
     """An idempotent acks=all producer whose every wait is short. Blocking: call it from a thread of your own.
@@ -72,7 +75,7 @@ def build_producer(
             api_version_auto_timeout_ms=2_000,
             reconnect_backoff_ms=50,
             reconnect_backoff_max_ms=500,
-            max_request_size=MAX_RECORD_BYTES + 48_576,
+            max_request_size=max_request_bytes,
             allow_auto_create_topics=False,
             metrics_enabled=False,
             **(security or {}),
@@ -251,12 +254,15 @@ class BulkProducer:
         client_id: str = "freshet-bulk",
         linger_ms: int = 0,
         delivery_timeout_ms: int = 10_000,
+        # Each topic has its own limit at the broker; this one only has to be above them.
+        max_request_bytes: int = 2 * MAX_REQUEST_BYTES,
         security: Mapping[str, Any] | None = None,
     ) -> None:
         self._bootstrap = bootstrap
         self._client_id = client_id
         self._linger_ms = linger_ms
         self._delivery_timeout_ms = delivery_timeout_ms
+        self._max_request_bytes = max_request_bytes
         self._security = dict(security or {})
         self._producer: KafkaProducer | None = None
 
@@ -274,6 +280,7 @@ class BulkProducer:
                 linger_ms=self._linger_ms,
                 batch_bytes=262_144,
                 delivery_timeout_ms=self._delivery_timeout_ms,
+                max_request_bytes=self._max_request_bytes,
                 security=self._security,
             )
         producer = self._producer

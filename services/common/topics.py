@@ -24,6 +24,8 @@ INTERACTIONS_DEAD_LETTER = INTERACTIONS + DEAD_LETTER_SUFFIX
 
 DAY_MS = 24 * 3600 * 1000
 NUM_PARTITIONS = 8
+# A dead letter is a whole record of `interactions` (Kafka's own limit: 1 MiB) with the reason beside it.
+MAX_DEAD_LETTER_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,13 +41,21 @@ _FOREVER = {"retention.ms": "-1"}
 _COMPACTED = {"cleanup.policy": "compact"}
 
 TOPICS: tuple[Topic, ...] = (
-    Topic(name=INTERACTIONS, settings=_FOREVER | {"message.timestamp.type": "LogAppendTime"}),
+    # Producers may compress as they like (lz4, snappy, zstd, gzip): the broker unpacks, so that every reader can read.
+    Topic(
+        name=INTERACTIONS,
+        settings=_FOREVER | {"message.timestamp.type": "LogAppendTime", "compression.type": "uncompressed"},
+    ),
     Topic(name=ATTRIBUTIONS, settings={"retention.ms": str(30 * DAY_MS)}),
     Topic(name=ITEMS, num_partitions=1, settings=_COMPACTED),
     Topic(name=INDEX_DELTAS, num_partitions=1, settings=_COMPACTED),
     Topic(name=FORGETS, num_partitions=1, settings=_COMPACTED),
     Topic(name=EXPOSURES, settings={"retention.ms": str(90 * DAY_MS)}),
-    Topic(name=INTERACTIONS_DEAD_LETTER, num_partitions=1, settings=_FOREVER),
+    Topic(
+        name=INTERACTIONS_DEAD_LETTER,
+        num_partitions=1,
+        settings=_FOREVER | {"max.message.bytes": str(MAX_DEAD_LETTER_BYTES)},
+    ),
 )
 
 
