@@ -1,0 +1,246 @@
+"""docker-compose.yml, its overlays and the local launcher say the same thing: ports, settings, order, versions."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from services.candidates.config import CandidatesSettings
+from services.cli.stack.components.kafka import RECIPE as KAFKA_RECIPE
+from services.cli.stack.components.kafka import server_properties
+from services.cli.stack.compose import (
+    COMPOSE_FILE,
+    INFRASTRUCTURE,
+    PROCESSES,
+    local_environment,
+    localize,
+    read_compose,
+)
+from services.cli.stack.folders import REPOSITORY
+from services.cli.stack.ports import DEFAULTS, Ports, owner
+from services.common.config import ProcessSettings, load_settings
+from services.encoder.config import EncoderSettings
+from services.gateway.config import GatewaySettings
+from services.reranker.config import RerankerSettings
+
+DEPLOY = REPOSITORY / "deploy"
+OVERLAYS = (DEPLOY / "compose.gpu.yml", DEPLOY / "compose.observability.yml")
+SETTINGS: dict[str, type[ProcessSettings]] = {
+    "gateway": GatewaySettings,
+    "encoder": EncoderSettings,
+    "candidates": CandidatesSettings,
+    "reranker": RerankerSettings,
+}
+# Read by libraries, not by our settings.
+LIBRARY_VARIABLES = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"}
+SERVICES = read_compose(environ={})
+RAW = yaml.safe_load(COMPOSE_FILE.read_text(encoding="utf-8"))
+
+
+def variables_of(settings: type[ProcessSettings]) -> set[str]:
+    aliases = {name: field.validation_alias for name, field in settings.model_fields.items()}
+    return {alias if isinstance(alias, str) else f"FRESHET_{name.upper()}" for name, alias in aliases.items()}
+
+
+def test_the_file_holds_the_parts_of_the_local_stack_and_no_others() -> None:
+    assert set(SERVICES) == {*INFRASTRUCTURE, *PROCESSES}
+
+
+@pytest.mark.parametrize("name", [*INFRASTRUCTURE, *PROCESSES])
+def test_published_ports_are_the_documented_ones(name: str) -> None:
+    documented = {port for label, port in DEFAULTS.items() if owner(label) == name and label != "kafka-controller"}
+    assert set(SERVICES[name].published) == documented
+    for port in RAW["services"][name]["ports"]:
+        host, outside, inside = str(port).split(":")
+        assert (host, outside) == ("127.0.0.1", inside), "the stack has no authentication: loopback only, same number"
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_every_setting_is_known_to_its_process(process: str) -> None:
+    unknown = set(SERVICES[process].environment) - variables_of(SETTINGS[process]) - LIBRARY_VARIABLES
+    assert unknown == set()
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_container_and_local_process_load_the_same_settings(process: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = SERVICES[process]
+    loaded = []
+    for environment in (service.environment, local_environment(service, Ports.default(), Path("/the/bundle"))):
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            loaded.append(load_settings(SETTINGS[process]))
+    container, local = loaded
+    differ = {name for name, value in container.model_dump().items() if local.model_dump()[name] != value}
+    places = {"host", "bundle", "redis_url", "kafka_bootstrap", "inference_server", "metrics_port"}
+    assert differ <= places | {f"{peer}_address" for peer in PROCESSES}
+    assert local.port == container.port == DEFAULTS[process]
+    assert local.resolved_metrics_port == container.resolved_metrics_port == DEFAULTS[f"{process}-metrics"]
+    assert local.redis_url == "redis://127.0.0.1:16379/0"
+    assert local.kafka_bootstrap == "127.0.0.1:19092"
+    assert local.inference_server == "127.0.0.1:18001"
+    assert local.bundle == Path("/the/bundle")
+
+
+def test_documented_defaults_are_the_settings_own_defaults() -> None:
+    for process, settings in SETTINGS.items():
+        fields = settings.model_fields
+        assert fields["port"].default == DEFAULTS[process]
+        assert fields["redis_url"].default == f"redis://127.0.0.1:{DEFAULTS['redis']}/0"
+        assert fields["kafka_bootstrap"].default == f"127.0.0.1:{DEFAULTS['kafka']}"
+        assert fields["inference_server"].default == f"127.0.0.1:{DEFAULTS['inference-server']}"
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_command_is_the_process_and_its_health_check_asks_its_own_port(process: str) -> None:
+    program, flag, module = SERVICES[process].command
+    assert (program, flag, module) == ("python", "-m", f"services.{process}")
+    assert importlib.util.find_spec(f"services.{process}.__main__") is not None
+    *_, probe, kind, address = RAW["services"][process]["healthcheck"]["test"]
+    assert importlib.util.find_spec(probe) is not None
+    assert (kind, address) == ("grpc", f"127.0.0.1:{DEFAULTS[process]}")
+
+
+def test_every_service_has_a_health_check_and_comes_back() -> None:
+    for name, entry in RAW["services"].items():
+        assert entry["healthcheck"]["test"][0] == "CMD", name
+        assert entry["restart"] in ("on-failure", "unless-stopped"), name
+
+
+def test_order_names_known_services_and_has_no_circle() -> None:
+    started: set[str] = set()
+    waiting = dict(SERVICES)
+    while waiting:
+        ready = {name for name, service in waiting.items() if set(service.needs) <= started}
+        assert ready, f"these wait for each other: {sorted(waiting)}"
+        started |= ready
+        for name in ready:
+            del waiting[name]
+
+
+def test_processes_name_each_other_by_service() -> None:
+    gateway = SERVICES["gateway"].environment
+    for peer in ("encoder", "candidates", "reranker"):
+        assert gateway[f"FRESHET_{peer.upper()}_ADDRESS"] == f"{peer}:{DEFAULTS[peer]}"
+
+
+def test_both_stacks_run_the_same_kafka() -> None:
+    version = re.search(r"<kafka.version>([\d.]+)</kafka.version>", KAFKA_RECIPE.read_text(encoding="utf-8"))
+    assert version is not None
+    assert SERVICES["kafka"].image == f"apache/kafka:{version[1]}"
+    assert version[1].startswith("4.")
+
+
+def test_local_broker_takes_the_containers_properties_and_its_own_addresses() -> None:
+    properties = server_properties(SERVICES["kafka"].environment, Ports.default(offset=7), Path("/data"))
+    assert properties["listeners"] == "CLIENT://127.0.0.1:19099,CONTROLLER://127.0.0.1:19100"
+    assert properties["log.dirs"] == "/data"
+    assert properties["auto.create.topics.enable"] == "false"
+    assert properties["num.network.threads"] == "2"
+    assert not any(name.startswith(("heap", "jvm")) for name in properties)
+    assert not any("kafka:" in value for value in properties.values())
+
+
+def test_kafkas_heap_is_bounded() -> None:
+    heap = re.search(r"-Xmx(\d+)m", SERVICES["kafka"].environment["KAFKA_HEAP_OPTS"])
+    assert heap is not None
+    assert int(heap[1]) <= 512
+
+
+def test_niceness_is_the_containers_share() -> None:
+    assert {name: service.niceness for name, service in SERVICES.items() if service.niceness} == {
+        "inference-server": 5,
+        "encoder": 5,
+    }
+
+
+def test_hosts_become_loopback_and_nothing_else_changes() -> None:
+    ports = Ports.default(offset=1)
+    assert localize("redis://redis:16379/0", ports, Path("/b")) == "redis://127.0.0.1:16380/0"
+    assert localize("kafka:19094,kafka:19094", ports, Path("/b")) == "127.0.0.1:19093,127.0.0.1:19093"
+    assert localize("/bundle/x", ports, Path("/b")) == "/b/x"
+    assert localize("0.0.0.0", ports, Path("/b")) == "127.0.0.1"
+    assert localize("http://my-kafka:1/bundle", ports, Path("/b")) == "http://my-kafka:1/bundle"
+
+
+def test_variables_come_from_the_environment_or_their_default() -> None:
+    assert SERVICES["gateway"].environment["FRESHET_LOG_LEVEL"] == "info"
+    louder = read_compose(environ={"FRESHET_LOG_LEVEL": "debug"})
+    assert louder["gateway"].environment["FRESHET_LOG_LEVEL"] == "debug"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
+def test_overlays_mount_files_that_exist_and_change_known_services(overlay: Path) -> None:
+    raw: dict[str, Any] = yaml.safe_load(overlay.read_text(encoding="utf-8"))
+    volumes = set(raw.get("volumes", {})) | set(RAW["volumes"])
+    for name, entry in raw["services"].items():
+        assert name in SERVICES or "image" in entry, name
+        for mount in entry.get("volumes", []):
+            source = mount.split(":")[0]
+            assert (REPOSITORY / source).exists() if source.startswith(".") else source in volumes, mount
+
+
+def test_gpu_overlay_keeps_the_inference_servers_ports() -> None:
+    overlay = yaml.safe_load(OVERLAYS[0].read_text(encoding="utf-8"))
+    ports = [flag for flag in SERVICES["inference-server"].command if "-port=" in flag]
+    assert [flag for flag in overlay["services"]["inference-server"]["command"] if "-port=" in flag] == ports
+
+
+def test_every_model_configuration_that_a_command_names_is_in_the_model_folder() -> None:
+    commands = [SERVICES["inference-server"].command]
+    commands.append(yaml.safe_load(OVERLAYS[0].read_text(encoding="utf-8"))["services"]["inference-server"]["command"])
+    for command in commands:
+        (named,) = [flag.partition("=")[2] for flag in command if flag.startswith("--model-config-name")]
+        config = DEPLOY / "inference_server" / "encoder" / "configs" / f"{named}.pbtxt"
+        parsed = text_format.Parse(config.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+        assert (parsed.name, parsed.backend) == ("encoder", "onnxruntime")
+        assert parsed.HasField("dynamic_batching")
+
+
+def test_local_model_configuration_has_the_encoders_inputs_and_outputs() -> None:
+    config = DEPLOY / "inference_server" / "encoder" / "config.pbtxt"
+    parsed = text_format.Parse(config.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+    assert (parsed.name, parsed.backend) == ("encoder", "python")
+    assert {tensor.name for tensor in parsed.input} == {"item_index", "event_time", "position", "user_index"}
+    assert [tensor.name for tensor in parsed.input if tensor.optional] == ["user_index"]
+    assert {tensor.name for tensor in parsed.output} == {"components", "gate"}
+    assert parsed.HasField("dynamic_batching")
+
+
+def test_prometheus_scrapes_every_metrics_port() -> None:
+    raw = yaml.safe_load((DEPLOY / "dashboards" / "prometheus.yml").read_text(encoding="utf-8"))
+    targets = {
+        target for job in raw["scrape_configs"] for config in job["static_configs"] for target in config["targets"]
+    }
+    assert targets == {f"{owner(name)}:{port}" for name, port in DEFAULTS.items() if name.endswith("-metrics")}
+
+
+def test_dashboard_shows_metrics_that_the_processes_export() -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "services").rglob("metrics.py"))
+    dashboard = json.loads((DEPLOY / "dashboards" / "freshet.json").read_text(encoding="utf-8"))
+    shown = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"freshet_\w+", target["expr"])
+    }
+    assert shown
+    for name in shown:
+        plain = re.sub(r"_(bucket|total)$", "", name)
+        shared = re.sub(rf"^freshet_({'|'.join(PROCESSES)})_rpc", "freshet_{process}_rpc", plain)
+        assert f'"{plain}"' in sources or f'"{shared}"' in sources, name
+
+
+def test_redis_bounds_its_memory_and_keeps_what_it_was_told() -> None:
+    flags = SERVICES["redis"].command
+    settings = dict(zip(flags[1::2], flags[2::2], strict=True))
+    assert settings["--appendonly"] == "yes"
+    assert settings["--appendfsync"] == "everysec"
+    assert settings["--maxmemory"].endswith("gb")
+    assert settings["--port"] == str(DEFAULTS["redis"])

@@ -1,0 +1,332 @@
+"""The launcher's own rules, on plain Python processes: no component is fetched or started here."""
+
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.main import app
+from services.cli.stack import Ports, Stack, StackError
+from services.cli.stack.children import Children, Launch
+from services.cli.stack.components.kafka import java_version
+from services.cli.stack.display import PartLines
+from services.cli.stack.doctor import examine
+from services.cli.stack.errors import tail
+from services.cli.stack.folders import build_once, cache_root, recipe_key
+from services.cli.stack.launcher import PARTS
+from services.cli.stack.memory import BASE_MB, needed_bytes, require_stack_memory
+from services.cli.stack.ports import DEFAULTS, owner
+from services.cli.stack.probes import PROBES, main, probe_kafka, probe_redis
+
+SLEEP = "import time; time.sleep(60)"
+
+
+def python(code: str, folder: Path, *, niceness: int = 0) -> Launch:
+    return Launch(argv=[sys.executable, "-c", code], environment=dict(os.environ), cwd=folder, niceness=niceness)
+
+
+@pytest.fixture
+def children(tmp_path: Path):
+    children = Children(tmp_path)
+    yield children
+    children.signal("part", signal.SIGKILL)
+    children.wait_gone("part", 5)
+
+
+def wait_for(condition, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_child_is_found_again_by_another_launcher(children: Children, tmp_path: Path) -> None:
+    process = children.spawn("part", python(SLEEP, tmp_path), tmp_path / "log")
+    found = Children(tmp_path).find("part")
+    assert found is not None
+    assert found.pid == process.pid
+
+
+def test_child_is_not_started_twice(children: Children, tmp_path: Path) -> None:
+    children.spawn("part", python(SLEEP, tmp_path), tmp_path / "log")
+    with pytest.raises(StackError, match="runs already"):
+        children.spawn("part", python(SLEEP, tmp_path), tmp_path / "log")
+
+
+def test_kill_ends_the_grandchildren_too(children: Children, tmp_path: Path) -> None:
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"
+    process = children.spawn("part", python(code, tmp_path), tmp_path / "log")
+    wait_for(lambda: process.children())
+    grandchildren = process.children()
+    children.signal("part", signal.SIGKILL)
+    assert children.wait_gone("part", 5)
+    _, alive = psutil.wait_procs(grandchildren, timeout=5)
+    assert alive == []
+
+
+def test_priority_is_lowered_and_the_id_is_the_programs(children: Children, tmp_path: Path) -> None:
+    process = children.spawn("part", python(SLEEP, tmp_path, niceness=5), tmp_path / "log")
+    wait_for(lambda: process.cmdline()[:1] == [sys.executable])
+    assert process.nice() == psutil.Process().nice() + 5
+
+
+def test_stale_pid_file_is_nobody(children: Children, tmp_path: Path) -> None:
+    mine = psutil.Process()
+    (tmp_path / "part.json").write_text(json.dumps({"pid": mine.pid, "created": mine.create_time() - 9, "argv": []}))
+    assert children.find("part") is None
+    assert children.signal("part", signal.SIGKILL) is False
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "null"])
+def test_broken_pid_file_is_nobody(children: Children, tmp_path: Path, content: str) -> None:
+    (tmp_path / "part.json").write_text(content)
+    assert children.find("part") is None
+
+
+def test_program_that_is_not_there_is_named(children: Children, tmp_path: Path) -> None:
+    launch = Launch(argv=["/no/such/program"], environment={}, cwd=tmp_path)
+    with pytest.raises(StackError, match="cannot execute /no/such/program"):
+        children.spawn("part", launch, tmp_path / "log")
+
+
+def test_recipe_is_built_once_by_many_at_a_time(tmp_path: Path) -> None:
+    built: list[Path] = []
+
+    def build(folder: Path) -> None:
+        time.sleep(0.05)
+        built.append(folder)
+        (folder / "jar").touch()
+
+    threads = [threading.Thread(target=build_once, args=(tmp_path / "recipe", build)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 1
+    assert (tmp_path / "recipe" / "jar").exists()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_failed_recipe_leaves_nothing_and_is_tried_again(tmp_path: Path, in_place: bool) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").touch()
+        raise StackError("part", "no network")
+
+    with pytest.raises(StackError, match="no network"):
+        build_once(tmp_path / "recipe", fail, in_place=in_place)
+    assert not (tmp_path / "recipe").exists()
+    build_once(tmp_path / "recipe", lambda folder: (folder / "whole").touch(), in_place=in_place)
+    assert (tmp_path / "recipe" / "whole").exists()
+
+
+def test_cache_is_keyed_by_the_recipes_content(tmp_path: Path) -> None:
+    recipe = tmp_path / "pom.xml"
+    recipe.write_text("1")
+    first = recipe_key(recipe)
+    recipe.write_text("2")
+    assert recipe_key(recipe) != first
+
+
+def test_cache_follows_xdg(tmp_path: Path) -> None:
+    assert cache_root({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "freshet"
+    assert cache_root({}) == Path.home() / ".cache" / "freshet"
+
+
+def test_ports_are_the_documented_ones_shifted() -> None:
+    assert Ports.default()["gateway"] == 50050
+    assert Ports.default(offset=1000)["kafka"] == 20092
+    with pytest.raises(ValueError, match="allowed: 1-65535"):
+        Ports.default(offset=20_000)
+
+
+def test_free_ports_are_free_and_of_one_block() -> None:
+    ports = Ports.free()
+    assert list(ports.taken()) == []
+    assert len(set(ports.numbers.values())) == len(DEFAULTS)
+    assert max(ports.numbers.values()) < 32_768
+
+
+def test_every_port_belongs_to_a_part() -> None:
+    assert {owner(name) for name in DEFAULTS} == set(PARTS)
+    assert set(Ports.default().of("inference-server")) == {
+        "inference-server",
+        "inference-server-http",
+        "inference-server-metrics",
+    }
+
+
+def test_taken_port_names_its_owner() -> None:
+    ports = Ports.free()
+    with socket.create_server(("127.0.0.1", ports["encoder-metrics"])):
+        (taken,) = ports.taken("encoder")
+    assert taken.port == ports["encoder-metrics"]
+    assert str(os.getpid()) in str(taken)
+
+
+@pytest.mark.parametrize("kind", sorted(PROBES))
+def test_probe_of_nobody_says_so(kind: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+    assert "no answer" in str(PROBES[kind](address))
+    assert main([kind, address]) == 1
+
+
+@pytest.mark.parametrize("probe", [probe_kafka, probe_redis])
+def test_probe_of_a_silent_server_ends(probe) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        assert "no answer" in str(probe(f"127.0.0.1:{silent.getsockname()[1]}", 0.2))
+        assert time.monotonic() - began < 2
+
+
+def test_kafka_probe_waits_for_a_registered_broker() -> None:
+    def answer(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1024)
+            connection.sendall(b"\x00\x00\x00\x08" + b"\x00\x00\x00\x01" + b"\x00\x00\x00\x00")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
+        assert "no broker is registered" in str(probe_kafka(f"127.0.0.1:{server.getsockname()[1]}"))
+        thread.join()
+
+
+def bundle_of(folder: Path, *, item_bytes: int) -> Path:
+    folder.mkdir(exist_ok=True)
+    files = {"item_states.safetensors": {"sha256": "0", "bytes": item_bytes}}
+    (folder / "manifest.json").write_text(json.dumps({"files": files}))
+    return folder
+
+
+def test_memory_grows_with_the_items(tmp_path: Path) -> None:
+    need = needed_bytes(bundle_of(tmp_path, item_bytes=1 << 30), ["candidates", "redis"])
+    assert need["candidates"] == (BASE_MB["candidates"] << 20) + (2 << 30)
+    assert need["redis"] == BASE_MB["redis"] << 20
+
+
+def test_no_memory_for_the_model_names_need_and_have(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path, item_bytes=1 << 30)
+    with pytest.raises(StackError, match=r"needs about 2,698 MiB for 1 parts .*; 100 MiB are available"):
+        require_stack_memory(bundle, ["candidates"], available=100 << 20)
+
+
+def test_without_java_the_one_command_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    stack = Stack(tmp_path / "state", ports=Ports.free())
+    with pytest.raises(StackError, match=r"no Java on the path[\s\S]*apt-get install -y openjdk-17-jre-headless maven"):
+        stack.up(["kafka"])
+
+
+def java(folder: Path, version: str) -> None:
+    program = folder / "java"
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-16' >&2\n")
+    program.chmod(0o755)
+
+
+def test_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java(tmp_path, "11.0.2")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert java_version() == 11
+    with pytest.raises(StackError, match="Java 11 is too old; Kafka needs 17 or newer"):
+        Stack(tmp_path / "state", ports=Ports.free()).up(["kafka"])
+
+
+def test_without_maven_and_without_jars_the_one_command_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    java(tmp_path, "17.0.15")
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(StackError, match=r"no Maven on the path[\s\S]*apt-get install -y .*maven"):
+        Stack(tmp_path / "state", ports=Ports.free()).up(["kafka"])
+
+
+def test_without_a_bundle_the_way_to_one_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match=r"no model bundle at .*[\s\S]*freshet train"):
+        Stack(tmp_path, ports=Ports.free()).up(["gateway"])
+
+
+def test_unknown_part_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"part='kafak'; allowed: kafka, redis"):
+        Stack(tmp_path, ports=Ports.free()).up(["kafak"])
+
+
+def test_opening_a_stack_changes_nothing(tmp_path: Path) -> None:
+    stack = Stack(tmp_path / "state", ports=Ports.free())
+    assert not any(part.running for part in stack.status())
+    assert stack.versions() == {}
+    assert not (tmp_path / "state").exists()
+
+
+def test_doctor_says_what_to_do_about_every_trouble(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    ports = Ports.free()
+    with socket.create_server(("127.0.0.1", ports["gateway"])):
+        findings = examine(Stack(tmp_path / "state", ports=ports))
+    troubles = {finding.about: finding for finding in findings if finding.severity == "error"}
+    assert {"Java", "Maven", "bundle", "recipe of kafka", f"port {ports['gateway']}"} <= set(troubles)
+    assert all(finding.advice for finding in troubles.values())
+    assert "apt-get install" in troubles["Java"].advice
+    assert str(os.getpid()) in troubles[f"port {ports['gateway']}"].found
+
+
+def test_doctor_refuses_a_damaged_bundle(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path / "bundle", item_bytes=1)
+    findings = examine(Stack(tmp_path / "state", bundle=bundle, ports=Ports.free()))
+    (about_bundle,) = [finding for finding in findings if finding.about == "bundle"]
+    assert about_bundle.severity == "error"
+
+
+def test_commands_exit_by_outcome(tmp_path: Path) -> None:
+    runner = CliRunner()
+    state = ["--state", str(tmp_path / "state")]
+    stopped = runner.invoke(app, ["status", *state, "--json"])
+    assert stopped.exit_code == 3
+    told = json.loads(stopped.stdout)
+    assert told["healthy"] is False
+    assert [part["name"] for part in told["parts"]] == list(PARTS)
+    assert runner.invoke(app, ["down", *state]).exit_code == 0
+    unknown = runner.invoke(app, ["up", *state, "--only", "kafak", "--json"])
+    assert unknown.exit_code == 2
+    assert "kafak" in json.loads(unknown.stdout)["error"]
+    assert runner.invoke(app, ["serve", "kafak"]).exit_code == 2
+
+
+def test_log_tail_is_short_and_never_fails(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert "no log" in tail(log)
+    log.write_text("")
+    assert "empty" in tail(log)
+    log.write_bytes(b"\xff" * 10 + b"\n" + b"".join(b"line %d\n" % number for number in range(10_000)))
+    assert tail(log, lines=3).splitlines() == ["line 9997", "line 9998", "line 9999"]
+
+
+def test_lines_show_the_newest_of_each_part() -> None:
+    from rich.console import Console
+
+    lines = PartLines()
+    lines.say("kafka", "fetching")
+    lines.say("kafka", "ready after 1.2 s")
+    lines.say("redis", "starting")
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as shown:
+        console.print(lines)
+    assert "ready after 1.2 s" in shown.get()
+    assert "fetching" not in shown.get()
