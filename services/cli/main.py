@@ -5,7 +5,13 @@ Importing it loads typer and nothing heavy (no PyTorch, gRPC or NumPy): `freshet
 
 import typer
 
-from services.cli.commands import data, loadtest, recommend, record
+from services.cli.commands import data, demo, import_past, loadtest, recommend, record, stack, train
+
+_FIRST = "Begin here"
+_STACK = "The local stack"
+_TALK = "Talk to it"
+_DATA = "Data and models"
+_MEASURE = "Measure it"
 
 app = typer.Typer(
     name="freshet",
@@ -16,13 +22,22 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-app.command("record", rich_help_panel="Talk to it")(record.record)
-app.command("undo", rich_help_panel="Talk to it")(record.undo)
-app.command("recommend", rich_help_panel="Talk to it")(recommend.recommend)
-app.add_typer(data.app, rich_help_panel="Data and models")
+app.command("demo", rich_help_panel=_FIRST)(demo.demo)
+app.command("up", rich_help_panel=_STACK)(stack.up)
+app.command("down", rich_help_panel=_STACK)(stack.down)
+app.command("status", rich_help_panel=_STACK)(stack.status)
+app.command("doctor", rich_help_panel=_STACK)(stack.doctor)
+app.command("serve", rich_help_panel=_STACK)(stack.serve)
+app.command("recommend", rich_help_panel=_TALK)(recommend.recommend)
+app.command("record", rich_help_panel=_TALK)(record.record)
+app.command("undo", rich_help_panel=_TALK)(record.undo)
+app.command("train", rich_help_panel=_DATA)(train.train)
+app.command("export", rich_help_panel=_DATA)(train.export)
+app.command("import", rich_help_panel=_DATA)(import_past.import_past)
+app.add_typer(data.app, rich_help_panel=_DATA)
 app.command(
     "loadtest",
-    rich_help_panel="Measure it",
+    rich_help_panel=_MEASURE,
     # Everything after the scenario, --help included, is the scenario's.
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
 )(loadtest.loadtest)

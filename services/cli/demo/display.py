@@ -95,7 +95,7 @@ def _quality(summary: Mapping[str, Any]) -> "RenderableType":
         if rate is None:
             continue
         times = f"{rate / baseline:.1f}x popularity" if baseline and name != "popularity" else ""
-        table.add_row(says, f"{rate:.4f}", "█" * max(1, round(24 * rate / best)), times)
+        table.add_row(says, f"{rate:.4f}", "█" * max(1, round(10 * rate / best)), times)
     return table
 
 
@@ -146,7 +146,7 @@ def _table(first: str, *others: str) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(first, min_width=52)
+    table.add_column(first, min_width=48)
     for name in others:
         table.add_column(name, justify="left" if name in ("", "version") else "right")
     return table

@@ -1,0 +1,66 @@
+"""`freshet demo`: the whole system at work on real interactions, in minutes, with figures at the end."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+
+
+@reports_errors
+def demo(
+    *,
+    events: Annotated[int, typer.Option(min=1, help="How many held-out events to replay.")] = 24_000,
+    rate: Annotated[float, typer.Option(min=1.0, help="Events a second.")] = 200.0,
+    dataset: Annotated[
+        str, typer.Option(help="auto, ml-1m, ml-latest-small, ml-100k, simulator, or the path of a table.")
+    ] = "auto",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Training epochs; default: what fits the demo.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
+    state_dir: Annotated[
+        Path,
+        typer.Option("--state-dir", "--state", envvar="FRESHET_STATE", help="Where stack, bundle and summary live."),
+    ] = Path(".freshet"),
+    reuse: Annotated[
+        bool, typer.Option("--reuse", help="Take the bundle of an earlier demo on the same data instead of training.")
+    ] = False,
+    port_offset: Annotated[int, typer.Option(min=0, help="Add this to every port of the stack.")] = 0,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running at the end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The summary as one JSON object on stdout.")] = False,
+) -> None:
+    """Train on people's past, stream their future through Kafka, and watch recommendations follow.
+
+    The state folder's stream and user states are replaced. The exit status is 1 when the counts do not add up.
+
+    Example:  freshet demo --keep
+
+    Example:  freshet demo --events 2000 --epochs 1 --dataset ml-latest-small
+    """
+    from services.cli.demo.demo import DemoOptions, run_demo
+    from services.cli.demo.display import Display
+    from services.cli.demo.steps import explain
+
+    options = DemoOptions(
+        dataset=dataset,
+        events=events,
+        rate_per_s=rate,
+        epochs=epochs,
+        seed=seed,
+        state_dir=state_dir,
+        keep=keep,
+        reuse=reuse,
+        port_offset=port_offset,
+    )
+    display = Display(console(stderr=as_json))
+    with explain(state_dir / "logs"):
+        summary = run_demo(options, display)
+    if as_json:
+        emit_json(summary)
+    if not summary["events"]["adds_up"]:
+        counts = {name: summary["events"][name] for name in ("sent", "applied", "dead_lettered", "unacknowledged")}
+        raise CommandError(
+            f"the counts do not add up: {counts}",
+            advice=f"the logs are in {state_dir / 'logs'}",
+            status=ExitStatus.FAILED,
+        )
