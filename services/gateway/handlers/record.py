@@ -112,6 +112,7 @@ class RecordInteractions:
         pending: list[asyncio.Task[Receipt]] = []
         window = asyncio.Semaphore(MAX_IN_FLIGHT)
         refused: FreshetError | None = None
+        cut_short = False
 
         async def append(interaction: Interaction) -> Receipt:
             try:
@@ -120,20 +121,25 @@ class RecordInteractions:
                 window.release()
 
         try:
-            async for interaction in interactions:
-                place = len(pending)
-                if place >= MAX_STREAM:
-                    refused = InvalidRequest.of("stream", f"more than {MAX_STREAM} messages", f"at most {MAX_STREAM}")
-                    break
-                try:
+            try:
+                async for interaction in interactions:
+                    place = len(pending)
+                    if place >= MAX_STREAM:
+                        refused = InvalidRequest.of(
+                            "stream", f"more than {MAX_STREAM} messages", f"at most {MAX_STREAM}"
+                        )
+                        break
                     check_interaction(interaction, _now_ms(), f"stream[{place}].interaction.")
-                except InvalidRequest as exc:
-                    refused = exc
-                    break
-                await window.acquire()
-                pending.append(asyncio.create_task(append(_with_id(interaction))))
-                if not self._breaker.closed:
-                    break
+                    await window.acquire()
+                    pending.append(asyncio.create_task(append(_with_id(interaction))))
+                    if not self._breaker.closed:
+                        # The stream was or went away: this message tells whether it is back.
+                        await asyncio.wait(pending[-1:])
+                        if not self._breaker.closed:
+                            cut_short = True
+                            break
+            except InvalidRequest as exc:
+                refused = exc
             outcomes = await asyncio.gather(*pending, return_exceptions=True)
         except BaseException:
             for task in pending:
@@ -141,7 +147,7 @@ class RecordInteractions:
             raise
         receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
         failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
-        if failure is None and refused is None and not self._breaker.closed:
+        if failure is None and cut_short:
             failure = DependencyUnavailable("the stream became unreachable", retry_after_ms=RETRY_AFTER_MS)
         if failure is not None:
             raise _with_count(failure, len(receipts), len(pending))

@@ -170,3 +170,26 @@ async def test_a_bad_undo_is_refused(user_id: str, event_id: str) -> None:
     with pytest.raises(InvalidRequest):
         await scene.record.undo(user_id, event_id)
     assert scene.interactions.written == []
+
+
+async def test_a_stream_that_begins_while_kafka_comes_back_is_written_whole() -> None:
+    scene = Scene(breaker_seconds=0.01)
+    scene.interactions.failure = DOWN
+    with pytest.raises(DependencyUnavailable):
+        await scene.record([event()])
+    scene.interactions.failure = None
+    await asyncio.sleep(0.02)
+    receipts = await scene.record.stream(arriving(*(event(str(n)) for n in range(50))))
+    assert len(receipts) == len(scene.interactions.written) == 50
+
+
+async def test_a_message_that_cannot_be_read_ends_a_stream_like_a_bad_one() -> None:
+    scene = Scene()
+
+    async def unreadable() -> AsyncIterator[Interaction]:
+        yield event()
+        raise InvalidRequest.of("stream[1].interaction.event_time.nanos", -1, "0-999999999")
+
+    with pytest.raises(InvalidRequest, match=r"nanos=-1 .*; 1 earlier messages were written"):
+        await scene.record.stream(unreadable())
+    assert len(scene.interactions.written) == 1
