@@ -1,0 +1,187 @@
+"""Any Kafka producer: what plain kafka-python writes onto `interactions`, good or bad, and what becomes of it."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from freshet.v1 import gateway_pb2
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from outside import JSON, Outside, event, until
+
+from services.cli.stack import Stack
+from services.common.topics import INTERACTIONS
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def outside(stack: Stack) -> Iterator[Outside]:
+    with Outside(stack) as it:
+        yield it
+
+
+def change(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    return {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
+
+
+@pytest.mark.parametrize("form", ["protobuf", "json"])
+def test_records_of_a_plain_producer_change_that_users_recommendations(outside: Outside, form: str) -> None:
+    user, items = outside.new_user(), outside.items[40:45]
+    popular = outside.recommend(user)
+    assert popular.state_source == "none"
+    place = (-1, -1)
+    for item in items:
+        if form == "protobuf":
+            place = outside.put(user, event(user, item, type="rating", value=5))
+        else:
+            place = outside.put(user, {"user_id": user, "item_id": item, "type": "rating", "value": 5})
+    assert place[0] == outside.partition_of(user)
+
+    def reflected() -> gateway_pb2.RecommendResponse | None:
+        answer = outside.recommend(user)
+        return answer if answer.state_position.offset == place[1] and answer.state_source == "stored" else None
+
+    answer = until("the last event's state", reflected)
+    assert not answer.degradations
+    recommended = [item.item_id for item in answer.items]
+    assert len(recommended) == 10
+    assert recommended != [item.item_id for item in popular.items]
+    assert not set(recommended) & set(items)
+
+
+def of(user: str, **fields: Any) -> dict[str, Any]:
+    return {"user_id": user, "item_id": "1"} | fields
+
+
+# What is written under a user's key (None: no key), with which headers, and what the reason must say.
+BAD_RECORDS = {
+    "truncated Protobuf": (lambda u: event(u, "1").SerializeToString()[:-2], (), "a whole Interaction message"),
+    "random bytes": (lambda _: bytes(range(255, 0, -1)), (), "a whole Interaction message"),
+    "broken JSON": (lambda u: json.dumps(of(u)).encode()[:-1], JSON, "bytes of broken JSON"),
+    "JSON without its header": (lambda u: json.dumps(of(u)).encode(), (), "a whole Interaction message"),
+    "unknown content type": (lambda _: b"1,2", [("content-type", b"text/csv")], "content-type='text/csv'"),
+    "null value": (lambda _: None, (), "value='no bytes'"),
+    "unknown JSON field": (lambda u: of(u, stars=5), JSON, "unknown field 'stars'"),
+    "NaN in JSON": (lambda u: of(u, value=math.nan), JSON, "value=nan allowed: a finite number"),
+    "NaN in Protobuf": (lambda u: event(u, "1", value=math.nan), (), "value=nan allowed: a finite number"),
+    "infinity": (lambda u: event(u, "1", value=-math.inf), (), "value=-inf allowed: a finite number"),
+    "immense time": (lambda u: of(u, event_time=10**400), JSON, "event_time='an infinite or immense number'"),
+    "future time": (lambda u: event(u, "1", at=time.time() + 2 * 86_400), (), "at most a day in the future"),
+    "empty user": (lambda _: of(""), JSON, "key="),
+    "another user's key": (lambda _: of("somebody-else"), JSON, "allowed: the record's user_id"),
+    "no item": (lambda u: of(u, item_id=""), JSON, "item_id='text of 0 bytes' allowed: 1-128 bytes"),
+    "a megabyte": (lambda _: b"\xff" * 1_048_300, (), "a whole Interaction message"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_RECORDS)
+def test_a_bad_record_is_set_aside_whole_and_the_next_one_is_applied(outside: Outside, name: str) -> None:
+    make, headers, reason = BAD_RECORDS[name]
+    user = outside.new_user()
+    partition = outside.partition_of(user)
+    before = outside.counts(partition)
+    value = make(user)
+    place = outside.put(user, value, headers)
+    good = outside.put(user, event(user, outside.items[3]))
+    assert good == (partition, place[1] + 1)
+    outside.applied(good)
+    assert outside.history(user) == [outside.items[3]]
+    assert change(before, outside.counts(partition)) == {"applied": 1, "dead_lettered": 1}
+    letter = outside.dead_letter(place)
+    told = dict(letter.headers)
+    assert reason in told["freshet-reason"].decode()
+    assert told["freshet-source-topic"] == INTERACTIONS.encode()
+    assert letter.key == user.encode()
+    assert letter.value == _as_bytes(value)
+
+
+def _as_bytes(value: Any) -> bytes:
+    if isinstance(value, dict):
+        return json.dumps(value).encode()
+    return value if isinstance(value, bytes) else b"" if value is None else value.SerializeToString()
+
+
+def test_a_record_without_key_is_set_aside(outside: Outside) -> None:
+    user = outside.new_user()
+    place = outside.put(None, of(user), JSON, partition=2)
+    outside.applied(place)
+    assert b"key='absent'" in dict(outside.dead_letter(place).headers)["freshet-reason"]
+    assert outside.history(user) == []
+
+
+def test_producers_may_compress(outside: Outside, stack: Stack) -> None:
+    """The broker unpacks what it stores, so the reader needs no codec."""
+    admin = KafkaAdminClient(bootstrap_servers=stack.kafka_bootstrap)
+    try:
+        (answer,) = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, INTERACTIONS)])
+        settings = {entry[0]: entry[1] for entry in answer.resources[0][4]}
+    finally:
+        admin.close()
+    assert settings["compression.type"] == "uncompressed"
+
+
+def test_an_event_id_that_comes_twice_counts_once_whoever_writes_it(outside: Outside) -> None:
+    user, item = outside.new_user(), outside.items[7]
+    before = outside.counts(outside.partition_of(user))
+    outside.record(event(user, item, event_id="e1"))
+    outside.record(event(user, item, event_id="e1"))
+    outside.applied(outside.put(user, {"user_id": user, "item_id": item, "event_id": "e1"}))
+    assert outside.history(user) == [item]
+    assert change(before, outside.counts(outside.partition_of(user))) == {"applied": 1, "duplicates": 2}
+
+
+def test_reordered_events_end_in_the_state_of_their_order_in_time(outside: Outside) -> None:
+    late, ordered, items = outside.new_user(), outside.new_user(), outside.items[20:26]
+    start = time.time() - 3600
+    times = {item: start + 60 * place for place, item in enumerate(items)}
+    for user, order in ((ordered, items), (late, [items[n] for n in (3, 0, 5, 1, 4, 2)])):
+        places = [outside.put(user, event(user, item, at=times[item])) for item in order]
+        outside.applied(*places)
+    assert outside.history(late) == outside.history(ordered) == items
+    assert outside.stored_components(late) == outside.stored_components(ordered)
+    assert outside.ids(late) == outside.ids(ordered)
+
+
+def test_an_unknown_item_is_kept_and_counted_and_leaves_the_state_alone(outside: Outside) -> None:
+    user = outside.new_user()
+    outside.live(user, *outside.items[:3])
+    state, ids = outside.stored_components(user), outside.ids(user)
+    before = outside.counts(outside.partition_of(user))
+    outside.applied(outside.put(user, of(user, item_id="not-in-the-catalogue")))
+    assert outside.history(user) == [*outside.items[:3], "not-in-the-catalogue"]
+    assert change(before, outside.counts(outside.partition_of(user))) == {"applied": 1, "unknown_items": 1}
+    assert outside.stored_components(user) == state
+    assert outside.ids(user) == ids
+
+
+def test_a_user_with_unknown_items_only_is_served_popular_items(outside: Outside) -> None:
+    user = outside.new_user()
+    outside.applied(outside.put(user, of(user, item_id="not-in-the-catalogue")))
+    answer = outside.recommend(user)
+    assert list(answer.degradations) == [gateway_pb2.DEGRADATION_POPULAR_FALLBACK]
+    assert len(answer.items) == 10
+
+
+def test_undo_takes_the_event_out_as_if_it_had_never_been(outside: Outside) -> None:
+    user, items = outside.new_user(), outside.items[10:13]
+    outside.live(user, *items)
+    state, ids = outside.stored_components(user), outside.ids(user)
+    mistake = outside.items[30]
+    (receipt,) = outside.record(event(user, mistake, event_id="mistake"))
+    outside.applied((receipt.token.partition, receipt.token.offset))
+    assert outside.stored_components(user) != state
+    assert mistake in outside.seen(user)
+
+    before = outside.counts(outside.partition_of(user))
+    request = gateway_pb2.UndoInteractionRequest(user_id=user, event_id="mistake")
+    token = outside.gateway.UndoInteraction(request, timeout=10).receipt.token
+    answer = outside.recommend(user, freshness_token=token)
+    assert answer.token_honoured
+    assert outside.history(user) == items
+    assert outside.stored_components(user) == state
+    assert [item.item_id for item in answer.items] == ids
+    assert outside.seen(user) == set(items)
+    assert change(before, outside.counts(outside.partition_of(user))) == {"applied": 1, "undone": 1}
