@@ -144,4 +144,6 @@ class TritonPythonModel:
             )
             for start in range(0, rows, MAX_ROWS)
         ]
-        return {name: np.concatenate(parts) for name, parts in zip(self.outputs, zip(*chunks, strict=True), strict=True)}
+        return {
+            name: np.concatenate(parts) for name, parts in zip(self.outputs, zip(*chunks, strict=True), strict=True)
+        }
