@@ -1,5 +1,6 @@
 """`freshet demo`: the whole system at work on real interactions, in minutes, with figures at the end."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,8 @@ def demo(
         port_offset=port_offset,
     )
     display = Display(console(stderr=as_json))
+    # Ended by a supervisor, the demo stops its stack as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with explain(state_dir / "logs"):
         summary = run_demo(options, display)
     if as_json:

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from services.algorithms.bundle import Bundle
+from services.algorithms.states import QueryStates
 from services.cli import client
 from services.cli.demo import baselines, plots, steps, stored_states, story
 from services.cli.demo.display import Display, Stopwatch, figures
 from services.cli.demo.plan import ReplayPlan, ReplayResult
 from services.cli.demo.schedule import NUM_ACTIVE_USERS, replay_schedule
+from services.cli.demo.scrape import Buckets, quantile_ms, read_histogram
 from services.cli.demo.stream import past_items, planned_events, run_replay
 from services.cli.demo.summary import NOTES, event_counts, hit_rates, in_order, stream_figures
 from services.common import topics
@@ -63,7 +65,8 @@ class Streamed:
     result: ReplayResult
     counts: dict[str, Any]
     past: dict[str, list[str]]
-    frozen: dict[str, Any]
+    frozen: dict[str, QueryStates]
+    stream_encode_ms: dict[str, float | None]
     person: story.Story | None
 
 
@@ -74,13 +77,16 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     """
     options.folder.mkdir(parents=True, exist_ok=True)
     clock = Stopwatch()
+    stack = steps.make_stack(options, display)
+    display.step("components", "fetch and build what is not on this machine yet")
+    with clock.part("prepare"):
+        steps.prepare(stack, display)
     display.step("interactions", "real people's, by time: four fifths to learn from, the last fifth to stream")
     with clock.part("data"):
         data, split = _load(options, display)
     display.step("training", "HSTU encoder and Mixture-of-Logits head, preset quick")
     bundle = steps.train_and_export(data, split.train, options, display, clock)
     display.step("stack", "Apache Kafka, Redis, Triton Inference Server, and the services")
-    stack = steps.make_stack(options, display)
     finished = False
     try:
         with clock.part("start"):
@@ -149,8 +155,10 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
             else:
                 display.fact(f"the replay says: {said}")
 
+        encodes = _stream_encodes(addresses)
         result = run_replay(plan, options.folder, on_progress)
     after = stored_states.wait_until_applied(addresses.redis_url, result.last_offsets, timeout_s=_APPLY_TIMEOUT_S)
+    encodes_after = _stream_encodes(addresses)
     if person is not None:
         person.after = _top_ten(person.user_id, addresses.gateway)
     return Streamed(
@@ -159,8 +167,15 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
         counts=event_counts(result, stored_states.total_counts(before), stored_states.total_counts(after)),
         past=past,
         frozen=states,
+        stream_encode_ms={
+            name: quantile_ms(encodes, encodes_after, share) for name, share in (("p50", 0.5), ("p99", 0.99))
+        },
         person=person,
     )
+
+
+def _stream_encodes(addresses: steps.Addresses) -> Buckets:
+    return read_histogram(addresses.encoder_metrics, "freshet_encoder_encode_seconds", {"source": "stream"})
 
 
 def _progress_text(said: Mapping[str, Any]) -> str:
@@ -227,7 +242,7 @@ def _evaluate(
         "hit_rate_at_10_of_users_with_a_past": {
             name: round(float(values[had_state].mean()), 5) if had_state.any() else None for name, values in hit.items()
         },
-        **stream_figures(plan, result),
+        **stream_figures(plan, result, streamed.stream_encode_ms),
         "options": {
             "events": options.events,
             "rate_per_s": options.rate_per_s,

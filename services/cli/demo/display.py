@@ -10,7 +10,15 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
+_STAGES = {
+    "queue": "of Recommend: waiting in queues",
+    "encode": "of the stream: encoding the users of a poll",
+    "first_stage": "of Recommend: first stage",
+    "rerank": "of Recommend: rerank",
+    "transport": "of Recommend: network, state reads, the rest",
+}
 STEPS = (
+    "components",
     "interactions",
     "training",
     "export",
@@ -111,9 +119,7 @@ def _times(summary: Mapping[str, Any]) -> "RenderableType":
     for says, values in rows:
         table.add_row(says, *(_number(values.get(name)) for name in ("p50", "p95", "p99")))
     for stage, value in summary["stages_ms"].items():
-        table.add_row(
-            f"  of which {stage.replace('_', ' ')}", _number(value), "", _stage_p99(summary, stage), style="dim"
-        )
+        table.add_row(f"  {_STAGES[stage]}", _number(value), "", _stage_p99(summary, stage), style="dim")
     return table
 
 

@@ -49,8 +49,8 @@ class ReplayPlan:
     freshness_poll_ms: float = 20.0
     freshness_timeout_ms: float = 15_000.0
     # One acknowledged event in this many is sent again; one broken record is sent per this many events.
-    duplicate_every: int = 1000
-    malformed_every: int = 2000
+    duplicate_every: int = 500
+    malformed_every: int = 400
     # Ids of the broken records begin with this; they are told apart by a header of their own.
     malformed_prefix: str = "malformed"
     # Recommend calls before the clock starts, unmeasured: connections, caches, code paths.

@@ -45,6 +45,7 @@ def plot_latency(path: Path, latency_ms: npt.NDArray[np.float64], freshness_ms: 
     """Two histograms on logarithmic axes of milliseconds: Recommend's latency, and freshness."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -58,8 +59,12 @@ def plot_latency(path: Path, latency_ms: npt.NDArray[np.float64], freshness_ms: 
         if not len(values):
             continue
         low, high = max(0.1, float(values.min()) * 0.8), max(1.0, float(values.max()) * 1.2)
-        axes.hist(values, bins=np.geomspace(low, high, 60), color=_COLOURS["model"], alpha=0.75)
+        bins = np.geomspace(low, high, int(np.clip(len(values) // 5, 12, 60)))
+        axes.hist(values, bins=bins, color=_COLOURS["model"], alpha=0.75)
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         for share, style in ((0.5, "-"), (0.95, "--"), (0.99, ":")):
             at = percentile(values, share)
             if at is not None:

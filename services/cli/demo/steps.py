@@ -19,6 +19,7 @@ from services.cli.demo.stream import ReplayFailedError
 from services.cli.output import CommandError, ExitStatus
 from services.cli.stack import Ports, Stack, StackError
 from services.common.errors import FreshetError
+from services.common.ports import PortTaken
 from services.datasets import Interactions
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Addresses:
     kafka: str
     redis_url: str
     inference_server: str
+    encoder_metrics: str
 
 
 def train_and_export(
@@ -98,13 +100,25 @@ def make_stack(options: "DemoOptions", display: Display) -> Stack:
     return Stack(options.state_dir, bundle=options.bundle, ports=ports, say=say)
 
 
-def start(stack: Stack, display: Display) -> dict[str, str]:
-    """Stop what runs in this folder, drop its stream and states, start everything; return names with versions."""
+def prepare(stack: Stack, display: Display) -> None:
+    """Fetch what is not on this machine yet, and find out now what would stop the demo after minutes of training.
+
+    Stops what runs in this folder. Raises: StackError; PortTaken.
+    """
     if stopped := stack.down():
         display.fact(f"stopped what ran here: {', '.join(stopped)}")
+    stack.prepare()
+    taken = next(stack.ports.taken(), None)
+    if taken is not None:
+        raise taken
+
+
+def start(stack: Stack, display: Display) -> dict[str, str]:
+    """Drop this folder's stream and states, start everything; return names with versions."""
     for part in _STREAM_DATA:
         folder = stack.place.state.data(part)
         if folder.exists():
+            display.fact(f"dropping what {_NAMES[part]} kept of an earlier run")
             shutil.rmtree(folder)
     stack.up()
     return components(stack)
@@ -127,6 +141,7 @@ def addresses(stack: Stack) -> Addresses:
         kafka=stack.kafka_bootstrap,
         redis_url=stack.redis_url,
         inference_server=stack.address("inference-server"),
+        encoder_metrics=stack.address("encoder-metrics"),
     )
 
 
@@ -148,6 +163,10 @@ def explain(logs: Path) -> Iterator[None]:
         yield
     except StackError as error:
         raise CommandError(str(error), status=ExitStatus.UNAVAILABLE) from error
+    except PortTaken as error:
+        raise CommandError(
+            str(error), advice="freshet down, or freshet demo --port-offset 1000", status=ExitStatus.UNAVAILABLE
+        ) from error
     except (ReplayFailedError, StreamStalledError) as error:
         raise CommandError(str(error), advice=f"the parts' logs are in {logs}") from error
     except FreshetError as error:

@@ -72,11 +72,11 @@ def render(story: Story, title: Callable[[str], str]) -> "RenderableType":
         lines.append("  recommended before\n" if item_id in hit else "\n", style="green")
     if len(story.events) > _SHOWN_EVENTS:
         lines.append(f"  and {len(story.events) - _SHOWN_EVENTS} more\n", style="dim")
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("", justify="right", style="dim", min_width=2)
+    table = Table(box=None, header_style="bold", pad_edge=False, expand=True)
+    table.add_column("", justify="right", style="dim", width=2)
     table.add_column("top 10 before", ratio=1, overflow="ellipsis", no_wrap=True)
     table.add_column("top 10 after", ratio=1, overflow="ellipsis", no_wrap=True)
-    table.add_column("", justify="right", min_width=3)
+    table.add_column("", justify="right", width=3)
     for rank in range(max(len(story.before), len(story.after))):
         old = title(story.before[rank]) if rank < len(story.before) else ""
         new, mark = "", ""

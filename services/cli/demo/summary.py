@@ -25,16 +25,22 @@ NOTES = {
     "model: without a token; model_with_token: with the token of the user's previous event; frozen_state: the same "
     "model with user states frozen at the split; popularity: training counts; seen items left out of all four",
     "recommend_ms": "milliseconds from the scheduled moment to the answer, calls without a token, arrivals on a clock",
-    "stages_ms": "medians over the same calls, measured by the process that owns the stage; encode is what the answer "
-    "waited for encoding: zero when the state was ready, since the stream encodes it when the event arrives (see "
-    "stream_encode_ms)",
+    "stages_ms": "medians, measured by the process that owns the stage; queue, first_stage, rerank and transport over "
+    "the same calls; encode is not part of those calls: stored states are encoded when the event arrives, and this is "
+    "how long the encoder process waits for the inference server then, one call for all users of a poll (what the "
+    "calls themselves waited for encoding is encode_in_call_ms)",
     "freshness_ms": "milliseconds from an event's acknowledgement to the arrival of an answer whose state reflects it, "
     "found by asking every freshness_ms.poll_ms",
 }
 
 
-def stream_figures(plan: ReplayPlan, result: ReplayResult) -> dict[str, Any]:
-    """`recommend_ms`, `stages_ms`, `freshness_ms` and what goes with them, from the replay's own record."""
+def stream_figures(
+    plan: ReplayPlan, result: ReplayResult, stream_encode_ms: Mapping[str, float | None]
+) -> dict[str, Any]:
+    """`recommend_ms`, `stages_ms`, `freshness_ms` and what goes with them.
+
+    `stream_encode_ms` (p50, p99) is the stream's side of encoding; everything else is the replay's own record.
+    """
     plain = in_order(result.predictions)
     with_token = in_order(result.predictions_with_token)
     latency = _latencies(plain)
@@ -42,10 +48,14 @@ def stream_figures(plan: ReplayPlan, result: ReplayResult) -> dict[str, Any]:
     return {
         "recommend_ms": percentiles(latency) | {"max": percentile(latency, 1.0), "calls": len(plain)},
         "recommend_with_token_ms": percentiles(_latencies(with_token)) | {"calls": len(with_token)},
-        "stages_ms": {stage: percentile(_stage(plain, stage), 0.5) for stage in STAGES},
-        "stages_p99_ms": {stage: percentile(_stage(plain, stage), 0.99) for stage in STAGES},
+        "stages_ms": {stage: percentile(_stage(plain, stage), 0.5) for stage in STAGES}
+        | {"encode": stream_encode_ms.get("p50")},
+        "stages_p99_ms": {stage: percentile(_stage(plain, stage), 0.99) for stage in STAGES}
+        | {"encode": stream_encode_ms.get("p99")},
+        "encode_in_call_ms": percentiles(_stage(plain, "encode"), (50, 99)),
         "freshness_ms": {
             "p50": percentile(np.array(result.freshness_ms), 0.5),
+            "p95": percentile(np.array(result.freshness_ms), 0.95),
             "p99": percentile(np.array(result.freshness_ms), 0.99),
             "samples": len(result.freshness_ms),
             "unreflected": result.unreflected,

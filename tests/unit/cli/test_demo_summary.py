@@ -7,6 +7,7 @@ import numpy as np
 
 from services.cli.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult
 from services.cli.demo.replay import timeline
+from services.cli.demo.scrape import quantile_ms
 from services.cli.demo.story import choose_person, movement
 from services.cli.demo.summary import adds_up, event_counts, hit_rates, in_order, stream_figures
 
@@ -51,15 +52,18 @@ def test_the_streams_figures_have_the_promised_keys_and_survive_json() -> None:
         freshness_ms=[100.0, 200.0, 300.0],
         seconds=2.0,
     )
-    figures = json.loads(json.dumps(stream_figures(plan_of([event(0)]), result), allow_nan=False))
+    figures = json.loads(
+        json.dumps(stream_figures(plan_of([event(0)]), result, {"p50": 4.5, "p99": 20.0}), allow_nan=False)
+    )
     assert {key: figures["recommend_ms"][key] for key in ("p50", "p95", "p99")} == {"p50": 50, "p95": 95, "p99": 99}
     assert set(figures["stages_ms"]) == {"queue", "encode", "first_stage", "rerank", "transport"}
+    assert figures["stages_ms"]["encode"] == 4.5
     assert figures["freshness_ms"]["p50"] == 200
     assert figures["freshness_ms"]["p99"] == 300
 
 
 def test_an_empty_stream_has_no_figures_rather_than_zeros() -> None:
-    figures = stream_figures(plan_of([]), ReplayResult())
+    figures = stream_figures(plan_of([]), ReplayResult(), {})
     assert figures["recommend_ms"]["p99"] is None
     assert figures["freshness_ms"]["p50"] is None
 
@@ -67,7 +71,7 @@ def test_an_empty_stream_has_no_figures_rather_than_zeros() -> None:
 def test_a_failed_call_counts_its_latency_and_not_its_stages() -> None:
     failed = answered(1, 2000.0, error="DEADLINE_EXCEEDED")
     failed.stages_ms = dict.fromkeys(failed.stages_ms, math.nan)
-    figures = stream_figures(plan_of([]), ReplayResult(predictions=[answered(0, 10.0), failed]))
+    figures = stream_figures(plan_of([]), ReplayResult(predictions=[answered(0, 10.0), failed]), {})
     assert figures["recommend_ms"]["p99"] == 2000.0
     assert figures["stages_p99_ms"]["rerank"] == 1.0
     assert figures["answers"]["errors"] == {"DEADLINE_EXCEEDED": 1}
@@ -122,6 +126,14 @@ def test_the_person_shown_has_a_past_and_about_ten_events() -> None:
     assert choose_person(events, past) == "right"
     assert choose_person(events, {"long": ["x"]}) == "long"
     assert choose_person(events, {}) is None
+
+
+def test_a_histograms_quantile_is_that_of_what_came_between_two_reads() -> None:
+    before = {0.01: 100.0, 0.1: 100.0, math.inf: 100.0}
+    after = {0.01: 100.0, 0.1: 110.0, math.inf: 110.0}
+    assert quantile_ms(before, after, 0.5) == 55.0
+    assert quantile_ms(before, before, 0.5) is None
+    assert quantile_ms({}, {0.01: 1.0, math.inf: 10.0}, 0.99) is None
 
 
 def test_movement_marks_new_risen_fallen_and_same() -> None:

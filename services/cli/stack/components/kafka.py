@@ -42,13 +42,20 @@ class Kafka:
         return cache_root() / f"kafka-{recipe_key(RECIPE)}"
 
     def missing(self) -> tuple[str, str] | None:
+        absent = self.absent()
+        if absent is not None:
+            return absent, INSTALL
         found = java_version()
-        if found is None:
-            return "no Java on the path", INSTALL
-        if found < MIN_JAVA:
-            return f"Java {found} is too old; Kafka needs {MIN_JAVA} or newer", INSTALL
+        if found is None or found < MIN_JAVA:
+            return f"Java {found or 'of unknown version'} is too old; Kafka needs {MIN_JAVA} or newer", INSTALL
+        return None
+
+    def absent(self) -> str | None:
+        """The program that is not here at all, without running any."""
+        if _java_program() is None:
+            return "no Java on the path"
         if not (self.folder / ".complete").exists() and shutil.which("mvn") is None:
-            return "no Maven on the path, which fetches Kafka's jars", INSTALL
+            return "no Maven on the path, which fetches Kafka's jars"
         return None
 
     def prepare(self, say: Say) -> None:
