@@ -20,6 +20,7 @@ from kafka.errors import KafkaError, MessageSizeTooLargeError
 from kafka.partitioner.default import murmur2
 
 from services.common.errors import DependencyUnavailable, InvalidRequest, Overloaded
+from services.common.kafka_headers import accept_any_header_name
 
 MAX_RECORD_BYTES = 1_000_000
 # Kafka's default for producers: the record with its key, its headers and what surrounds it.
@@ -322,6 +323,7 @@ def build_consumer(
     membership, so no rebalance: takeover takes as long as starting the process.
     Raises: DependencyUnavailable when the broker or the topic cannot be reached.
     """
+    accept_any_header_name()
     try:
         consumer = KafkaConsumer(
             bootstrap_servers=bootstrap.split(","),

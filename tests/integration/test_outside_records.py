@@ -112,6 +112,23 @@ def test_a_record_without_key_is_set_aside(outside: Outside) -> None:
     assert outside.history(user) == []
 
 
+class Latin1(str):
+    """A header name that is not UTF-8 on the wire."""
+
+    def encode(self, *_: object) -> bytes:
+        return super().encode("latin-1")
+
+
+def test_a_header_name_in_another_encoding_stops_nothing(outside: Outside) -> None:
+    user, (first, second) = outside.new_user(), outside.items[:2]
+    good = outside.put(user, event(user, first), [(Latin1("qualit\u00e9"), b"1")])
+    bad = outside.put(user, b"\xff", [(Latin1("qualit\u00e9"), b"1")])
+    outside.applied(outside.put(user, event(user, second)))
+    assert outside.history(user) == [first, second]
+    assert good[1] + 1 == bad[1]
+    assert dict(outside.dead_letter(bad).headers)["qualit\ufffd"] == b"1"
+
+
 def test_producers_may_compress(outside: Outside, stack: Stack) -> None:
     """The broker unpacks what it stores, so the reader needs no codec."""
     admin = KafkaAdminClient(bootstrap_servers=stack.kafka_bootstrap)
