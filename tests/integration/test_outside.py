@@ -1,0 +1,306 @@
+"""The gateway and the processes as any gRPC client meets them: reflection, health, answers, marks and refusals."""
+
+import asyncio
+import math
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from freshet.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+from google.protobuf import descriptor_pool, json_format, message_factory
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from outside import Outside, event
+
+from services.cli.stack import Stack
+from services.cli.stack.compose import PROCESSES
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def outside(stack: Stack) -> Iterator[Outside]:
+    with Outside(stack) as it:
+        yield it
+
+
+def marks(answer: gateway_pb2.RecommendResponse) -> set[str]:
+    names = {gateway_pb2.Degradation.Name(kind) for kind in answer.degradations}
+    return {name.removeprefix("DEGRADATION_") for name in names}
+
+
+def item_ids(answer: gateway_pb2.RecommendResponse) -> list[str]:
+    return [item.item_id for item in answer.items]
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_reflection_and_health_name_each_processs_service(stack: Stack, process: str) -> None:
+    service = f"freshet.v1.{process.title()}Service"
+    with grpc.insecure_channel(stack.address(process)) as channel:
+        found = set(ProtoReflectionDescriptorDatabase(channel).get_services())
+        assert {service, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= found
+        check = health_pb2_grpc.HealthStub(channel).Check
+        for name in ("", service):
+            answer = check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            check(health_pb2.HealthCheckRequest(service="freshet.v1.NoService"), timeout=5)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_each_process_serves_its_metrics(stack: Stack, process: str) -> None:
+    address = stack.ports.address(f"{process}-metrics")
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+        assert f"freshet_{process}_" in answer.read().decode()
+
+
+def test_a_call_made_from_reflection_alone_is_answered(stack: Stack) -> None:
+    """What grpcurl does: descriptors from the server, JSON in, JSON out; none of our stubs."""
+    with grpc.insecure_channel(stack.address("gateway")) as channel:
+        pool = descriptor_pool.DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
+        method = pool.FindServiceByName("freshet.v1.GatewayService").FindMethodByName("Recommend")
+        request = message_factory.GetMessageClass(method.input_type)()
+        json_format.Parse('{"userId": "a-stranger", "k": 3}', request, descriptor_pool=pool)
+        call = channel.unary_unary(
+            f"/{method.containing_service.full_name}/{method.name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
+        )
+        answer = json_format.MessageToDict(call(request, timeout=10), descriptor_pool=pool)
+    assert len(answer["items"]) == 3
+    assert answer["stateSource"] == "none"
+
+
+def test_an_unknown_user_is_served_popular_items_and_told_so(outside: Outside) -> None:
+    answer = outside.recommend(outside.new_user(), k=20)
+    counts = outside.bundle.counts
+    popular = sorted(range(len(counts)), key=lambda row: (-counts[row], outside.items[row]))[:20]
+    assert item_ids(answer) == [outside.items[row] for row in popular]
+    assert {item.source for item in answer.items} == {"popular"}
+    assert marks(answer) == {"POPULAR_FALLBACK"}
+    assert answer.state_source == "none"
+    assert answer.certificate.kind == common_pb2.Certificate.KIND_ESTIMATE
+    assert not answer.HasField("state_position")
+    assert answer.model_version == outside.bundle.model_version
+
+
+def test_a_token_is_honoured_and_the_answer_names_where_it_stands(outside: Outside) -> None:
+    user, item = outside.new_user(), outside.items[12]
+    (receipt,) = outside.record(event(user, item))
+    answer = outside.recommend(user, freshness_token=receipt.token)
+    assert answer.token_honoured
+    assert marks(answer) == set()
+    assert answer.state_source == "stored"
+    assert answer.state_position.partition == receipt.token.partition == outside.partition_of(user)
+    assert answer.state_position.offset == receipt.token.offset
+    assert answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
+    assert answer.index_version.startswith(answer.model_version)
+    assert item not in item_ids(answer)
+
+
+def test_a_token_of_another_epoch_is_answered_at_once_and_marked(outside: Outside) -> None:
+    user = outside.new_user()
+    token = outside.live(user, outside.items[5])
+    token.epoch = "of-another-time"
+    began = time.monotonic()
+    answer = outside.recommend(user, freshness_token=token)
+    assert time.monotonic() - began < 2.0
+    assert not answer.token_honoured
+    assert marks(answer) == {"TOKEN_NOT_HONOURED"}
+    assert answer.state_source == "stored"
+    assert len(answer.items) == 10
+
+
+def test_a_token_that_is_not_reached_is_waited_for_within_the_deadline_only(outside: Outside) -> None:
+    user = outside.new_user()
+    token = outside.live(user, outside.items[5])
+    token.offset += 1_000_000
+    request = gateway_pb2.RecommendRequest(user_id=user, k=10, freshness_token=token)
+    answer = outside.gateway.Recommend(request, timeout=1.0)
+    assert not answer.token_honoured
+    assert marks(answer) == {"TOKEN_NOT_HONOURED"}
+    assert len(answer.items) == 10
+
+
+def test_a_history_in_the_request_needs_no_user_and_replaces_the_stored_one(outside: Outside) -> None:
+    items = outside.items[60:66]
+    history = [gateway_pb2.HistoryEvent(item_id=item) for item in items]
+    stranger = outside.recommend(k=10, history=history)
+    assert stranger.state_source == "request"
+    assert marks(stranger) == set()
+    assert not set(item_ids(stranger)) & set(items)
+    user = outside.new_user()
+    outside.live(user, *outside.items[100:104])
+    with_user = outside.recommend(user, k=10, history=history, filter=common_pb2.Filter(exclude_seen=False))
+    without = outside.recommend(k=10, history=history, filter=common_pb2.Filter(exclude_seen=False))
+    assert with_user.state_source == "request"
+    assert item_ids(with_user) == item_ids(without)
+
+
+def test_a_history_with_unknown_items_counts_the_known_ones(outside: Outside) -> None:
+    known = [gateway_pb2.HistoryEvent(item_id=item) for item in outside.items[:3]]
+    stranger = gateway_pb2.HistoryEvent(item_id="not-in-the-catalogue")
+    answer = outside.recommend(history=[known[0], stranger, *known[1:]])
+    assert answer.state_source == "request"
+    assert item_ids(answer) == outside.ids(history=known)
+    assert marks(outside.recommend(history=[stranger])) == {"POPULAR_FALLBACK"}
+
+
+def test_the_largest_history_is_answered(outside: Outside) -> None:
+    history = [gateway_pb2.HistoryEvent(item_id=outside.items[place % 300]) for place in range(1000)]
+    answer = outside.recommend(history=history)
+    assert answer.state_source == "request"
+    assert not set(item_ids(answer)) & {event.item_id for event in history}
+
+
+def test_filters_hold_in_the_answer(outside: Outside) -> None:
+    user = outside.new_user()
+    outside.live(user, *outside.items[:4])
+    categories = {item: set(names) for item, names in zip(outside.items, outside.bundle.categories, strict=True)}
+    best = outside.ids(user, k=20)
+    denied = outside.ids(user, k=20, filter=common_pb2.Filter(deny_item_ids=best[:5]))
+    assert denied[:15] == best[5:]
+    allow = [outside.items[0], *best[-3:], "not-in-the-catalogue"]
+    assert outside.ids(user, filter=common_pb2.Filter(allow_item_ids=allow)) == best[-3:]
+    wanted = next(iter(categories[best[0]]))
+    only = outside.ids(user, k=10, filter=common_pb2.Filter(allow_categories=[wanted]))
+    without = outside.ids(user, k=10, filter=common_pb2.Filter(deny_categories=[wanted]))
+    assert len(only) == len(without) == 10
+    assert all(wanted in categories[item] for item in only)
+    assert not any(wanted in categories[item] for item in without)
+    assert outside.ids(user, filter=common_pb2.Filter(allow_categories=["no such category"])) == []
+
+
+def test_no_category_comes_more_often_than_asked_for(outside: Outside) -> None:
+    user = outside.new_user()
+    outside.live(user, *outside.items[:4])
+    categories = dict(zip(outside.items, outside.bundle.categories, strict=True))
+    answer = outside.ids(user, k=10, max_per_category=2)
+    counts = Counter(name for item in answer for name in set(categories[item]))
+    assert answer
+    assert max(counts.values()) <= 2
+
+
+def test_seen_items_come_back_only_when_asked_for(outside: Outside) -> None:
+    user, seen = outside.new_user(), outside.items[30:33]
+    outside.live(user, *seen)
+    only_seen = common_pb2.Filter(allow_item_ids=seen)
+    assert outside.ids(user, filter=only_seen) == []
+    only_seen.exclude_seen = False
+    assert set(outside.ids(user, filter=only_seen)) == set(seen)
+    assert not set(outside.ids(user, k=300)) & set(seen)
+
+
+def history(*events: dict[str, Any]) -> list[gateway_pb2.HistoryEvent]:
+    return [gateway_pb2.HistoryEvent(**({"item_id": "1"} | fields)) for fields in events]
+
+
+def at(seconds: float) -> dict[str, Any]:
+    return {"event_time": {"seconds": int(seconds)}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"k": 0}, "k=0 allowed: 1-1000"),
+        ({"k": 10**6}, "k=1000000 allowed: 1-1000"),
+        ({"user_id": ""}, "user_id='' allowed: 1-128 bytes of UTF-8, or empty with a history"),
+        ({"user_id": "u" * 129}, "user_id='text of 129 bytes' allowed: 1-128 bytes"),
+        ({"user_id": "", "history": history(*[{}] * 1001)}, "history='1001 events' allowed: at most 1000 events"),
+        ({"history": history({"item_id": ""})}, "history[0].item_id='text of 0 bytes' allowed: 1-128 bytes"),
+        ({"history": history({}, {"value": math.nan})}, "history[1].value=nan allowed: a finite number"),
+        ({"history": history({"value": math.inf})}, "history[0].value=inf allowed: a finite number"),
+        ({"history": history(at(time.time() + 2 * 86_400))}, "at most a day in the future"),
+        ({"history": history(at(100), at(99))}, "history[1].event_time='99000 ms' allowed: 100000 to"),
+        ({"diversity": math.nan}, "diversity=nan allowed: 0-1"),
+        ({"diversity": -math.inf}, "diversity=-inf allowed: 0-1"),
+        ({"freshness_token": {"offset": -1}}, "freshness_token.offset=-1 allowed: 0 or more"),
+        ({"filter": {"deny_item_ids": ["x"] * 10_001}}, "filter.deny_item_ids='10001 entries' allowed: at most 10000"),
+    ],
+)
+def test_a_bad_request_is_refused_with_field_value_and_range(
+    outside: Outside, fields: dict[str, Any], told: str
+) -> None:
+    request = gateway_pb2.RecommendRequest(**({"user_id": "ann", "k": 10} | fields))
+    with pytest.raises(grpc.RpcError) as caught:
+        outside.gateway.Recommend(request, timeout=10)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert told in caught.value.details()
+
+
+GOOD = {"user_id": "ann", "item_id": "1"}
+
+
+@pytest.mark.parametrize(
+    ("interactions", "told"),
+    [
+        ([], "interactions='0 interactions' allowed: 1-1000"),
+        ([GOOD] * 1001, "interactions='1001 interactions' allowed: 1-1000"),
+        ([GOOD, GOOD | {"value": math.nan}], "interactions[1].value=nan allowed: a finite number"),
+        ([GOOD | {"value": math.inf}], "interactions[0].value=inf allowed: a finite number"),
+        ([GOOD | {"value": -math.inf}], "interactions[0].value=-inf allowed: a finite number"),
+        ([GOOD, GOOD | at(time.time() + 2 * 86_400)], "interactions[1].event_time="),
+        ([GOOD, GOOD | at(-1)], "interactions[1].event_time='-1000 ms' allowed: 0 to"),
+        ([GOOD, GOOD | {"user_id": ""}], "interactions[1].user_id='text of 0 bytes' allowed: 1-128 bytes"),
+        ([GOOD, GOOD | {"item_id": ""}], "interactions[1].item_id='text of 0 bytes' allowed: 1-128 bytes"),
+        ([GOOD | {"type": "t" * 65}], "interactions[0].type='text of 65 bytes' allowed: 1-64 bytes"),
+        (
+            [GOOD | {"context": {"k": "v" * 257}}],
+            "interactions[0].context='an entry of 257 bytes' allowed: at most 256",
+        ),
+    ],
+)
+def test_one_bad_interaction_refuses_all_and_nothing_is_written(
+    outside: Outside, interactions: list[dict[str, Any]], told: str
+) -> None:
+    before = outside.written()
+    with pytest.raises(grpc.RpcError) as caught:
+        outside.gateway.RecordInteractions(gateway_pb2.RecordInteractionsRequest(interactions=interactions), timeout=10)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert told in caught.value.details()
+    assert outside.written() == before
+
+
+def test_a_client_stream_is_written_whole(outside: Outside) -> None:
+    user, items = outside.new_user(), outside.items[200:230]
+    start = time.time() - 60
+    messages = (
+        gateway_pb2.StreamInteractionsRequest(interaction=event(user, item, at=start + place))
+        for place, item in enumerate(items)
+    )
+    receipts = outside.gateway.StreamInteractions(messages, timeout=20).receipts
+    assert len({receipt.event_id for receipt in receipts}) == 30
+    answer = outside.recommend(user, freshness_token=receipts[-1].token)
+    assert answer.token_honoured
+    assert outside.history(user) == items
+
+
+async def test_calls_given_up_half_way_never_mix_users_up(outside: Outside, stack: Stack) -> None:
+    """Abandoned reads leave answers on their way; the next call must not get them."""
+    users = [outside.new_user() for _ in range(4)]
+    tokens = {user: outside.live(user, outside.items[place]) for place, user in enumerate(users)}
+    positions = {user: (token.partition, token.offset) for user, token in tokens.items()}
+    statuses = set()
+    async with grpc.aio.insecure_channel(stack.address("gateway")) as channel:
+        gateway = gateway_pb2_grpc.GatewayServiceStub(channel)
+
+        async def ask(user: str, timeout: float) -> None:
+            try:
+                answer = await gateway.Recommend(gateway_pb2.RecommendRequest(user_id=user, k=5), timeout=timeout)
+            except grpc.aio.AioRpcError as exc:
+                statuses.add(exc.code())
+                return
+            if answer.state_source == "stored":
+                assert (answer.state_position.partition, answer.state_position.offset) == positions[user]
+
+        for step in range(1, 41):
+            await asyncio.gather(*(ask(user, step * 0.0005) for user in users))
+        assert statuses == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        statuses.clear()
+        await asyncio.gather(*(ask(user, 10) for user in users * 5))
+        assert not statuses
