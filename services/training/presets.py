@@ -28,6 +28,8 @@ class TrainConfig:
     final_rate_fraction: float = 1.0
     mutual_information_weight: float = 0.001
     user_norm_weight: float = 0.0
+    # Where nobody says how many epochs: at least this many positions, so that small data is not left half trained.
+    default_min_positions: int = 0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "num_negatives", "batch_sequences"):
@@ -54,6 +56,12 @@ def preset(name: str, *, epochs: int | None = None, seed: int = 0) -> TrainConfi
         raise ValueError(f"preset={name!r}; allowed: {', '.join(PRESETS)}")
     config = PRESETS[name]
     return replace(config, seed=seed, epochs=config.epochs if epochs is None else epochs)
+
+
+def default_epochs(config: TrainConfig, positions_per_epoch: int) -> int:
+    """Epochs when none are asked for: the preset's, or more on data too small for them to suffice (at most 10x)."""
+    wanted = -(-config.default_min_positions // max(1, positions_per_epoch))
+    return min(max(config.epochs, wanted), 10 * config.epochs)
 
 
 def with_dot_head(config: TrainConfig) -> TrainConfig:
@@ -98,10 +106,11 @@ _QUICK = TrainConfig(
     epochs=6,
     dropouts=Dropouts(encoder=0.1),
     num_negatives=64,
-    batch_sequences=64,
+    batch_sequences=32,
     learning_rate=3e-3,
     warmup_fraction=0.05,
     final_rate_fraction=0.02,
+    default_min_positions=1_000_000,
 )
 
 # The authors' configuration for MovieLens-1M, as issue 2 lists it.

@@ -6,7 +6,7 @@ affair, and so is the display.
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from services.training.display import show_report, training_progress
 from services.training.evaluation import Evaluation, evaluate
 from services.training.export import export_bundle
 from services.training.loop import TrainReport, train
-from services.training.presets import TrainConfig, preset, with_dot_head, with_sasrec
+from services.training.presets import TrainConfig, default_epochs, preset, with_dot_head, with_sasrec
+from services.training.sequences import Histories
 
 LEAVE_ONE_OUT, TIME, NONE = "leave-one-out", "time", "none"
 SPLITS = (LEAVE_ONE_OUT, TIME, NONE)
@@ -107,6 +108,8 @@ def run_training(
         interactions = load_dataset(dataset)
     say(f"Data: {interactions.source}")
     divided = fit_split(interactions, split)
+    if epochs is None:
+        config = replace(config, epochs=default_epochs(config, Histories.of(divided.train).num_positions))
     checkpoints = out.with_name(f"{out.name}.checkpoint")
     with training_progress(console, config.epochs) as listener:
         report = train(config, divided.train, out=checkpoints, progress=listener, resume=resume, device=device)

@@ -15,7 +15,7 @@ from services.algorithms.bundle import load_bundle
 from services.training import PRESETS, TrainConfig, preset, train
 from services.training.bundling import load_model, save_bundle
 from services.training.export import ExportError, export_bundle, max_difference, session
-from services.training.presets import with_dot_head, with_sasrec
+from services.training.presets import default_epochs, with_dot_head, with_sasrec
 from services.training.run import configure, fit_split, run_training
 
 VARIANTS = {
@@ -139,3 +139,10 @@ def test_every_preset_builds_and_takes_a_step(name: str) -> None:
     config = replace(config, encoder=replace(config.encoder, num_blocks=1))
     report = train(config, cyclic_interactions(events=300), stop_after_batches=1)
     assert all(torch.isfinite(weight).all() for weight in report.model.state_dict().values())
+
+
+def test_small_data_gets_more_epochs_unless_somebody_says_how_many() -> None:
+    quick = preset("quick")
+    assert default_epochs(quick, 800_000) == quick.epochs
+    assert default_epochs(quick, quick.default_min_positions // (2 * quick.epochs)) == 2 * quick.epochs
+    assert default_epochs(quick, 1) == 10 * quick.epochs
