@@ -193,8 +193,9 @@ def provenance_line(facts: dict[str, Any]) -> str:
         state += f" {_age(age)} old at {facts['state_position']}"
     stages = facts["stages_ms"]
     split = " ".join(f"{name} {stages[name]:.1f}" for name in ("queue", "encode", "first_stage", "rerank", "transport"))
+    index = facts["index_version"] or "not asked"
     return (
-        f"model {facts['model_version']} · index {facts['index_version']} · {state} · {facts['certificate']} · "
+        f"model {facts['model_version']} · index {index} · {state} · {facts['certificate']} · "
         f"{stages['total']:.1f} ms ({split})"
     )
 

@@ -284,4 +284,5 @@ def _show(
     display.fact(f"{summary['seconds']:.0f} s in all: {parts}")
     display.fact(f"{options.folder / 'summary.json'}, hit_rate.png and latency.png beside it")
     if options.keep:
-        display.fact("the stack keeps running: freshet status, freshet recommend --user 42, freshet down")
+        shown = streamed.person.user_id if streamed.person is not None else streamed.plan.events[0].user_id
+        display.fact(f"the stack keeps running: freshet status, freshet recommend --user {shown}, freshet down")

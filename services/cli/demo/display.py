@@ -59,7 +59,7 @@ class Display:
     def step(self, name: str, says: str) -> None:
         """Announce one of STEPS."""
         number = STEPS.index(name) + 1
-        self.console.print(f"[bold cyan]{number}/{len(STEPS)} {name}[/]  {says}")
+        self.console.print(f"[bold cyan]{number}/{len(STEPS)} {name}[/]  {says}", soft_wrap=True)
 
     def fact(self, says: str) -> None:
         """A line of detail under the current step."""
