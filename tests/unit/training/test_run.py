@@ -142,7 +142,7 @@ def test_every_preset_builds_and_takes_a_step(name: str) -> None:
 
 
 def test_small_data_gets_more_epochs_unless_somebody_says_how_many() -> None:
-    quick = preset("quick")
-    assert default_epochs(quick, 800_000) == quick.epochs
-    assert default_epochs(quick, quick.default_min_positions // (2 * quick.epochs)) == 2 * quick.epochs
-    assert default_epochs(quick, 1) == 10 * quick.epochs
+    config = replace(CONFIG, epochs=3, default_min_positions=1200)
+    assert default_epochs(config, 800_000) == 3
+    assert default_epochs(config, 200) == 6
+    assert default_epochs(config, 1) == 30
