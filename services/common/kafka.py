@@ -129,6 +129,7 @@ class EventProducer:
         self._start_lock = threading.Lock()
         self._closed = False
         self._build_failed_at = -RETRY_BUILD_SECONDS
+        self._broken: KafkaProducer | None = None
         self.reachable: bool | None = None
 
     def start(self) -> None:
@@ -181,6 +182,10 @@ class EventProducer:
         while (pending := self._queue.get()) is not None:
             if pending.result.done():  # gave up while it waited here
                 continue
+            if producer is not None and self._broken is producer:
+                # kafka-python's idempotent producer does not find its way back once a batch in flight has expired.
+                close_producer(producer)
+                producer = None
             if producer is None and time.monotonic() - self._build_failed_at >= RETRY_BUILD_SECONDS:
                 producer = self._build()
             if producer is None:
@@ -217,7 +222,7 @@ class EventProducer:
             _settle(pending, DependencyUnavailable(f"Kafka refused the record: {exc}"))
             return
         future.add_callback(self._acknowledged, pending)
-        future.add_errback(self._refused, pending)
+        future.add_errback(self._refused, producer, pending)
 
     def _acknowledged(self, pending: _Pending, metadata: Any) -> None:
         if metadata.offset < 0:
@@ -227,8 +232,9 @@ class EventProducer:
         self.reachable = True
         _settle(pending, (metadata.partition, metadata.offset))
 
-    def _refused(self, pending: _Pending, error: BaseException) -> None:
+    def _refused(self, producer: KafkaProducer, pending: _Pending, error: BaseException) -> None:
         self.reachable = False
+        self._broken = producer
         _settle(pending, DependencyUnavailable(f"Kafka did not take the record: {error}"))
 
 
