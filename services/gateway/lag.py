@@ -26,7 +26,11 @@ class AcknowledgedLag:
         """This position is durable since now."""
         marks = self._marks.setdefault(position.partition, deque())
         now = self._clock()
-        if marks and (position.offset <= marks[-1][0] or now - marks[-1][1] < _SPACING_S):
+        if marks and position.offset <= marks[-1][0]:
+            return
+        if marks and now - marks[-1][1] < _SPACING_S:
+            # One mark for all of this moment, so that the last events of a burst are not forgotten.
+            marks[-1] = (position.offset, marks[-1][1])
             return
         # Full: the oldest marks say how long it lags, so the newest one is left out.
         if len(marks) < _MAX_MARKS:
