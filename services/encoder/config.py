@@ -6,6 +6,7 @@ from services.common.config import ProcessSettings
 from services.common.state_store import DEFAULT_MAX_SEEN, DEFAULT_TTL_SECONDS
 
 DEVELOPMENT_PSEUDONYM_KEY = "freshet-development"
+MAX_SEEN = 19_000
 
 
 class EncoderSettings(ProcessSettings):
@@ -26,7 +27,10 @@ class EncoderSettings(ProcessSettings):
     user_ttl_seconds: int = Field(
         default=DEFAULT_TTL_SECONDS, ge=60, validation_alias="FRESHET_ENCODER_USER_TTL_SECONDS"
     )
-    max_seen_items: int = Field(default=DEFAULT_MAX_SEEN, ge=1, validation_alias="FRESHET_ENCODER_MAX_SEEN_ITEMS")
+    # The upper limit leaves room for a request's own history in what a search may be told to leave out.
+    max_seen_items: int = Field(
+        default=DEFAULT_MAX_SEEN, ge=1, le=MAX_SEEN, validation_alias="FRESHET_ENCODER_MAX_SEEN_ITEMS"
+    )
     # Key of the hash that stands for a user id in attributions. Keep it secret, and keep it: another key makes other
     # users of them.
     pseudonym_key: SecretStr = Field(
