@@ -153,13 +153,6 @@ def test_kafkas_heap_is_bounded() -> None:
     assert int(heap[1]) <= 512
 
 
-def test_niceness_is_the_containers_share() -> None:
-    assert {name: service.niceness for name, service in SERVICES.items() if service.niceness} == {
-        "inference-server": 5,
-        "encoder": 5,
-    }
-
-
 def test_hosts_become_loopback_and_nothing_else_changes() -> None:
     ports = Ports.default(offset=1)
     assert localize("redis://redis:16379/0", ports, Path("/b")) == "redis://127.0.0.1:16380/0"

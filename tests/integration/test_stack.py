@@ -50,13 +50,6 @@ def test_up_leaves_running_parts_alone(stack: Stack) -> None:
     assert {part.name: part.pid for part in stack.status()} == before
 
 
-def test_state_computation_yields_to_the_read_path(stack: Stack) -> None:
-    niceness = {part.name: psutil.Process(part.pid).nice() for part in stack.status() if part.pid}
-    own = psutil.Process().nice()
-    assert niceness["inference-server"] - own == niceness["encoder"] - own == 5
-    assert niceness["gateway"] == niceness["candidates"] == niceness["reranker"] == own
-
-
 def test_status_and_doctor_of_a_running_stack_exit_with_success(stack: Stack) -> None:
     for command in ("status", "doctor"):
         done = subprocess.run(
@@ -252,7 +245,7 @@ def path_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A path with the shell's programs and no Java."""
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name in ("nice", "sh", "bash"):
+    for name in ("sh", "bash"):
         found = shutil.which(name)
         assert found is not None
         (programs / name).symlink_to(found)

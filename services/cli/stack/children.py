@@ -29,7 +29,6 @@ class Launch:
     argv: Sequence[str]
     environment: Mapping[str, str]
     cwd: Path
-    niceness: int = 0
 
 
 class Children:
@@ -48,7 +47,7 @@ class Children:
         running = self.find(name)
         if running is not None:
             raise StackError(name, f"runs already (pid {running.pid})")
-        argv = [*_nice(launch.niceness), *launch.argv]
+        argv = list(launch.argv)
         try:
             with log.open("ab") as output:
                 child = subprocess.Popen(
@@ -65,7 +64,7 @@ class Children:
         self._started[name] = child
         _handles.append(child)
         process = psutil.Process(child.pid)
-        self._write(name, _PidFile(pid=child.pid, created=process.create_time(), argv=list(argv)))
+        self._write(name, _PidFile(pid=child.pid, created=process.create_time(), argv=argv))
         return process
 
     def find(self, name: str) -> psutil.Process | None:
@@ -133,8 +132,3 @@ class _PidFile:
     pid: int
     created: float
     argv: list[str]
-
-
-def _nice(niceness: int) -> list[str]:
-    # `nice` replaces itself by the program, so the id is the program's.
-    return ["nice", "-n", str(niceness)] if niceness else []

@@ -4,7 +4,6 @@ Containers find each other by service name; here everything is on the loopback a
 "kafka:19094" into this stack's own address. It knows the file's form and nothing of how a part is started.
 """
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -35,12 +34,6 @@ class Service:
     environment: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, bool] = field(default_factory=dict)
     published: tuple[int, ...] = ()
-    cpu_shares: int = 1024
-
-    @property
-    def niceness(self) -> int:
-        """The priority that stands to 0 as `cpu_shares` to 1024: each step of niceness is a factor of 1.25."""
-        return max(0, round(math.log(1024 / self.cpu_shares, 1.25)))
 
 
 def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = None) -> dict[str, Service]:
@@ -92,7 +85,6 @@ def _service(name: str, entry: Mapping[str, Any]) -> Service:
         environment={key: str(value) for key, value in entry.get("environment", {}).items()},
         needs={other: how["condition"] == "service_healthy" for other, how in depends.items()},
         published=tuple(int(str(port).rpartition(":")[2]) for port in entry.get("ports", [])),
-        cpu_shares=entry.get("cpu_shares", 1024),
     )
 
 

@@ -31,8 +31,8 @@ from services.cli.stack.probes import PROBES, main, probe_kafka, probe_redis
 SLEEP = "import time; time.sleep(60)"
 
 
-def python(code: str, folder: Path, *, niceness: int = 0) -> Launch:
-    return Launch(argv=[sys.executable, "-c", code], environment=dict(os.environ), cwd=folder, niceness=niceness)
+def python(code: str, folder: Path) -> Launch:
+    return Launch(argv=[sys.executable, "-c", code], environment=dict(os.environ), cwd=folder)
 
 
 @pytest.fixture
@@ -72,12 +72,6 @@ def test_kill_ends_the_grandchildren_too(children: Children, tmp_path: Path) -> 
     assert children.wait_gone("part", 5)
     _, alive = psutil.wait_procs(grandchildren, timeout=5)
     assert alive == []
-
-
-def test_priority_is_lowered_and_the_id_is_the_programs(children: Children, tmp_path: Path) -> None:
-    process = children.spawn("part", python(SLEEP, tmp_path, niceness=5), tmp_path / "log")
-    wait_for(lambda: process.cmdline()[:1] == [sys.executable])
-    assert process.nice() == psutil.Process().nice() + 5
 
 
 def test_stale_pid_file_is_nobody(children: Children, tmp_path: Path) -> None:

@@ -108,7 +108,6 @@ class InferenceServer:
             argv=[str(program), *arguments, *_BACKEND_FLAGS],
             environment=self._environment(place),
             cwd=place.state.root,
-            niceness=self.service.niceness,
         )
 
     def _environment(self, place: Place) -> dict[str, str]:

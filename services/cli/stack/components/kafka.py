@@ -85,7 +85,6 @@ class Kafka:
             argv=[*self._java(*flags), "kafka.Kafka", str(properties)],
             environment=inherited_environment(),
             cwd=data,
-            niceness=self.service.niceness,
         )
 
     def probe(self, place: Place) -> str | None:

@@ -37,7 +37,6 @@ class Process:
             argv=[sys.executable, *arguments],
             environment=inherited_environment() | settings,
             cwd=REPOSITORY,
-            niceness=self.service.niceness,
         )
 
     def probe(self, place: Place) -> str | None:

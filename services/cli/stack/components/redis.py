@@ -60,7 +60,6 @@ class Redis:
             argv=[self.program(), *arguments, *own],
             environment=inherited_environment(),
             cwd=data,
-            niceness=self.service.niceness,
         )
 
     def program(self) -> str:
