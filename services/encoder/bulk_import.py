@@ -235,7 +235,7 @@ class BulkImport:
         behind = [p for p, rows in enumerate(layout.rows) if progress[p].watermark < len(rows) - 1]
         order = np.argsort(past.users, kind="stable")
         users, starts = np.unique(past.users[order], return_index=True)
-        ends = np.append(starts[1:], len(order))
+        ends = np.append(starts, len(order))[1:]
         todo = [(u, s, e) for u, s, e in zip(users, starts, ends, strict=True) if layout.partition[order[s]] in behind]
         for start in range(0, len(todo), USER_CHUNK):
             part = todo[start : start + USER_CHUNK]

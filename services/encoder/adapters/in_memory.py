@@ -127,7 +127,7 @@ class MemoryStore:
         for user_id in user_ids:
             written, positions = self._positions.get(user_id, ("", {}))
             expected = repr((written, positions)).encode() if written else b""
-            if written == epoch:
+            if written and written == epoch:
                 stored = self._histories[user_id]
                 found[user_id] = UserHistory(
                     events=list(stored.events), recent=list(stored.recent), positions=dict(positions), expected=expected

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streams import NOW_MS, VOCABULARY, Crash, append, drain, handler_on, interaction
 
 from services.common.errors import Conflict
 from services.common.events import Interaction
 from services.encoder.adapters.in_memory import MemoryOutbox, MemoryStore, MemoryStream
-from tests.unit.encoder.streams import NOW_MS, VOCABULARY, Crash, append, drain, handler_on, interaction
 
 PARTITIONS = 2
 

@@ -1,0 +1,180 @@
+"""Past interactions leave topic and store as if they had been streamed one by one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from streams import NOW_MS, VOCABULARY, append, drain, handler_on, interaction
+
+from services.common.errors import DependencyUnavailable, InvalidRequest, PreconditionFailed
+from services.common.kafka import Record, partition_for
+from services.encoder.adapters.in_memory import HashEncoder, MemoryOutbox, MemoryStore, MemoryStream
+from services.encoder.bulk_import import BulkImport, ImportReport, PastInteractions
+
+PARTITIONS = 3
+
+
+class MemoryWriter:
+    """Appends to a memory stream; may die after some records."""
+
+    def __init__(self, stream: MemoryStream, dies_after: int | None = None) -> None:
+        self._stream = stream
+        self._left = dies_after
+
+    def send_many(self, records: Sequence[Record], timeout_s: float = 1.0) -> list[tuple[int, int]]:
+        places = []
+        for record in records:
+            if self._left == 0:
+                raise DependencyUnavailable("Kafka went away")
+            self._left = None if self._left is None else self._left - 1
+            partition = partition_for(record.key, PARTITIONS)
+            places.append((partition, self._stream.append(partition, record.key, record.value, NOW_MS)))
+        return places
+
+
+def past(rows: int = 400, name: str = "past") -> PastInteractions:
+    random = np.random.default_rng(5)
+    return PastInteractions(
+        name=name,
+        users=random.integers(0, 12, rows).astype(np.int32),
+        items=random.integers(0, 60, rows).astype(np.int32),
+        timestamps=np.sort(random.integers(1_000, 1_200, rows)),
+        values=random.random(rows).astype(np.float32),
+        types=random.integers(0, 2, rows).astype(np.int16),
+        user_ids=[f"user-{number}" for number in range(12)],
+        item_ids=[f"item-{number}" for number in range(60)],
+        type_names=["rating", "click"],
+    )
+
+
+def run(
+    stream: MemoryStream, store: MemoryStore, data: PastInteractions, dies_after: int | None = None
+) -> ImportReport:
+    return BulkImport(
+        stream=stream,
+        writer=MemoryWriter(stream, dies_after),
+        store=store,
+        encoder=HashEncoder(),
+        vocabulary=VOCABULARY,
+        settle_seconds=0.0,
+    ).run(data)
+
+
+def effect(store: MemoryStore) -> tuple[object, ...]:
+    epoch = store.epoch() or ""
+    users = store.load_users([f"user-{number}" for number in range(12)], epoch)
+    histories = {user: (found.events, found.recent, found.positions) for user, found in users.items()}
+    states = {key: (s.query_state, s.partition, s.offset, s.event_time_ms) for key, s in store.states.items()}
+    progress = store.progress(range(PARTITIONS), epoch)
+    counts = {p: ({n: c for n, c in found.counts.items() if c}, found.watermark) for p, found in progress.items()}
+    return histories, store.seen, states, counts
+
+
+def streamed(stream: MemoryStream) -> MemoryStore:
+    """The store after the consumer alone applied what the topic holds."""
+    copy, store = MemoryStream(PARTITIONS), MemoryStore()
+    copy.log = stream.log
+    drain(handler_on(store, MemoryOutbox()), copy, (37,))
+    return store
+
+
+def test_an_import_leaves_what_streaming_would_have_left() -> None:
+    stream, store = MemoryStream(PARTITIONS), MemoryStore()
+    report = run(stream, store, past())
+    assert (report.written, report.interactions) == (400, 400)
+    assert effect(store) == effect(streamed(stream))
+    assert stream.commits == {p: len(log) for p, log in enumerate(stream.log)}
+
+
+@pytest.mark.parametrize("dies_after", [0, 1, 150, 399])
+def test_an_import_that_broke_off_is_continued(dies_after: int) -> None:
+    stream, store = MemoryStream(PARTITIONS), MemoryStore()
+    with pytest.raises(DependencyUnavailable):
+        run(stream, store, past(), dies_after)
+    assert not store.is_held()
+    report = run(stream, store, past())
+    assert report.written == 400 - dies_after
+    assert effect(store) == effect(streamed(stream))
+
+
+def test_a_consumer_that_had_begun_with_the_topic_is_overtaken() -> None:
+    stream, store = MemoryStream(PARTITIONS), MemoryStore()
+    with pytest.raises(DependencyUnavailable):
+        run(stream, store, past(), dies_after=300)
+    handler = handler_on(store, MemoryOutbox())
+    handler.resync(stream)
+    handler.apply(stream.poll(0, 111))
+    run(stream, store, past())
+    assert effect(store) == effect(streamed(stream))
+
+
+def test_a_finished_import_is_recognised_even_after_live_events() -> None:
+    stream, store = MemoryStream(PARTITIONS), MemoryStore()
+    run(stream, store, past())
+    append(stream, interaction(1, 3, event_id="live"), partition_for(b"user-1", PARTITIONS))
+    drain(handler_on(store, MemoryOutbox()), stream)
+    before = effect(store)
+    report = run(stream, store, past())
+    assert (report.written, report.users_filled) == (0, 0)
+    assert effect(store) == before
+
+
+def test_live_events_go_on_behind_an_import() -> None:
+    stream, store, outbox = MemoryStream(PARTITIONS), MemoryStore(), MemoryOutbox()
+    run(stream, store, past())
+    append(stream, interaction(1, 3, event_id="live"), partition_for(b"user-1", PARTITIONS))
+    drain(handler_on(store, outbox), stream)
+    assert effect(store) == effect(streamed(stream))
+    # The imported ones yielded no attributions, the live one did.
+    assert [attribution.event_id for attribution in outbox.attributions] == ["live"]
+
+
+def test_a_topic_that_begins_with_other_records_is_refused() -> None:
+    stream, store = MemoryStream(PARTITIONS), MemoryStore()
+    for number in range(12):
+        append(stream, interaction(number, 3), partition_for(f"user-{number}".encode(), PARTITIONS))
+    with pytest.raises(PreconditionFailed, match="another event"):
+        run(stream, store, past())
+    assert store.load_users(["user-1"], store.epoch() or "")["user-1"].events == []
+
+
+def test_another_import_on_top_is_refused() -> None:
+    stream, store = MemoryStream(PARTITIONS), MemoryStore()
+    run(stream, store, past())
+    with pytest.raises(PreconditionFailed, match="another event"):
+        run(stream, store, past(name="other"))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"timestamps": np.array([5, 4])}, "timestamps"),
+        ({"values": np.array([1.0, np.nan])}, "values"),
+        ({"timestamps": np.array([5, 10**12])}, "event_time"),
+        ({"user_ids": ["user-0", ""]}, "user_id"),
+        ({"item_ids": ["a\0b", "item-1"]}, "item_id"),
+        ({"type_names": ["t" * 65]}, "type"),
+        ({"items": np.array([0])}, "items"),
+    ],
+)
+def test_what_breaks_a_limit_is_refused_before_anything_is_written(change: dict[str, object], named: str) -> None:
+    fields: dict[str, object] = {
+        "name": "past",
+        "users": np.array([0, 1]),
+        "items": np.array([0, 1]),
+        "timestamps": np.array([4, 5]),
+        "values": np.array([1.0, 2.0]),
+        "types": np.array([0, 0]),
+        "user_ids": ["user-0", "user-1"],
+        "item_ids": ["item-0", "item-1"],
+        "type_names": ["rating"],
+    }
+    stream = MemoryStream(PARTITIONS)
+    with pytest.raises(InvalidRequest, match=named):
+        run(stream, MemoryStore(), PastInteractions(**(fields | change)))  # type: ignore[arg-type]
+    assert not any(stream.log)
+
+
+def test_an_empty_import_does_nothing() -> None:
+    empty = past(0)
+    assert run(MemoryStream(PARTITIONS), MemoryStore(), empty).written == 0

@@ -1,0 +1,129 @@
+"""Query states on demand, over a real gRPC server with the in-memory model."""
+
+from collections.abc import AsyncIterator
+
+import grpc
+import numpy as np
+import pytest
+from freshet.v1 import encoder_pb2, encoder_pb2_grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+from prometheus_client import CollectorRegistry
+from streams import VOCABULARY
+
+from services.common.errors import DependencyUnavailable
+from services.common.rpc_server import RpcServer
+from services.common.state_store import StoredEvent
+from services.encoder.adapters.in_memory import HashEncoder
+from services.encoder.config import EncoderSettings
+from services.encoder.encoding import encode_job, pack_state
+from services.encoder.handlers.encode_history import MAX_EVENTS, EncodeHistory
+from services.encoder.metrics import EncoderMetrics
+from services.encoder.server import SERVICE, EncoderServicer
+
+
+class Model(HashEncoder):
+    """Can be away."""
+
+    away = False
+
+    def encode(self, jobs):  # type: ignore[no-untyped-def]
+        if self.away:
+            raise DependencyUnavailable("the inference server is away")
+        return super().encode(jobs)
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+async def stub(model: Model) -> AsyncIterator[encoder_pb2_grpc.EncoderServiceStub]:
+    handler = EncodeHistory(encoder=model, vocabulary=VOCABULARY)
+    registry = CollectorRegistry()
+    servicer = EncoderServicer(handler, EncoderMetrics(registry), "model-1")
+
+    def add(server: grpc.aio.Server) -> list[str]:
+        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
+        return [SERVICE]
+
+    settings = EncoderSettings(port=0, metrics_port=0, drain_seconds=0.1)
+    server = RpcServer(process="encoder", settings=settings, add_services=add, registry=registry)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        yield encoder_pb2_grpc.EncoderServiceStub(channel)
+    await server.drain()
+    await handler.close()
+
+
+def request(*items: str, user_id: str = "") -> encoder_pb2.EncodeRequest:
+    return encoder_pb2.EncodeRequest(
+        user_id=user_id,
+        history=[
+            encoder_pb2.EncodeEvent(item_id=item, event_time=Timestamp(seconds=number))
+            for number, item in enumerate(items)
+        ],
+    )
+
+
+async def code_of(call: object) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call  # type: ignore[misc]
+    return caught.value.code()
+
+
+async def test_a_history_in_a_request_gives_the_state_that_the_stream_would_give(
+    stub: encoder_pb2_grpc.EncoderServiceStub,
+) -> None:
+    response = await stub.Encode(request("item-1", "new", "item-2", user_id="user-0"))
+    events = [StoredEvent(1_000 * n, 0, n, n, item) for n, item in enumerate(("item-1", "new", "item-2"))]
+    job, _ = encode_job(VOCABULARY, "user-0", events, [3])
+    assert job is not None
+    wanted = pack_state(HashEncoder().encode([job])[0], 0)
+    assert response.query_state.components == wanted.components
+    assert response.query_state.model_version == "model-1"
+    assert response.unknown_items == 1
+
+
+async def test_an_empty_or_unknown_history_has_no_state(stub: encoder_pb2_grpc.EncoderServiceStub) -> None:
+    for empty in (request(), request("new", "newer", user_id="nobody")):
+        response = await stub.Encode(empty)
+        assert not response.HasField("query_state")
+        assert response.unknown_items == len(empty.history)
+
+
+async def test_only_the_newest_window_of_an_oversized_history_counts(
+    stub: encoder_pb2_grpc.EncoderServiceStub,
+) -> None:
+    items = [f"item-{number % 50}" for number in range(1_000)]
+    whole = await stub.Encode(request(*items))
+    assert np.frombuffer(whole.query_state.components, "<f2").shape == (4,)
+    too_many = request(*items * (MAX_EVENTS // 1_000 + 1))
+    assert await code_of(stub.Encode(too_many)) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        encoder_pb2.EncodeRequest(history=[encoder_pb2.EncodeEvent(item_id="item-1")]),
+        encoder_pb2.EncodeRequest(history=[encoder_pb2.EncodeEvent(item_id="", event_time=Timestamp(seconds=1))]),
+        encoder_pb2.EncodeRequest(
+            history=[encoder_pb2.EncodeEvent(item_id="item-1", event_time=Timestamp(seconds=-1))]
+        ),
+        encoder_pb2.EncodeRequest(user_id="x" * 129),
+    ],
+    ids=["no time", "no item", "before 1970", "long user id"],
+)
+async def test_bad_histories_are_refused(
+    stub: encoder_pb2_grpc.EncoderServiceStub, bad: encoder_pb2.EncodeRequest
+) -> None:
+    assert await code_of(stub.Encode(bad)) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_an_absent_model_is_unavailable_and_comes_back(
+    stub: encoder_pb2_grpc.EncoderServiceStub, model: Model
+) -> None:
+    model.away = True
+    assert await code_of(stub.Encode(request("item-1"))) is grpc.StatusCode.UNAVAILABLE
+    model.away = False
+    assert (await stub.Encode(request("item-1"))).HasField("query_state")

@@ -1,0 +1,123 @@
+"""Histories as the model sees them: known items only, few shapes, half precision."""
+
+import numpy as np
+import pytest
+from streams import VOCABULARY
+from tritonclient.utils import InferenceServerException
+
+from services.common.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
+from services.common.state_store import StoredEvent
+from services.encoder.adapters.inference_server import InferenceServerEncoder, length_buckets, pad_jobs
+from services.encoder.domain import EncodedStates, EncodeJob
+from services.encoder.encoding import encode_job, pack_state
+
+
+def history(*items: str) -> list[StoredEvent]:
+    return [StoredEvent(1_000 * number + 999, 0, number, number, item) for number, item in enumerate(items)]
+
+
+def test_unknown_items_are_left_out_and_prefixes_find_their_rows() -> None:
+    job, rows = encode_job(VOCABULARY, "user-0", history("item-1", "new", "item-2", "new"), [0, 1, 2, 4])
+    assert job is not None
+    assert job.item_index.tolist() == [1, 2]
+    assert job.event_time.tolist() == [0, 2]
+    assert job.user_index == 7
+    # Nothing precedes the first event; one and two events end with the same known item.
+    assert job.positions == [0, 1]
+    assert rows == {1: 0, 2: 0, 4: 1}
+
+
+def test_a_history_without_known_items_makes_no_job() -> None:
+    assert encode_job(VOCABULARY, "user-9", history("new", "newer"), [1, 2]) == (None, {})
+    assert encode_job(VOCABULARY, "user-9", [], [0]) == (None, {})
+
+
+def test_states_are_stored_in_little_endian_half_precision() -> None:
+    components = np.array([[[0.5, -1.0]], [[0.25, 2.0]]], dtype=np.float32)
+    packed = pack_state(EncodedStates(components, np.array([[1.0], [3.0]], dtype=np.float32)), 1)
+    assert np.frombuffer(packed.components, "<f2").tolist() == [0.25, 2.0]
+    assert np.frombuffer(packed.gate, "<f2").tolist() == [3.0]
+    assert (packed.num_components, packed.component_width) == (1, 2)
+
+
+def job(length: int, positions: list[int], user: int = -1) -> EncodeJob:
+    return EncodeJob(np.arange(length), 10 * np.arange(length), user, positions)
+
+
+def test_jobs_are_padded_at_the_end_to_one_of_few_shapes() -> None:
+    arrays = pad_jobs([job(3, [2]), job(5, [1, 3, 4], user=4)], length_buckets(20))
+    assert arrays["item_index"].tolist() == [[0, 1, 2, -1, -1], [0, 1, 2, 3, 4]]
+    assert arrays["event_time"].tolist() == [[0, 10, 20, 20, 20], [0, 10, 20, 30, 40]]
+    assert arrays["position"].tolist() == [[2, 2, 2, 2], [1, 3, 4, 4]]
+    assert arrays["user_index"].tolist() == [[-1], [4]]
+
+
+def test_buckets_reach_from_an_eighth_of_the_window_to_all_of_it() -> None:
+    assert length_buckets(100) == [12, 25, 50, 75, 100]
+    assert length_buckets(4) == [2, 3, 4]
+    assert pad_jobs([job(99, [98])], length_buckets(100))["item_index"].shape == (1, 100)
+
+
+class Answers(InferenceServerEncoder):
+    """The adapter in front of a server that answers as told."""
+
+    def __init__(self, answer: "Exception | np.ndarray | None", max_rows: int = 64) -> None:
+        super().__init__(
+            "127.0.0.1:1",
+            max_history=100,
+            components_shape=(1, 2),
+            has_gate=False,
+            uses_user_index=False,
+            max_rows=max_rows,
+        )
+        self.close()
+        self.shapes: list[tuple[int, ...]] = []
+        self._answer = answer
+        self._client = self
+
+    def infer(self, model: str, inputs: list[object], **_: object) -> "Answers":
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        self.shapes.append(tuple(inputs[0].shape()))  # type: ignore[attr-defined]
+        self._rows = inputs[0].shape()[0]  # type: ignore[attr-defined]
+        self._wanted = inputs[2].shape()[1]  # type: ignore[attr-defined]
+        return self
+
+    def as_numpy(self, name: str) -> np.ndarray:
+        assert name == "components"
+        if self._answer is not None:
+            return self._answer  # type: ignore[return-value]
+        return np.ones((self._rows, self._wanted, 1, 2), dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ("StatusCode.UNAVAILABLE", DependencyUnavailable),
+        ("StatusCode.INTERNAL", DependencyUnavailable),
+        ("StatusCode.DEADLINE_EXCEEDED", DeadlineExceeded),
+        ("StatusCode.INVALID_ARGUMENT", PreconditionFailed),
+    ],
+)
+def test_the_servers_errors_become_ours(status: str, expected: type[Exception]) -> None:
+    with pytest.raises(expected):
+        Answers(InferenceServerException("no", status=status)).encode([job(3, [2])])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2, 2), (1, 1, 1, 3), (2, 1, 1, 2)])
+def test_a_server_with_another_model_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(PreconditionFailed, match="load the same bundle"):
+        Answers(np.ones(shape, dtype=np.float32)).encode([job(3, [2])])
+
+
+def test_states_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(PreconditionFailed, match="NaN"):
+        Answers(np.full((1, 1, 1, 2), np.nan, dtype=np.float32)).encode([job(3, [2])])
+
+
+def test_many_jobs_are_sent_by_length_in_bounded_calls() -> None:
+    server = Answers(None, max_rows=5)
+    jobs = [job(1 + number % 40, [0]) for number in range(12)]
+    assert len(server.encode(jobs)) == 12
+    assert [shape[0] for shape in server.shapes] == [5, 5, 2]
+    assert server.shapes[0][1] <= server.shapes[-1][1]

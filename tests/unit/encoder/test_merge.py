@@ -1,0 +1,137 @@
+"""The rules by which one user's records become a history."""
+
+from streams import NOW_MS, interaction
+
+from services.common.state_store import UserHistory
+from services.encoder.domain import RECENT_IDS, Arrival, Merge, Outcome, Prefix, chunks, merge
+
+L = 8
+
+
+def arrivals(*changes: dict[str, object], partition: int = 0, first_offset: int = 0) -> list[Arrival]:
+    found = []
+    for number, change in enumerate(changes):
+        offset = first_offset + number
+        fields: dict[str, object] = {"item": number, "event_id": f"e{offset}", "event_time_ms": NOW_MS + offset}
+        found.append(Arrival(partition, offset, NOW_MS, interaction(0, **(fields | change))))  # type: ignore[arg-type]
+    return found
+
+
+def after(result: Merge) -> UserHistory:
+    return UserHistory(events=result.events, recent=result.recent, positions=result.positions)
+
+
+def items(result: Merge) -> list[str]:
+    return [event.item_id.removeprefix("item-") for event in result.events]
+
+
+def test_events_append_in_time_order_and_each_names_what_preceded_it() -> None:
+    result = merge(UserHistory(), arrivals({}, {}, {}), L)
+    assert items(result) == ["0", "1", "2"]
+    assert result.preceding == {0: Prefix(0, 0), 1: Prefix(0, 1), 2: Prefix(0, 2)}
+    assert result.positions == {0: 2}
+    assert len(result.sequences) == 1
+
+
+def test_events_of_one_moment_keep_the_order_of_the_stream() -> None:
+    result = merge(UserHistory(), arrivals({"event_time_ms": NOW_MS}, {"event_time_ms": NOW_MS}), L)
+    assert items(result) == ["0", "1"]
+
+
+def test_the_window_slides_by_a_quarter_when_it_is_full() -> None:
+    result = merge(UserHistory(), arrivals(*[{}] * 9), L)
+    assert items(result) == ["2", "3", "4", "5", "6", "7", "8"]
+    # The eighth event was preceded by the whole window, the ninth by the one that had slid.
+    assert result.preceding[7] == Prefix(0, 7)
+    assert result.preceding[8] == Prefix(1, 6)
+    assert [event.item_id for event in result.sequences[0]][:2] == ["item-0", "item-1"]
+
+
+def test_a_late_event_is_inserted_where_it_belongs() -> None:
+    result = merge(UserHistory(), arrivals({}, {}, {"event_time_ms": NOW_MS}), L)
+    assert items(result) == ["0", "2", "1"]
+    assert result.preceding[2] == Prefix(0, 1)
+    assert result.outcomes == [Outcome.APPLIED] * 3
+
+
+def test_an_event_before_a_history_that_never_slid_is_inserted_first() -> None:
+    result = merge(UserHistory(), arrivals({}, {"event_time_ms": NOW_MS - 5}), L)
+    assert items(result) == ["1", "0"]
+
+
+def test_an_event_older_than_a_full_window_is_only_seen() -> None:
+    history = after(merge(UserHistory(), arrivals(*[{}] * 9), L))
+    result = merge(history, arrivals({"event_time_ms": NOW_MS - 5, "item": 40}, first_offset=9), L)
+    assert result.outcomes == [Outcome.LATE]
+    assert result.seen_times == {"item-40": NOW_MS - 5}
+    assert not result.changed
+    assert result.news
+
+
+def test_a_known_event_id_at_another_position_is_a_duplicate() -> None:
+    history = after(merge(UserHistory(), arrivals({}), L))
+    result = merge(history, arrivals({"event_id": "e0", "item": 9}, first_offset=1), L)
+    assert result.outcomes == [Outcome.DUPLICATE]
+    assert items(result) == ["0"]
+    assert result.positions == {0: 1}
+
+
+def test_a_position_delivered_again_keeps_its_outcome_and_changes_nothing() -> None:
+    first = merge(UserHistory(), arrivals({}, {"event_id": "e0"}, {"item_id": "", "undoes_event_id": "e0"}), L)
+    again = merge(after(first), arrivals({}, {"event_id": "e0"}, {"item_id": "", "undoes_event_id": "e0"}), L)
+    assert first.outcomes == again.outcomes == [Outcome.APPLIED, Outcome.DUPLICATE, Outcome.UNDONE]
+    assert not again.news
+    assert again.recent == first.recent
+
+
+def test_an_undo_removes_its_event_and_what_it_made_seen() -> None:
+    history = after(merge(UserHistory(), arrivals({}, {}), L))
+    result = merge(history, arrivals({"item_id": "", "undoes_event_id": "e1"}, first_offset=2), L)
+    assert result.outcomes == [Outcome.UNDONE]
+    assert items(result) == ["0"]
+    assert result.unseen == {"item-1"}
+    assert result.seen_times == {}
+
+
+def test_an_undo_leaves_an_item_seen_that_another_event_holds() -> None:
+    result = merge(UserHistory(), arrivals({"item": 5}, {"item": 5}, {"item_id": "", "undoes_event_id": "e1"}), L)
+    assert result.seen_times == {"item-5": NOW_MS}
+    assert items(result) == ["5"]
+
+
+def test_an_undo_of_an_unknown_event_is_applied_without_effect() -> None:
+    result = merge(UserHistory(), arrivals({"item_id": "", "undoes_event_id": "never"}), L)
+    assert result.outcomes == [Outcome.UNDO_WITHOUT_EVENT]
+    assert not result.changed
+
+
+def test_an_undone_event_that_is_sent_again_stays_undone() -> None:
+    history = after(merge(UserHistory(), arrivals({}, {"item_id": "", "undoes_event_id": "e0"}), L))
+    result = merge(history, arrivals({"event_id": "e0"}, first_offset=2), L)
+    assert result.outcomes == [Outcome.DUPLICATE]
+    assert items(result) == []
+
+
+def test_an_event_id_is_forgotten_after_as_many_records_as_the_window_holds() -> None:
+    history = UserHistory()
+    for start in range(0, RECENT_IDS, 32):
+        history = after(merge(history, arrivals(*[{}] * 32, first_offset=start), L))
+    known = merge(history, arrivals({"event_id": "e0"}, first_offset=RECENT_IDS), L)
+    assert known.outcomes == [Outcome.DUPLICATE]
+    history = after(merge(history, arrivals({}, first_offset=RECENT_IDS), L))
+    forgotten = merge(history, arrivals({"event_id": "e0"}, first_offset=RECENT_IDS + 1), L)
+    assert forgotten.outcomes == [Outcome.APPLIED]
+    assert len(forgotten.recent) == RECENT_IDS
+
+
+def test_partitions_keep_positions_of_their_own() -> None:
+    history = after(merge(UserHistory(), arrivals({}, {}, partition=1, first_offset=50), L))
+    result = merge(history, arrivals({"event_id": "other"}, partition=0, first_offset=3), L)
+    assert result.outcomes == [Outcome.APPLIED]
+    assert result.positions == {0: 3, 1: 51}
+
+
+def test_records_are_cut_so_that_no_part_holds_too_many_of_one_user() -> None:
+    users = ["a", "b", "a", "", "a", "b", "a", "", "", ""]
+    assert chunks(users, 2) == [slice(0, 4), slice(4, 10)]
+    assert chunks([], 2) == []
