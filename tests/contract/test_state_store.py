@@ -1,0 +1,256 @@
+"""One suite for the encoder's state store port: in memory always, on a real Redis with the integration tests.
+
+What the gateway reads back (StateReader) is checked on Redis beside it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from services.cli.stack import Ports, Stack
+from services.common import state_layout
+from services.common.errors import Conflict, DependencyUnavailable
+from services.common.state_store import (
+    AdvanceStep,
+    PackedState,
+    RecentId,
+    StateReader,
+    StateWriter,
+    StoredEvent,
+    StoredState,
+    UserUpdate,
+)
+from services.encoder.adapters.in_memory import MemoryStore
+from services.encoder.ports import Store
+
+MODEL = "model-1"
+EVENTS = [StoredEvent(1_000 + n, 3, 40 + n, 2**63 + n, f"item-{n}") for n in range(3)]
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("redis")
+    stack = Stack(folder, ports=Ports.free())
+    stack.up(["redis"])
+    yield stack.redis_url
+    stack.down()
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.integration)])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    if request.param == "memory":
+        yield MemoryStore(max_seen=5)
+        return
+    url = request.getfixturevalue("redis_url")
+    with redis.Redis.from_url(url) as client:
+        client.flushall()
+    writer = StateWriter(url, max_seen=5)
+    yield writer
+    writer.close()
+
+
+def state(offset: int = 42) -> StoredState:
+    packed = PackedState(components=b"\x00\x3c" * 8, gate=b"\x00\x40" * 2, num_components=2, component_width=4)
+    return StoredState(
+        query_state=packed, model_version=MODEL, partition=3, offset=offset, event_time_ms=1_002, applied_ms=9_000
+    )
+
+
+def update(user_id: str = "ann", expected: bytes = b"", **changes: Any) -> UserUpdate:
+    fields: dict[str, Any] = {
+        "positions": {3: 42},
+        "events": EVENTS,
+        "recent": [RecentId(2**64 - 1, 3, 41, 1), RecentId(7, 3, 42, 0)],
+        "seen_times": {"item-1": 1_001},
+        "state": state(),
+        "state_change": "set",
+    }
+    return UserUpdate(user_id=user_id, model_version=MODEL, expected=expected, **(fields | changes))
+
+
+def test_an_epoch_is_made_once(store: Store) -> None:
+    assert store.epoch() is None
+    epoch, made = store.ensure_epoch()
+    assert made
+    assert store.ensure_epoch() == (epoch, False)
+    assert store.epoch() == epoch
+
+
+def test_an_unknown_user_is_empty(store: Store) -> None:
+    epoch, _ = store.ensure_epoch()
+    found = store.load_users(["nobody"], epoch)["nobody"]
+    assert (found.events, found.recent, found.positions, found.expected) == ([], [], {}, b"")
+    assert store.load_users([], epoch) == {}
+
+
+@pytest.mark.parametrize("user_id", ["ann", "{}", "a}b{c", "100%", "日本語", "x" * 128])
+def test_what_is_written_is_read_again(store: Store, user_id: str) -> None:
+    epoch, _ = store.ensure_epoch()
+    store.apply([update(user_id)], epoch)
+    found = store.load_users([user_id, "other"], epoch)
+    assert found[user_id].events == EVENTS
+    assert found[user_id].recent == [RecentId(2**64 - 1, 3, 41, 1), RecentId(7, 3, 42, 0)]
+    assert found[user_id].positions == {3: 42}
+    assert found["other"].events == []
+
+
+def test_a_write_on_an_old_reading_is_refused_and_others_go_through(store: Store) -> None:
+    epoch, _ = store.ensure_epoch()
+    store.apply([update("ann")], epoch)
+    with pytest.raises(Conflict, match="1 of 2"):
+        store.apply([update("ann", positions={3: 99}), update("bob")], epoch)
+    found = store.load_users(["ann", "bob"], epoch)
+    assert found["ann"].positions == {3: 42}
+    assert found["bob"].positions == {3: 42}
+
+
+def test_a_write_on_the_latest_reading_replaces(store: Store) -> None:
+    epoch, _ = store.ensure_epoch()
+    store.apply([update("ann")], epoch)
+    expected = store.load_users(["ann"], epoch)["ann"].expected
+    store.apply([update("ann", expected, positions={3: 43, 5: 1}, events=EVENTS[1:], recent=[])], epoch)
+    found = store.load_users(["ann"], epoch)["ann"]
+    assert (found.positions, found.events, found.recent) == ({3: 43, 5: 1}, EVENTS[1:], [])
+
+
+def test_what_an_earlier_epoch_left_reads_as_absent_and_can_be_replaced(store: Store) -> None:
+    store.apply([update("ann")], "earlier")
+    found = store.load_users(["ann"], "now")["ann"]
+    assert (found.events, found.positions) == ([], {})
+    store.apply([update("ann", found.expected, positions={0: 0})], "now")
+    assert store.load_users(["ann"], "now")["ann"].positions == {0: 0}
+
+
+def test_progress_moves_once_and_adds_up(store: Store) -> None:
+    epoch, _ = store.ensure_epoch()
+    assert store.progress([0, 1], epoch)[1].watermark == -1
+    first = AdvanceStep(partition=1, from_watermark=-1, to_watermark=9, counts={"applied": 8, "duplicates": 2})
+    store.advance([first], epoch)
+    with pytest.raises(Conflict, match=r"\[1\]"):
+        store.advance([first], epoch)
+    store.advance([AdvanceStep(partition=1, from_watermark=9, to_watermark=11, counts={"applied": 2})], epoch)
+    found = store.progress([1], epoch)[1]
+    assert found.watermark == 11
+    assert {name: count for name, count in found.counts.items() if count} == {"applied": 10, "duplicates": 2}
+
+
+def test_progress_of_an_earlier_epoch_counts_for_nothing(store: Store) -> None:
+    store.advance([AdvanceStep(partition=0, from_watermark=-1, to_watermark=9, counts={"applied": 10})], "earlier")
+    assert store.progress([0], "now")[0].watermark == -1
+    store.advance([AdvanceStep(partition=0, from_watermark=-1, to_watermark=0, counts={"applied": 1})], "now")
+    found = store.progress([0], "now")[0]
+    assert (found.watermark, found.counts["applied"]) == (0, 1)
+
+
+def test_a_hold_lasts_until_it_is_released(store: Store) -> None:
+    assert not store.is_held()
+    store.hold(60)
+    assert store.is_held()
+    store.release()
+    assert not store.is_held()
+
+
+@pytest.fixture
+async def reader(redis_url: str) -> Any:
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+    reader = StateReader(redis_url, timeout_s=2)
+    yield reader
+    await reader.close()
+
+
+@pytest.fixture
+def writer(redis_url: str, reader: StateReader) -> Iterator[StateWriter]:
+    writer = StateWriter(redis_url, max_seen=5, ttl_seconds=1_000)
+    yield writer
+    writer.close()
+
+
+@pytest.mark.integration
+async def test_a_reader_sees_state_seen_items_epoch_and_watermark_in_one_trip(
+    reader: StateReader, writer: StateWriter
+) -> None:
+    epoch, _ = writer.ensure_epoch()
+    writer.apply([update("ann", seen_times={f"item-{n}": n for n in range(7)})], epoch)
+    writer.advance([AdvanceStep(partition=3, from_watermark=-1, to_watermark=42, counts={"applied": 43})], epoch)
+    view = await reader.read_user("ann", MODEL, partition=3)
+    assert view.state == state()
+    # Bounded: the two oldest are gone; the newest come first.
+    assert view.seen == ["item-6", "item-5", "item-4", "item-3", "item-2"]
+    assert (view.epoch, view.watermark) == (epoch, 42)
+    assert await reader.read_events("ann") == EVENTS
+    _, progress = await reader.read_progress(4)
+    assert progress[3].counts["applied"] == 43
+    assert (await reader.read_user("ann", "other-model", with_seen=False)).state is None
+
+
+@pytest.mark.integration
+async def test_a_reader_of_an_empty_store_sees_nothing(reader: StateReader) -> None:
+    view = await reader.read_user("ann", MODEL, partition=0)
+    assert (view.state, view.seen, view.epoch, view.watermark) == (None, [], None, None)
+    assert await reader.read_events("ann") == []
+
+
+@pytest.mark.integration
+async def test_seen_items_keep_their_newest_time_and_undone_ones_go(reader: StateReader, writer: StateWriter) -> None:
+    epoch, _ = writer.ensure_epoch()
+    writer.apply([update("ann", seen_times={"a": 5, "b": 4, "c": 3})], epoch)
+    expected = writer.load_users(["ann"], epoch)["ann"].expected
+    writer.apply([update("ann", expected, positions={3: 43}, seen_times={"a": 1, "c": 9}, unseen={"b"})], epoch)
+    assert (await reader.read_user("ann", MODEL)).seen == ["c", "a"]
+
+
+@pytest.mark.integration
+async def test_a_state_that_is_dropped_is_gone_and_one_that_is_kept_stays(
+    reader: StateReader, writer: StateWriter
+) -> None:
+    epoch, _ = writer.ensure_epoch()
+    writer.apply([update("ann")], epoch)
+    for change, positions in (("keep", {3: 43}), ("drop", {3: 44})):
+        expected = writer.load_users(["ann"], epoch)["ann"].expected
+        writer.apply([update("ann", expected, positions=positions, state=None, state_change=change)], epoch)
+        view = await reader.read_user("ann", MODEL)
+        assert (view.state is not None) == (change == "keep")
+
+
+@pytest.mark.integration
+async def test_every_user_key_expires_and_shares_a_cluster_slot(writer: StateWriter, redis_url: str) -> None:
+    epoch, _ = writer.ensure_epoch()
+    writer.apply([update("ann}{")], epoch)
+    with redis.Redis.from_url(redis_url) as client:
+        keys = sorted(client.scan_iter("u:*"))
+        assert [key.decode() for key in keys] == [
+            "u:{ann%7D%7B}:history",
+            "u:{ann%7D%7B}:seen",
+            f"u:{{ann%7D%7B}}:state:{MODEL}",
+        ]
+        assert all(0 < client.ttl(key) <= 1_000 for key in keys)
+
+
+@pytest.mark.integration
+async def test_a_redis_that_forgot_the_scripts_gets_them_again(writer: StateWriter, redis_url: str) -> None:
+    epoch, _ = writer.ensure_epoch()
+    writer.apply([update("ann")], epoch)
+    with redis.Redis.from_url(redis_url) as client:
+        client.script_flush()
+    writer.apply([update("bob")], epoch)
+    assert writer.load_users(["bob"], epoch)["bob"].positions == {3: 42}
+
+
+async def test_an_absent_redis_is_an_unavailable_dependency() -> None:
+    url = f"redis://127.0.0.1:{Ports.free()['redis']}/0"
+    writer, reader = StateWriter(url, timeout_s=0.5), StateReader(url, timeout_s=0.5)
+    with pytest.raises(DependencyUnavailable, match="Redis"):
+        writer.ensure_epoch()
+    with pytest.raises(DependencyUnavailable, match="Redis"):
+        await reader.read_user("ann", MODEL)
+    writer.close()
+    await reader.close()
+
+
+def test_a_history_of_another_format_is_refused() -> None:
+    with pytest.raises(ValueError, match="format 9"):
+        state_layout.unpack_events(b"\x09" + state_layout.pack_events(EVENTS)[1:])

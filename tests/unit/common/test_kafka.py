@@ -1,0 +1,86 @@
+"""Where keys go, and what an absent broker costs: a prompt error, never a stalled event loop."""
+
+import asyncio
+import socket
+import time
+
+import pytest
+
+from services.common.errors import DependencyUnavailable, InvalidRequest, Overloaded
+from services.common.kafka import BulkProducer, EventProducer, Record, build_consumer, partition_for
+from services.common.topics import ensure_topics
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_keys_go_where_kafkas_own_clients_send_them() -> None:
+    # murmur2 values of Kafka's UtilsTest.java.
+    hashes = {
+        b"21": -973932308,
+        b"foobar": -790332482,
+        b"a-little-bit-long-string": -985981536,
+        b"a-little-bit-longer-string": -1486304829,
+        b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+        b"abc": 479470107,
+    }
+    for key, value in hashes.items():
+        assert partition_for(key, 8) == (value & 0x7FFFFFFF) % 8
+
+
+async def test_an_absent_broker_is_said_soon_while_the_loop_goes_on(nobody: str) -> None:
+    producer = EventProducer(nobody)
+    turns, stop = 0, asyncio.Event()
+
+    async def count() -> None:
+        nonlocal turns
+        while not stop.is_set():
+            turns += 1
+            await asyncio.sleep(0.01)
+
+    counting = asyncio.create_task(count())
+    started = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(DependencyUnavailable):
+            await producer.send("interactions", b"ann", b"value", timeout_s=1.0)
+    seconds = time.monotonic() - started
+    stop.set()
+    await counting
+    await producer.close(timeout_s=5.0)
+    assert seconds < 4.0
+    assert turns >= 20 * seconds
+    assert producer.reachable is False
+    with pytest.raises(DependencyUnavailable, match="closed"):
+        await producer.send("interactions", b"ann", b"value")
+
+
+async def test_more_sends_than_may_wait_are_refused(nobody: str) -> None:
+    producer = EventProducer(nobody, max_queued=2)
+    waiting = [asyncio.create_task(producer.send("interactions", b"ann", b"v", timeout_s=0.5)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="limit is 2"):
+        await producer.send("interactions", b"ann", b"v")
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(outcome, DependencyUnavailable) for outcome in outcomes)
+    await producer.close(timeout_s=5.0)
+
+
+async def test_a_record_beyond_the_limit_is_refused_before_it_is_sent(nobody: str) -> None:
+    producer = EventProducer(nobody)
+    with pytest.raises(InvalidRequest, match="at most"):
+        await producer.send("interactions", b"ann", bytes(1_000_001))
+    await producer.close()
+
+
+def test_every_blocking_client_says_that_the_broker_is_absent(nobody: str) -> None:
+    with pytest.raises(DependencyUnavailable, match=nobody):
+        BulkProducer(nobody).send_many([Record("interactions", b"ann", b"v")])
+    with pytest.raises(DependencyUnavailable, match=nobody):
+        build_consumer(nobody, "interactions", group_id="test")
+    with pytest.raises(DependencyUnavailable, match=nobody):
+        ensure_topics(nobody, timeout_ms=1_500)
