@@ -1,0 +1,143 @@
+"""The encoder's Kafka adapters on the real broker: reading from where one is told, committing, publishing whole."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from freshet.v1 import events_pb2
+from kafka.admin import KafkaAdminClient
+
+from services.common.kafka import BulkProducer, EventProducer, Record, build_consumer, partition_for
+from services.common.state_store import PackedState
+from services.common.topics import ATTRIBUTIONS, INTERACTIONS_DEAD_LETTER, Topic, ensure_topics
+from services.encoder.adapters.kafka_outbox import KafkaOutbox
+from services.encoder.adapters.kafka_stream import KafkaStream
+from services.encoder.domain import Attribution, DeadLetter, SourceRecord
+
+pytestmark = pytest.mark.integration
+
+PARTITIONS = 3
+
+
+@pytest.fixture
+def topic(kafka: str) -> Iterator[str]:
+    name = f"test-{secrets.token_hex(4)}"
+    settings = {"message.timestamp.type": "LogAppendTime"}
+    ensure_topics(kafka, topics=(Topic(name=name, num_partitions=PARTITIONS, settings=settings),))
+    yield name
+    admin = KafkaAdminClient(bootstrap_servers=kafka)
+    admin.delete_topics([name])
+    admin.close()
+
+
+@pytest.fixture
+def open_stream(kafka: str) -> Iterator[Callable[..., KafkaStream]]:
+    opened: list[KafkaStream] = []
+
+    def build(topic: str, group: str = "test", partitions: list[int] | None = None) -> KafkaStream:
+        stream = KafkaStream(lambda: build_consumer(kafka, topic, group_id=group, partitions=partitions))
+        opened.append(stream)
+        return stream
+
+    yield build
+    for stream in opened:
+        stream.close()
+
+
+def read(stream: KafkaStream, count: int) -> list[SourceRecord]:
+    found: list[SourceRecord] = []
+    deadline = time.monotonic() + 30
+    while len(found) < count and time.monotonic() < deadline:
+        found += stream.poll(200, 1_000)
+    return found
+
+
+def test_records_are_read_in_order_from_where_one_is_told(
+    kafka: str, topic: str, open_stream: Callable[..., KafkaStream]
+) -> None:
+    producer = BulkProducer(kafka)
+    keys = [f"user-{number % 7}".encode() for number in range(50)]
+    before_ms = time.time() * 1_000
+    places = producer.send_many([Record(topic, key, b"%d" % n, [("h", b"x")]) for n, key in enumerate(keys)])
+    producer.close()
+    assert [partition for partition, _ in places] == [partition_for(key, PARTITIONS) for key in keys]
+
+    stream = open_stream(topic)
+    assert list(stream.partitions()) == [0, 1, 2]
+    stream.seek(dict.fromkeys(range(PARTITIONS), 0))
+    records = read(stream, 50)
+    assert {(r.partition, r.offset): r.value for r in records} == {
+        place: b"%d" % number for number, place in enumerate(places)
+    }
+    assert all(r.headers == [("h", b"x")] and r.recorded_ms >= before_ms - 5_000 for r in records)
+    for partition in range(PARTITIONS):
+        offsets = [r.offset for r in records if r.partition == partition]
+        assert offsets == sorted(offsets)
+    ends = stream.end_offsets()
+    assert sum(ends.values()) == 50
+
+    last = {partition: max(0, end - 1) for partition, end in ends.items()}
+    stream.seek(last)
+    again = read(stream, sum(1 for end in ends.values() if end))
+    assert {(r.partition, r.offset) for r in again} == {(p, end - 1) for p, end in ends.items() if end}
+    assert all(stream.known_end_offsets()[r.partition] == r.offset + 1 for r in again)
+
+
+def test_commits_are_seen_by_the_next_consumer(topic: str, open_stream: Callable[..., KafkaStream]) -> None:
+    group = f"group-{secrets.token_hex(4)}"
+    stream = open_stream(topic, group)
+    assert stream.committed() == {0: 0, 1: 0, 2: 0}
+    stream.commit({0: 4, 2: 9})
+    assert stream.committed() == {0: 4, 1: 0, 2: 9}
+    stream.close()
+    assert open_stream(topic, group).committed() == {0: 4, 1: 0, 2: 9}
+
+
+def test_only_the_assigned_partitions_are_read(kafka: str, topic: str, open_stream: Callable[..., KafkaStream]) -> None:
+    producer = BulkProducer(kafka)
+    places = producer.send_many([Record(topic, b"key-%d" % number, b"v") for number in range(40)])
+    producer.close()
+    stream = open_stream(topic, partitions=[1])
+    stream.seek({1: 0})
+    wanted = [place for place in places if place[0] == 1]
+    assert [(r.partition, r.offset) for r in read(stream, len(wanted))] == wanted
+
+
+def test_attributions_and_dead_letters_are_published_whole(kafka: str, open_stream: Callable[..., KafkaStream]) -> None:
+    attributions, letters = open_stream(ATTRIBUTIONS), open_stream(INTERACTIONS_DEAD_LETTER)
+    attributions.seek(attributions.end_offsets())
+    letters.seek(letters.end_offsets())
+    attribution = Attribution(
+        event_id="e1",
+        item_id="item-1",
+        state=PackedState(components=b"\x00\x3c" * 4, gate=b"", num_components=1, component_width=4),
+        model_version="m",
+        type="rating",
+        value=4.5,
+        event_time_ms=1_234_567,
+        partition=2,
+        offset=77,
+        user_pseudonym="p",
+    )
+    outbox = KafkaOutbox(BulkProducer(kafka))
+    outbox.publish([attribution], [DeadLetter(SourceRecord(2, 78, 0, b"ann", b"\xff"), "because")])
+    outbox.close()
+
+    (record,) = read(attributions, 1)
+    message = events_pb2.Attribution.FromString(record.value or b"")
+    assert record.key == b"item-1"
+    assert (message.source.partition, message.source.offset, message.user_pseudonym) == (2, 77, "p")
+    assert message.event_time.ToMilliseconds() == 1_234_567
+    assert message.query_state.components == b"\x00\x3c" * 4
+    (letter,) = read(letters, 1)
+    assert (letter.key, letter.value) == (b"ann", b"\xff")
+    assert ("freshet-reason", b"because") in letter.headers
+
+
+async def test_an_acknowledged_send_says_where_it_lies(kafka: str, topic: str) -> None:
+    producer = EventProducer(kafka)
+    places = [await producer.send(topic, b"ann", b"%d" % number, timeout_s=10) for number in range(3)]
+    await producer.close()
+    assert places == [(partition_for(b"ann", PARTITIONS), number) for number in range(3)]
+    assert producer.reachable is True
