@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from services.cli.stack import Stack
 
 HELD_OUT_SHARE = 0.2
+DEFAULT_STATE_DIR = Path(".freshet")
 _APPLY_TIMEOUT_S = 60.0
 
 
@@ -42,7 +43,7 @@ class DemoOptions:
     rate_per_s: float = 200.0
     epochs: int | None = None
     seed: int = 0
-    state_dir: Path = Path(".freshet")
+    state_dir: Path = DEFAULT_STATE_DIR
     keep: bool = False
     reuse: bool = False
     port_offset: int = 0
@@ -285,4 +286,8 @@ def _show(
     display.fact(f"{options.folder / 'summary.json'}, hit_rate.png and latency.png beside it")
     if options.keep:
         shown = streamed.person.user_id if streamed.person is not None else streamed.plan.events[0].user_id
-        display.fact(f"the stack keeps running: freshet status, freshet recommend --user {shown}, freshet down")
+        state = "" if options.state_dir == DEFAULT_STATE_DIR else f" --state {options.state_dir}"
+        where = f" --bundle {options.bundle} --gateway {streamed.plan.gateway}" if state or options.port_offset else ""
+        display.fact("the stack keeps running:")
+        for command in (f"status{state}", f"recommend --user {shown}{where}", f"down{state}"):
+            display.fact(f"  freshet {command}")

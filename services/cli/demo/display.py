@@ -89,7 +89,7 @@ def figures(summary: Mapping[str, Any]) -> "RenderableType":
 
 
 def _quality(summary: Mapping[str, Any]) -> "RenderableType":
-    table = _table("hit rate at 10", "", "", "")
+    table = _table("hit rate at 10", "", "", "popularity x")
     rates = summary["hit_rate_at_10"]
     baseline = rates["popularity"] or 0.0
     best = max((rate for rate in rates.values() if rate is not None), default=0.0) or 1.0
@@ -102,7 +102,7 @@ def _quality(summary: Mapping[str, Any]) -> "RenderableType":
         rate = rates[name]
         if rate is None:
             continue
-        times = f"{rate / baseline:.1f}x popularity" if baseline and name != "popularity" else ""
+        times = f"{rate / baseline:.1f}" if baseline and name != "popularity" else ""
         table.add_row(says, f"{rate:.4f}", "█" * max(1, round(10 * rate / best)), times)
     return table
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _EVENTS_WANTED = 10
+# Enough to know somebody by, few enough for ten events to matter.
+_PAST_WANTED = range(20, 151)
 _SHOWN_HISTORY = 8
 _SHOWN_EVENTS = 12
 
@@ -29,16 +31,14 @@ class Story:
     after: list[str] = field(default_factory=list)
 
 
-def choose_person(
-    events: Sequence[ReplayEvent], past: Mapping[str, Sequence[str]], *, min_past: int = 20
-) -> str | None:
+def choose_person(events: Sequence[ReplayEvent], past: Mapping[str, Sequence[str]]) -> str | None:
     """The user with a past worth showing whose number of events is nearest to ten; None if nobody has a past.
 
     `past` is each user's item ids before the split, oldest first.
     """
     counts = Counter(event.user_id for event in events)
-    for wanted in (min_past, 1):
-        known = [user for user in counts if len(past.get(user, ())) >= wanted]
+    for sizes in (_PAST_WANTED, range(1, 10**9)):
+        known = [user for user in counts if len(past.get(user, ())) in sizes]
         if known:
             return min(known, key=lambda user: (abs(counts[user] - _EVENTS_WANTED), user))
     return None
