@@ -89,7 +89,7 @@ def figures(summary: Mapping[str, Any]) -> "RenderableType":
 
 
 def _quality(summary: Mapping[str, Any]) -> "RenderableType":
-    table = _table("hit rate at 10", "", "", "popularity x")
+    table = _table("hit rate at 10", "", "", "x popular")
     rates = summary["hit_rate_at_10"]
     baseline = rates["popularity"] or 0.0
     best = max((rate for rate in rates.values() if rate is not None), default=0.0) or 1.0
