@@ -82,7 +82,7 @@ class Ports:
             try:
                 check_port_free(LOOPBACK, number)
             except PortTaken as problem:
-                yield problem
+                yield PortTaken(LOOPBACK, number, problem.owner, purpose=name)
 
 
 def owner(name: str) -> str:

@@ -164,6 +164,7 @@ def test_taken_port_names_its_owner() -> None:
     with socket.create_server(("127.0.0.1", ports["encoder-metrics"])):
         (taken,) = ports.taken("encoder")
     assert taken.port == ports["encoder-metrics"]
+    assert "(encoder-metrics) is taken: held by" in str(taken)
     assert str(os.getpid()) in str(taken)
 
 
