@@ -50,6 +50,7 @@ def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceSer
     head = bundle.manifest.head
     return InferenceServerEncoder(
         settings.inference_server,
+        model_version=bundle.model_version,
         max_history=bundle.max_history,
         components_shape=(head.num_query_components, head.component_width),
         has_gate=head.is_mixture,

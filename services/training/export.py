@@ -65,6 +65,7 @@ def export_bundle(
         error = max(max_difference(model, onnx_file, part) for part in _lengths_and_positions(inputs))
         if not error <= TOLERANCE:
             raise ExportError(f"{ENCODER_ONNX} differs from PyTorch by {error:.3g}; allowed: {TOLERANCE:g}")
+        sources = _named(sources, bundle.model_version, Path(scratch))
         sources |= {ENCODER_ONNX: onnx_file, _ONNX_IN_SERVER: onnx_file}
         exported = add_files(bundle.path, sources)
         size = onnx_file.stat().st_size
@@ -193,6 +194,16 @@ def _server_files(template: Path) -> dict[str, Path]:
     }
     if not files:
         raise ExportError(f"{template} holds no files; it is the inference server's model folder template")
+    return files
+
+
+def _named(files: dict[str, Path], model_version: str, scratch: Path) -> dict[str, Path]:
+    """The same files, the model's configurations naming the version that they serve (the encoder process checks)."""
+    stanza = f'parameters {{ key: "model_version" value: {{ string_value: "{model_version}" }} }}\n'
+    for name in [name for name in files if name.endswith(".pbtxt")]:
+        named = scratch / name.replace("/", "-")
+        named.write_text(files[name].read_text(encoding="utf-8") + stanza, encoding="utf-8")
+        files[name] = named
     return files
 
 

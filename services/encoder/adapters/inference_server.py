@@ -59,7 +59,7 @@ def pad_jobs(jobs: Sequence[EncodeJob], buckets: Sequence[int]) -> dict[str, Int
 class InferenceServerEncoder:
     """Encodes through the inference server. Connects when first used.
 
-    uses_user_index, has_gate: what the bundle's model takes and gives. components_shape: its (P_q, d), which answers
+    model_version, uses_user_index, has_gate: of the bundle's model. components_shape: its (P_q, d), which answers
     must have.
     """
 
@@ -67,6 +67,7 @@ class InferenceServerEncoder:
         self,
         address: str,
         *,
+        model_version: str,
         max_history: int,
         components_shape: tuple[int, int],
         has_gate: bool,
@@ -75,6 +76,7 @@ class InferenceServerEncoder:
         timeout_s: float = 5.0,
     ) -> None:
         self._address = address
+        self._model_version = model_version
         self._buckets = length_buckets(max_history)
         self._components_shape = components_shape
         self._has_gate = has_gate
@@ -94,7 +96,20 @@ class InferenceServerEncoder:
         )
 
     def check(self) -> None:
-        """Encode one event, which proves connection, model and shapes."""
+        """Prove connection, model version and shapes: states of another model must not be stored under ours.
+
+        Raises: PreconditionFailed naming both versions; as `encode`.
+        """
+        try:
+            config = self._client.get_model_config(MODEL_NAME, client_timeout=self._timeout_s).config
+        except InferenceServerException as exc:
+            raise _translated(exc, self._address, self._timeout_s) from exc
+        found = config.parameters["model_version"].string_value
+        if found != self._model_version:
+            raise PreconditionFailed(
+                f"the inference server at {self._address} serves model {found or 'without a version'}; the bundle is "
+                f"{self._model_version}: load the same bundle there"
+            )
         one = np.zeros(1, dtype=np.int64)
         self.encode([EncodeJob(item_index=one, event_time=one, user_index=-1, positions=[0])])
 

@@ -64,6 +64,7 @@ class Answers(InferenceServerEncoder):
     def __init__(self, answer: "Exception | np.ndarray | None", max_rows: int = 64) -> None:
         super().__init__(
             "127.0.0.1:1",
+            model_version="a",
             max_history=100,
             components_shape=(1, 2),
             has_gate=False,

@@ -1,0 +1,63 @@
+"""The encoder on the real inference server: the same states as PyTorch, and never those of another model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.algorithms.bundle import Bundle, load_bundle
+from services.common.errors import PreconditionFailed
+from services.encoder.adapters.inference_server import InferenceServerEncoder
+from services.encoder.domain import EncodeJob
+from services.training.bundling import load_model
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+def encoder_at(address: str, bundle: Bundle, *, model_version: str) -> InferenceServerEncoder:
+    head = bundle.manifest.head
+    return InferenceServerEncoder(
+        address,
+        model_version=model_version,
+        max_history=bundle.max_history,
+        components_shape=(head.num_query_components, head.component_width),
+        has_gate=head.is_mixture,
+        uses_user_index=bundle.manifest.encoder.uses_user_index,
+    )
+
+
+def test_another_models_server_is_refused_naming_both_versions(inference_server: str, small_bundle: Path) -> None:
+    bundle = load_bundle(small_bundle)
+    encoder_at(inference_server, bundle, model_version=bundle.model_version).check()
+    with pytest.raises(PreconditionFailed, match=f"{bundle.model_version}.*bundle is feed"):
+        encoder_at(inference_server, bundle, model_version="feed").check()
+
+
+@torch.no_grad()
+def test_the_served_states_equal_pytorchs(inference_server: str, small_bundle: Path) -> None:
+    bundle = load_bundle(small_bundle)
+    model = load_model(bundle)
+    rng = np.random.default_rng(0)
+    jobs = []
+    for length in (1, 2, 7, bundle.max_history // 2, bundle.max_history):
+        times = np.sort(rng.integers(10**9, 10**9 + 10**7, length))
+        jobs.append(
+            EncodeJob(
+                item_index=rng.integers(0, bundle.num_items, length),
+                event_time=times,
+                user_index=-1,
+                positions=[length - 1, length // 2],
+            )
+        )
+    served = encoder_at(inference_server, bundle, model_version=bundle.model_version).encode(jobs)
+    for job, states in zip(jobs, served, strict=True):
+        components, gate = model.states_at(
+            torch.from_numpy(np.asarray(job.item_index))[None],
+            torch.from_numpy(np.asarray(job.event_time))[None],
+            torch.tensor([-1]) if bundle.manifest.encoder.uses_user_index else None,
+            torch.tensor([list(job.positions)]),
+        )
+        np.testing.assert_allclose(states.components, components[0].numpy(), atol=1e-4)
+        assert gate is not None
+        np.testing.assert_allclose(states.gate, gate[0].numpy(), atol=1e-4)
