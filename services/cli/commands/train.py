@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli.threads import wait_without_spinning
 
 
 @reports_errors
@@ -39,6 +40,7 @@ def train(
 
     Example:  freshet train --preset ml-1m --epochs 1 --data ml-1m
     """
+    wait_without_spinning()
     from services.training.run import run_training
 
     with _sentences():

@@ -10,20 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from services.algorithms.bundle import ENCODER_ONNX, Bundle, BundleError, load_bundle
 from services.cli.demo.display import Display, Stopwatch
+from services.cli.demo.options import DemoOptions
 from services.cli.demo.stored_states import StreamStalledError
 from services.cli.demo.stream import ReplayFailedError
 from services.cli.output import CommandError, ExitStatus
 from services.cli.stack import Ports, Stack, StackError
+from services.cli.threads import wait_without_spinning
 from services.common.errors import FreshetError
 from services.common.ports import PortTaken
 from services.datasets import Interactions
-
-if TYPE_CHECKING:
-    from services.cli.demo.demo import DemoOptions
 
 # Positions that training may take when nobody says how many epochs: four minutes at 10,000 a second.
 _MAX_POSITIONS = 2_400_000
@@ -46,7 +44,7 @@ class Addresses:
 
 
 def train_and_export(
-    data: Interactions, past: Interactions, options: "DemoOptions", display: Display, clock: Stopwatch
+    data: Interactions, past: Interactions, options: DemoOptions, display: Display, clock: Stopwatch
 ) -> Bundle:
     """Train preset quick on `past`, the first part of `data` by time, and write the bundle with the exported encoder.
 
@@ -56,6 +54,7 @@ def train_and_export(
     if options.reuse and (found := _trained_on(past, options.bundle)) is not None:
         display.fact(f"model {found.model_version} was trained on this past before; taken as it is")
         return found
+    wait_without_spinning()
     from services.training.export import export_bundle
     from services.training.run import run_training
 
@@ -98,7 +97,7 @@ def _trained_on(past: Interactions, path: Path) -> Bundle | None:
     return bundle if same and ENCODER_ONNX in bundle.manifest.files else None
 
 
-def make_stack(options: "DemoOptions", display: Display) -> Stack:
+def make_stack(options: DemoOptions, display: Display) -> Stack:
     """The stack of the state folder, with this demo's bundle."""
     ports = Ports.default(offset=options.port_offset) if options.port_offset else None
 
