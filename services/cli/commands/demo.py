@@ -38,8 +38,9 @@ def demo(
 
     Example:  freshet demo --events 2000 --epochs 1 --dataset ml-latest-small
     """
-    from services.cli.demo.demo import DemoOptions, run_demo
+    from services.cli.demo.demo import run_demo
     from services.cli.demo.display import Display
+    from services.cli.demo.options import DemoOptions
     from services.cli.demo.steps import explain
 
     options = DemoOptions(

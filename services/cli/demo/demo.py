@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from services.algorithms.states import QueryStates
 from services.cli import client
 from services.cli.demo import baselines, plots, steps, stored_states, story
 from services.cli.demo.display import Display, Stopwatch, figures
+from services.cli.demo.options import DEFAULT_STATE_DIR, DemoOptions
 from services.cli.demo.plan import ReplayPlan, ReplayResult
 from services.cli.demo.schedule import NUM_ACTIVE_USERS, replay_schedule
 from services.cli.demo.scrape import Buckets, quantile_ms, read_histogram
@@ -30,32 +30,7 @@ if TYPE_CHECKING:
     from services.cli.stack import Stack
 
 HELD_OUT_SHARE = 0.2
-DEFAULT_STATE_DIR = Path(".freshet")
 _APPLY_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DemoOptions:
-    """What a person may choose; defaults are the replay protocol's."""
-
-    dataset: str = "auto"
-    events: int = 24_000
-    rate_per_s: float = 200.0
-    epochs: int | None = None
-    seed: int = 0
-    state_dir: Path = DEFAULT_STATE_DIR
-    keep: bool = False
-    reuse: bool = False
-    port_offset: int = 0
-
-    @property
-    def folder(self) -> Path:
-        """Where the summary, the plots and the replay's record go."""
-        return self.state_dir / "demo"
-
-    @property
-    def bundle(self) -> Path:
-        return self.state_dir / "bundle"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ The wheel has the server, the Python backend and a stub per Python version; no O
 folder's own config.pbtxt runs ONNX Runtime inside a Python-backend model. It knows nothing of the model's content.
 """
 
+import hashlib
 import os
 import sys
 import sysconfig
@@ -28,6 +29,9 @@ _BACKEND_FLAGS = (
     "--backend-config=python,shm-growth-byte-size=1048576",
     "--backend-config=python,stub-timeout-seconds=60",
 )
+
+
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -101,11 +105,20 @@ class InferenceServer:
             # The native backend's configuration is for the container.
             "--model-config-name": None,
         }
+        prefix = _shared_memory_prefix(place)
+        # It is not running now: what bears this stack's name was left by one that was killed.
+        for left in _SHARED_MEMORY.glob(f"{prefix}*"):
+            left.unlink(missing_ok=True)
         flags = dict(flag.partition("=")[::2] for flag in self.service.command[1:]) | own
         program = self._packages / "pytriton" / "tritonserver" / "bin" / "tritonserver"
         arguments = [f"{flag}={value}" if value else flag for flag, value in flags.items() if value is not None]
         return Launch(
-            argv=[str(program), *arguments, *_BACKEND_FLAGS],
+            argv=[
+                str(program),
+                *arguments,
+                *_BACKEND_FLAGS,
+                f"--backend-config=python,shm-region-prefix-name={prefix}",
+            ],
             environment=self._environment(place),
             cwd=place.state.root,
         )
@@ -138,6 +151,10 @@ class InferenceServer:
             except grpc.RpcError as exc:
                 raise StackError(self.name, f"does not tell its version: {exc.code().name}") from exc
         return f"Triton Inference Server {metadata.version}"
+
+
+def _shared_memory_prefix(place: Place) -> str:
+    return f"freshet_{hashlib.sha256(str(place.state.root).encode()).hexdigest()[:12]}_"
 
 
 def _python_version() -> str:
