@@ -220,7 +220,10 @@ def test_down_ends_what_the_parts_started_too(other_stack: Stack, small_bundle: 
     assert [member.pid for member in family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_killed_inference_server_leaves_no_orphan(other_stack: Stack, small_bundle: Path) -> None:
+def test_killed_inference_server_leaves_neither_process_nor_memory_behind(
+    other_stack: Stack, small_bundle: Path
+) -> None:
+    others = set(Path("/dev/shm").glob("freshet_*"))
     other_stack.use_bundle(small_bundle)
     other_stack.up(["inference-server"])
     (pid,) = [part.pid for part in other_stack.status() if part.running]
@@ -229,8 +232,12 @@ def test_killed_inference_server_leaves_no_orphan(other_stack: Stack, small_bund
     other_stack.kill("inference-server")
     _, alive = psutil.wait_procs(stubs, timeout=5)
     assert alive == []
+    left = set(Path("/dev/shm").glob("freshet_*")) - others
+    assert left
     other_stack.start("inference-server")
     assert other_stack.problem("inference-server") is None
+    other_stack.down()
+    assert not left & set(Path("/dev/shm").glob("freshet_*")), "shared memory of the killed server was left behind"
 
 
 def test_recycled_process_id_is_never_signalled(other_stack: Stack) -> None:
