@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed-$(EXTRA)
 BUF    := node_modules/.bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check fmt up down proto-image hooks clean
+.PHONY: help setup demo test test-fast check fmt up down bench proto-image hooks clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,14 @@ up: setup ## Start the local stack (needs a bundle: make demo, or freshet train)
 
 down: ## Stop the local stack
 	@$(BIN)/freshet down
+
+bench: setup ## Measure again and rewrite docs/benchmarks (a quarter of an hour)
+	@for seed in 0 1 2; do $(BIN)/freshet train --preset quick --split time --epochs 4 --seed $$seed --no-export \
+	  --out .freshet/bench/$$seed --json > docs/benchmarks/training-$$seed.json || exit 1; done
+	@$(BIN)/freshet demo --keep --json > docs/benchmarks/demo.json
+	@cp .freshet/demo/hit_rate.png .freshet/demo/latency.png docs/benchmarks/
+	@$(BIN)/freshet loadtest steady --seconds 60 --json > docs/benchmarks/steady.json; $(BIN)/freshet down
+	@$(BIN)/python docs/benchmarks/render.py
 
 proto-image: $(BUF) ## Accept the protos as they are for the breaking-change check
 	@$(BUF) build -o protos/image.binpb

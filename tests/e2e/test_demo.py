@@ -66,7 +66,7 @@ def nothing_runs(state_dir: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def summary(table: Path, state_dir: Path, port_offset: int) -> dict:
-    arguments = ("--dataset", str(table), "--events", str(NUM_EVENTS), "--epochs", "1", "--json")
+    arguments = ("--data", str(table), "--events", str(NUM_EVENTS), "--epochs", "1", "--json")
     command = demo(*arguments, state_dir=state_dir, port_offset=port_offset)
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -122,7 +122,7 @@ def test_nothing_is_left_running(summary: dict, state_dir: Path) -> None:
 def test_an_interrupted_demo_stops_its_stack(
     summary: dict, table: Path, state_dir: Path, port_offset: int, number: signal.Signals
 ) -> None:
-    arguments: Sequence[str] = ("--dataset", str(table), "--events", "5000", "--rate", "50", "--epochs", "1", "--reuse")
+    arguments: Sequence[str] = ("--data", str(table), "--events", "5000", "--rate", "50", "--epochs", "1", "--reuse")
     command = demo(*arguments, state_dir=state_dir, port_offset=port_offset)
     record = state_dir / "demo" / "plan.json"
     record.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ def demo(
     events: Annotated[int, typer.Option(min=1, help="How many held-out events to replay.")] = 24_000,
     rate: Annotated[float, typer.Option(min=1.0, help="Events a second.")] = 200.0,
     dataset: Annotated[
-        str, typer.Option(help="auto, ml-1m, ml-latest-small, ml-100k, simulator, or the path of a table.")
+        str, typer.Option("--data", help="auto, ml-1m, ml-latest-small, ml-100k, simulator, or the path of a table.")
     ] = "auto",
     epochs: Annotated[int | None, typer.Option(min=1, help="Training epochs; default: what fits the demo.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
@@ -36,7 +36,7 @@ def demo(
 
     Example:  freshet demo --keep
 
-    Example:  freshet demo --events 2000 --epochs 1 --dataset ml-latest-small
+    Example:  freshet demo --events 2000 --epochs 1 --data ml-latest-small
     """
     from services.cli.demo.demo import run_demo
     from services.cli.demo.display import Display
