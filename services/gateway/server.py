@@ -153,7 +153,7 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
     )
     state = answer.state
     if state is not None:
-        message.state_age_seconds = max(0, state.applied_ms - state.event_time_ms) / 1000
+        message.state_age_seconds = max(0, time.time_ns() // 1_000_000 - state.applied_ms) / 1000
         message.state_position.partition = state.position.partition
         message.state_position.offset = state.position.offset
     return message
