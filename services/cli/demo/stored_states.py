@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
-import numpy as np
-
+from services.algorithms.packed_state import unpack_query_state
 from services.algorithms.states import QueryStates
-from services.common.state_store import PackedState, Progress, StateReader
+from services.common.state_store import Progress, StateReader
 from services.common.topics import NUM_PARTITIONS
 
 T = TypeVar("T")
@@ -66,17 +65,16 @@ def stored_query_states(redis_url: str, user_ids: Iterable[str], model_version: 
         for user_id in user_ids:
             view = await reader.read_user(user_id, model_version, with_seen=False)
             if view.state is not None:
-                states[user_id] = unpack(view.state.query_state)
+                packed = view.state.query_state
+                states[user_id] = unpack_query_state(
+                    packed.components,
+                    packed.gate,
+                    num_components=packed.num_components,
+                    component_width=packed.component_width,
+                )
         return states
 
     return _with_reader(redis_url, read)
-
-
-def unpack(packed: PackedState) -> QueryStates:
-    """Half-precision bytes -> components (1, P_q, d) and gate (1, P) as float32."""
-    components = np.frombuffer(packed.components, dtype="<f2").astype(np.float32)
-    gate = np.frombuffer(packed.gate, dtype="<f2").astype(np.float32)[None] if packed.gate else None
-    return QueryStates(components=components.reshape(1, packed.num_components, packed.component_width), gate=gate)
 
 
 def _with_reader(redis_url: str, read: Callable[[StateReader], Awaitable[T]]) -> T:
