@@ -14,11 +14,12 @@ help: ## List the targets
 
 setup: $(STAMP) ## Create .venv with everything pinned, and the gRPC stubs (EXTRA=gpu on a GPU machine)
 
-$(STAMP): pyproject.toml deploy/constraints.txt deploy/build_stubs.py $(wildcard protos/freshet/v1/*.proto)
+$(STAMP): pyproject.toml deploy/constraints.txt $(wildcard deploy/build_*.py) \
+  $(wildcard protos/freshet/v1/*.proto) $(wildcard services/algorithms/native/*.[ch]pp services/algorithms/ops/*/cpu.cpp)
 	@command -v $(PYTHON) >/dev/null || { echo "Freshet needs Python 3.11: no $(PYTHON) on the path (set PYTHON=...)"; exit 1; }
 	@test -x $(BIN)/uv || { echo "Creating $(VENV) ..."; $(PYTHON) -m venv $(VENV) && $(BIN)/pip install --quiet uv==0.13.8; }
 	@echo "Installing Freshet and its pinned dependencies (PyTorch is several GB the first time) ..."
-	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --reinstall-package freshet -c deploy/constraints.txt -e ".[$(EXTRA),dev]"
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --reinstall-package freshet -c deploy/constraints.txt -e ".[$(EXTRA),dev,bench]"
 	@touch $@
 
 demo: setup ## Real interactions through the whole system, from nothing to fresh recommendations (ARGS="--keep")
@@ -67,4 +68,4 @@ hooks: setup ## Run `make check` and the fast tests before each commit
 	@$(BIN)/pre-commit install
 
 clean: ## Remove what was built here (caches outside the checkout stay)
-	@rm -rf $(VENV) stubs node_modules .freshet .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) stubs services/algorithms/native/*.so services/algorithms/ops/*/*.so node_modules .freshet .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,12 +1,9 @@
-"""Make the gRPC stubs from `protos/` at install time (a hatchling build hook, and `python deploy/build_stubs.py`).
+"""Make the gRPC stubs from `protos/` at install time (called by `build_hook.py`, or `python deploy/build_stubs.py`).
 
 The stubs land in `stubs/freshet/v1`, import as `freshet.v1`, and are never committed: the protos are the contract.
 """
 
 from pathlib import Path
-from typing import Any
-
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,13 +29,6 @@ def build_stubs(root: Path = ROOT) -> None:
         raise RuntimeError(f"protoc failed with exit status {status}")
     for folder in (package, package.parent):
         (folder / "__init__.py").touch()
-
-
-class StubsHook(BuildHookInterface):  # type: ignore[misc]
-    """Runs before every wheel and editable install."""
-
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        build_stubs(Path(self.root))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ cannot tell apart is ordered by item id.
 Letters: B queries, X items, K results. Cost: one pass of `mol_scores` over X, then float64 on K and a few more.
 """
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +17,7 @@ from services.algorithms.indexes.protocol import (
     EXACT,
     Indices,
     Mask,
+    Pass,
     Pool,
     TopK,
     check_request,
@@ -23,7 +25,8 @@ from services.algorithms.indexes.protocol import (
     empty_answer,
     take_queries,
 )
-from services.algorithms.indexes.ranking import best_rows, order_by_score_then_id
+from services.algorithms.indexes.ranking import best_rows
+from services.algorithms.indexes.rescoring import finish, within_reach
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
@@ -62,21 +65,27 @@ class BruteForce:
         """The exact top `k` among the allowed items. See `Index.search`."""
         check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
         self.scorer.check(queries)
-        error, double_error = self.scorer.error_bounds(queries), self.scorer.error_bounds_float64(queries)
-        item_indices, out = empty_answer(len(queries), min(k, self.num_items))
-        for query, scores in self._passes(queries, allowed):
-            rows = _within_reach(scores, k, float(error[query] + double_error[query]))
-            exact = self.scorer.scores_float64(queries, query, rows)
-            order, ordered = order_by_score_then_id(exact, self._ranks[rows], tolerance=2 * float(double_error[query]))
-            found = min(k, len(rows))
-            item_indices[query, :found] = rows[order[:found]]
-            out[query, :found] = ordered[:found]
-        return TopK(item_indices=item_indices, scores=out, certificates=(EXACT,) * len(queries))
+        started = time.perf_counter()
+        error = self.scorer.error_bounds(queries) + self.scorer.error_bounds_float64(queries)
+        pools, scores = [], []
+        for query, row_scores in self._passes(queries, allowed):
+            rows = within_reach(row_scores, k, float(error[query]))
+            pools.append(rows)
+            scores.append(row_scores[rows])
+        full = Pass("full", time.perf_counter() - started, self._touched(queries))
+        answer = finish(self.scorer, queries, pools, scores, k, self._ranks)
+        return TopK(
+            item_indices=answer.item_indices,
+            scores=answer.scores,
+            certificates=(EXACT,) * len(queries),
+            passes=(full, *answer.passes),
+        )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best by the float32 pass, and the best score left out plus its error bound."""
         check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
         self.scorer.check(queries)
+        started = time.perf_counter()
         error = self.scorer.error_bounds(queries)
         item_indices, out = empty_answer(len(queries), min(size, self.num_items))
         bounds = np.full(len(queries), -np.inf)
@@ -87,7 +96,12 @@ class BruteForce:
                 rows = rows[:size]
             item_indices[query, : len(rows)] = rows
             out[query, : len(rows)] = scores[rows]
-        return Pool(item_indices=item_indices, scores=out, bounds=bounds)
+        full = Pass("full", time.perf_counter() - started, self._touched(queries))
+        return Pool(item_indices=item_indices, scores=out, bounds=bounds, passes=(full,))
+
+    def _touched(self, queries: QueryStates) -> Indices:
+        """Items scored per query (B,): all of them, as a mask is laid over the scores."""
+        return np.full(len(queries), self.num_items, dtype=np.int64)
 
     def _passes(self, queries: QueryStates, allowed: Mask | None) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
         """Each query's number and float32 scores (X,), -inf where not allowed, a bounded group at a time."""
@@ -99,13 +113,3 @@ class BruteForce:
                 mask = allowed if allowed.ndim == 1 else allowed[start : start + step]
                 scores[~np.broadcast_to(mask, scores.shape)] = -np.inf
             yield from enumerate(scores, start)
-
-
-def _within_reach(scores: npt.NDArray[np.float32], k: int, error: float) -> Indices:
-    """Rows (n,) that may be among the top `k` when each score (X,) is off by at most `error`."""
-    k = min(k, len(scores))
-    kth = float(np.partition(scores, len(scores) - k)[len(scores) - k])
-    if kth == -np.inf:
-        return np.flatnonzero(scores > -np.inf)
-    # The K-th exact score is at least kth - error, so anything that reaches it scores at least kth - 2 error here.
-    return np.flatnonzero(scores >= np.nextafter(np.float32(kth - 2 * error), np.float32(-np.inf)))

@@ -61,17 +61,31 @@ def certificate(*, bound: float | None, kth_score: float | None) -> Certificate:
     return Certificate(max(bound - kth_score, np.finfo(np.float64).tiny))
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass of a search: its name, seconds of wall clock for all B queries, and items touched per query (B,).
+
+    The names that algorithms share: "first_stage", "full" (s in float32), "float64" (s again, where float32 can't
+    tell).
+    """
+
+    name: str
+    seconds: float
+    touched: Indices
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopK:
     """Answers to B queries, best first, ties by item id.
 
     Shapes: item_indices (B, K'), scores (B, K') float64 with K' = min(K, X); a shorter answer ends in index -1 and
-    score -inf. One certificate per query.
+    score -inf. One certificate per query. `passes` says, in order, where the time went.
     """
 
     item_indices: Indices
     scores: Scores
     certificates: tuple[Certificate, ...]
+    passes: tuple[Pass, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,12 +93,13 @@ class Pool:
     """First-stage pools of B queries, best first by the first stage's own score, ties by item id.
 
     Shapes: item_indices (B, N'), scores (B, N') as in TopK; bounds (B,): no allowed item outside the pool has
-    s = tau * phi above it; -inf when nothing was left out, NaN when there is no proof.
+    s = tau * phi above it; -inf when nothing was left out, NaN when there is no proof. `passes` as in TopK.
     """
 
     item_indices: Indices
     scores: Scores
     bounds: Scores
+    passes: tuple[Pass, ...]
 
     def bound(self, query: int) -> float | None:
         """The bound of one query, or None without proof."""

@@ -9,12 +9,15 @@ Letters: B queries, X items, P_q, P_x query and item components, d component wid
 Cost: X P_q d multiply-adds for scores and certificate, then float64 on N. Memory: d + 1 floats per item more.
 """
 
+import time
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from services.algorithms.indexes.protocol import (
     Mask,
+    Pass,
     Pool,
     TopK,
     certificate,
@@ -22,7 +25,8 @@ from services.algorithms.indexes.protocol import (
     check_tie_ranks,
     empty_answer,
 )
-from services.algorithms.indexes.ranking import best_rows, order_by_score_then_id
+from services.algorithms.indexes.ranking import best_rows
+from services.algorithms.indexes.rescoring import rescore
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
@@ -68,25 +72,23 @@ class TopKAvg:
         """The top `k` by s of a pool of max(N, k), and how far from the exact top `k` that can be."""
         check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
         pool = self.first_stage(queries, max(k, self.pool_size), allowed)
-        tolerance = self.scorer.error_bounds_float64(queries)
-        item_indices, out = empty_answer(len(queries), min(k, self.num_items))
-        certificates = []
-        for query, row in enumerate(pool.item_indices):
-            rows = row[row >= 0]
-            error = float(tolerance[query])
-            scores = self.scorer.scores_float64(queries, query, rows)
-            order, ordered = order_by_score_then_id(scores, self._ranks[rows], tolerance=2 * error)
-            found = min(k, len(rows))
-            item_indices[query, :found] = rows[order[:found]]
-            out[query, :found] = ordered[:found]
-            kth = float(ordered[k - 1]) - 2 * error if len(rows) >= k else None
-            certificates.append(certificate(bound=pool.bound(query), kth_score=kth))
-        return TopK(item_indices=item_indices, scores=out, certificates=tuple(certificates))
+        pools = [row[row >= 0] for row in pool.item_indices]
+        answer = rescore(self.scorer, queries, pools, k, self._ranks)
+        certificates = [
+            certificate(bound=pool.bound(query), kth_score=answer.kth_score(query)) for query in range(len(queries))
+        ]
+        return TopK(
+            item_indices=answer.item_indices,
+            scores=answer.scores,
+            certificates=tuple(certificates),
+            passes=(*pool.passes, *answer.passes),
+        )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best by averaged components: scores mean over p_q of <f_pq, g-bar>, and the bound on the rest."""
         check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
         self.scorer.check(queries)
+        started = time.perf_counter()
         norms = np.linalg.norm(queries.components.astype(np.float64), axis=-1)
         averages, reaches = self._scan(queries, norms)
         # Roundings of the dot product (d), of the radius term and the sum (4), at the largest magnitudes there are.
@@ -107,7 +109,9 @@ class TopKAvg:
             if reach > -np.inf:
                 bound = reach + error[query]
                 bounds[query] = bound if bound < trivial[query] else np.nan
-        return Pool(item_indices=item_indices, scores=out, bounds=bounds)
+        touched = np.full(len(queries), self.num_items, dtype=np.int64)
+        first = Pass("first_stage", time.perf_counter() - started, touched)
+        return Pool(item_indices=item_indices, scores=out, bounds=bounds, passes=(first,))
 
     def _scan(
         self, queries: QueryStates, norms: npt.NDArray[np.float64]

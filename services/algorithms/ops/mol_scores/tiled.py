@@ -10,6 +10,7 @@ component write its rows in place; weights and gates are permuted once to match.
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +23,7 @@ from services.algorithms.ops.mol_scores.shapes import check_items, check_queries
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 FloatMatrix = npt.NDArray[np.float32]
+FloatVector = npt.NDArray[np.float32]
 DoubleVector = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
@@ -155,29 +157,21 @@ class MolScorer:
                 )
         return np.asarray(out.numpy())
 
+    def scores_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[FloatVector]:
+        """Score the items `rows[b]` (n_b,) for each query b in float32: (n_b,) each, within `error_bounds`."""
+        self.check(queries)
+        out = []
+        for query, chosen in enumerate(rows):
+            scores = torch.empty(1, len(chosen))
+            self._score_rows(queries, query, chosen, self._weights, scores)
+            out.append(np.asarray(scores[0].numpy()))
+        return out
+
     def scores_float64(self, queries: QueryStates, query: int, rows: Rows) -> DoubleVector:
         """Score item `rows` for query number `query` in float64 over the stored float32 states: (len(rows),)."""
         self.check(queries)
         out = torch.empty(1, len(rows), dtype=torch.float64)
-        components = torch.from_numpy(queries.components[query].astype(np.float64))[:, None, :]
-        gate = None
-        if self.gated and queries.gate is not None:
-            gate = torch.from_numpy(queries.gate[query, self._pair_order].astype(np.float64))[:, None, None]
-        weights = self._weights_float64
-        step = max(1, self._pairs_per_tile // 2)
-        for start in range(0, len(rows), step):
-            chosen = torch.from_numpy(np.ascontiguousarray(rows[start : start + step]))
-            workspace = _Workspace(self.num_pairs, self._hidden_width, len(chosen), dtype=torch.float64)
-            item_gate = None if self._gate is None else self._gate[:, chosen].double()[:, None, :]
-            self._score_tile(
-                components,
-                gate,
-                self._components[chosen].double(),
-                item_gate,
-                weights,
-                workspace,
-                out[:, start : start + step],
-            )
+        self._score_rows(queries, query, rows, self._weights_float64, out)
         return np.asarray(out[0].numpy())
 
     def error_bounds(self, queries: QueryStates) -> DoubleVector:
@@ -191,6 +185,24 @@ class MolScorer:
     @cached_property
     def _weights_float64(self) -> _GateWeights | None:
         return None if self._weights is None else self._weights.double()
+
+    def _score_rows(
+        self, queries: QueryStates, query: int, rows: Rows, weights: _GateWeights | None, out: torch.Tensor
+    ) -> None:
+        """Score some items for one query in the dtype of `out` (1, len(rows))."""
+        dtype = out.dtype
+        components = torch.from_numpy(np.ascontiguousarray(queries.components[query])).to(dtype)[:, None, :]
+        gate = None
+        if self.gated and queries.gate is not None:
+            gate = torch.from_numpy(queries.gate[query, self._pair_order]).to(dtype)[:, None, None]
+        step = max(1, self._pairs_per_tile // 2)
+        for start in range(0, len(rows), step):
+            chosen = torch.from_numpy(np.ascontiguousarray(rows[start : start + step]))
+            workspace = _Workspace(self.num_pairs, self._hidden_width, len(chosen), dtype=dtype)
+            item_gate = None if self._gate is None else self._gate[:, chosen].to(dtype)[:, None, :]
+            tile_out = out[:, start : start + step]
+            items = self._components[chosen].to(dtype)
+            self._score_tile(components, gate, items, item_gate, weights, workspace, tile_out)
 
     def _score_tile(
         self,

@@ -1,0 +1,57 @@
+"""Compile the CPU kernels at install time (called by `build_hook.py`, or `python deploy/build_kernels.py [op ...]`).
+
+Each `services/algorithms/ops/<op>/cpu.cpp` becomes `cpu-<instruction set>.so` beside it; `services.algorithms.native`
+loads the best one that the running processor has. Without a compiler the install goes on: the PyTorch paths, which the
+kernels are tested against, do the same work more slowly.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMON_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-fno-math-errno")
+# x86-64-v4 is AVX-512 (Intel since 2017, AMD since 2022); its int8 dot products came a generation later.
+X86_FLAGS = {
+    "avx512": ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"),
+    "avx2": ("-march=x86-64-v3",),
+    "baseline": (),
+}
+
+
+def build_kernels(root: Path = ROOT, ops: Sequence[str] = ()) -> list[Path]:
+    """The libraries written, of all ops or of those named; none, and a line on stderr, without a C++ compiler.
+
+    Raises: RuntimeError with the compiler's message when a source does not compile.
+    """
+    algorithms = root / "services" / "algorithms"
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        sys.stderr.write("freshet: no C++ compiler (g++): CPU kernels are left out, PyTorch does their work\n")
+        return []
+    flags = X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else {"baseline": ()}
+    sources = [source for source in sorted(algorithms.glob("ops/*/cpu.cpp")) if not ops or source.parent.name in ops]
+    work = [(source, source.with_name(f"cpu-{name}.so"), flags[name]) for source in sources for name in flags]
+    processor = algorithms / "native" / "processor.cpp"
+    work.append((processor, processor.with_suffix(".so"), ()))
+
+    def compile_one(source: Path, library: Path, instruction_set: Sequence[str]) -> Path:
+        aside = library.with_suffix(f".{os.getpid()}.tmp")
+        include = f"-I{algorithms / 'native'}"
+        command = [compiler, *COMMON_FLAGS, *instruction_set, include, str(source), "-o", str(aside)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+        return aside.rename(library)
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(compile_one, *zip(*work, strict=True)))
+
+
+if __name__ == "__main__":
+    build_kernels(ops=sys.argv[1:])

@@ -1,0 +1,93 @@
+"""The last step of every algorithm: the exact top K of a pool.
+
+A float32 pass over the pool finds the K-th score; whatever lies within the float32 error bound of it is re-evaluated
+in float64, and what float64 itself cannot tell apart is ordered by item id.
+
+Letters: B queries, K results, n pool size (ragged: one per query).
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.protocol import Indices, Pass, Scores, empty_answer
+from services.algorithms.indexes.ranking import order_by_score_then_id
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import QueryStates
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rescored:
+    """The exact top K of B pools.
+
+    Shapes: item_indices (B, K'), scores (B, K') as in TopK; kth_scores (B,): the K-th exact score is at least this,
+    NaN where a pool held fewer than K items.
+    """
+
+    item_indices: Indices
+    scores: Scores
+    kth_scores: Scores
+    passes: tuple[Pass, ...]
+
+    def kth_score(self, query: int) -> float | None:
+        """The lower bound of one query's K-th score, or None where its pool was too small."""
+        value = float(self.kth_scores[query])
+        return None if np.isnan(value) else value
+
+
+def rescore(scorer: MolScorer, queries: QueryStates, pools: Sequence[Indices], k: int, ranks: Indices) -> Rescored:
+    """The exact top `k` of each query's pool of distinct rows (n,); `ranks` (X,) settles ties."""
+    started = time.perf_counter()
+    sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
+    scores = scorer.scores_at(queries, pools)
+    scored = time.perf_counter()
+    answer = finish(scorer, queries, pools, scores, k, ranks)
+    return Rescored(
+        item_indices=answer.item_indices,
+        scores=answer.scores,
+        kth_scores=answer.kth_scores,
+        passes=(Pass("full", scored - started, sizes), *answer.passes),
+    )
+
+
+def finish(
+    scorer: MolScorer,
+    queries: QueryStates,
+    pools: Sequence[Indices],
+    scores: Sequence[npt.NDArray[np.float32]],
+    k: int,
+    ranks: Indices,
+) -> Rescored:
+    """The exact top `k` of pools whose float32 scores (n,) are known (each within `scorer.error_bounds`)."""
+    started = time.perf_counter()
+    error, double_error = scorer.error_bounds(queries), scorer.error_bounds_float64(queries)
+    item_indices, out = empty_answer(len(queries), min(k, scorer.num_items))
+    kth_scores = np.full(len(queries), np.nan)
+    reevaluated = np.zeros(len(queries), dtype=np.int64)
+    for query, (pool, row_scores) in enumerate(zip(pools, scores, strict=True)):
+        if not len(pool):
+            continue
+        rows = pool[within_reach(row_scores, k, float(error[query] + double_error[query]))]
+        reevaluated[query] = len(rows)
+        exact = scorer.scores_float64(queries, query, rows)
+        order, ordered = order_by_score_then_id(exact, ranks[rows], tolerance=2 * float(double_error[query]))
+        found = min(k, len(rows))
+        item_indices[query, :found] = rows[order[:found]]
+        out[query, :found] = ordered[:found]
+        if found == k:
+            kth_scores[query] = np.partition(exact, len(exact) - k)[len(exact) - k] - double_error[query]
+    passes = (Pass("float64", time.perf_counter() - started, reevaluated),)
+    return Rescored(item_indices=item_indices, scores=out, kth_scores=kth_scores, passes=passes)
+
+
+def within_reach(scores: npt.NDArray[np.float32], k: int, error: float) -> Indices:
+    """Positions (n,) that may be among the top `k` if each score (X,) is off by up to `error`; never one at -inf."""
+    k = min(k, len(scores))
+    kth = float(np.partition(scores, len(scores) - k)[len(scores) - k])
+    if kth == -np.inf:
+        return np.flatnonzero(scores > -np.inf)
+    # The K-th exact score is at least kth - error, so anything that reaches it scores at least kth - 2 error here.
+    return np.flatnonzero(scores >= np.nextafter(np.float32(kth - 2 * error), np.float32(-np.inf)))

@@ -1,0 +1,1 @@
+"""Micro-benchmarks of the retrieval library: every speed beside its quality and its physical floor."""
