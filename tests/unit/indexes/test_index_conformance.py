@@ -1,128 +1,241 @@
-"""Every index, on catalogues whose answer is known by construction and on random ones against float64."""
+"""Every index in `index_builders.BUILDERS`, on catalogues whose answer is known by construction and against float64."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from retrieval_scene import make_items, make_pair_gate, make_queries, unit
+from index_builders import BUILDERS, Builder
+from retrieval_scene import make_items, make_pair_gate, make_queries
 
-from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.protocol import Index, TopK
-from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.indexes.protocol import Pass, Pool, TopK
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
-Build = Callable[..., Index]
+every_index = pytest.mark.parametrize("builder", BUILDERS, ids=lambda builder: builder.name)
+every_exact_index = pytest.mark.parametrize(
+    "builder", [builder for builder in BUILDERS if builder.exact], ids=lambda builder: builder.name
+)
+
+SHAPES = [(1, 1, 1, 16), (3, 4, 2, 8), (2, 2, 3, 5), (4, 8, 4, 16), (5, 1, 4, 7), (2, 3, 1, 33)]
 
 
-def brute_force(items: ItemStates, gate: PairGate | None, **options: object) -> Index:
-    return BruteForce(items, gate, **options)  # type: ignore[arg-type]
+def check_passes(passes: Sequence[Pass], num_queries: int, num_items: int) -> None:
+    """Each pass is named, took a time, and touched between no and all items of each query."""
+    assert passes
+    for found in passes:
+        assert found.name
+        assert found.seconds >= 0
+        assert found.touched.shape == (num_queries,)
+        assert np.issubdtype(found.touched.dtype, np.integer)
+        assert (found.touched >= 0).all()
+        assert (found.touched <= num_items).all()
 
 
-def whole_pool(items: ItemStates, gate: PairGate | None, **options: object) -> Index:
-    """TopKAvg whose pool is the catalogue: must be exact, too."""
-    return TopKAvg(items, gate, pool_size=len(items) + 1, **options)  # type: ignore[arg-type]
+def check_answer(answer: TopK, exact: np.ndarray, k: int, allowed: np.ndarray | None, *, must_be_exact: bool) -> None:
+    """Certificates hold; an exact answer has the oracle's scores; nothing disallowed, nothing twice, descending.
 
-
-def small_pool(items: ItemStates, gate: PairGate | None, **options: object) -> Index:
-    return TopKAvg(items, gate, pool_size=8, **options)  # type: ignore[arg-type]
-
-
-EXACT_BUILDS = [brute_force, whole_pool]
-ALL_BUILDS = [*EXACT_BUILDS, small_pool]
-
-
-def check_against_float64(answer: TopK, exact: np.ndarray, k: int, allowed: np.ndarray, *, must_be_exact: bool) -> None:
-    """Certificates hold; an exact answer has the oracle's scores; nothing disallowed, nothing twice, descending."""
+    `exact` (B, X): the float64 scores; `allowed` (X,) or (B, X).
+    """
+    num_queries, num_items = exact.shape
+    tolerance = 1e-10 * max(1.0, float(np.abs(exact).max(initial=0)))
+    masks = np.broadcast_to(True if allowed is None else allowed, exact.shape)
+    assert answer.item_indices.shape == answer.scores.shape == (num_queries, min(k, num_items))
+    assert len(answer.certificates) == num_queries
+    check_passes(answer.passes, num_queries, num_items)
     for query, certificate in enumerate(answer.certificates):
-        mask = allowed if allowed.ndim == 1 else allowed[query]
+        mask = masks[query]
         rows = answer.item_indices[query][answer.item_indices[query] >= 0]
         scores = answer.scores[query][: len(rows)]
         wanted = np.sort(exact[query][mask])[::-1][:k]
-        assert len(rows) == len(wanted) == min(k, int(mask.sum()))
-        assert len(set(rows.tolist())) == len(rows)
+        assert (answer.item_indices[query][: len(rows)] >= 0).all()
+        assert (answer.item_indices[query][len(rows) :] == -1).all()
+        assert (answer.scores[query][len(rows) :] == -np.inf).all()
+        assert len(set(rows.tolist())) == len(rows) <= len(wanted)
         assert mask[rows].all()
         assert (np.diff(scores) <= 0).all()
-        assert np.abs(scores - exact[query][rows]).max(initial=0) < 1e-10
-        assert (answer.scores[query][len(rows) :] == -np.inf).all()
+        assert np.abs(scores - exact[query][rows]).max(initial=0) < tolerance
         if must_be_exact:
             assert certificate.kind == "exact"
-        if certificate.kind == "exact":
-            assert np.abs(scores - wanted).max(initial=0) < 1e-10
-        elif certificate.gap is not None:
+        if certificate.gap is not None:
+            assert len(rows) == len(wanted)
             left_out = mask.copy()
             left_out[rows] = False
-            assert exact[query][left_out].max() <= scores[-1] + certificate.gap + 1e-12
+            if left_out.any():
+                assert exact[query][left_out].max() <= scores[-1] + certificate.gap + tolerance
+        if certificate.kind == "exact":
+            assert np.abs(scores - wanted).max(initial=0) < tolerance
 
 
-@pytest.mark.parametrize("build", ALL_BUILDS)
-def test_the_item_that_equals_the_query_comes_first(build: Build) -> None:
+def check_pool(pool: Pool, exact: np.ndarray, size: int, allowed: np.ndarray | None) -> None:
+    """A pool holds allowed rows once each, at most `size` of them, and its bound covers whatever it left out."""
+    num_queries, num_items = exact.shape
+    tolerance = 1e-12 * max(1.0, float(np.abs(exact).max(initial=0)))
+    masks = np.broadcast_to(True if allowed is None else allowed, exact.shape)
+    check_passes(pool.passes, num_queries, num_items)
+    assert pool.bounds.shape == (num_queries,)
+    for query in range(num_queries):
+        left_out = masks[query].copy()
+        rows = pool.item_indices[query][pool.item_indices[query] >= 0]
+        scores = pool.scores[query][: len(rows)]
+        assert (pool.item_indices[query][: len(rows)] >= 0).all()
+        assert len(set(rows.tolist())) == len(rows) <= size
+        assert left_out[rows].all()
+        assert (np.diff(scores) <= 0).all()
+        left_out[rows] = False
+        bound = pool.bound(query)
+        if not left_out.any():
+            assert bound is None or bound == -np.inf or len(rows) == size
+        elif bound is not None:
+            assert exact[query][left_out].max() <= bound + tolerance
+
+
+@every_index
+def test_the_item_that_equals_the_query_comes_first(builder: Builder) -> None:
     # Orthogonal items with equal components: item 3 is the query, every other item scores 0.
     items = ItemStates(components=np.repeat(np.eye(6, dtype=np.float32)[:, None, :], 2, axis=1))
     gate = make_pair_gate(np.random.default_rng(0), 4, 3)
     queries = QueryStates(components=np.repeat(np.eye(6, dtype=np.float32)[[3]][:, None, :], 2, axis=1))
-    answer = build(items, gate).search(queries, 2)
-    assert answer.item_indices[0].tolist() == [3, 0]
+    answer = builder.build(items, gate).search(queries, 2)
+    assert answer.item_indices[0, 0] == 3
     assert answer.scores[0] == pytest.approx([1.0, 0.0])
+    if builder.exact:
+        assert answer.item_indices[0].tolist() == [3, 0]
 
 
-@pytest.mark.parametrize("build", ALL_BUILDS)
-def test_dot_products_in_a_known_order(build: Build) -> None:
+@every_index
+def test_dot_products_in_a_known_order(builder: Builder) -> None:
     angles = np.linspace(0, np.pi, 9)
     items = ItemStates(components=np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)[:, None, :])
     queries = QueryStates(components=np.array([[[1.0, 0.0]], [[-1.0, 0.0]]], dtype=np.float32))
-    answer = build(items, None).search(queries, 3)
+    answer = builder.build(items, None).search(queries, 3)
     assert answer.item_indices.tolist() == [[0, 1, 2], [8, 7, 6]]
-    assert [found.kind for found in answer.certificates] == ["exact", "exact"]
+    if builder.exact:
+        assert [found.kind for found in answer.certificates] == ["exact", "exact"]
 
 
-@pytest.mark.parametrize("build", ALL_BUILDS)
-def test_equal_items_come_in_order_of_their_ids(build: Build) -> None:
+@every_index
+def test_equal_items_come_in_order_of_their_ids(builder: Builder) -> None:
     rng = np.random.default_rng(1)
     few = make_items(rng, 3, 4, 2, 8)
     copies = np.repeat(np.arange(3), 5)
     rng.shuffle(copies)
+    assert few.gate is not None
     items = ItemStates(components=few.components[copies], gate=few.gate[copies])
     ranks = rng.permutation(15)
     queries = make_queries(rng, 3, 4, 2, 8)
     gate = make_pair_gate(rng, 8, 16)
-    answer = build(items, gate, tie_ranks=ranks).search(queries, 15)
+    # k is the whole catalogue, so every algorithm finds all of it and only the order is left to get right.
+    answer = builder.build(items, gate, tie_ranks=ranks).search(queries, 15)
     exact = mol_scores_reference(queries, few, gate).numpy()
     for query in range(3):
-        found = answer.item_indices[query]
-        best_first = [copy for kind in np.argsort(-exact[query]) for copy in [kind] * 5]
-        wanted = sorted(range(15), key=lambda row: (best_first.index(copies[row]), ranks[row]))
-        if build is small_pool:
-            continue  # its pool of 15 = k is the whole catalogue as well, but only the order below is promised
-        assert found.tolist() == wanted
+        best_first = np.argsort(-exact[query])
+        place = np.empty(3, dtype=int)
+        place[best_first] = np.arange(3)
+        wanted = sorted(range(15), key=lambda row: (place[copies[row]], ranks[row]))
+        assert answer.item_indices[query].tolist() == wanted
 
 
-@pytest.mark.parametrize("build", EXACT_BUILDS)
-def test_a_tie_at_the_kth_place_goes_to_the_smaller_id(build: Build) -> None:
+@every_exact_index
+def test_a_tie_at_the_kth_place_goes_to_the_smaller_id(builder: Builder) -> None:
     items = ItemStates(components=np.tile(np.array([[[1.0, 0.0]]], dtype=np.float32), (100, 1, 1)))
     ranks = np.arange(100)[::-1].copy()
     queries = QueryStates(components=np.array([[[1.0, 0.0]]], dtype=np.float32))
-    answer = build(items, None, tie_ranks=ranks).search(queries, 4)
+    answer = builder.build(items, None, tie_ranks=ranks).search(queries, 4)
     assert answer.item_indices[0].tolist() == [99, 98, 97, 96]
 
 
-@pytest.mark.parametrize("build", ALL_BUILDS)
-@pytest.mark.parametrize("shape", [(1, 1, 1, 16), (3, 4, 2, 8), (2, 2, 3, 5), (4, 8, 4, 16)])
+@every_exact_index
+def test_a_tie_at_the_kth_place_goes_to_the_smaller_id_with_gates_too(builder: Builder) -> None:
+    rng = np.random.default_rng(21)
+    few = make_items(rng, 40, 4, 2, 8)
+    assert few.gate is not None
+    copies = np.repeat(np.arange(40), 10)
+    items = ItemStates(components=few.components[copies], gate=few.gate[copies])
+    ranks = rng.permutation(400)
+    queries, gate = make_queries(rng, 2, 4, 2, 8), make_pair_gate(rng, 8, 6)
+    exact = mol_scores_reference(queries, few, gate).numpy()
+    answer = builder.build(items, gate, tie_ranks=ranks).search(queries, 4)
+    for query in range(2):
+        best = np.flatnonzero(copies == exact[query].argmax())
+        assert answer.item_indices[query].tolist() == best[np.argsort(ranks[best])][:4].tolist()
+
+
+@every_index
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("k", [1, 10, 400, 10**6])
-def test_random_catalogues_against_float64(build: Build, shape: tuple[int, ...], k: int) -> None:
+def test_random_catalogues_against_float64(builder: Builder, shape: tuple[int, ...], k: int) -> None:
     num_queries, p_q, p_x, d = shape
     rng = np.random.default_rng(k)
     queries, items = make_queries(rng, num_queries, p_q, p_x, d), make_items(rng, 300, p_q, p_x, d, spread=0.2)
     gate = make_pair_gate(rng, p_q * p_x, 16) if p_q * p_x > 1 else None
     exact = mol_scores_reference(queries, items, gate).numpy()
-    answer = build(items, gate).search(queries, k)
-    everything = np.ones(300, dtype=bool)
-    check_against_float64(answer, exact, k, everything, must_be_exact=build in EXACT_BUILDS)
+    answer = builder.build(items, gate).search(queries, k)
+    check_answer(answer, exact, k, None, must_be_exact=builder.exact)
+    if builder.exact:
+        # No two of these scores are equal, so the rows are known as well.
+        assert answer.item_indices.tolist() == np.argsort(-exact, axis=1)[:, :k].tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@every_index
+@pytest.mark.parametrize("gates", ["item and query", "pair network"])
+def test_each_half_of_the_gate_alone_is_enough(builder: Builder, gates: str) -> None:
+    rng = np.random.default_rng(16)
+    queries, items = make_queries(rng, 3, 4, 2, 8), make_items(rng, 200, 4, 2, 8, spread=0.3)
+    pair_gate: PairGate | None = None
+    if gates == "pair network":
+        queries, items = QueryStates(components=queries.components), ItemStates(components=items.components)
+        pair_gate = make_pair_gate(rng, 8, 16)
+    exact = mol_scores_reference(queries, items, pair_gate).numpy()
+    answer = builder.build(items, pair_gate).search(queries, 10)
+    check_answer(answer, exact, 10, None, must_be_exact=builder.exact)
+
+
+@every_index
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+def test_dot_products_need_not_be_normalised(builder: Builder, scale: float) -> None:
+    rng = np.random.default_rng(17)
+    lengths = np.exp(rng.normal(size=(400, 1, 1)))
+    items = ItemStates(components=(scale * lengths * rng.normal(size=(400, 1, 24))).astype(np.float32))
+    queries = QueryStates(components=(3 * rng.normal(size=(4, 1, 24))).astype(np.float32))
+    exact = mol_scores_reference(queries, items, None).numpy()
+    index = builder.build(items, None)
+    allowed = rng.random((4, 400)) < 0.5
+    check_answer(index.search(queries, 10), exact, 10, None, must_be_exact=builder.exact)
+    check_answer(index.search(queries, 10, allowed), exact, 10, allowed, must_be_exact=builder.exact)
+    check_pool(index.first_stage(queries, 30), exact, 30, None)
+
+
+@every_index
+def test_absent_query_components_and_all_zero_queries_are_answered(builder: Builder) -> None:
+    rng = np.random.default_rng(18)
+    queries, items = make_queries(rng, 3, 4, 2, 8), make_items(rng, 200, 4, 2, 8, spread=0.3)
+    queries.components[0, 1] = 0
+    queries.components[1] = 0
+    gate = make_pair_gate(rng, 8, 16)
+    exact = mol_scores_reference(queries, items, gate).numpy()
+    answer = builder.build(items, gate).search(queries, 10)
+    check_answer(answer, exact, 10, None, must_be_exact=builder.exact)
+    if builder.exact:
+        assert answer.item_indices[1].tolist() == list(range(10))
+
+
+@every_index
+def test_zero_item_components_are_answered(builder: Builder) -> None:
+    rng = np.random.default_rng(19)
+    queries, items = make_queries(rng, 3, 4, 2, 8), make_items(rng, 200, 4, 2, 8, spread=0.3)
+    items.components[::3, 1] = 0
+    items.components[::6] = 0
+    gate = make_pair_gate(rng, 8, 16)
+    exact = mol_scores_reference(queries, items, gate).numpy()
+    index = builder.build(items, gate)
+    check_answer(index.search(queries, 10), exact, 10, None, must_be_exact=builder.exact)
+    check_pool(index.first_stage(queries, 30), exact, 30, None)
+
+
+@every_index
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     p_q=st.integers(1, 4),
@@ -130,75 +243,45 @@ def test_random_catalogues_against_float64(build: Build, shape: tuple[int, ...],
     d=st.integers(1, 12),
     count=st.integers(1, 120),
     k=st.integers(1, 20),
-    pool_size=st.integers(1, 40),
     spread=st.sampled_from([0.0, 0.01, 0.2, 2.0]),
     allowed_share=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
-    per_query=st.booleans(),
+    mask=st.sampled_from(["none", "shared", "per query"]),
     scale=st.sampled_from([0.1, 1.0, 8.0]),
 )
-def test_certificates_always_hold(
+def test_answers_pools_and_certificates_always_hold(
+    builder: Builder,
     seed: int,
     p_q: int,
     p_x: int,
     d: int,
     count: int,
     k: int,
-    pool_size: int,
     spread: float,
     allowed_share: float,
-    per_query: bool,
+    mask: str,
     scale: float,
 ) -> None:
     rng = np.random.default_rng(seed)
     queries, items = make_queries(rng, 3, p_q, p_x, d), make_items(rng, count, p_q, p_x, d, spread=spread)
     # Some items repeat exactly, some queries lack a component.
-    items.components[rng.integers(count, size=count // 4)] = items.components[0]
+    copies = rng.integers(count, size=count // 4)
+    items.components[copies] = items.components[0]
+    if items.gate is not None:
+        items.gate[copies[::2]] = items.gate[0]
     queries.components[0, 0] = 0
     gate = make_pair_gate(rng, p_q * p_x, 6, scale=scale) if p_q * p_x > 1 else None
-    allowed = rng.random((3, count) if per_query else count) < allowed_share
+    shape = (3, count) if mask == "per query" else (count,)
+    allowed = None if mask == "none" else rng.random(shape) < allowed_share
     exact = mol_scores_reference(queries, items, gate).numpy()
-    check_against_float64(BruteForce(items, gate).search(queries, k, allowed), exact, k, allowed, must_be_exact=True)
-    average = TopKAvg(items, gate, pool_size=pool_size)
-    check_against_float64(average.search(queries, k, allowed), exact, k, allowed, must_be_exact=False)
-    for index in (BruteForce(items, gate), average):
-        pool = index.first_stage(queries, k, allowed)
-        for query in range(3):
-            mask = (allowed if allowed.ndim == 1 else allowed[query]).copy()
-            rows = pool.item_indices[query][pool.item_indices[query] >= 0]
-            assert mask[rows].all()
-            assert len(rows) == min(k, int(mask.sum()))
-            mask[rows] = False
-            bound = pool.bound(query)
-            if not mask.any():
-                assert bound == -np.inf
-            elif bound is not None:
-                assert exact[query][mask].max() <= bound
-            assert bound is not None or index is average
+    index = builder.build(items, gate)
+    check_answer(index.search(queries, k, allowed), exact, k, allowed, must_be_exact=builder.exact)
+    check_pool(index.first_stage(queries, k, allowed), exact, k, allowed)
 
 
-def test_close_components_make_the_average_provably_exact() -> None:
-    rng = np.random.default_rng(7)
-    queries, items = make_queries(rng, 20, 1, 4, 16), make_items(rng, 500, 1, 4, 16, spread=0.001)
-    gate = make_pair_gate(rng, 4, 8)
-    answer = TopKAvg(items, gate, pool_size=100).search(queries, 5)
-    assert {found.kind for found in answer.certificates} == {"exact"}
-
-
-def test_distant_components_make_the_average_an_estimate_and_it_says_so() -> None:
-    rng = np.random.default_rng(8)
-    queries = make_queries(rng, 20, 4, 4, 16)
-    items = ItemStates(
-        components=unit(rng.normal(size=(500, 4, 16))), gate=rng.normal(size=(500, 16)).astype(np.float32)
-    )
-    answer = TopKAvg(items, make_pair_gate(rng, 16, 8), pool_size=100).search(queries, 5)
-    assert {found.kind for found in answer.certificates} == {"estimate"}
-    assert answer.certificates[0].gap is None
-
-
-@pytest.mark.parametrize("build", ALL_BUILDS)
-def test_fewer_allowed_items_than_k_make_a_shorter_answer(build: Build) -> None:
+@every_index
+def test_fewer_allowed_items_than_k_make_a_shorter_answer(builder: Builder) -> None:
     rng = np.random.default_rng(9)
-    index = build(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4))
+    index = builder.build(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4))
     allowed = np.zeros(50, dtype=bool)
     allowed[[7, 30]] = True
     answer = index.search(make_queries(rng, 1, 4, 2, 8), 10, allowed)
@@ -207,25 +290,41 @@ def test_fewer_allowed_items_than_k_make_a_shorter_answer(build: Build) -> None:
     assert answer.certificates[0].kind == "exact"
 
 
-@pytest.mark.parametrize("build", ALL_BUILDS)
-def test_all_items_filtered_makes_an_empty_exact_answer(build: Build) -> None:
+@every_index
+def test_each_query_obeys_its_own_filter(builder: Builder) -> None:
+    rng = np.random.default_rng(20)
+    items, gate = make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4)
+    queries = make_queries(rng, 1, 4, 2, 8)
+    twice = QueryStates(
+        components=np.repeat(queries.components, 2, axis=0),
+        gate=None if queries.gate is None else np.repeat(queries.gate, 2, axis=0),
+    )
+    allowed = np.zeros((2, 50), dtype=bool)
+    allowed[0, :5] = allowed[1, 40:45] = True
+    answer = builder.build(items, gate).search(twice, 5, allowed)
+    assert sorted(answer.item_indices[0].tolist()) == [0, 1, 2, 3, 4]
+    assert sorted(answer.item_indices[1].tolist()) == [40, 41, 42, 43, 44]
+
+
+@every_index
+def test_all_items_filtered_makes_an_empty_exact_answer(builder: Builder) -> None:
     rng = np.random.default_rng(10)
-    index = build(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4))
+    index = builder.build(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4))
     answer = index.search(make_queries(rng, 2, 4, 2, 8), 10, np.zeros((2, 50), dtype=bool))
     assert (answer.item_indices == -1).all()
     assert [found.kind for found in answer.certificates] == ["exact", "exact"]
 
 
-@pytest.mark.parametrize("build", ALL_BUILDS)
-def test_no_queries_make_no_answers(build: Build) -> None:
+@every_index
+def test_no_queries_make_no_answers(builder: Builder) -> None:
     rng = np.random.default_rng(11)
-    index = build(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4))
+    index = builder.build(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4))
     answer = index.search(make_queries(rng, 0, 4, 2, 8), 10)
     assert answer.item_indices.shape == (0, 10)
     assert answer.certificates == ()
 
 
-@pytest.mark.parametrize("build", ALL_BUILDS)
+@every_index
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -237,29 +336,39 @@ def test_no_queries_make_no_answers(build: Build) -> None:
         ({"allowed": np.ones(50)}, "allowed has dtype float64; expected bool"),
     ],
 )
-def test_a_search_that_makes_no_sense_is_refused_by_name(build: Build, change: dict, message: str) -> None:
+def test_a_search_that_makes_no_sense_is_refused_by_name(builder: Builder, change: dict, message: str) -> None:
     rng = np.random.default_rng(12)
-    index = build(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4))
+    index = builder.build(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4))
     queries = make_queries(rng, 1, change.get("p_q", 4), 2, change.get("width", 8))
     for call in (index.search, index.first_stage):
         with pytest.raises(ValueError, match=message):
             call(queries, change.get("k", 5), change.get("allowed"))
 
 
-@pytest.mark.parametrize("build", ALL_BUILDS)
-def test_an_empty_index_is_refused(build: Build) -> None:
+@every_index
+def test_an_empty_index_is_refused(builder: Builder) -> None:
     rng = np.random.default_rng(13)
     with pytest.raises(ValueError, match="index is empty"):
-        build(make_items(rng, 0, 4, 2, 8), make_pair_gate(rng, 8, 4))
+        builder.build(make_items(rng, 0, 4, 2, 8), make_pair_gate(rng, 8, 4))
 
 
-def test_bad_ranks_and_pool_sizes_are_refused() -> None:
+@every_index
+def test_ranks_that_repeat_or_are_too_few_are_refused(builder: Builder) -> None:
     rng = np.random.default_rng(14)
     items, gate = make_items(rng, 5, 4, 2, 8), make_pair_gate(rng, 8, 4)
-    with pytest.raises(ValueError, match="5 distinct ranks"):
-        BruteForce(items, gate, tie_ranks=np.zeros(5, dtype=np.int64))
-    with pytest.raises(ValueError, match="pool_size=0"):
-        TopKAvg(items, gate, pool_size=0)
+    for ranks in (np.zeros(5, dtype=np.int64), np.arange(4)):
+        with pytest.raises(ValueError, match="5 distinct ranks"):
+            builder.build(items, gate, tie_ranks=ranks)
+
+
+@every_index
+def test_an_index_counts_its_items_and_their_bytes(builder: Builder) -> None:
+    rng = np.random.default_rng(15)
+    items = make_items(rng, 50, 4, 2, 8)
+    index = builder.build(items, make_pair_gate(rng, 8, 4))
+    assert index.num_items == 50
+    assert index.nbytes >= 50 * items.bytes_per_item
+    assert index.name
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -1,0 +1,39 @@
+"""Every retrieval algorithm under the conformance suite: append a `Builder`, and all of its claims are checked.
+
+`exact` says that every answer must be proven exact, whatever the catalogue. An algorithm with parameters appears once
+per setting worth testing; catalogues here have 1 to 600 items, so pools of a few items are small ones.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.protocol import Index
+from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.states import ItemStates, PairGate
+
+
+class Build(Protocol):
+    def __call__(
+        self, items: ItemStates, gate: PairGate | None, *, tie_ranks: npt.NDArray[np.integer] | None = None
+    ) -> Index: ...
+
+
+@dataclass(frozen=True)
+class Builder:
+    """One algorithm with its parameters: a name for the test report, how to build it, and whether it must be exact."""
+
+    name: str
+    build: Build
+    exact: bool
+
+
+BUILDERS: list[Builder] = [
+    Builder("brute_force", BruteForce, exact=True),
+    # A pool that is the whole catalogue must make an exact answer, too.
+    Builder("top_k_avg_all", lambda items, gate, **o: TopKAvg(items, gate, pool_size=len(items) + 1, **o), exact=True),
+    Builder("top_k_avg_8", lambda items, gate, **o: TopKAvg(items, gate, pool_size=8, **o), exact=False),
+]
