@@ -11,8 +11,8 @@ from freshet.v1 import candidates_pb2_grpc
 from services.algorithms.bundle import load_bundle
 from services.algorithms.catalogue import Catalogue, catalogue_from_bundle, required_bytes
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.protocol import Index
-from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.indexes.by_name import make_index, parse_algorithm
+from services.candidates.audit import Audit
 from services.candidates.config import MEMORY_VARIABLE, CandidatesSettings
 from services.candidates.handlers import Search
 from services.candidates.metrics import CandidatesMetrics
@@ -43,26 +43,36 @@ def load_catalogue(settings: CandidatesSettings) -> Catalogue:
 
 
 def make_search(settings: CandidatesSettings, catalogue: Catalogue, metrics: CandidatesMetrics) -> Search:
-    """Build every index over one scorer, and the handler in front of them."""
-    indexes: dict[str, Index] = {
-        BruteForce.name: BruteForce(catalogue.scorer, tie_ranks=catalogue.tie_ranks),
-        TopKAvg.name: TopKAvg(catalogue.scorer, pool_size=settings.top_k_avg_pool_size, tie_ranks=catalogue.tie_ranks),
-    }
-    return Search(
+    """Build every index over one scorer, the audit beside them, and the handler in front.
+
+    Raises: MemoryError, naming both values, when they take more than they may.
+    """
+    algorithms = [parse_algorithm(word) for word in settings.algorithms.split()]
+    indexes = {one.text: make_index(one, catalogue.scorer, catalogue.tie_ranks) for one in algorithms}
+    truth = BruteForce(catalogue.scorer, tie_ranks=catalogue.tie_ranks)
+    search = Search(
         catalogue=catalogue,
         indexes=indexes,
-        algorithm=settings.algorithm,
+        audit=Audit(truth, share=settings.audit_share, report=metrics.audited),
         metrics=metrics,
         max_batch=settings.max_batch,
         max_queue=settings.max_queue,
     )
+    if settings.max_memory_mb:
+        require_memory(
+            f"{catalogue.num_items} items with {settings.algorithms}",
+            round(search.info.bytes_per_item * catalogue.num_items),
+            limit_mb=settings.max_memory_mb,
+            variable=MEMORY_VARIABLE,
+        )
+    return search
 
 
 async def run(settings: CandidatesSettings) -> None:
     """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
     torch.set_num_threads(settings.compute_threads)
     catalogue = await asyncio.to_thread(load_catalogue, settings)
-    search = make_search(settings, catalogue, CandidatesMetrics())
+    search = await asyncio.to_thread(make_search, settings, catalogue, CandidatesMetrics())
     tracing = configure_tracing("candidates", settings.otlp_endpoint)
     log.info(
         "index_loaded",
@@ -70,7 +80,7 @@ async def run(settings: CandidatesSettings) -> None:
         index_version=search.info.index_version,
         items=search.info.num_items,
         bytes_per_item=round(search.info.bytes_per_item, 1),
-        algorithm=search.info.algorithm,
+        algorithms=list(search.info.added_bytes_per_item),
     )
 
     def add_services(server: grpc.aio.Server) -> list[str]:

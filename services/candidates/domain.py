@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from services.algorithms.filters import ItemFilter
-from services.algorithms.indexes.protocol import Certificate
+from services.algorithms.indexes.protocol import Certificate, Pass
 from services.algorithms.states import QueryStates
 
 
@@ -17,7 +17,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchQuery:
-    """One search. `query` holds one state; `algorithm` is empty for the configured one."""
+    """One search. `query` holds one state; `algorithm` is empty for the first one configured."""
 
     query: QueryStates
     model_version: str
@@ -29,13 +29,19 @@ class SearchQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What the index found: scores descending, ties by item id. `bound` at stage FIRST, `certificate` at FULL."""
+    """What the index found: scores descending, ties by item id. `bound` at stage FIRST, `certificate` at FULL.
 
+    `passes` are those of the whole batch, of which this search was number `query`.
+    """
+
+    algorithm: str
     item_ids: list[str]
     scores: list[float]
     bound: float | None
     certificate: Certificate | None
     search_s: float
+    passes: tuple[Pass, ...]
+    query: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,3 +63,5 @@ class IndexInfo:
     algorithm: str
     num_items: int
     bytes_per_item: float
+    # What each loaded algorithm adds to the item states, by name.
+    added_bytes_per_item: dict[str, float]

@@ -13,6 +13,7 @@ from services.algorithms.catalogue import Catalogue
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Index, Mask
 from services.algorithms.states import QueryStates
+from services.candidates.audit import Answered, Audit
 from services.candidates.domain import Found, IndexInfo, SearchAnswer, SearchQuery, Stage
 from services.candidates.metrics import CandidatesMetrics
 from services.common.batching import Batcher
@@ -29,23 +30,26 @@ class Search:
         *,
         catalogue: Catalogue,
         indexes: Mapping[str, Index],
-        algorithm: str,
+        audit: Audit,
         metrics: CandidatesMetrics,
         max_batch: int,
         max_queue: int,
     ) -> None:
-        """`algorithm` names the index for requests that name none."""
-        self._catalogue, self._indexes, self._algorithm, self._metrics = catalogue, indexes, algorithm, metrics
+        """`indexes` by name, the first one for requests that name none, all over the catalogue's scorer."""
+        self._catalogue, self._indexes, self._metrics, self._audit = catalogue, indexes, metrics, audit
+        self._names = _short_names(indexes)
         self._batcher: Batcher[SearchQuery, Found] = Batcher(
             self.find_all, max_batch=max_batch, max_queue=max_queue, name="candidates", on_batch=metrics.batch
         )
-        held = sum(index.nbytes for index in indexes.values()) - (len(indexes) - 1) * catalogue.scorer.nbytes
+        states = catalogue.scorer.nbytes
+        added = {name: index.nbytes - states for name, index in indexes.items()}
         self.info = IndexInfo(
             model_version=catalogue.model_version,
             index_version=catalogue.index_version,
-            algorithm=algorithm,
+            algorithm=next(iter(indexes)),
             num_items=catalogue.num_items,
-            bytes_per_item=(held + catalogue.rules.nbytes) / catalogue.num_items,
+            bytes_per_item=(states + sum(added.values()) + catalogue.rules.nbytes) / catalogue.num_items,
+            added_bytes_per_item={name: size / catalogue.num_items for name, size in added.items()},
         )
         metrics.loaded(self.info)
 
@@ -65,13 +69,14 @@ class Search:
         )
 
     async def close(self) -> None:
-        """Finish what is queued."""
+        """Finish what is queued, and the audit that runs."""
         await self._batcher.close()
+        self._audit.close()
 
     def _check(self, search: SearchQuery) -> None:
         if not 1 <= search.k <= MAX_K:
             raise InvalidRequest.of("k", search.k, f"1-{MAX_K}")
-        if search.algorithm and search.algorithm not in self._indexes:
+        if search.algorithm not in self._names:
             raise InvalidRequest.of("algorithm", search.algorithm, f"empty or one of {sorted(self._indexes)}")
         if search.model_version != self._catalogue.model_version:
             raise PreconditionFailed(
@@ -88,40 +93,57 @@ class Search:
         answers: dict[int, Found] = {}
         kinds: dict[tuple[str, Stage, int], list[int]] = {}
         for place, search in enumerate(searches):
-            kinds.setdefault((search.algorithm or self._algorithm, search.stage, search.k), []).append(place)
+            kinds.setdefault((self._names[search.algorithm], search.stage, search.k), []).append(place)
         for (algorithm, stage, k), places in kinds.items():
-            found = self._find(self._indexes[algorithm], stage, k, [searches[place] for place in places])
+            found = self._find(algorithm, stage, k, [searches[place] for place in places])
             answers.update(zip(places, found, strict=True))
             self._metrics.searched(algorithm, stage.value, len(places))
         return [answers[place] for place in range(len(searches))]
 
-    def _find(self, index: Index, stage: Stage, k: int, searches: Sequence[SearchQuery]) -> list[Found]:
+    def _find(self, algorithm: str, stage: Stage, k: int, searches: Sequence[SearchQuery]) -> list[Found]:
         started = time.perf_counter()
+        index = self._indexes[algorithm]
         queries = _stack([search.query for search in searches])
         allowed = self._masks([search.filter for search in searches])
-        masked = time.perf_counter()
+        self._metrics.filter.observe(time.perf_counter() - started)
         if stage is Stage.FIRST:
             pool = index.first_stage(queries, k, allowed)
-            rows, scores = pool.item_indices, pool.scores
+            rows, scores, passes = pool.item_indices, pool.scores, pool.passes
         else:
             top = index.search(queries, k, allowed)
-            rows, scores = top.item_indices, top.scores
+            rows, scores, passes = top.item_indices, top.scores, top.passes
         seconds = time.perf_counter() - started
-        self._metrics.filter.observe(masked - started)
-        self._metrics.scan.observe(seconds - (masked - started))
+        self._metrics.passed(algorithm, passes)
         item_ids = self._catalogue.item_ids
         answers = []
-        for query in range(len(searches)):
-            found = [row for row in rows[query].tolist() if row >= 0]
-            answers.append(
-                Found(
-                    item_ids=[item_ids[row] for row in found],
-                    scores=scores[query, : len(found)].tolist(),
-                    bound=pool.bound(query) if stage is Stage.FIRST else None,
-                    certificate=top.certificates[query] if stage is Stage.FULL else None,
-                    search_s=seconds,
-                )
+        for query, search in enumerate(searches):
+            found = rows[query][rows[query] >= 0]
+            answer = Found(
+                algorithm=algorithm,
+                item_ids=[item_ids[row] for row in found.tolist()],
+                scores=scores[query, : len(found)].tolist(),
+                bound=pool.bound(query) if stage is Stage.FIRST else None,
+                certificate=top.certificates[query] if stage is Stage.FULL else None,
+                search_s=seconds,
+                passes=passes,
+                query=query,
             )
+            answers.append(answer)
+            if self._audit.wants():
+                mask = allowed if allowed is None or allowed.ndim == 1 else allowed[query]
+                self._audit.offer(
+                    Answered(
+                        algorithm=algorithm,
+                        stage=stage,
+                        query=search.query,
+                        k=k,
+                        allowed=mask,
+                        rows=found,
+                        scores=scores[query, : len(found)],
+                        bound=answer.bound,
+                        certificate=answer.certificate,
+                    )
+                )
         return answers
 
     def _masks(self, filters: Sequence[ItemFilter]) -> Mask | None:
@@ -142,3 +164,10 @@ def _stack(queries: Sequence[QueryStates]) -> QueryStates:
         components=np.concatenate([query.components for query in queries]),
         gate=np.concatenate(gates) if gates else None,
     )
+
+
+def _short_names(indexes: Mapping[str, Index]) -> dict[str, str]:
+    """What a request may write for each index: its name with sizes, its bare name where no other has it, or nothing."""
+    bare = [name.partition("(")[0] for name in indexes]
+    names = {short: name for short, name in zip(bare, indexes, strict=True) if bare.count(short) == 1}
+    return {"": next(iter(indexes)), **names, **{name: name for name in indexes}}

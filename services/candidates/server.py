@@ -42,6 +42,10 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
             algorithm=info.algorithm,
             num_items=info.num_items,
             bytes_per_item=info.bytes_per_item,
+            algorithms=[
+                candidates_pb2.LoadedAlgorithm(name=name, added_bytes_per_item=added)
+                for name, added in info.added_bytes_per_item.items()
+            ],
         )
 
 
@@ -96,6 +100,13 @@ def _response(answer: SearchAnswer) -> candidates_pb2.SearchResponse:
         index_version=answer.index_version,
         queue_ms=answer.queue_s * 1000,
         search_ms=found.search_s * 1000,
+        algorithm=found.algorithm,
+        passes=[
+            candidates_pb2.SearchPass(
+                name=one.name, milliseconds=one.seconds * 1000, items_touched=int(one.touched[found.query])
+            )
+            for one in found.passes
+        ],
     )
 
 

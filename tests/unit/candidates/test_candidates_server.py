@@ -51,7 +51,9 @@ class Running:
 
 async def serving(path: Path, shape: tuple[int, int], **changes: Any) -> AsyncIterator[Running]:
     bundle = make_bundle(path, p_q=shape[0], p_x=shape[1])
-    settings = CandidatesSettings(port=0, metrics_port=0, bundle=path, top_k_avg_pool_size=15, **changes)
+    settings = CandidatesSettings(
+        port=0, metrics_port=0, bundle=path, **{"algorithms": "brute_force top_k_avg(15)", **changes}
+    )
     registry = CollectorRegistry()
     search = make_search(settings, load_catalogue(settings), CandidatesMetrics(registry))
 
@@ -105,6 +107,24 @@ async def test_a_pool_of_everything_leaves_nothing_out(running: Running) -> None
     answer = await running.stub.Search(running.request(stage=FIRST, k=1000))
     assert len(answer.item_ids) == 60
     assert answer.bound == -np.inf
+
+
+async def test_an_answer_says_which_algorithm_made_it_and_where_its_time_went(running: Running) -> None:
+    for asked in ("top_k_avg(15)", "top_k_avg"):
+        answer = await running.stub.Search(running.request(algorithm=asked))
+        assert answer.algorithm == "top_k_avg(15)"
+        assert [one.name for one in answer.passes] == ["first_stage", "full", "float64"]
+        assert [one.items_touched for one in answer.passes][:2] == [60, 15]
+        assert 10 <= answer.passes[2].items_touched <= 15
+        assert all(one.milliseconds > 0 for one in answer.passes)
+    assert (await running.stub.Search(running.request())).algorithm == "brute_force"
+
+
+async def test_a_bare_name_that_two_loaded_algorithms_share_is_refused(tmp_path: Path) -> None:
+    async for scene in serving(tmp_path / "bundle", (4, 2), algorithms="top_k_avg(15) top_k_avg(30)"):
+        code, details = await refused(scene.stub.Search(scene.request(algorithm="top_k_avg")))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "empty or one of ['top_k_avg(15)', 'top_k_avg(30)']" in details
 
 
 async def test_top_k_avg_says_how_far_off_it_can_be(running: Running) -> None:
@@ -170,8 +190,11 @@ async def test_index_info_and_metrics_tell_bytes_per_item(running: Running) -> N
     # Components 2 x 8, gate 8, mean 8 and radius, all float32, two tie ranks, and one category entry.
     assert info.bytes_per_item == 4 * (16 + 8 + 8 + 1) + 2 * 8 + 8
     assert running.registry.get_sample_value("freshet_candidates_bytes_per_item") == info.bytes_per_item
+    assert [one.name for one in info.algorithms] == ["brute_force", "top_k_avg(15)"]
+    # Tie ranks; and the mean and radius besides.
+    assert [one.added_bytes_per_item for one in info.algorithms] == [8, 8 + 4 * (8 + 1)]
     await running.stub.Search(running.request())
-    for stage in ("queue", "filter", "scan"):
+    for stage in ("queue", "filter", "full", "float64"):
         assert running.registry.get_sample_value("freshet_candidates_stage_seconds_count", {"stage": stage}) == 1
 
 
@@ -182,7 +205,7 @@ async def test_index_info_and_metrics_tell_bytes_per_item(running: Running) -> N
         ({"k": 10**6}, "k=1000000 allowed: 1-10000"),
         ({"stage": candidates_pb2.STAGE_UNSPECIFIED}, "stage=0 allowed: STAGE_FIRST or STAGE_FULL"),
         ({"stage": 9}, "stage=9 allowed"),
-        ({"algorithm": "magic"}, "algorithm='magic' allowed: empty or one of ['brute_force', 'top_k_avg']"),
+        ({"algorithm": "magic"}, "algorithm='magic' allowed: empty or one of ['brute_force', 'top_k_avg(15)']"),
         ({"seen_item_ids": ["x"] * 20_001}, "len(seen_item_ids)=20001 allowed: 0-20000"),
     ],
 )
@@ -240,7 +263,7 @@ async def test_a_state_of_another_model_fails_the_precondition_naming_both(runni
 
 
 async def test_a_dot_product_model_is_served_as_well(tmp_path: Path) -> None:
-    async for scene in serving(tmp_path / "bundle", (1, 1), algorithm="top_k_avg"):
+    async for scene in serving(tmp_path / "bundle", (1, 1), algorithms="top_k_avg(15)"):
         answer = await scene.stub.Search(scene.request())
         assert list(answer.item_ids) == scene.best(k=10)
         assert answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
@@ -252,6 +275,15 @@ def test_a_model_beyond_the_memory_limit_is_refused_naming_both_values(tmp_path:
     needed = required_bytes(bundle.manifest) / (1 << 20)
     with pytest.raises(MemoryError, match=rf"3000 items needs {needed:.1f} MiB; allowed: 1.0 MiB"):
         load_catalogue(settings)
+
+
+def test_algorithms_beyond_the_memory_limit_are_refused_naming_both_values(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle", count=3000)
+    megabytes = -(-required_bytes(bundle.manifest) >> 20) + 1
+    many = " ".join(f"top_k_avg({size})" for size in range(1, 200))
+    settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path, max_memory_mb=megabytes, algorithms=many)
+    with pytest.raises(MemoryError, match=rf"3000 items with top_k_avg\(1\) .* allowed: {megabytes}.0 MiB"):
+        make_search(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
 
 
 def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:

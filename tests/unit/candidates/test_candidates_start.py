@@ -17,7 +17,11 @@ from services.reranker.config import RerankerSettings
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("FRESHET_CANDIDATES_ALGORITHM", "magic"),
+        ("FRESHET_CANDIDATES_ALGORITHMS", "magic"),
+        ("FRESHET_CANDIDATES_ALGORITHMS", "top_k_avg"),
+        ("FRESHET_CANDIDATES_ALGORITHMS", "brute_force brute_force"),
+        ("FRESHET_CANDIDATES_ALGORITHMS", " "),
+        ("FRESHET_CANDIDATES_AUDIT_SHARE", "1.5"),
         ("FRESHET_CANDIDATES_MAX_MEMORY_MB", "-1"),
         ("FRESHET_CANDIDATES_PORT", "70000"),
         ("FRESHET_COMPUTE_THREADS", "0"),

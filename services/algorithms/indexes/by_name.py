@@ -1,0 +1,57 @@
+"""Algorithms by the names that requests, settings and tables give them: "exact", "top_k_avg(4000)".
+
+One place for the names and for what their sizes mean, so that a benchmark's row can be pasted into a setting.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.protocol import Index, Indices
+from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.ops.mol_scores import MolScorer
+
+Make = Callable[[MolScorer, Indices, Sequence[int]], Index]
+
+# Name -> (how the sizes are written, what makes it).
+_ALGORITHMS: dict[str, tuple[str, Make]] = {
+    "brute_force": ("", lambda scorer, ranks, sizes: BruteForce(scorer, tie_ranks=ranks)),
+    "top_k_avg": ("N", lambda scorer, ranks, sizes: TopKAvg(scorer, pool_size=sizes[0], tie_ranks=ranks)),
+}
+MAX_SIZE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A name and its pool sizes."""
+
+    name: str
+    sizes: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """As it is written: "combined_top_k(50,500)"."""
+        return f"{self.name}({','.join(map(str, self.sizes))})" if self.sizes else self.name
+
+
+def known_algorithms() -> list[str]:
+    """Every name as it is written, with letters for its sizes."""
+    return [f"{name}({letters})" if letters else name for name, (letters, _) in _ALGORITHMS.items()]
+
+
+def parse_algorithm(text: str) -> Algorithm:
+    """Read a name with its sizes. Raises: ValueError naming the value and what is allowed."""
+    match = re.fullmatch(r"([a-z0-9_]+)(?:\(([\d,]*)\))?", text)
+    if match and match[1] in _ALGORITHMS:
+        sizes = tuple(int(size) for size in (match[2] or "").split(",") if size)
+        letters = _ALGORITHMS[match[1]][0]
+        if len(sizes) == len(letters.split(",")) * bool(letters) and all(1 <= size <= MAX_SIZE for size in sizes):
+            return Algorithm(match[1], sizes)
+    raise ValueError(f"algorithm={text!r}; allowed: {', '.join(known_algorithms())}; sizes 1-{MAX_SIZE}")
+
+
+def make_index(algorithm: Algorithm, scorer: MolScorer, tie_ranks: Indices) -> Index:
+    """Build it over items that are prepared for scoring. Raises: ValueError for an empty index."""
+    _, make = _ALGORITHMS[algorithm.name]
+    return make(scorer, tie_ranks, algorithm.sizes)

@@ -1,0 +1,126 @@
+"""The process's look at itself: what an audit finds in good, poor and lying answers, and what the metrics then say."""
+
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+from retrieval_scene import make_items, make_pair_gate, make_queries
+
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.protocol import EXACT, Certificate
+from services.algorithms.ops.mol_scores.reference import mol_scores_reference
+from services.candidates.audit import Answered, Audit, Finding, examine
+from services.candidates.domain import Stage
+from services.candidates.metrics import CandidatesMetrics
+
+ITEMS = make_items(np.random.default_rng(1), 200, 2, 2, 8)
+GATE = make_pair_gate(np.random.default_rng(2), 4, 6)
+QUERY = make_queries(np.random.default_rng(3), 1, 2, 2, 8)
+TRUTH = BruteForce(ITEMS, GATE)
+EXACT_SCORES = mol_scores_reference(QUERY, ITEMS, GATE).numpy()[0]
+BEST_FIRST = np.argsort(-EXACT_SCORES)
+
+
+def answer(places: list[int], *, certificate: Certificate | None = EXACT) -> Answered:
+    """The items at these places of the true order, as if an index had answered them."""
+    rows = BEST_FIRST[places]
+    return Answered(
+        algorithm="some",
+        stage=Stage.FULL,
+        query=QUERY,
+        k=len(places),
+        allowed=None,
+        rows=rows,
+        scores=EXACT_SCORES[rows],
+        bound=None,
+        certificate=certificate,
+    )
+
+
+def test_the_true_top_k_has_full_recall_and_keeps_its_promise() -> None:
+    finding = examine(TRUTH, answer(list(range(10))))
+    assert finding.recall == 1
+    assert finding.held is True
+    assert finding.true == pytest.approx(EXACT_SCORES[BEST_FIRST[10]])
+
+
+def test_a_missed_item_lowers_recall_and_breaks_a_claim_of_exactness() -> None:
+    finding = examine(TRUTH, answer([0, 1, 2, 4, 5]))
+    assert finding.recall == pytest.approx(4 / 5)
+    assert finding.held is False
+
+
+def test_a_gap_wide_enough_is_kept_and_one_too_narrow_is_not() -> None:
+    gap = float(EXACT_SCORES[BEST_FIRST[3]] - EXACT_SCORES[BEST_FIRST[5]])
+    for factor, held in ((1.01, True), (0.99, False)):
+        assert examine(TRUTH, answer([0, 1, 2, 4, 5], certificate=Certificate(factor * gap))).held is held
+
+
+def test_an_estimate_promises_nothing() -> None:
+    finding = examine(TRUTH, answer([7, 8], certificate=Certificate(None)))
+    assert (finding.held, finding.recall) == (None, 0)
+
+
+def test_a_pool_is_held_to_its_bound() -> None:
+    pool = replace(answer([0, 1, 3]), stage=Stage.FIRST, certificate=None)
+    third = float(EXACT_SCORES[BEST_FIRST[2]])
+    assert examine(TRUTH, replace(pool, bound=third + 1e-9)).held is True
+    assert examine(TRUTH, replace(pool, bound=third - 1e-9)).held is False
+    assert examine(TRUTH, replace(pool, bound=None)).held is None
+
+
+def test_a_filter_is_part_of_the_question() -> None:
+    allowed = np.ones(200, dtype=bool)
+    allowed[BEST_FIRST[:3]] = False
+    finding = examine(TRUTH, replace(answer([3, 4, 5]), allowed=allowed))
+    assert (finding.recall, finding.held) == (1, True)
+
+
+def test_a_short_proven_answer_must_have_left_nothing_out() -> None:
+    allowed = np.zeros(200, dtype=bool)
+    allowed[BEST_FIRST[:3]] = True
+    whole = replace(answer([0, 1, 2]), k=10, allowed=allowed)
+    assert examine(TRUTH, whole).held is True
+    assert examine(TRUTH, replace(whole, rows=whole.rows[:2], scores=whole.scores[:2])).held is False
+
+
+def test_nothing_allowed_is_nothing_missed() -> None:
+    empty = replace(answer([]), k=5, allowed=np.zeros(200, dtype=bool))
+    finding = examine(TRUTH, empty)
+    assert (finding.recall, finding.held, finding.true) == (1, True, -math.inf)
+
+
+def test_metrics_count_what_became_of_each_promise() -> None:
+    registry = CollectorRegistry()
+    metrics = CandidatesMetrics(registry)
+    findings: list[Finding] = []
+    audit = Audit(TRUTH, share=1.0, report=lambda finding: (findings.append(finding), metrics.audited(finding))[0])
+    for places, certificate in (([0, 1], EXACT), ([1, 2], EXACT), ([1, 2], Certificate(None))):
+        assert audit.wants()
+        audit.offer(answer(places, certificate=certificate))
+        audit_done(audit, findings)
+    audit.close()
+    labels = {"algorithm": "some", "stage": "full"}
+    for promise in ("held", "broken", "none"):
+        found = registry.get_sample_value("freshet_candidates_audit_promises_total", {**labels, "promise": promise})
+        assert found == 1
+    assert registry.get_sample_value("freshet_candidates_audit_recall_sum", labels) == 1 + 0.5 + 0.5
+    assert registry.get_sample_value("freshet_candidates_audit_slack_count", labels) == 1
+
+
+def audit_done(audit: Audit, findings: list[Finding]) -> None:
+    """Wait until the audit is free again: only then it takes the next answer."""
+    before = time.monotonic()
+    while not audit.wants():
+        assert time.monotonic() - before < 10, f"still busy after {len(findings)} findings"
+        time.sleep(0.001)
+
+
+def test_no_share_means_no_audits_and_a_share_is_kept_to() -> None:
+    none = Audit(TRUTH, share=0.0, report=lambda finding: None)
+    assert not any(none.wants() for _ in range(1000))
+    some = Audit(TRUTH, share=0.1, report=lambda finding: None, seed=4)
+    assert 700 < sum(some.wants() for _ in range(10_000)) < 1300
