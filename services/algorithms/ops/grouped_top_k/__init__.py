@@ -1,0 +1,240 @@
+"""The N best items of each of many query vectors at once, without storing the dot products.
+
+What arXiv:2407.15462 leaves to a library call per component pair (its Algorithm 2, line 8): every query vector against
+every item component in one pass, with a running threshold per pair, so that (B, Q, S, X) never exists. With one vector
+per query and one component per item it is plain top-N by dot product. `reference.py` is what both paths here, native
+and PyTorch, are tested against. Nothing here knows mixtures, gates or certificates.
+
+Letters: B queries, Q vectors per query (P_q), X items, S item components (P_x), d width, N results per pair.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.algorithms.native import address, load_kernels
+
+__all__ = ["GroupedBest", "GroupedTopK", "grouped_top_k"]
+
+FloatArray = npt.NDArray[np.float32]
+Storage = Literal["rows", "float32", "bfloat16"]
+_PANEL = 64  # items whose floats lie side by side, as in cpu.cpp
+# Candidates kept at once beside the answer. Queries are taken in groups that stay below it.
+BUFFER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupedBest:
+    """The N best of each (query vector, item component), best first, equal scores by rank.
+
+    Shapes: rows (B, Q, S, N') int64 and scores (B, Q, S, N') float32 with N' = min(N, X), ending in -1 and -inf where
+    fewer items are allowed; following (B, Q, S): the best score left out, -inf when nothing was.
+    """
+
+    rows: npt.NDArray[np.int64]
+    scores: FloatArray
+    following: FloatArray
+
+
+class GroupedTopK:
+    """Item vectors prepared for grouped top-N. Safe to use from several threads.
+
+    Cost: B Q S X d multiply-adds in float32, and about N log(X / N) candidates written per (query vector, component).
+    Memory beside the answer: at most `BUFFER_BYTES` of candidates, or one query's where those alone are more.
+    """
+
+    def __init__(
+        self,
+        items: FloatArray,
+        *,
+        tie_ranks: npt.NDArray[np.int64] | None = None,
+        storage: Storage = "rows",
+    ) -> None:
+        """Prepare items (X, S, d); `tie_ranks` (X,) is a permutation that orders equal scores, row numbers if None.
+
+        Storage: "rows" keeps a view of `items`; "float32" a copy in panels, which saves the scan its transposition;
+        "bfloat16" the same rounded to nearest, half the bytes: scores are then those of the rounded vectors.
+        Raises: ValueError for another shape, no items, or 2**32 items and more.
+        """
+        if items.ndim != 3 or not 0 < len(items) < 2**32 or 0 in items.shape:
+            raise ValueError(f"items has shape {items.shape}; expected (X, S, d) with 1 <= X < 2**32, S and d >= 1")
+        self.num_items, self.num_groups, self.width = items.shape
+        self.storage: Storage = storage
+        self._ranks: npt.NDArray[np.uint32] | None = None
+        self._row_of_rank: npt.NDArray[np.uint32] | None = None
+        if tie_ranks is not None and not np.array_equal(tie_ranks, np.arange(self.num_items)):
+            self._row_of_rank = np.argsort(tie_ranks).astype(np.uint32)
+            self._ranks = np.empty_like(self._row_of_rank)
+            self._ranks[self._row_of_rank] = np.arange(self.num_items, dtype=np.uint32)
+        self._items: npt.NDArray[np.generic] = np.ascontiguousarray(items, dtype=np.float32)
+        if storage != "rows":
+            self._items = _panels(items, storage)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, those of the given rows not counted again."""
+        ranks = 0 if self._ranks is None else 2 * self._ranks.nbytes
+        return ranks + (0 if self.storage == "rows" else self._items.nbytes)
+
+    def search(
+        self,
+        queries: FloatArray,
+        size: int,
+        allowed: npt.NDArray[np.bool_] | None = None,
+        *,
+        backend: Literal["auto", "torch"] = "auto",
+        kernels: ctypes.CDLL | None = None,
+    ) -> GroupedBest:
+        """The `size` best allowed items of each query vector and item component.
+
+        Shapes: queries (B, Q, d), allowed (X,) or (B, X) or None for all; see `GroupedBest`. `kernels` overrides the
+        library that suits this processor.
+        Raises: ValueError naming `queries`, `size` or `allowed` and what is expected.
+        """
+        num_queries, num_vectors, _ = self._check(queries, size, allowed)
+        size = min(size, self.num_items)
+        shape = (num_queries, num_vectors, self.num_groups)
+        best = GroupedBest(
+            rows=np.full((*shape, size), -1, dtype=np.int64),
+            scores=np.full((*shape, size), -np.inf, dtype=np.float32),
+            following=np.full(shape, -np.inf, dtype=np.float32),
+        )
+        if not num_queries or not num_vectors:
+            return best
+        library = kernels if kernels is not None else load_kernels("grouped_top_k") if backend == "auto" else None
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        threads = torch.get_num_threads()
+        per_query = num_vectors * self.num_groups * threads * 8 * (2 * (size + 1) + _PANEL)
+        step = max(1, BUFFER_BYTES // per_query)
+        for start in range(0, num_queries, step):
+            some = slice(start, start + step)
+            mask = allowed if allowed is None or allowed.ndim == 1 else allowed[some]
+            part = GroupedBest(rows=best.rows[some], scores=best.scores[some], following=best.following[some])
+            if library is None:
+                self._search_torch(queries[some], size, mask, part)
+            else:
+                self._search_native(library, queries[some], size, mask, part, threads)
+        return best
+
+    def _check(self, queries: FloatArray, size: int, allowed: npt.NDArray[np.bool_] | None) -> tuple[int, int, int]:
+        if queries.ndim != 3 or queries.shape[2] != self.width:
+            raise ValueError(f"queries has shape {queries.shape}; expected (B, Q, {self.width})")
+        if size < 1:
+            raise ValueError(f"size={size} allowed: at least 1")
+        if allowed is not None and allowed.shape not in ((self.num_items,), (len(queries), self.num_items)):
+            raise ValueError(
+                f"allowed has shape {allowed.shape}; expected ({self.num_items},) or ({len(queries)}, {self.num_items})"
+            )
+        return queries.shape[0], queries.shape[1], queries.shape[2]
+
+    def _search_native(
+        self,
+        library: ctypes.CDLL,
+        queries: FloatArray,
+        size: int,
+        allowed: npt.NDArray[np.bool_] | None,
+        best: GroupedBest,
+        threads: int,
+    ) -> None:
+        mask = None if allowed is None else np.ascontiguousarray(allowed).view(np.uint8)
+        whole = ctypes.c_int64
+        library.freshet_grouped_top_k(
+            address(self._items),
+            ctypes.c_int(("rows", "float32", "bfloat16").index(self.storage)),
+            whole(self.num_items),
+            whole(self.num_groups),
+            whole(self.width),
+            address(queries),
+            whole(len(queries)),
+            whole(queries.shape[1]),
+            address(mask),
+            whole(0 if mask is None or mask.ndim == 1 else self.num_items),
+            address(self._ranks),
+            address(self._row_of_rank),
+            whole(size),
+            address(best.rows),
+            address(best.scores),
+            address(best.following),
+            ctypes.c_int(threads),
+        )
+
+    def _search_torch(
+        self, queries: FloatArray, size: int, allowed: npt.NDArray[np.bool_] | None, best: GroupedBest
+    ) -> None:
+        """Tiles of items against all vectors; scores and ranks as one integer, so that topk settles ties by rank."""
+        num_queries, num_vectors, width = queries.shape
+        flat = torch.from_numpy(queries).view(-1, width)
+        keep = min(size + 1, self.num_items)
+        step = max(_PANEL, min(self.num_items, (1 << 20) // len(flat)) // _PANEL * _PANEL)
+        ranks = torch.arange(self.num_items) if self._ranks is None else torch.from_numpy(self._ranks.astype(np.int64))
+        for group in range(self.num_groups):
+            kept = torch.full((len(flat), keep), torch.iinfo(torch.int64).min)
+            for x in range(0, self.num_items, step):
+                items = self._rows(x, min(x + step, self.num_items), group)
+                # Adding 0 makes -0 equal to +0; flipping the lower bits of negative floats makes integers of one order.
+                bits = (flat @ items.T).add_(0.0).view(torch.int32)
+                keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+                keys = (keys << 32).add_(0xFFFFFFFF - ranks[x : x + step])
+                if allowed is not None:
+                    mask = torch.from_numpy(np.ascontiguousarray(np.atleast_2d(allowed)[:, x : x + step]))
+                    view = keys.view(num_queries, num_vectors, -1)
+                    view.masked_fill_(~mask[:, None, :], torch.iinfo(torch.int64).min)
+                candidates = torch.cat([kept, keys], dim=1)
+                kept = torch.topk(candidates, keep, dim=1).values
+            found = kept.numpy().reshape(num_queries, num_vectors, keep)
+            real = found > np.iinfo(np.int64).min
+            bits_found = (found >> 32).astype(np.int32)
+            scores = np.where(bits_found < 0, bits_found ^ 0x7FFFFFFF, bits_found).astype(np.int32).view(np.float32)
+            scores = np.where(real, scores, -np.inf).astype(np.float32)
+            rows = 0xFFFFFFFF - (found & 0xFFFFFFFF)
+            if self._row_of_rank is not None:
+                rows = self._row_of_rank[np.where(real, rows, 0)].astype(np.int64)
+            best.rows[:, :, group] = np.where(real, rows, -1)[..., :size]
+            best.scores[:, :, group] = scores[..., :size]
+            if keep > size:
+                best.following[:, :, group] = scores[..., size]
+
+    def _rows(self, start: int, stop: int, group: int) -> torch.Tensor:
+        """Vectors start..stop-1 of one component in float32, (n, d); `start` is a multiple of the panel."""
+        if self.storage == "rows":
+            return torch.from_numpy(self._items[start:stop, group])
+        panels = self._items[start // _PANEL : -(-stop // _PANEL), group]
+        tensor = torch.from_numpy(np.ascontiguousarray(panels.transpose(0, 2, 1)))
+        if self.storage == "bfloat16":
+            tensor = tensor.view(torch.bfloat16).float()
+        return tensor.reshape(-1, self.width)[: stop - start]
+
+
+def _panels(items: FloatArray, storage: Storage) -> npt.NDArray[np.generic]:
+    """Items (X, S, d) as (ceil(X / 64), S, d, 64), the last panel filled up with zeros; bfloat16 as its 16 bits."""
+    num_items, num_groups, width = items.shape
+    num_panels = -(-num_items // _PANEL)
+    out: npt.NDArray[np.generic] = np.zeros(
+        (num_panels, num_groups, width, _PANEL), dtype=np.float32 if storage == "float32" else np.int16
+    )
+    step = 1024
+    for panel in range(0, num_panels, step):
+        some = items[panel * _PANEL : (panel + step) * _PANEL].astype(np.float32)
+        whole = np.zeros((-(-len(some) // _PANEL) * _PANEL, num_groups, width), dtype=np.float32)
+        whole[: len(some)] = some
+        tensor = torch.from_numpy(whole.reshape(-1, _PANEL, num_groups, width).transpose(0, 2, 3, 1).copy())
+        if storage == "bfloat16":
+            tensor = tensor.to(torch.bfloat16).view(torch.int16)
+        out[panel : panel + step] = tensor.numpy()
+    return out
+
+
+def grouped_top_k(
+    queries: FloatArray,
+    items: FloatArray,
+    size: int,
+    *,
+    allowed: npt.NDArray[np.bool_] | None = None,
+    tie_ranks: npt.NDArray[np.int64] | None = None,
+) -> GroupedBest:
+    """The `size` best items of each query vector (B, Q, d) and item component (X, S, d). See `GroupedTopK`."""
+    return GroupedTopK(items, tie_ranks=tie_ranks).search(queries, size, allowed)
