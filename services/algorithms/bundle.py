@@ -67,8 +67,18 @@ class Bundle:
         return self.manifest.model_version
 
     @property
+    def encoder(self) -> EncoderShape:
+        """Raises: BundleError where the embeddings were brought from elsewhere."""
+        if self.manifest.encoder is None:
+            raise BundleError(
+                f"bundle {self.path} holds embeddings brought from elsewhere and no encoder: candidates and reranker can "
+                "serve it, and callers bring their query vectors"
+            )
+        return self.manifest.encoder
+
+    @property
     def max_history(self) -> int:
-        return self.manifest.encoder.max_history
+        return self.encoder.max_history
 
     @property
     def num_items(self) -> int:
@@ -142,9 +152,12 @@ class Bundle:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleContent:
-    """What training hands over to be written: shapes, arrays and columns, in dense-index order."""
+    """What training hands over to be written: shapes, arrays and columns, in dense-index order.
 
-    encoder: EncoderShape
+    `encoder` is None, and `weights` empty, for embeddings brought from elsewhere.
+    """
+
+    encoder: EncoderShape | None
     head: HeadShape
     weights: Mapping[str, npt.NDArray[Any]]
     item_states: ItemStates
@@ -267,13 +280,13 @@ def _content_files(head: HeadShape) -> tuple[str, ...]:
     return (WEIGHTS, ITEM_STATES, *((PAIR_GATE,) if head.is_mixture else ()), ITEMS, USERS)
 
 
-def _model_version(files: Mapping[str, FileEntry], encoder: EncoderShape, head: HeadShape, root: Path) -> str:
+def _model_version(files: Mapping[str, FileEntry], encoder: EncoderShape | None, head: HeadShape, root: Path) -> str:
     missing = [name for name in _content_files(head) if name not in files]
     if missing:
         raise BundleError(f"{root / MANIFEST} lists {sorted(files)}; missing: {missing}")
     content = {
         "files": [[name, files[name].sha256] for name in sorted(_content_files(head))],
-        "encoder": asdict(encoder),
+        "encoder": None if encoder is None else asdict(encoder),
         "head": asdict(head),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

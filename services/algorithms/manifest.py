@@ -94,10 +94,13 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """`manifest.json`. `data` says what the model was trained on, `metrics` how it did; both are for people."""
+    """`manifest.json`. `data` says what the model was trained on, `metrics` how it did; both are for people.
+
+    `encoder` is None where the embeddings were brought from elsewhere.
+    """
 
     model_version: str
-    encoder: EncoderShape
+    encoder: EncoderShape | None
     head: HeadShape
     num_items: int
     num_users: int
@@ -110,7 +113,7 @@ class Manifest:
         if self.format != FORMAT:
             raise BundleError(f"format={self.format}; this program reads format {FORMAT}")
         _require_positive("manifest", {"num_items": self.num_items})
-        if self.num_users < 0 or (self.num_users and not self.encoder.uses_user_index):
+        if self.num_users < 0 or (self.num_users and not (self.encoder and self.encoder.uses_user_index)):
             raise BundleError(f"num_users={self.num_users}; a model without user-id component has 0")
 
     @classmethod
@@ -128,7 +131,7 @@ class Manifest:
         if raw["format"] != FORMAT:
             raise BundleError(f"{path}: format={raw['format']}; this program reads format {FORMAT}")
         try:
-            encoder = _build(path, "encoder", raw["encoder"], EncoderShape)
+            encoder = None if raw["encoder"] is None else _build(path, "encoder", raw["encoder"], EncoderShape)
             head = _build(path, "head", raw["head"], HeadShape)
             files = {name: _build(path, f"files.{name}", entry, FileEntry) for name, entry in raw["files"].items()}
             return cls(**{**raw, "encoder": encoder, "head": head, "files": files})

@@ -1,4 +1,4 @@
-"""The command line's connection to the gateway: one blocking call at a time, failures as sentences.
+"""The command line's connection to a process, mostly the gateway: one blocking call at a time, failures as sentences.
 
 Also speaks the two small notations a shell needs: a freshness token as `epoch:partition:offset`, and `key=value`
 context. Loads gRPC only when a call is made. Knows nothing of what an answer means.
@@ -12,9 +12,10 @@ from services.cli.output import CommandError, ExitStatus
 
 if TYPE_CHECKING:
     import grpc
-    from freshet.v1 import common_pb2, gateway_pb2_grpc
+    from freshet.v1 import candidates_pb2_grpc, common_pb2, gateway_pb2_grpc
 
 DEFAULT_GATEWAY = "127.0.0.1:50050"
+DEFAULT_CANDIDATES = "127.0.0.1:50052"
 Response = TypeVar("Response")
 
 _USAGE = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "NOT_FOUND", "UNIMPLEMENTED"})
@@ -31,41 +32,54 @@ def gateway(target: str) -> Iterator["gateway_pb2_grpc.GatewayServiceStub"]:
         yield stub_type(channel)
 
 
-def call(method: Callable[..., Response], request: Any, *, target: str, timeout_s: float) -> Response:
+@contextmanager
+def candidates(target: str) -> Iterator["candidates_pb2_grpc.CandidatesServiceStub"]:
+    """A stub of the candidates process at `target` ("host:port"); the channel closes with the block."""
+    import grpc
+    from freshet.v1 import candidates_pb2_grpc
+
+    with grpc.insecure_channel(target) as channel:
+        stub_type: Any = candidates_pb2_grpc.CandidatesServiceStub
+        yield stub_type(channel)
+
+
+def call(
+    method: Callable[..., Response], request: Any, *, target: str, timeout_s: float, process: str = "gateway"
+) -> Response:
     """Call `method(request)` and translate a failed status into a `CommandError` that says what to do."""
     import grpc
 
     try:
         return method(request, timeout=timeout_s)
     except grpc.RpcError as error:
-        raise explain(error, target=target, timeout_s=timeout_s) from error
+        raise explain(error, target=target, timeout_s=timeout_s, process=process) from error
 
 
-def explain(error: "grpc.RpcError", *, target: str, timeout_s: float) -> CommandError:
+def explain(error: "grpc.RpcError", *, target: str, timeout_s: float, process: str = "gateway") -> CommandError:
     """One clear sentence, the next step and the exit status for a gRPC failure."""
     status = error.code().name
     details = str(error.details() or "no details")
     if status == "UNAVAILABLE" and _is_connection_trouble(details):
         return CommandError(
-            f"nothing answers at {target}: the gateway is not running there",
-            advice="`freshet up` starts the stack, `freshet status` shows what runs; --gateway names another address",
+            f"nothing answers at {target}: the {process} process is not running there",
+            advice=f"`freshet up` starts it, `freshet status` shows what runs; --{process} names another address",
             status=ExitStatus.UNAVAILABLE,
         )
     if status == "UNAVAILABLE":
         return CommandError(
-            f"the gateway at {target} cannot do this now: {details}",
+            f"the {process} at {target} cannot do this now: {details}",
             advice="`freshet status` shows which part is down; the same command is safe to repeat",
             status=ExitStatus.UNAVAILABLE,
         )
     if status == "DEADLINE_EXCEEDED":
         return CommandError(
-            f"the gateway at {target} did not answer within {timeout_s * 1000:.0f} ms",
+            f"the {process} at {target} did not answer within {timeout_s * 1000:.0f} ms",
             advice="`freshet status` shows whether every part is healthy; --timeout-ms waits longer",
             status=ExitStatus.UNAVAILABLE,
         )
     if status == "RESOURCE_EXHAUSTED":
         return CommandError(
-            f"the gateway at {target} refused early, it has too much to do: {details}",
+            f"the {process} at {target} refused early, it has too much to do: {details}",
             advice="repeat the command in a moment",
             status=ExitStatus.UNAVAILABLE,
         )
@@ -74,7 +88,7 @@ def explain(error: "grpc.RpcError", *, target: str, timeout_s: float) -> Command
     if status == "FAILED_PRECONDITION":
         return CommandError(details, advice="`freshet doctor` says what has to be done first", status=ExitStatus.FAILED)
     return CommandError(
-        f"the gateway at {target} failed ({status}): {details}",
+        f"the {process} at {target} failed ({status}): {details}",
         advice="its log, under the stack's state folder, has the reason",
         status=ExitStatus.FAILED,
     )

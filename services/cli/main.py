@@ -5,7 +5,7 @@ Importing it loads typer and nothing heavy (no PyTorch, gRPC or NumPy): `freshet
 
 import typer
 
-from services.cli.commands import data, demo, import_past, loadtest, recommend, record, stack, train
+from services.cli.commands import data, demo, import_past, index, loadtest, recommend, record, search, stack, train
 
 _FIRST = "Begin here"
 _STACK = "The local stack"
@@ -31,8 +31,10 @@ app.command("serve", rich_help_panel=_STACK)(stack.serve)
 app.command("recommend", rich_help_panel=_TALK)(recommend.recommend)
 app.command("record", rich_help_panel=_TALK)(record.record)
 app.command("undo", rich_help_panel=_TALK)(record.undo)
+app.command("search", rich_help_panel=_TALK)(search.search)
 app.command("train", rich_help_panel=_DATA)(train.train)
 app.command("export", rich_help_panel=_DATA)(train.export)
+app.command("index", rich_help_panel=_DATA)(index.index)
 app.command("import", rich_help_panel=_DATA)(import_past.import_past)
 app.add_typer(data.app, rich_help_panel=_DATA)
 app.command(

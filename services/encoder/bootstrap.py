@@ -54,7 +54,7 @@ def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceSer
         max_history=bundle.max_history,
         components_shape=(head.num_query_components, head.component_width),
         has_gate=head.is_mixture,
-        uses_user_index=bundle.manifest.encoder.uses_user_index,
+        uses_user_index=bundle.encoder.uses_user_index,
         max_rows=settings.max_encode_rows,
         timeout_s=settings.encode_timeout_ms / 1000,
     )

@@ -48,6 +48,6 @@ def save_bundle(
 def load_model(bundle: Bundle) -> SequentialModel:
     """The bundle's model in PyTorch, ready to encode. Raises: RuntimeError if a weight is missing or misshapen."""
     manifest = bundle.manifest
-    model = SequentialModel(manifest.encoder, manifest.head, num_items=manifest.num_items, num_users=manifest.num_users)
+    model = SequentialModel(bundle.encoder, manifest.head, num_items=manifest.num_items, num_users=manifest.num_users)
     model.load_state_dict({name: torch.from_numpy(value) for name, value in bundle.weights().items()})
     return model.eval()

@@ -171,7 +171,7 @@ def _histories(bundle: Bundle, interactions: Interactions | None, count: int = 6
         users = np.array([bundle.user_index.get(interactions.user_ids[user], -1) for user in chosen])
     windows = windows_before(histories, histories.offsets[chosen + 1], chosen, bundle.max_history)
     inputs = {"item_index": windows.items, "event_time": windows.times, "position": windows.lengths[:, None] - 1}
-    if bundle.manifest.encoder.uses_user_index:
+    if bundle.encoder.uses_user_index:
         inputs["user_index"] = users.astype(np.int64)
     return inputs
 

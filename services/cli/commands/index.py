@@ -1,0 +1,70 @@
+"""`freshet index`: embeddings from elsewhere made into a bundle that candidates and reranker serve, untrained."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+
+
+@reports_errors
+def index(
+    vectors: Annotated[
+        Path, typer.Argument(help="A Parquet table: item_id, vector; title and categories if you like.")
+    ],
+    *,
+    out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = Path(".freshet/bundle"),
+    normalize: Annotated[bool, typer.Option("--normalize", help="Scale every vector to length 1: cosines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Serve your own item vectors by dot product: exact or with a certificate, filtered, audited.
+
+    Then `FRESHET_BUNDLE=... freshet serve candidates`, and `freshet search` with your query vectors.
+
+    Example:  freshet index items.parquet --out .freshet/mine
+    """
+    import numpy as np
+
+    from services.algorithms.bundle import BundleContent, BundleError, HeadShape, write_bundle
+    from services.algorithms.states import ItemStates
+    from services.datasets.item_vectors import read_item_vectors
+
+    try:
+        items = read_item_vectors(vectors)
+        points = items.vectors
+        if normalize:
+            norms = np.linalg.norm(points, axis=1, keepdims=True)
+            if not norms.all():
+                row = int(np.argmin(norms[:, 0]))
+                raise ValueError(f"{vectors} row {row}: a vector of zeros has no direction to normalize")
+            points = points / norms
+        num_items, width = points.shape
+        bundle = write_bundle(
+            out,
+            BundleContent(
+                encoder=None,
+                # Similarity units are the dot products themselves.
+                head=HeadShape(
+                    kind="dot", num_query_components=1, num_item_components=1, component_width=width, tau=1.0
+                ),
+                weights={},
+                item_states=ItemStates(components=points[:, None, :]),
+                pair_gate=None,
+                item_ids=items.item_ids,
+                titles=items.titles,
+                categories=items.categories,
+                counts=np.zeros(num_items, dtype=np.int64),
+                data={"source": vectors.name, "normalized": normalize},
+            ),
+        )
+    except BundleError as error:
+        raise CommandError(str(error), status=ExitStatus.FAILED) from error
+    except ValueError as error:
+        raise CommandError(str(error), status=ExitStatus.USAGE) from error
+    if as_json:
+        emit_json({"bundle": str(out), "model_version": bundle.model_version, "num_items": num_items, "width": width})
+    else:
+        out_console = console()
+        out_console.print(f"{num_items:,} items of width {width}: bundle {out}, model {bundle.model_version}")
+        out_console.print(f"serve it:  FRESHET_BUNDLE={out} freshet serve candidates", style="dim", markup=False)

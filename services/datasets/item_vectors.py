@@ -1,0 +1,89 @@
+"""Item embeddings brought from elsewhere: one Parquet table with an id and a vector per row.
+
+It checks what an index would stumble over later, naming row and value. What the vectors mean, and whether they are
+normalised, is the caller's affair: they are served as they are.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+MAX_ID_BYTES = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemVectors:
+    """X items: ids, vectors (X, d) float32; titles are the ids, and categories empty, where the table has none."""
+
+    item_ids: list[str]
+    vectors: npt.NDArray[np.float32]
+    titles: list[str]
+    categories: list[list[str]]
+
+
+def read_item_vectors(path: Path) -> ItemVectors:
+    """Read columns `item_id` and `vector`, and `title` and `categories` where they exist.
+
+    Raises: ValueError naming column or row, the value, and what is allowed.
+    """
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as exc:
+        raise ValueError(f"{path}: not a Parquet table ({exc})") from exc
+    missing = [name for name in ("item_id", "vector") if name not in table.column_names]
+    if missing:
+        raise ValueError(f"{path} has columns {table.column_names}; missing: {missing}")
+    item_ids = [str(value) for value in table.column("item_id").to_pylist()]
+    return ItemVectors(
+        item_ids=_check_ids(path, item_ids),
+        vectors=_vectors(path, table.column("vector").combine_chunks()),
+        titles=[str(title) for title in table.column("title").to_pylist()]
+        if "title" in table.column_names
+        else item_ids,
+        categories=(
+            [[str(name) for name in names or ()] for names in table.column("categories").to_pylist()]
+            if "categories" in table.column_names
+            else [[] for _ in item_ids]
+        ),
+    )
+
+
+def _check_ids(path: Path, item_ids: list[str]) -> list[str]:
+    if not item_ids:
+        raise ValueError(f"{path} has 0 rows; allowed: at least 1 item")
+    first_row: dict[str, int] = {}
+    for row, item_id in enumerate(item_ids):
+        if not 1 <= len(item_id.encode()) <= MAX_ID_BYTES:
+            raise ValueError(f"{path} row {row}: item_id={item_id[:40]!r}; allowed: 1-{MAX_ID_BYTES} bytes of UTF-8")
+        if first_row.setdefault(item_id, row) != row:
+            raise ValueError(f"{path} row {row}: item_id={item_id!r} again, first in row {first_row[item_id]}")
+    return item_ids
+
+
+def _vectors(path: Path, column: pa.Array) -> npt.NDArray[np.float32]:
+    if not (
+        pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)
+    ):
+        raise ValueError(f"{path}: column vector has type {column.type}; expected a list of numbers")
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    width = int(lengths[0])
+    if width < 1 or (lengths != width).any():
+        row = int(np.argmax(lengths != max(width, 1)))
+        raise ValueError(
+            f"{path} row {row}: vector has {lengths[row]} values; expected {width or 'at least 1'} as in row 0"
+        )
+    values = column.flatten()
+    if values.null_count:
+        raise ValueError(
+            f"{path}: {values.null_count} of the vectors' values are missing; every value must be a number"
+        )
+    vectors = np.ascontiguousarray(values.to_numpy(zero_copy_only=False), dtype=np.float32).reshape(-1, width)
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        raise ValueError(f"{path} row {bad[0]}: vector holds NaN or infinite values; every value must be finite")
+    return vectors

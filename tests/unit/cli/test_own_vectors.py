@@ -1,0 +1,142 @@
+"""Vectors of one's own, from a table to an answer: `freshet index`, the candidates process, `freshet search`."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from typer.testing import CliRunner, Result
+
+from services.algorithms.bundle import BundleError, load_bundle
+from services.cli.main import app
+
+RNG = np.random.default_rng(0)
+ITEMS = RNG.normal(size=(300, 12)).astype(np.float32) * RNG.uniform(0.5, 2, size=(300, 1)).astype(np.float32)
+QUERIES = RNG.normal(size=(4, 12)).astype(np.float16).astype(np.float32)
+IDS = [f"thing-{row}" for row in range(300)]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    categories = [["even"] if row % 2 == 0 else ["odd"] for row in range(300)]
+    pq.write_table(pa.table({"item_id": IDS, "vector": ITEMS.tolist(), "categories": categories}), folder / "items.pq")
+    np.save(folder / "queries.npy", QUERIES)
+    made = run("index", str(folder / "items.pq"), "--out", str(folder / "bundle"), "--json")
+    assert made.exit_code == 0, made.output
+    assert json.loads(made.stdout)["num_items"] == 300
+    return folder
+
+
+@pytest.fixture(scope="module")
+def candidates(folder: Path) -> Iterator[str]:
+    environment = {
+        **os.environ,
+        "FRESHET_BUNDLE": str(folder / "bundle"),
+        "FRESHET_CANDIDATES_PORT": "0",
+        "FRESHET_METRICS_PORT": "0",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.candidates"], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        events = (json.loads(line) for line in process.stdout)
+        port = next(event["port"] for event in events if event["event"] == "serving")
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30, wait_for_ready=True)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def test_own_vectors_are_answered_exactly(folder: Path, candidates: str) -> None:
+    for row in range(4):
+        found = run(
+            "search", str(folder / "queries.npy"), "--row", str(row), "--k", "5", "--candidates", candidates, "--json"
+        )
+        assert found.exit_code == 0, found.output
+        answer = json.loads(found.stdout)
+        scores = ITEMS.astype(np.float64) @ QUERIES[row]
+        best = np.argsort(-scores)[:5]
+        assert [item["item_id"] for item in answer["items"]] == [IDS[item] for item in best]
+        assert [item["score"] for item in answer["items"]] == pytest.approx(scores[best].tolist())
+        assert answer["certificate"] == {"kind": "exact", "gap": 0.0}
+
+
+def test_filters_and_passes_are_shown(folder: Path, candidates: str) -> None:
+    found = run(
+        "search", str(folder / "queries.npy"), "--allow-categories", "even", "--deny-items", "thing-0",
+        "--candidates", candidates,
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    shown = [line.split()[1] for line in found.stdout.splitlines()[:10]]
+    assert all(int(item_id.removeprefix("thing-")) % 2 == 0 for item_id in shown)
+    assert "thing-0" not in shown
+    assert "exact; " in found.stdout
+    assert " ms  " in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--row", "4"], "row=4 allowed: 0-3"),
+        (["--algorithm", "magic"], "algorithm='magic' allowed: empty or one of"),
+        (["--k", "0"], "k=0 allowed: 1-10000"),
+    ],
+)
+def test_a_search_that_makes_no_sense_says_so(
+    folder: Path, candidates: str, arguments: list[str], message: str
+) -> None:
+    found = run("search", str(folder / "queries.npy"), "--candidates", candidates, *arguments)
+    assert found.exit_code == 2
+    assert message in found.output
+
+
+def test_a_vector_of_another_width_is_refused_with_both(folder: Path, candidates: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "wide.npy", np.ones(13))
+    found = run("search", str(tmp_path / "wide.npy"), "--candidates", candidates)
+    assert found.exit_code == 2
+    assert "query components have width 13 but item components have width 12" in found.output
+
+
+@pytest.mark.parametrize("content", [np.arange(3), np.ones((2, 2, 2)), np.array([1e9]), np.array([np.nan])])
+def test_a_file_that_holds_no_query_vectors_is_refused(tmp_path: Path, content: np.ndarray) -> None:
+    np.save(tmp_path / "q.npy", content)
+    assert run("search", str(tmp_path / "q.npy"), "--candidates", "127.0.0.1:1").exit_code == 2
+
+
+def test_nothing_listening_is_said_in_one_sentence(folder: Path) -> None:
+    found = run("search", str(folder / "queries.npy"), "--candidates", "127.0.0.1:1")
+    assert found.exit_code == 3
+    assert "nothing answers at 127.0.0.1:1: the candidates process is not running there" in found.output
+
+
+def test_normalized_vectors_are_cosines_and_a_vector_of_zeros_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"item_id": ["a", "b"], "vector": [[3.0, 4.0], [0.0, 2.0]]}), tmp_path / "v.pq")
+    made = run("index", str(tmp_path / "v.pq"), "--out", str(tmp_path / "b"), "--normalize")
+    assert made.exit_code == 0, made.output
+    components = load_bundle(tmp_path / "b").item_states.components[:, 0]
+    assert np.asarray(components) == pytest.approx(np.array([[0.6, 0.8], [0, 1]]))
+    pq.write_table(pa.table({"item_id": ["a", "b"], "vector": [[3.0, 4.0], [0.0, 0.0]]}), tmp_path / "v.pq")
+    refused = run("index", str(tmp_path / "v.pq"), "--out", str(tmp_path / "b"), "--normalize")
+    assert refused.exit_code == 2
+    assert "row 1: a vector of zeros has no direction" in refused.output
+
+
+def test_what_needs_an_encoder_refuses_such_a_bundle_by_name(folder: Path) -> None:
+    with pytest.raises(BundleError, match="holds embeddings brought from elsewhere and no encoder"):
+        _ = load_bundle(folder / "bundle").max_history
