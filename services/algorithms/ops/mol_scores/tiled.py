@@ -113,6 +113,20 @@ class MolScorer:
             gate[self._pair_order] = in_file_order
         return rounding.ItemMagnitudes(norms=largest, gate=gate, width=self.width)
 
+    @cached_property
+    def gate_range(self) -> tuple[DoubleVector, DoubleVector] | None:
+        """The least and the largest item gate of each pair (P,), which bounds on gating weights rest on; None without.
+
+        Both are 0 over an empty catalogue. Pair p = p_q * P_x + p_x.
+        """
+        if self._gate is None:
+            return None
+        low, high = np.zeros(self.num_pairs), np.zeros(self.num_pairs)
+        if self.num_items:
+            low[self._pair_order] = self._gate.amin(dim=1).double().numpy()
+            high[self._pair_order] = self._gate.amax(dim=1).double().numpy()
+        return low, high
+
     def check(self, queries: QueryStates) -> None:
         """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
         check_queries(
