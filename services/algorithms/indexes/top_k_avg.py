@@ -2,36 +2,45 @@
 
 Its certificate rests on phi's pairs being the outer product of components (arXiv:2407.15462, equation 2): with the
 item's mean component g-bar and radius rho_x = max_p ||g_p - g-bar||, every pair's cosine is at most
-<f_pq, g-bar> + ||f_pq|| rho_x, hence s <= max over p_q of that. Useful when an item's components are close; where it
-says no more than the norms alone, the answer is called an estimate.
+<f_pq, g-bar> + ||f_pq|| rho_x, hence s is at most the item's *reach*, the largest of these over p_q. Useful when an
+item's components are close; where it says no more than the norms alone, the answer is called an estimate.
+
+The bound on what was left out is found in steps, each of which usually makes the next unnecessary:
+1. *Witnesses*: the reach of the few best items beyond the pool. At the norms' bound: an estimate, no more to know.
+2. *Free*: <f_pq, g-bar> is at most the average score plus Delta ||g-bar|| with Delta = max ||f_pq - f-bar||, and the
+   average score of a left-out item at most the best one left out: no scan at all.
+3. *Scan*: the largest reach outside the pool, P_q times the work of the heuristic, by the same grouped scan.
+
+Means are kept in bfloat16 where P_x > 1: radii are measured from the means as stored, so the proof is untouched.
 
 Letters: B queries, X items, P_q, P_x query and item components, d component width, K results, N pool size.
-Cost: X P_q d multiply-adds for scores and certificate, then float64 on N. Memory: d + 1 floats per item more.
+Cost: X d multiply-adds per query, then full scores on N; step 3 X P_q d. Memory: 2 (d + 1) bytes per item more
+(4 (d + 1) where P_x = 1).
 """
 
 import time
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from services.algorithms.indexes.pools import answer_from, check_pool_size
 from services.algorithms.indexes.protocol import (
+    Indices,
     Mask,
     Pass,
     Pool,
+    Scores,
     TopK,
-    certificate,
     check_request,
     check_tie_ranks,
-    empty_answer,
 )
-from services.algorithms.indexes.ranking import best_rows
-from services.algorithms.indexes.rescoring import rescore
+from services.algorithms.ops.grouped_top_k import GroupedTopK
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 _UNIT = 2.0**-24  # float32 roundoff
-_DOTS_BYTES = 4 << 20  # one tile of (b, P_q, x) dot products
+_WITNESSES = 32  # items beyond the pool whose reach is looked at first
+_FAN = 17  # directions of (Delta, ||f||) for which the farthest item is known
 
 
 class TopKAvg:
@@ -52,13 +61,11 @@ class TopKAvg:
         A MolScorer is shared, not copied. Raises: ValueError for an empty index, a pool_size below 1, or shapes that
         disagree.
         """
-        if pool_size < 1:
-            raise ValueError(f"pool_size={pool_size} allowed: at least 1")
+        check_pool_size("pool_size", pool_size)
         self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
         self.pool_size = pool_size
-        self._ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
-        self._means, self._radii = _average(self.scorer)
-        self._largest_mean = float(np.linalg.norm(self._means.numpy(), axis=1).max())
+        self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
+        self._averages = _Averages(self.scorer, self.ranks)
 
     @property
     def num_items(self) -> int:
@@ -66,80 +73,175 @@ class TopKAvg:
 
     @property
     def nbytes(self) -> int:
-        return self.scorer.nbytes + int(self._ranks.nbytes) + 4 * (self._means.numel() + self._radii.numel())
+        return self.scorer.nbytes + int(self.ranks.nbytes) + self._averages.nbytes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of a pool of max(N, k), and how far from the exact top `k` that can be."""
         check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        pool = self.first_stage(queries, max(k, self.pool_size), allowed)
-        pools = [row[row >= 0] for row in pool.item_indices]
-        answer = rescore(self.scorer, queries, pools, k, self._ranks)
-        certificates = [
-            certificate(bound=pool.bound(query), kth_score=answer.kth_score(query)) for query in range(len(queries))
-        ]
-        return TopK(
-            item_indices=answer.item_indices,
-            scores=answer.scores,
-            certificates=tuple(certificates),
-            passes=(*pool.passes, *answer.passes),
-        )
+        scan = self.scan(queries, max(k, self.pool_size), allowed)
+        return answer_from(self, scan, queries, k, scan.depth)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best by averaged components: scores mean over p_q of <f_pq, g-bar>, and the bound on the rest."""
         check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        self.scorer.check(queries)
-        started = time.perf_counter()
-        norms = np.linalg.norm(queries.components.astype(np.float64), axis=-1)
-        averages, reaches = self._scan(queries, norms)
-        # Roundings of the dot product (d), of the radius term and the sum (4), at the largest magnitudes there are.
-        largest_radius = float(self._radii.max())
-        error = (self.scorer.width + 8) * _UNIT * norms.max(axis=1, initial=0.0) * (self._largest_mean + largest_radius)
-        trivial = norms.max(axis=1, initial=0.0) * self.scorer.magnitudes.norms.max(initial=0.0)
-        if allowed is not None:
-            averages[~np.broadcast_to(allowed, averages.shape)] = -np.inf
-            reaches[~np.broadcast_to(allowed, reaches.shape)] = -np.inf
-        item_indices, out = empty_answer(len(queries), min(size, self.num_items))
-        bounds = np.full(len(queries), -np.inf)
-        for query, scores in enumerate(averages):
-            rows = best_rows(scores, size, self._ranks)
-            item_indices[query, : len(rows)] = rows
-            out[query, : len(rows)] = scores[rows]
-            reaches[query, rows] = -np.inf
-            reach = float(reaches[query].max())
-            if reach > -np.inf:
-                bound = reach + error[query]
-                bounds[query] = bound if bound < trivial[query] else np.nan
+        scan = self.scan(queries, size, allowed)
+        bounds = scan.bounds(scan.depth)
         touched = np.full(len(queries), self.num_items, dtype=np.int64)
-        first = Pass("first_stage", time.perf_counter() - started, touched)
-        return Pool(item_indices=item_indices, scores=out, bounds=bounds, passes=(first,))
+        return Pool(
+            item_indices=scan.rows[:, : scan.depth].copy(),
+            scores=scan.scores[:, : scan.depth].astype(np.float64),
+            bounds=bounds,
+            passes=(Pass("first_stage", scan.seconds, touched),),
+        )
 
-    def _scan(
-        self, queries: QueryStates, norms: npt.NDArray[np.float64]
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Mean and largest reach over p_q, (B, X) each: mean <f_pq, g-bar> and max (<f_pq, g-bar> + ||f_pq|| rho)."""
-        num_queries, num_components, width = queries.components.shape
-        components = torch.from_numpy(np.array(queries.components.reshape(-1, width)))
-        query_norms = torch.from_numpy(norms.astype(np.float32))[:, :, None]
-        averages = torch.empty(num_queries, self.num_items)
-        reaches = torch.empty(num_queries, self.num_items)
-        step = max(1, _DOTS_BYTES // (4 * max(1, num_queries * num_components)))
-        for x in range(0, self.num_items if num_queries else 0, step):
-            dots = torch.mm(components, self._means[x : x + step].T).view(num_queries, num_components, -1)
-            torch.mean(dots, dim=1, out=averages[:, x : x + step])
-            dots.addcmul_(query_norms, self._radii[x : x + step])
-            torch.amax(dots, dim=1, out=reaches[:, x : x + step])
-        return averages.numpy(), reaches.numpy()
+    def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> "AverageScan":
+        """The `depth` best by averaged components of each query. Raises ValueError for shapes that disagree."""
+        self.scorer.check(queries)
+        return AverageScan(self._averages, queries, min(depth, self.num_items), allowed)
 
 
-def _average(scorer: MolScorer) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean components (X, d) in float32 and, for the means as stored, radii (X,) rounded up."""
-    components = scorer.components
-    means = torch.empty(scorer.num_items, scorer.width)
-    radii = torch.empty(scorer.num_items)
-    for x in range(0, scorer.num_items, 65_536):
-        exact = components[x : x + 65_536].double()
-        means[x : x + 65_536] = exact.mean(dim=1)
-        apart = exact - means[x : x + 65_536].double()[:, None, :]
-        radius = torch.linalg.vector_norm(apart, dim=-1).amax(dim=1)
-        radii[x : x + 65_536] = (radius * (1 + 2 * _UNIT)).float()
-    return means, radii
+class AverageScan:
+    """The best by averaged components of B queries. Shapes: rows and scores (B, n), best first, -1 and -inf beyond."""
+
+    def __init__(self, averages: "_Averages", queries: QueryStates, depth: int, allowed: Mask | None) -> None:
+        started = time.perf_counter()
+        self._averages, self._queries, self._allowed = averages, queries, allowed
+        self.depth = depth
+        components = queries.components.astype(np.float64)
+        self._average_query = components.mean(axis=1)
+        # One more coordinate for the items' radii, which the average leaves alone.
+        extended = np.zeros((len(queries), 1, components.shape[2] + 1), dtype=np.float32)
+        extended[:, 0, :-1] = self._average_query
+        best = averages.scan.search(extended, depth + _WITNESSES, allowed)
+        self.rows, self.scores = best.rows[:, 0, 0], best.scores[:, 0, 0]
+        self.seconds = time.perf_counter() - started
+
+    def pool(self, query: int, size: int) -> Indices:
+        """The `size` best rows of one query."""
+        rows = self.rows[query, :size]
+        return rows[rows >= 0]
+
+    def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
+        """See `PoolScan.bounds`: NaN where the radii say no more than the norms."""
+        started = time.perf_counter()
+        num_queries = len(self._queries)
+        if size >= self.rows.shape[1]:
+            return np.full(num_queries, -np.inf)
+        components = self._queries.components.astype(np.float64)
+        norms = np.linalg.norm(components, axis=-1).max(axis=1, initial=0)
+        error = self._averages.error(norms)
+        trivial = norms * self._averages.largest_norm
+        # The query's average as it was used, rounded to float32, and how far each component is from it.
+        average = self._average_query.astype(np.float32).astype(np.float64)
+        apart = np.linalg.norm(components - average[:, None], axis=-1).max(axis=1, initial=0)
+        left_out = self.scores[:, size].astype(np.float64)
+        free = left_out + self._averages.farthest(apart, norms) + error
+        witnessed = self._witnessed(size)
+        wanted = np.full(num_queries, -np.inf) if kth_scores is None else np.nan_to_num(kth_scores, nan=-np.inf)
+        bounds = np.where(free < trivial, free, np.nan)
+        bounds[left_out == -np.inf] = -np.inf
+        # A scan is worth it where it may say something new: that nothing left out reaches the K-th score, or a number
+        # where there is none yet. Without a K-th score the tightest number is wanted.
+        hopeful = witnessed + error < np.where(np.isnan(bounds) | (kth_scores is None), trivial, wanted)
+        open_ = (left_out > -np.inf) & ~(free < wanted) & hopeful
+        chosen = np.flatnonzero(open_)
+        if len(chosen):
+            reach = self._scanned(chosen, size) + error[chosen]
+            bounds[chosen] = np.where(reach < trivial[chosen], reach, np.nan)
+        self.seconds += time.perf_counter() - started
+        return bounds
+
+    def _witnessed(self, size: int) -> Scores:
+        """The largest reach among the items just beyond the pool: (B,), -inf without any."""
+        rows = self.rows[:, size : size + _WITNESSES]
+        means, radii = self._averages.at(np.maximum(rows, 0))
+        components = self._queries.components
+        reach = np.einsum("bqd,bnd->bnq", components, means)
+        reach += np.linalg.norm(components, axis=-1)[:, None, :] * radii[:, :, None]
+        best = reach.max(axis=2, initial=-np.inf)
+        return np.asarray(np.where(rows >= 0, best, -np.inf).max(axis=1, initial=-np.inf), dtype=np.float64)
+
+    def _scanned(self, chosen: Indices, size: int) -> Scores:
+        """The largest reach of allowed items outside the pools of some queries, as computed in float32: (n,)."""
+        num_items = self._averages.scan.num_items
+        left_out = np.ones((len(chosen), num_items), dtype=np.bool_)
+        if self._allowed is not None:
+            left_out &= self._allowed if self._allowed.ndim == 1 else self._allowed[chosen]
+        for place, query in enumerate(chosen):
+            left_out[place, self.pool(int(query), size)] = False
+        components = self._queries.components[chosen]
+        norms = np.linalg.norm(components.astype(np.float64), axis=-1, keepdims=True)
+        extended = np.concatenate([components, _round_up(norms)], axis=2)
+        best = self._averages.scan.search(extended, 1, left_out)
+        return best.scores[:, :, 0, 0].max(axis=1, initial=-np.inf).astype(np.float64)
+
+
+class _Averages:
+    """Mean components and radii of X items, prepared for scanning: vectors (X, 1, d + 1), the radius last."""
+
+    def __init__(self, scorer: MolScorer, ranks: Indices) -> None:
+        num_items, width = scorer.num_items, scorer.width
+        storage = "bfloat16" if scorer.num_item_components > 1 else "float32"
+        vectors = np.empty((num_items, 1, width + 1), dtype=np.float32)
+        angles = np.linspace(0, np.pi / 2, _FAN)
+        self._directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        self._farthest = np.zeros(_FAN)
+        self._largest_mean = 0.0
+        for x in range(0, num_items, 65_536):
+            rows = np.arange(x, min(x + 65_536, num_items))
+            exact = scorer.components_of(rows).astype(np.float64)
+            means = exact.mean(axis=1).astype(np.float32)
+            if storage == "bfloat16":
+                means = _to_bfloat16(means)
+            radii = np.linalg.norm(exact - means[:, None].astype(np.float64), axis=-1).max(axis=1)
+            stored = _round_up(radii, bfloat16=storage == "bfloat16")
+            vectors[rows, 0, :-1], vectors[rows, 0, -1] = means, stored
+            lengths = np.linalg.norm(means.astype(np.float64), axis=1)
+            self._largest_mean = max(self._largest_mean, float(lengths.max()))
+            spread = np.stack([lengths, stored.astype(np.float64)], axis=1) @ self._directions.T
+            self._farthest = np.maximum(self._farthest, spread.max(axis=0))
+        self._largest_radius = float(vectors[:, 0, -1].max())
+        self.largest_norm = float(scorer.magnitudes.norms.max(initial=0))
+        self.scan = GroupedTopK(vectors, tie_ranks=ranks, storage="bfloat16" if storage == "bfloat16" else "float32")
+
+    @property
+    def nbytes(self) -> int:
+        return self.scan.nbytes
+
+    def at(self, rows: Indices) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Means (..., d) and radii (...) of some items."""
+        vectors = self.scan.vectors_of(rows)[..., 0, :]
+        return vectors[..., :-1], vectors[..., -1]
+
+    def farthest(self, apart: Scores, norms: Scores) -> Scores:
+        """An upper bound on max_x (apart ||g-bar_x|| + norm rho_x): (B,) each.
+
+        That is a convex function of the direction, so between two directions of the fan the chord lies above it.
+        """
+        angle = np.arctan2(norms, apart)
+        place = np.clip((angle / (np.pi / 2) * (_FAN - 1)).astype(np.int64), 0, _FAN - 2)
+        (ax, ay), (bx, by) = self._directions[place].T, self._directions[place + 1].T
+        determinant = ax * by - ay * bx
+        a, b = (apart * by - norms * bx) / determinant, (norms * ax - apart * ay) / determinant
+        # Where rounding put the angle outside its segment a weight is a hair below 0: 0 is above it.
+        chord = np.maximum(a, 0) * self._farthest[place] + np.maximum(b, 0) * self._farthest[place + 1]
+        return np.asarray(chord * (1 + 1e-12))
+
+    def error(self, norms: Scores) -> Scores:
+        """Roundings of a dot product of d + 1 terms, of the query's average and of the sum: (B,)."""
+        terms = self.scan.width + 8
+        return np.asarray(terms * _UNIT * norms * (self._largest_mean + self._largest_radius))
+
+
+def _to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Values rounded to the nearest that bfloat16 holds, ties to even."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def _round_up(values: Scores, *, bfloat16: bool = False) -> npt.NDArray[np.float32]:
+    """Non-negative values as float32 or bfloat16, not below what float64 rounded them from."""
+    out = (values * (1 + 2 * _UNIT)).astype(np.float32)
+    if not bfloat16:
+        return out
+    return ((out.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)

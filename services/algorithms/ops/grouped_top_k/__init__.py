@@ -80,6 +80,15 @@ class GroupedTopK:
         ranks = 0 if self._ranks is None else 2 * self._ranks.nbytes
         return ranks + (0 if self.storage == "rows" else self._items.nbytes)
 
+    def vectors_of(self, rows: npt.NDArray[np.int64]) -> FloatArray:
+        """The vectors of some items as stored: rows (...) -> (..., S, d) float32."""
+        if self.storage == "rows":
+            return np.asarray(self._items[rows], dtype=np.float32)
+        found = self._items[rows // _PANEL, :, :, rows % _PANEL]
+        if self.storage == "bfloat16":
+            return (found.astype(np.int32) << 16).view(np.float32)
+        return np.asarray(found, dtype=np.float32)
+
     def search(
         self,
         queries: FloatArray,
