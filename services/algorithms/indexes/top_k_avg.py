@@ -121,6 +121,11 @@ class AverageScan:
         rows = self.rows[query, :size]
         return rows[rows >= 0]
 
+    def average_scores(self, query: int, rows: Indices) -> Scores:
+        """The scan's own score of some items for one query, as float64 gives it: (n,)."""
+        means, _ = self._averages.at(rows)
+        return np.asarray(means.astype(np.float64) @ self._average_query[query])
+
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
         """See `PoolScan.bounds`: NaN where the radii say no more than the norms."""
         started = time.perf_counter()

@@ -1,0 +1,117 @@
+"""CombinedTopK(N1, N2): the union of TopKPerEmbedding(N1) and TopKAvg(N2), then full scores within it.
+
+From arXiv:2407.15462, section 3.2. The two lists complement each other where gating weights vary. Shared work is done
+once: one prepared catalogue, one set of full scores on the union. The certificate is TopKPerEmbedding's bound at N1
+against the K-th score of the union, which the average part raises; the paper's Theorem 3 would need a brute-force
+pass over everything outside.
+
+Letters: B queries, X items, K results, N1 per component pair, N2 by the average.
+Cost: that of the two scans (the average adds one dot product per item to the P of the pairs), then full scores.
+"""
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.pools import answer_from, check_pool_size
+from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, TopK, check_request, empty_answer
+from services.algorithms.indexes.top_k_avg import AverageScan, TopKAvg
+from services.algorithms.indexes.top_k_per_embedding import PairScan, TopKPerEmbedding
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+
+class CombinedTopK:
+    """The union of the N1 best per component pair and the N2 best by the average, reordered by s."""
+
+    name = "combined_top_k"
+
+    def __init__(
+        self,
+        items: ItemStates | MolScorer,
+        pair_gate: PairGate | None = None,
+        *,
+        pair_pool_size: int,
+        average_pool_size: int,
+        tie_ranks: npt.NDArray[np.integer] | None = None,
+    ) -> None:
+        """Prepare X items; `pair_pool_size` is N1, `average_pool_size` N2, raised to k where a search asks for more.
+
+        A MolScorer is shared, not copied. Raises: ValueError for an empty index, sizes below 1, or shapes that
+        disagree.
+        """
+        check_pool_size("pair_pool_size", pair_pool_size)
+        check_pool_size("average_pool_size", average_pool_size)
+        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
+        self._average = TopKAvg(self.scorer, pool_size=average_pool_size, tie_ranks=tie_ranks)
+        self._pairs = TopKPerEmbedding(self.scorer, pool_size=pair_pool_size, tie_ranks=self._average.ranks)
+        self.ranks = self._average.ranks
+        self.pool_size = pair_pool_size
+        self.average_pool_size = average_pool_size
+
+    @property
+    def num_items(self) -> int:
+        return self.scorer.num_items
+
+    @property
+    def nbytes(self) -> int:
+        return self._average.nbytes + self._pairs.nbytes - self.scorer.nbytes - int(self.ranks.nbytes)
+
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+        """The top `k` by s of the union, and how far from the exact top `k` that can be."""
+        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        pairs = self._pairs.scan(queries, self.pool_size, allowed)
+        average = self._average.scan(queries, max(k, self.average_pool_size), allowed)
+        return answer_from(self, CombinedScan(pairs, average), queries, k, pairs.depth)
+
+    def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
+        """A pool of `size`: one half from the pairs' lists, filled up by the average, which scores all of them."""
+        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        pairs = self._pairs.first_stage(queries, -(-size // 2), allowed)
+        scan = self._average.scan(queries, size, allowed)
+        started = time.perf_counter()
+        item_indices, scores = empty_answer(len(queries), min(size, self.num_items))
+        bounds = pairs.bounds.copy()
+        for query in range(len(queries)):
+            listed = pairs.item_indices[query]
+            listed = listed[listed >= 0]
+            averaged = scan.pool(query, scan.depth)
+            rows = np.concatenate([listed, averaged[~np.isin(averaged, listed)]])[:size]
+            found = scan.average_scores(query, rows)
+            order = np.lexsort((self.ranks[rows], -found))
+            item_indices[query, : len(rows)], scores[query, : len(rows)] = rows[order], found[order]
+            if len(rows) < size:
+                bounds[query] = -np.inf  # the average's list ended before the pool was full: every allowed item is in
+        seconds = pairs.passes[0].seconds + scan.seconds + time.perf_counter() - started
+        touched = np.full(len(queries), self.num_items, dtype=np.int64)
+        return Pool(
+            item_indices=item_indices, scores=scores, bounds=bounds, passes=(Pass("first_stage", seconds, touched),)
+        )
+
+    def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> "CombinedScan":
+        """The `depth` best of every pair, and N2 / N1 times as many by the average."""
+        pairs = self._pairs.scan(queries, depth, allowed)
+        wanted = -(-pairs.depth * self.average_pool_size // self.pool_size)
+        return CombinedScan(pairs, self._average.scan(queries, wanted, allowed))
+
+
+class CombinedScan:
+    """Both scans of B queries. A pool of `size` has as large a share of the average's list as of the pairs' lists."""
+
+    def __init__(self, pairs: PairScan, average: AverageScan) -> None:
+        self._pairs, self._average = pairs, average
+        self.depth = pairs.depth
+
+    @property
+    def seconds(self) -> float:
+        return self._pairs.seconds + self._average.seconds
+
+    def pool(self, query: int, size: int) -> Indices:
+        """The union of the `size` best of every pair and the same share of the average's list, by row number."""
+        averaged = self._average.pool(query, -(-size * self._average.depth // self.depth))
+        return np.union1d(self._pairs.pool(query, size), averaged)
+
+    def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
+        """The pairs' bounds at `size`: what the union leaves out, their lists left out as well."""
+        return self._pairs.bounds(size, kth_scores)

@@ -1,0 +1,175 @@
+"""TopKPerEmbedding(N): the union of the N best items of every component pair, then full scores within it.
+
+From arXiv:2407.15462, section 3.2. A left-out item is in none of the lists, so its cosine of pair p is at most t_p,
+the (N + 1)-th best: s <= max_p t_p, and less by the bound on its gating weights (gate_bounds.py). The paper's own
+Theorem 2, phi of the (N + 1)-th items, is no bound (counterexample in the tests).
+
+Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, K results, N per pair.
+Cost: X P d multiply-adds per query, then full scores on N to N P items. Memory: nothing beside the scorer's.
+"""
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.gate_bounds import GateBounds
+from services.algorithms.indexes.pools import answer_from, check_pool_size
+from services.algorithms.indexes.protocol import (
+    Indices,
+    Mask,
+    Pass,
+    Pool,
+    Scores,
+    TopK,
+    check_request,
+    check_tie_ranks,
+    empty_answer,
+)
+from services.algorithms.ops.grouped_top_k import GroupedTopK
+from services.algorithms.ops.mol_scores import MolScorer, rounding
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+
+class TopKPerEmbedding:
+    """The union of the N best per component pair, reordered by s. Certificate: bounded by what the lists left out."""
+
+    name = "top_k_per_embedding"
+
+    def __init__(
+        self,
+        items: ItemStates | MolScorer,
+        pair_gate: PairGate | None = None,
+        *,
+        pool_size: int,
+        tie_ranks: npt.NDArray[np.integer] | None = None,
+    ) -> None:
+        """Prepare X items; `pool_size` is N per pair, raised to k where the union of a search has fewer than k items.
+
+        A MolScorer is shared, not copied. Raises: ValueError for an empty index, a pool_size below 1, or shapes that
+        disagree.
+        """
+        check_pool_size("pool_size", pool_size)
+        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
+        self.pool_size = pool_size
+        self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
+        self._components = GroupedTopK(self.scorer.components.numpy(), tie_ranks=self.ranks)
+        self._gate_bounds = GateBounds(self.scorer)
+
+    @property
+    def num_items(self) -> int:
+        return self.scorer.num_items
+
+    @property
+    def nbytes(self) -> int:
+        return self.scorer.nbytes + int(self.ranks.nbytes) + self._components.nbytes
+
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+        """The top `k` by s of the union of the N best per pair, and how far from the exact top `k` that can be."""
+        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        scan = self.scan(queries, self.pool_size, allowed)
+        if scan.smallest_pool(scan.depth) < k:
+            scan = self.scan(queries, max(k, self.pool_size), allowed)
+        return answer_from(self, scan, queries, k, scan.depth)
+
+    def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
+        """A pool of `size`: what the lists hold down to one common depth, then some of the next depth by cosine.
+
+        Scores are an item's best cosine among the pairs that listed it.
+        """
+        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        scan = self.scan(queries, -(-2 * size // self.scorer.num_pairs), allowed)
+        while scan.smallest_pool(scan.depth) < min(size, self.num_items) and scan.depth < min(size, self.num_items):
+            scan = self.scan(queries, min(4 * scan.depth, size), allowed)
+        started = time.perf_counter()
+        item_indices, scores = empty_answer(len(queries), min(size, self.num_items))
+        depths = np.zeros(len(queries), dtype=np.int64)
+        for query in range(len(queries)):
+            rows, levels, cosines = scan.levels(query)
+            # Rows come by (level, -cosine, rank), so the first `size` are whole levels and the best of one more.
+            depths[query] = scan.depth if len(rows) <= size else levels[size]
+            rows, cosines = rows[:size], cosines[:size]
+            order = np.lexsort((self.ranks[rows], -cosines))
+            item_indices[query, : len(rows)], scores[query, : len(rows)] = rows[order], cosines[order]
+        bounds = scan.bounds_at(depths)
+        touched = np.full(len(queries), self.num_items, dtype=np.int64)
+        seconds = scan.seconds + time.perf_counter() - started
+        return Pool(
+            item_indices=item_indices,
+            scores=scores,
+            bounds=bounds,
+            passes=(Pass("first_stage", seconds, touched),),
+        )
+
+    def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> "PairScan":
+        """The `depth` best of every pair of each query. Raises ValueError for shapes that disagree."""
+        self.scorer.check(queries)
+        return PairScan(self._components, self._gate_bounds, self.scorer, self.ranks, queries, depth, allowed)
+
+
+class PairScan:
+    """The best of every component pair of B queries."""
+
+    def __init__(
+        self,
+        components: GroupedTopK,
+        gate_bounds: GateBounds,
+        scorer: MolScorer,
+        ranks: Indices,
+        queries: QueryStates,
+        depth: int,
+        allowed: Mask | None,
+    ) -> None:
+        started = time.perf_counter()
+        self._gate_bounds, self._queries, self._ranks = gate_bounds, queries, ranks
+        self.depth = max(1, min(depth, scorer.num_items))
+        best = components.search(queries.components, self.depth, allowed)
+        lists = (len(queries), scorer.num_pairs)
+        self._rows = best.rows.reshape(*lists, self.depth)
+        self._scores = best.scores.reshape(*lists, self.depth)
+        self._following = best.following.reshape(lists)
+        # A float32 dot product of d terms, in whatever order.
+        reach = rounding.cosine_magnitudes(queries, scorer.magnitudes)
+        self._error = (scorer.width + 1) * rounding.FLOAT32 * reach * 1.01
+        self.seconds = time.perf_counter() - started
+
+    def pool(self, query: int, size: int) -> Indices:
+        """The union of the `size` best of every pair, by row number."""
+        rows = np.unique(self._rows[query, :, :size])
+        return rows[rows >= 0]
+
+    def smallest_pool(self, size: int) -> int:
+        """Items in the smallest union that left something out; X and more where none did."""
+        whole = self._thresholds(np.full(len(self._queries), size)).min(axis=1, initial=np.inf) == -np.inf
+        sizes = [len(self.pool(query, size)) for query in np.flatnonzero(~whole)]
+        return min(sizes, default=np.iinfo(np.int64).max)
+
+    def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
+        """See `PoolScan.bounds`: never NaN."""
+        return self.bounds_at(np.full(len(self._queries), size, dtype=np.int64))
+
+    def bounds_at(self, sizes: Indices) -> Scores:
+        """Bounds on what each query's union of its own number of best per pair leaves out: sizes (B,) -> (B,)."""
+        started = time.perf_counter()
+        bounds = self._gate_bounds.upper_bounds(self._queries, self._thresholds(sizes) + self._error)
+        self.seconds += time.perf_counter() - started
+        return bounds
+
+    def levels(self, query: int) -> tuple[Indices, Indices, Scores]:
+        """Listed rows by the best place they have in any list: rows, places and best listed cosines (n,) each."""
+        rows, cosines = self._rows[query].ravel(), self._scores[query].ravel().astype(np.float64)
+        places = np.tile(np.arange(self._rows.shape[2]), self._rows.shape[1])
+        listed = rows >= 0
+        rows, places, cosines = rows[listed], places[listed], cosines[listed]
+        found, inverse = np.unique(rows, return_inverse=True)
+        level = np.full(len(found), self._rows.shape[2])
+        np.minimum.at(level, inverse, places)
+        best = np.full(len(found), -np.inf)
+        np.maximum.at(best, inverse, cosines)
+        order = np.lexsort((self._ranks[found], -best, level))
+        return found[order], level[order], best[order]
+
+    def _thresholds(self, sizes: Indices) -> Scores:
+        """t_p, the best cosine beyond the first `sizes` (B,) of every list: (B, P), -inf beyond the allowed items."""
+        values = np.concatenate([self._scores, self._following[:, :, None]], axis=2)
+        return np.take_along_axis(values, sizes[:, None, None], axis=2)[:, :, 0].astype(np.float64)
