@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.states import ItemStates, PairGate
 
 
@@ -36,4 +38,17 @@ BUILDERS: list[Builder] = [
     # A pool that is the whole catalogue must make an exact answer, too.
     Builder("top_k_avg_all", lambda items, gate, **o: TopKAvg(items, gate, pool_size=len(items) + 1, **o), exact=True),
     Builder("top_k_avg_8", lambda items, gate, **o: TopKAvg(items, gate, pool_size=8, **o), exact=False),
+    Builder(
+        "top_k_per_embedding_all",
+        lambda items, gate, **o: TopKPerEmbedding(items, gate, pool_size=len(items) + 1, **o),
+        exact=True,
+    ),
+    Builder(
+        "top_k_per_embedding_3", lambda items, gate, **o: TopKPerEmbedding(items, gate, pool_size=3, **o), exact=False
+    ),
+    Builder(
+        "combined_top_k_2_8",
+        lambda items, gate, **o: CombinedTopK(items, gate, pair_pool_size=2, average_pool_size=8, **o),
+        exact=False,
+    ),
 ]
