@@ -91,6 +91,14 @@ class MolScorer:
         """Components of some items: (len(rows), P_x, d)."""
         return np.asarray(self._components[torch.from_numpy(np.ascontiguousarray(rows))].numpy())
 
+    def item_gates(self, start: int, stop: int) -> FloatMatrix | None:
+        """The gates (n, P) of items start..stop-1, pairs in the public order; None where items bring none."""
+        if self._gate is None:
+            return None
+        gates = np.empty((min(stop, self.num_items) - start, self.num_pairs), dtype=np.float32)
+        gates[:, self._pair_order] = self._gate[:, start:stop].T.numpy()
+        return gates
+
     @property
     def nbytes(self) -> int:
         """Bytes of everything held per item: components and the transposed gate."""
