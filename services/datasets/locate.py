@@ -51,7 +51,7 @@ class Locator:
 
     def on_this_machine(self, name: str) -> Located | None:
         """The first local place that holds `name`, or None."""
-        for base, label in self._bases():
+        for base, label in self.places():
             for candidate in (base / name, base / f"{name}.zip", base):
                 # A place may also be the set itself: FRESHET_DATA=/somewhere/ml-1m or .../ml-1m.zip.
                 if candidate == base and base.name not in (name, f"{name}.zip"):
@@ -81,7 +81,8 @@ class Locator:
         base = self.environ.get("XDG_CACHE_HOME", "")
         return (Path(base) if base else Path.home() / ".cache") / "freshet" / "data"
 
-    def _bases(self) -> Iterator[tuple[Path, str]]:
+    def places(self) -> Iterator[tuple[Path, str]]:
+        """The local folders in the order in which they are looked at, each with its name in words."""
         if self.root is not None:
             yield self.root, str(self.root)
             return

@@ -1,0 +1,77 @@
+"""Coarse cells with product-quantized residuals: the quantizer of an IVF index.
+
+A point is its cell's centre plus a decoded residual. The residual is what the codes reproduce, but an error's direction
+is judged against the whole point: a query's score is <q, centre> + <q, residual>, and being high or low is a property
+of the sum. It knows no search.
+
+Letters: X points, d width, C cells, m subspaces, k codewords each.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.quantization.product_quantizer import (
+    DEFAULT_THRESHOLD,
+    CodeArray,
+    ProductQuantizer,
+    train_product_quantizer,
+)
+from services.algorithms.quantization.targets import checked_points
+from services.algorithms.quantization.vector_quantizer import VectorQuantizer, train_vector_quantizer
+from services.algorithms.states import FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InvertedFileQuantizer:
+    """Cells, and the product quantizer of the residuals.
+
+    Shapes: cells.centres (C, d); residuals.codebooks (m, k, d / m).
+    """
+
+    cells: VectorQuantizer
+    residuals: ProductQuantizer
+
+    def __post_init__(self) -> None:
+        if self.cells.centres.shape[1] != self.residuals.width:
+            raise ValueError(f"cells are {self.cells.centres.shape[1]} wide and residuals {self.residuals.width}")
+
+    def encode(self, points: npt.NDArray[np.floating]) -> tuple[npt.NDArray[np.int64], CodeArray]:
+        """Cells (X,) and codes (X, m) of points (X, d)."""
+        cells = self.cells.assign(points)
+        return cells, self.residuals.encode(points, centres=self.cells.centres[cells])
+
+    def decode(self, cells: npt.NDArray[np.int64], codes: CodeArray) -> FloatArray:
+        """Points (X, d) that cells (X,) and codes (X, m) stand for."""
+        return self.cells.centres[cells] + self.residuals.decode(codes)
+
+
+def train_inverted_file(
+    points: npt.NDArray[np.floating],
+    *,
+    num_cells: int,
+    num_subspaces: int,
+    code_bits: int,
+    threshold: float = DEFAULT_THRESHOLD,
+    cell_threshold: float = 0.0,
+    seed: int = 0,
+    on_step: Callable[[str, float], None] | None = None,
+) -> InvertedFileQuantizer:
+    """Learn C cells and the residuals' codebooks for points (X, d).
+
+    threshold and errors as `train_product_quantizer`; cell_threshold as `train_vector_quantizer` (0: plain k-means).
+    """
+    checked = checked_points(points)
+    cells = train_vector_quantizer(checked, num_centres=num_cells, threshold=cell_threshold, seed=seed)
+    residuals = train_product_quantizer(
+        checked,
+        num_subspaces=num_subspaces,
+        code_bits=code_bits,
+        threshold=threshold,
+        seed=seed,
+        centres=cells.centres[cells.assign(checked)],
+        on_step=on_step,
+    )
+    return InvertedFileQuantizer(cells=cells, residuals=residuals)

@@ -1,0 +1,178 @@
+"""Product quantization under the score-aware loss: training, encoding, decoding.
+
+m codebooks of k = 16 or 256 codewords each; a point is m small numbers, and its score for a query is a sum of m table
+entries. Training starts from plain k-means and then alternates coordinate-descent encoding with the joint codebook
+solve; neither step can raise the loss (arXiv:1908.10396, section 4.1). It knows no index and no search.
+
+Letters: X points, d width, m subspaces, k codewords each, C coarse cells.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from services.algorithms.quantization.codebook_solve import solve_codebooks
+from services.algorithms.quantization.encoding import decode, encode
+from services.algorithms.quantization.k_means import product_k_means
+from services.algorithms.quantization.targets import (
+    Targets,
+    checked_points,
+    root_mean_square_norm,
+    score_aware_targets,
+)
+from services.algorithms.states import FloatArray
+
+CodeArray = npt.NDArray[np.uint8]
+
+DEFAULT_THRESHOLD = 0.2
+CODE_BITS = (4, 8)
+_TRAINING_POINTS_PER_CODEWORD = 256
+_MIN_TRAINING_POINTS = 32_768
+_ROUNDS = 10
+_SETTLED = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductQuantizer:
+    """Codebooks, and the threshold under which they encode.
+
+    Shapes: codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes). `threshold` is T as a share of
+    `scale`, the root mean square norm of the training points: 0.2 means the paper's T = .2 for unit vectors, and any
+    other unit of length gives the same codes.
+    """
+
+    codebooks: FloatArray
+    threshold: float
+    scale: float
+
+    def __post_init__(self) -> None:
+        if self.codebooks.ndim != 3 or self.codebooks.shape[1] not in (16, 256):
+            raise ValueError(f"codebooks has shape {self.codebooks.shape}; expected (m, 16 or 256, d / m)")
+
+    @property
+    def num_subspaces(self) -> int:
+        """m: codes per point."""
+        return int(self.codebooks.shape[0])
+
+    @property
+    def width(self) -> int:
+        """d."""
+        return int(self.codebooks.shape[0] * self.codebooks.shape[2])
+
+    @property
+    def code_bits(self) -> int:
+        """4 or 8."""
+        return int(self.codebooks.shape[1]).bit_length() - 1
+
+    @property
+    def bits_per_point(self) -> int:
+        return self.num_subspaces * self.code_bits
+
+    def encode(self, points: npt.NDArray[np.floating], *, centres: FloatArray | None = None) -> CodeArray:
+        """Codes (X, m), one uint8 per subspace whatever the width of the code, of points (X, d).
+
+        centres (X, d), where given, are each point's coarse centre: the codes then stand for point - centre, while
+        errors still weigh by the point's own direction. Zero vectors and points no longer than T are encoded by l2.
+        Raises: ValueError for another width or non-finite values.
+        """
+        checked = checked_points(points, width=self.width)
+        if len(checked) == 0:
+            return np.empty((0, self.num_subspaces), dtype=np.uint8)
+        targets = score_aware_targets(
+            checked, threshold=self.threshold, scale=self.scale, centres=centres, all_may_be_short=True
+        )
+        return encode(targets, torch.from_numpy(self.codebooks)).to(torch.uint8).numpy()
+
+    def decode(self, codes: CodeArray) -> FloatArray:
+        """What codes (X, m) stand for, (X, d) float32 (without the coarse centre)."""
+        if codes.ndim != 2 or codes.shape[1] != self.num_subspaces:
+            raise ValueError(f"codes has shape {codes.shape}; expected (X, {self.num_subspaces})")
+        if codes.size and int(codes.max()) >= self.codebooks.shape[1]:
+            raise ValueError(f"codes holds {int(codes.max())}; there are {self.codebooks.shape[1]} codewords")
+        return decode(torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(self.codebooks)).numpy()
+
+
+def train_product_quantizer(
+    points: npt.NDArray[np.floating],
+    *,
+    num_subspaces: int,
+    code_bits: int,
+    threshold: float = DEFAULT_THRESHOLD,
+    seed: int = 0,
+    centres: FloatArray | None = None,
+    on_step: Callable[[str, float], None] | None = None,
+) -> ProductQuantizer:
+    """Learn codebooks for points (X, d).
+
+    threshold is T as a share of the points' root mean square norm; 0 gives plain l2. `centres` (X, d) as in `encode`.
+    `on_step` hears the mean loss after each step ("encode", "solve"). Equal points and seed give equal codebooks on one
+    machine. At most max(32,768, 256 k) points, drawn by seed, are used.
+    Raises: ValueError for d not divisible by m, code_bits other than 4 or 8, fewer points than codewords, non-finite
+    or only zero vectors, T < 0, or no point longer than T.
+    """
+    checked = checked_points(points)
+    width = checked.shape[1]
+    if code_bits not in CODE_BITS:
+        raise ValueError(f"code_bits is {code_bits}; it must be one of {CODE_BITS}")
+    if num_subspaces < 1 or width % num_subspaces:
+        raise ValueError(f"num_subspaces is {num_subspaces}; it must divide the points' width {width}")
+    num_codewords = 1 << code_bits
+    if len(checked) < num_codewords:
+        raise ValueError(f"{len(checked)} points cannot train {num_codewords} codewords; at least as many are needed")
+    if centres is not None and centres.shape != checked.shape:
+        raise ValueError(f"centres has shape {centres.shape}; expected {checked.shape} as points")
+    scale = root_mean_square_norm(checked)
+    generator = torch.Generator().manual_seed(seed)
+    most = max(_MIN_TRAINING_POINTS, _TRAINING_POINTS_PER_CODEWORD * num_codewords)
+    targets = score_aware_targets(checked, threshold=threshold, scale=scale, centres=centres)
+    if len(targets) > most:
+        targets = targets[torch.randperm(len(targets), generator=generator)[:most].sort().values]
+    codebooks = product_k_means(targets.vectors, num_subspaces, num_codewords, generator)
+    codebooks = _refined(targets, codebooks, on_step)
+    return ProductQuantizer(codebooks=codebooks.numpy(), threshold=threshold, scale=scale)
+
+
+def _refined(targets: Targets, codebooks: Tensor, on_step: Callable[[str, float], None] | None) -> Tensor:
+    """Alternate encoding and solving until a round gains less than a thousandth, or for ten rounds."""
+    report = on_step or (lambda name, loss: None)
+    codes = encode(targets, codebooks)
+    losses = targets.losses(decode(codes, codebooks))
+    loss = float(losses.mean())
+    report("encode", loss)
+    for _ in range(_ROUNDS):
+        before = loss
+        solved = solve_codebooks(targets, codes, codebooks)
+        solved_losses = targets.losses(decode(codes, solved))
+        # Rounding to float32 can cost more than the last solve gained; then training has arrived.
+        if float(solved_losses.mean()) > loss:
+            break
+        codebooks, losses = solved, solved_losses
+        report("solve", float(losses.mean()))
+        codebooks = _reseeded(targets, codes, codebooks, losses)
+        codes = encode(targets, codebooks, codes)
+        losses = targets.losses(decode(codes, codebooks))
+        loss = float(losses.mean())
+        report("encode", loss)
+        if loss > (1 - _SETTLED) * before:
+            break
+    return codebooks
+
+
+def _reseeded(targets: Targets, codes: Tensor, codebooks: Tensor, losses: Tensor) -> Tensor:
+    """Unused codewords moved onto the parts of the points with the largest losses; no present code changes meaning."""
+    num_subspaces, num_codewords, _ = codebooks.shape
+    flat = codes + torch.arange(num_subspaces) * num_codewords
+    used = torch.bincount(flat.reshape(-1), minlength=num_subspaces * num_codewords).view(num_subspaces, -1) > 0
+    if bool(used.all()):
+        return codebooks
+    result = codebooks.clone()
+    worst = losses.argsort(descending=True)
+    parts = targets.vectors.view(len(targets), num_subspaces, -1)
+    for subspace in range(num_subspaces):
+        unused = torch.nonzero(~used[subspace])[:, 0]
+        result[subspace, unused] = parts[worst[: len(unused)], subspace]
+    return result

@@ -1,0 +1,197 @@
+"""The score-aware loss: how much an error of a quantized vector matters to the scores that are high.
+
+For a query q drawn uniformly from the unit sphere, E[w(<q, x>) <q, x - x~>^2] is a weighted sum of the squared parts of
+the residual along x and across it (arXiv:1908.10396, Theorem 3.2). For w(t) = 1[t >= T] both weights are incomplete
+beta functions; here they come from one continued fraction, exact and stable for every width. It knows no codebook.
+
+With I_d = the integral of sin^d over angles from 0 to a = arccos(T / |x|), one integration by parts gives
+    h_across = I_d,    h_along = I_d + cos(a) sin^(d-1)(a),    eta = h_along / h_across = 1 + cos(a) sin^(d-1)(a) / I_d,
+so eta >= 1 can be read off (Theorem 3.3), and no difference of nearly equal numbers is ever taken.
+
+Letters: X points, d width, M logged queries.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import lgamma, log, pi
+
+import numpy as np
+import numpy.typing as npt
+
+Float64Array = npt.NDArray[np.float64]
+FloatsArray = npt.NDArray[np.floating]
+
+_FRACTION_STEPS = 500
+_QUADRATURE_NODES = 4_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorWeights:
+    """Weights of the two parts of each point's residual, per point, as expectations over the unit sphere.
+
+    Shapes: log_across (X,), the logarithm of h_across (at d = 1,024 and T = .9 |x| it is about 1e-370, no double);
+    ratio (X,), eta = h_along / h_across. A point whose weights are empty (no unit query scores it above T) has
+    log_across = -inf and ratio = 1: whatever stands for it, the loss is 0.
+    """
+
+    log_across: Float64Array
+    ratio: Float64Array
+
+    @property
+    def across(self) -> Float64Array:
+        """h_across (X,); underflows to 0 where the loss itself would."""
+        result: Float64Array = np.exp(self.log_across)
+        return result
+
+    @property
+    def along(self) -> Float64Array:
+        """h_along (X,)."""
+        return self.across * self.ratio
+
+    @property
+    def empty(self) -> npt.NDArray[np.bool_]:
+        """Points (X,) that no unit query scores above T."""
+        return np.isneginf(self.log_across)
+
+
+def threshold_weights(norms: FloatsArray, width: int, threshold: float) -> ErrorWeights:
+    """Exact weights for w(t) = 1[t >= T].
+
+    Shapes: norms (X,) are |x_i|; `width` is d, `threshold` T is in units of <q, x> with |q| = 1.
+    A point with |x| <= T gets empty weights (ErrorWeights): the integral is over nothing, for no unit query can lift
+    its score above T.
+    Raises: ValueError for norms that are negative or not finite, d < 2 (no direction is left across), or T < 0 (then
+    w is positive below zero, and Theorem 3.3 does not speak of it).
+    """
+    lengths = _checked_norms(norms, width)
+    if not (np.isfinite(threshold) and threshold >= 0):
+        raise ValueError(f"threshold is {threshold}; it must be a finite number of at least 0")
+    log_across = np.full(len(lengths), -np.inf)
+    ratio = np.ones(len(lengths))
+    seen = lengths > threshold
+    cosine = np.minimum(threshold / lengths[seen], 1 - 1e-15)
+    log_integral, log_edge = _log_sine_integral(cosine, width)
+    log_across[seen] = log_integral - _log_sphere(width)
+    ratio[seen] = 1 + np.exp(log_edge - log_integral)
+    return ErrorWeights(log_across=log_across, ratio=ratio)
+
+
+def quadrature_weights(norms: FloatsArray, width: int, weight: Callable[[Float64Array], Float64Array]) -> ErrorWeights:
+    """Weights for any w(t) >= 0 by Gauss-Legendre quadrature over the angle (Theorem 3.2 as it stands).
+
+    Shapes: norms (X,); `weight` maps an array of scores to an array of weights. Good to about 1e-3 where w jumps and
+    to 1e-10 where it is smooth. Raises: ValueError as `threshold_weights` does, or where w is negative.
+    """
+    lengths = _checked_norms(norms, width)
+    nodes, node_weights = np.polynomial.legendre.leggauss(_QUADRATURE_NODES)
+    angle = (nodes + 1) * (pi / 2)
+    values = weight(lengths[:, None] * np.cos(angle))
+    if (values < 0).any():
+        raise ValueError("weight returned a negative value; a weight of a score must be at least 0")
+    with np.errstate(divide="ignore"):
+        density = values * (node_weights * (pi / 2)) * np.exp((width - 2) * np.log(np.sin(angle)) - _log_sphere(width))
+        along = density @ np.cos(angle) ** 2 * (width - 1)
+        across = density @ np.sin(angle) ** 2
+        ratio = np.divide(along, across, out=np.ones_like(along), where=across > 0)
+        return ErrorWeights(log_across=np.log(across), ratio=ratio)
+
+
+def eta(threshold: float, width: int) -> float:
+    """eta of a unit vector: how many times more an error along it weighs than one across (both per squared length)."""
+    if not 0 <= threshold < 1:
+        raise ValueError(f"threshold is {threshold}; a unit vector has weights for 0 <= T < 1")
+    return float(threshold_weights(np.ones(1), width, threshold).ratio[0])
+
+
+def eta_limit(threshold: float, width: int) -> float:
+    """The paper's limit formula (equation 3), for comparison only.
+
+    Below d = 1 / T^2 (25 at T = .2) it falls under 1, which Theorem 3.3 rules out.
+    """
+    return (width - 1) * threshold**2 / (1 - threshold**2)
+
+
+def residual_parts(points: FloatsArray, decoded: FloatsArray) -> tuple[Float64Array, Float64Array]:
+    """Squared lengths (X,), (X,) of each residual x - x~ along x and across it.
+
+    Shapes: points (X, d), decoded (X, d). Where x = 0 there is no direction: all of the residual counts as across.
+    """
+    if points.shape != decoded.shape:
+        raise ValueError(f"decoded has shape {decoded.shape}; expected {points.shape} as points")
+    exact = points.astype(np.float64)
+    residual = exact - decoded
+    squared = np.einsum("xd,xd->x", exact, exact)
+    inner = np.einsum("xd,xd->x", residual, exact)
+    along = np.divide(inner**2, squared, out=np.zeros_like(inner), where=squared > 0)
+    across = np.maximum(np.einsum("xd,xd->x", residual, residual) - along, 0)
+    return along, across
+
+
+def score_aware_loss(points: FloatsArray, decoded: FloatsArray, threshold: float) -> Float64Array:
+    """E[1[<q, x> >= T] <q, x - x~>^2] for q uniform on the unit sphere, per point (X,): Definition 3.1, exactly."""
+    along, across = residual_parts(points, decoded)
+    weights = threshold_weights(np.linalg.norm(points.astype(np.float64), axis=1), points.shape[1], threshold)
+    return weights.along * along + weights.across * across
+
+
+def _checked_norms(norms: FloatsArray, width: int) -> Float64Array:
+    lengths = np.asarray(norms, dtype=np.float64)
+    if lengths.ndim != 1 or not np.isfinite(lengths).all() or (lengths < 0).any():
+        raise ValueError(f"norms must be finite numbers of at least 0 in one row; their shape is {lengths.shape}")
+    if width < 2:
+        raise ValueError(f"width is {width}; the loss needs at least 2, one direction along and one across")
+    return lengths
+
+
+def _log_sphere(width: int) -> float:
+    """Logarithm of (d - 1) times the integral of sin^(d-2) from 0 to pi: what turns h into an expectation.
+
+    E[1[..] sin^2] / (d - 1) is the weight across and E[1[..] cos^2] the one along; I_d carries the (d - 1) of
+    Theorem 3.2's main text, which its appendix leaves out.
+    """
+    return log(width - 1) + 0.5 * log(pi) + lgamma((width - 1) / 2) - lgamma(width / 2)
+
+
+def _log_sine_integral(cosine: Float64Array, width: int) -> tuple[Float64Array, Float64Array]:
+    """Logarithms of I_d and of cos(a) sin^(d-1)(a), with cos(a) given in [0, 1).
+
+    I_d is half the incomplete beta function of sin^2(a) at ((d + 1) / 2, 1 / 2). In the tail it is its prefactor over
+    a continued fraction; near the equator, where that converges slowly, half a sphere less the same from the other
+    end, which there is no difference of near equals.
+    """
+    a, b = (width + 1) / 2, 0.5
+    squared_sine = (1 - cosine) * (1 + cosine)
+    with np.errstate(divide="ignore"):
+        log_cosine = np.log(cosine)
+    log_sine = 0.5 * np.log(squared_sine)
+    log_edge = log_cosine + (width - 1) * log_sine
+    in_tail = squared_sine < (a + 1) / (a + b + 2)
+    log_prefactor = 2 * a * log_sine + 2 * b * log_cosine
+    result = np.empty_like(cosine)
+    result[in_tail] = log_prefactor[in_tail] - log(2 * a) + np.log(_beta_fraction(a, b, squared_sine[in_tail]))
+    near = ~in_tail
+    half_sphere = lgamma(a) + lgamma(b) - lgamma(a + b)
+    rest = np.exp(log_prefactor[near] - log(b) - half_sphere) * _beta_fraction(b, a, cosine[near] ** 2)
+    result[near] = log(0.5) + half_sphere + np.log1p(-rest)
+    return result, log_edge
+
+
+def _beta_fraction(a: float, b: float, x: Float64Array) -> Float64Array:
+    """The continued fraction of the incomplete beta function (DLMF 8.17.22), by Lentz's rule.
+
+    B(x; a, b) = x^a (1 - x)^b / a * fraction. Converges in O(sqrt(max(a, b))) steps for x < (a + 1) / (a + b + 2).
+    """
+    c = np.ones_like(x)
+    d = 1 / (1 - (a + b) * x / (a + 1))
+    value = d.copy()
+    for m in range(1, _FRACTION_STEPS):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        d, c = 1 / (1 + even * d), 1 + even / c
+        value *= d * c
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        d, c = 1 / (1 + odd * d), 1 + odd / c
+        step = d * c
+        value *= step
+        if x.size == 0 or np.abs(step - 1).max() < 1e-15:
+            break
+    return value
