@@ -7,22 +7,20 @@ filters or top-K.
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
 
-from services.algorithms.ops.mol_scores.tiled import DEFAULT_TILE_BYTES, FloatMatrix, MolScorer
+from services.algorithms.ops.mol_scores.scorer import FloatMatrix, MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
-__all__ = ["DEFAULT_TILE_BYTES", "MolScorer", "mol_scores"]
+__all__ = ["MolScorer", "mol_scores"]
 
 
-def mol_scores(
-    queries: QueryStates, items: ItemStates, pair_gate: PairGate | None, *, tile_bytes: int = DEFAULT_TILE_BYTES
-) -> FloatMatrix:
+def mol_scores(queries: QueryStates, items: ItemStates, pair_gate: PairGate | None) -> FloatMatrix:
     """Score every item for every query.
 
     Shapes: queries (B, P_q, d) and (B, P), items (X, P_x, d) and (X, P) -> (B, X) float32, s in [-1, 1] for
             normalised components; pair p = p_q * P_x + p_x.
-    Memory: beside the result no array is larger than `tile_bytes`; (B, X, P) never exists.
+    Memory: beside the result one tile of a few dozen items per thread; (B, X, P) never exists.
     Raises: ValueError if widths or pair counts differ, or if more than one pair comes without any gate.
     Source: arXiv:2407.15462, equation 2 and appendix A.3 (GLU-SiLU gate); the gate reads cosines instead of logits.
     Cost:   B X P (d + 2 G) multiply-adds and B X (G + 2 P) exponentials.
     """
-    return MolScorer(items, pair_gate, tile_bytes=tile_bytes).scores(queries)
+    return MolScorer(items, pair_gate).scores(queries)

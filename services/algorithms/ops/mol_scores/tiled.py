@@ -1,4 +1,4 @@
-"""Mixture-of-Logits scores on the CPU, in tiles that stay in cache.
+"""Mixture-of-Logits scores by PyTorch, in tiles that stay in cache: the fallback where no kernel was built.
 
 Everything is kept feature-major, (P, n) for a tile of n query-item pairs: both layers of the pair gate are then one
 small matrix product each, and every elementwise step and reduction over P runs along n, where the vector units are.
@@ -18,8 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.algorithms.ops.mol_scores import rounding
-from services.algorithms.ops.mol_scores.shapes import check_items, check_queries
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 FloatMatrix = npt.NDArray[np.float32]
@@ -31,7 +29,7 @@ DEFAULT_TILE_BYTES = 1 << 20
 _QUERIES_PER_TILE = 4  # at X larger than a tile: 10 % faster than one query at a time (8x8x32, G 128, B 32)
 
 
-def _tensor(array: npt.NDArray[np.floating]) -> torch.Tensor:
+def as_tensor(array: npt.NDArray[np.floating]) -> torch.Tensor:
     """View an array as a tensor without copying, read-only memory maps included (they are never written to)."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -49,105 +47,38 @@ class _GateWeights:
         return _GateWeights(hidden=self.hidden.double(), out=self.out.double())
 
 
-class MolScorer:
-    """Item states prepared for scoring, with the float32 pass, its error bound, and float64 re-evaluation.
-
-    Holds the components as given (no copy) and the item gate transposed. Safe to use from several threads.
-    """
+class TiledScores:
+    """The PyTorch path over one catalogue. The item gate is transposed when it is first needed."""
 
     def __init__(self, items: ItemStates, pair_gate: PairGate | None, *, tile_bytes: int = DEFAULT_TILE_BYTES) -> None:
-        """Prepare X items. Raises ValueError if gates and components disagree, or if one pair exceeds the budget."""
-        self.num_pairs = check_items(items, pair_gate)
-        self.num_items, self.num_item_components, self.width = (int(size) for size in items.components.shape)
-        self.num_query_components = self.num_pairs // self.num_item_components
-        self.pair_gate = pair_gate
+        """Prepare X items, which fit `pair_gate`. Raises ValueError if one pair exceeds the budget."""
+        self.num_items, self.num_item_components, _ = (int(size) for size in items.components.shape)
+        if items.gate is not None:
+            self.num_pairs = items.gate.shape[1]
+        else:
+            self.num_pairs = 1 if pair_gate is None else pair_gate.num_pairs
         # Row of the public order p_q * P_x + p_x for each row of this file's order p_x * P_q + p_q.
-        public = np.arange(self.num_pairs).reshape(self.num_query_components, self.num_item_components)
+        public = np.arange(self.num_pairs).reshape(-1, self.num_item_components)
         self._pair_order = public.T.reshape(-1)
-        self._components = _tensor(items.components)
-        self._gate = None if items.gate is None else _tensor(items.gate.T[self._pair_order])
+        self._components = as_tensor(items.components)
+        self._item_gate = items.gate
         self._weights: _GateWeights | None = None
         if pair_gate is not None:
             hidden = np.column_stack([pair_gate.hidden_weight[:, self._pair_order], pair_gate.hidden_bias])
             out = np.column_stack([pair_gate.out_weight[self._pair_order], pair_gate.out_bias[self._pair_order]])
-            self._weights = _GateWeights(hidden=_tensor(hidden), out=_tensor(out))
+            self._weights = _GateWeights(hidden=as_tensor(hidden), out=as_tensor(out))
         self._hidden_width = 0 if pair_gate is None else len(pair_gate.hidden_bias)
         bytes_per_pair = 4 * (max(self._hidden_width, self.num_pairs) + 1)
         if tile_bytes < bytes_per_pair:
             raise ValueError(f"tile_bytes is {tile_bytes}; one query-item pair needs {bytes_per_pair}")
         self._pairs_per_tile = tile_bytes // bytes_per_pair
 
-    @property
-    def gated(self) -> bool:
-        """Whether the items bring a gate of their own, so that queries must, too."""
-        return self._gate is not None
-
-    @property
-    def components(self) -> torch.Tensor:
-        """The item components (X, P_x, d), not to be written to."""
-        return self._components
-
-    def components_of(self, rows: Rows) -> FloatMatrix:
-        """Components of some items: (len(rows), P_x, d)."""
-        return np.asarray(self._components[torch.from_numpy(np.ascontiguousarray(rows))].numpy())
-
-    def item_gates(self, start: int, stop: int) -> FloatMatrix | None:
-        """The gates (n, P) of items start..stop-1, pairs in the public order; None where items bring none."""
-        if self._gate is None:
-            return None
-        gates = np.empty((min(stop, self.num_items) - start, self.num_pairs), dtype=np.float32)
-        gates[:, self._pair_order] = self._gate[:, start:stop].T.numpy()
-        return gates
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of everything held per item: components and the transposed gate."""
-        gate = 0 if self._gate is None else self._gate.numel() * 4
-        return self._components.numel() * 4 + gate
-
     @cached_property
-    def magnitudes(self) -> rounding.ItemMagnitudes:
-        """The largest item values, which error bounds and certificates rest on."""
-        largest = np.zeros(self.num_item_components)
-        for start in range(0, self.num_items, 65_536):
-            norms = torch.linalg.vector_norm(self._components[start : start + 65_536].double(), dim=-1)
-            largest = np.maximum(largest, norms.amax(dim=0).numpy())
-        gate = None
-        if self._gate is not None:
-            in_file_order = (
-                self._gate.abs().amax(dim=1).double().numpy() if self.num_items else np.zeros(self.num_pairs)
-            )
-            gate = np.empty(self.num_pairs)
-            gate[self._pair_order] = in_file_order
-        return rounding.ItemMagnitudes(norms=largest, gate=gate, width=self.width)
-
-    @cached_property
-    def gate_range(self) -> tuple[DoubleVector, DoubleVector] | None:
-        """The least and the largest item gate of each pair (P,), which bounds on gating weights rest on; None without.
-
-        Both are 0 over an empty catalogue. Pair p = p_q * P_x + p_x.
-        """
-        if self._gate is None:
-            return None
-        low, high = np.zeros(self.num_pairs), np.zeros(self.num_pairs)
-        if self.num_items:
-            low[self._pair_order] = self._gate.amin(dim=1).double().numpy()
-            high[self._pair_order] = self._gate.amax(dim=1).double().numpy()
-        return low, high
-
-    def check(self, queries: QueryStates) -> None:
-        """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
-        check_queries(
-            queries,
-            num_pairs=self.num_pairs,
-            num_item_components=self.num_item_components,
-            width=self.width,
-            gated=self.gated,
-        )
+    def _gate(self) -> torch.Tensor | None:
+        return None if self._item_gate is None else as_tensor(self._item_gate.T[self._pair_order])
 
     def scores(self, queries: QueryStates) -> FloatMatrix:
-        """Score every item: (B, X) float32, each within `error_bounds` of the exact value."""
-        self.check(queries)
+        """Score every item for every query: (B, X)."""
         num_queries = len(queries)
         out = torch.empty(num_queries, self.num_items)
         if not num_queries or not self.num_items:
@@ -159,7 +90,7 @@ class MolScorer:
             items_per_tile = self._pairs_per_tile // queries_per_tile
         components_QBd = torch.from_numpy(np.ascontiguousarray(queries.components.transpose(1, 0, 2)))
         gate_PB = None
-        if self.gated and queries.gate is not None:
+        if self._gate is not None and queries.gate is not None:
             gate_PB = torch.from_numpy(queries.gate.T[self._pair_order])
         workspace = _Workspace(self.num_pairs, self._hidden_width, items_per_tile * queries_per_tile)
         for b in range(0, num_queries, queries_per_tile):
@@ -180,8 +111,7 @@ class MolScorer:
         return np.asarray(out.numpy())
 
     def scores_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[FloatVector]:
-        """Score the items `rows[b]` (n_b,) for each query b in float32: (n_b,) each, within `error_bounds`."""
-        self.check(queries)
+        """Score the items `rows[b]` (n_b,) for each query b: (n_b,) each."""
         out = []
         for query, chosen in enumerate(rows):
             scores = torch.empty(1, len(chosen))
@@ -189,20 +119,14 @@ class MolScorer:
             out.append(np.asarray(scores[0].numpy()))
         return out
 
-    def scores_float64(self, queries: QueryStates, query: int, rows: Rows) -> DoubleVector:
-        """Score item `rows` for query number `query` in float64 over the stored float32 states: (len(rows),)."""
-        self.check(queries)
-        out = torch.empty(1, len(rows), dtype=torch.float64)
-        self._score_rows(queries, query, rows, self._weights_float64, out)
-        return np.asarray(out[0].numpy())
-
-    def error_bounds(self, queries: QueryStates) -> DoubleVector:
-        """Bound |float32 score - exact value| for every item, per query: (B,)."""
-        return rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32)
-
-    def error_bounds_float64(self, queries: QueryStates) -> DoubleVector:
-        """Bound |float64 score - exact value| for every item, per query: (B,)."""
-        return rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT64)
+    def scores_float64_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[DoubleVector]:
+        """The same in double precision."""
+        out = []
+        for query, chosen in enumerate(rows):
+            scores = torch.empty(1, len(chosen), dtype=torch.float64)
+            self._score_rows(queries, query, chosen, self._weights_float64, scores)
+            out.append(np.asarray(scores[0].numpy()))
+        return out
 
     @cached_property
     def _weights_float64(self) -> _GateWeights | None:
@@ -215,7 +139,7 @@ class MolScorer:
         dtype = out.dtype
         components = torch.from_numpy(np.ascontiguousarray(queries.components[query])).to(dtype)[:, None, :]
         gate = None
-        if self.gated and queries.gate is not None:
+        if self._gate is not None and queries.gate is not None:
             gate = torch.from_numpy(queries.gate[query, self._pair_order]).to(dtype)[:, None, None]
         step = max(1, self._pairs_per_tile // 2)
         for start in range(0, len(rows), step):

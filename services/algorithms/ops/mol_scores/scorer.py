@@ -1,0 +1,147 @@
+"""Item states prepared for scoring: float32 scores with a proven error bound, and float64 re-evaluation.
+
+The compiled kernel does the work where the install built one (cpu.cpp), PyTorch elsewhere (tiled.py); the bound holds
+for both. Plain dot products of everything (P = 1) are one matrix product, which PyTorch does best.
+
+Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.algorithms.native import load_kernels
+from services.algorithms.ops.mol_scores import rounding
+from services.algorithms.ops.mol_scores.native import NativeScores
+from services.algorithms.ops.mol_scores.shapes import check_items, check_queries
+from services.algorithms.ops.mol_scores.tiled import DEFAULT_TILE_BYTES, TiledScores, as_tensor
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+FloatMatrix = npt.NDArray[np.float32]
+FloatVector = npt.NDArray[np.float32]
+DoubleVector = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
+
+_ROWS_PER_STEP = 65_536  # of passes over the catalogue that need float64 copies
+
+
+class MolScorer:
+    """X items ready to be scored. Holds their arrays as given, memory maps included. Safe to use from several threads.
+
+    Memory beside results: about 200 KB per thread (the kernel), or `tile_bytes` per array (PyTorch).
+    """
+
+    def __init__(
+        self,
+        items: ItemStates,
+        pair_gate: PairGate | None,
+        *,
+        tile_bytes: int = DEFAULT_TILE_BYTES,
+        backend: Literal["auto", "torch"] = "auto",
+    ) -> None:
+        """Prepare X items; `backend` "torch" leaves the kernel out.
+
+        Raises: ValueError if gates and components disagree, or if one pair exceeds `tile_bytes`.
+        """
+        self.num_pairs = check_items(items, pair_gate)
+        self.num_items, self.num_item_components, self.width = (int(size) for size in items.components.shape)
+        self.num_query_components = self.num_pairs // self.num_item_components
+        self.pair_gate = pair_gate
+        self._components = as_tensor(items.components)
+        self._item_gate = items.gate
+        self._tiled = TiledScores(items, pair_gate, tile_bytes=tile_bytes)
+        library = load_kernels("mol_scores") if backend == "auto" else None
+        self._native = None if library is None else NativeScores(library, items, pair_gate)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the items bring a gate of their own, so that queries must, too."""
+        return self._item_gate is not None
+
+    @property
+    def components(self) -> torch.Tensor:
+        """The item components (X, P_x, d), not to be written to."""
+        return self._components
+
+    @property
+    def item_gate(self) -> FloatMatrix | None:
+        """The items' part of the gate (X, P), if they have one; not to be written to."""
+        return self._item_gate
+
+    def components_of(self, rows: Rows) -> FloatMatrix:
+        """Components of some items: (len(rows), P_x, d)."""
+        return np.asarray(self._components[torch.from_numpy(np.ascontiguousarray(rows))].numpy())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything held per item: components and gate as they were given, nothing else."""
+        gate = 0 if self._item_gate is None else self._item_gate.size * 4
+        return self._components.numel() * 4 + gate
+
+    @cached_property
+    def magnitudes(self) -> rounding.ItemMagnitudes:
+        """The largest item values, which error bounds and certificates rest on."""
+        norms = np.zeros(self.num_item_components)
+        gate = None if self._item_gate is None else np.zeros(self.num_pairs)
+        for start in range(0, self.num_items, _ROWS_PER_STEP):
+            step = slice(start, start + _ROWS_PER_STEP)
+            found = torch.linalg.vector_norm(self._components[step], dim=-1, dtype=torch.float64)
+            norms = np.maximum(norms, found.amax(dim=0).numpy())
+            if gate is not None and self._item_gate is not None:
+                gate = np.maximum(gate, np.abs(self._item_gate[step]).max(axis=0))
+        return rounding.ItemMagnitudes(norms=norms, gate=gate, width=self.width)
+
+    def check(self, queries: QueryStates) -> None:
+        """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
+        check_queries(
+            queries,
+            num_pairs=self.num_pairs,
+            num_item_components=self.num_item_components,
+            width=self.width,
+            gated=self.gated,
+        )
+
+    def scores(self, queries: QueryStates) -> FloatMatrix:
+        """Score every item: (B, X) float32, each within `error_bounds` of the exact value."""
+        self.check(queries)
+        if self._native is None or self.num_pairs == 1:
+            return self._tiled.scores(queries)
+        return self._native.scores(queries)
+
+    def scores_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[FloatVector]:
+        """Score the items `rows[b]` (n_b,) for each query b in float32: (n_b,) each, within `error_bounds`."""
+        self.check(queries)
+        self._check_rows(queries, rows)
+        return self._tiled.scores_at(queries, rows) if self._native is None else self._native.scores_at(queries, rows)
+
+    def scores_float64_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[DoubleVector]:
+        """The same in float64 over the stored float32 states, within `error_bounds_float64`."""
+        self.check(queries)
+        self._check_rows(queries, rows)
+        backend = self._tiled if self._native is None else self._native
+        return backend.scores_float64_at(queries, rows)
+
+    def scores_float64(self, queries: QueryStates, query: int, rows: Rows) -> DoubleVector:
+        """Score item `rows` for query number `query` in float64: (len(rows),)."""
+        gate = None if queries.gate is None else queries.gate[query : query + 1]
+        alone = QueryStates(components=queries.components[query : query + 1], gate=gate)
+        return self.scores_float64_at(alone, [rows])[0]
+
+    def error_bounds(self, queries: QueryStates) -> DoubleVector:
+        """Bound |float32 score - exact value| for every item, per query: (B,)."""
+        return rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32)
+
+    def error_bounds_float64(self, queries: QueryStates) -> DoubleVector:
+        """Bound |float64 score - exact value| for every item, per query: (B,)."""
+        return rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT64)
+
+    def _check_rows(self, queries: QueryStates, rows: Sequence[Rows]) -> None:
+        if len(rows) != len(queries):
+            raise ValueError(f"rows has {len(rows)} entries; expected one per query: {len(queries)}")
+        for chosen in rows:
+            if len(chosen) and (chosen.min() < 0 or chosen.max() >= self.num_items):
+                raise ValueError(f"rows={chosen.min()}..{chosen.max()} allowed: 0 to {self.num_items - 1}")
