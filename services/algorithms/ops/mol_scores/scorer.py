@@ -72,6 +72,22 @@ class MolScorer:
         """The items' part of the gate (X, P), if they have one; not to be written to."""
         return self._item_gate
 
+    def item_gates(self, start: int, stop: int) -> FloatMatrix | None:
+        """The gates (n, P) of items start..stop-1; None where items bring none."""
+        return None if self._item_gate is None else self._item_gate[start:stop]
+
+    @cached_property
+    def gate_range(self) -> tuple[DoubleVector, DoubleVector] | None:
+        """The least and the largest item gate of each pair (P,), which bounds on gating weights rest on; None without.
+
+        Both are 0 over an empty catalogue.
+        """
+        if self._item_gate is None:
+            return None
+        if not self.num_items:
+            return np.zeros(self.num_pairs), np.zeros(self.num_pairs)
+        return self._item_gate.min(axis=0).astype(np.float64), self._item_gate.max(axis=0).astype(np.float64)
+
     def components_of(self, rows: Rows) -> FloatMatrix:
         """Components of some items: (len(rows), P_x, d)."""
         return np.asarray(self._components[torch.from_numpy(np.ascontiguousarray(rows))].numpy())
@@ -86,13 +102,10 @@ class MolScorer:
     def magnitudes(self) -> rounding.ItemMagnitudes:
         """The largest item values, which error bounds and certificates rest on."""
         norms = np.zeros(self.num_item_components)
-        gate = None if self._item_gate is None else np.zeros(self.num_pairs)
         for start in range(0, self.num_items, _ROWS_PER_STEP):
-            step = slice(start, start + _ROWS_PER_STEP)
-            found = torch.linalg.vector_norm(self._components[step], dim=-1, dtype=torch.float64)
-            norms = np.maximum(norms, found.amax(dim=0).numpy())
-            if gate is not None and self._item_gate is not None:
-                gate = np.maximum(gate, np.abs(self._item_gate[step]).max(axis=0))
+            rows = self._components[start : start + _ROWS_PER_STEP]
+            norms = np.maximum(norms, torch.linalg.vector_norm(rows.double(), dim=-1).amax(dim=0).numpy())
+        gate = None if self.gate_range is None else np.maximum(-self.gate_range[0], self.gate_range[1])
         return rounding.ItemMagnitudes(norms=norms, gate=gate, width=self.width)
 
     def check(self, queries: QueryStates) -> None:
