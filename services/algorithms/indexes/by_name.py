@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.protocol import Index, Indices
 from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
 
 Make = Callable[[MolScorer, Indices, Sequence[int]], Index]
@@ -18,6 +20,16 @@ Make = Callable[[MolScorer, Indices, Sequence[int]], Index]
 _ALGORITHMS: dict[str, tuple[str, Make]] = {
     "brute_force": ("", lambda scorer, ranks, sizes: BruteForce(scorer, tie_ranks=ranks)),
     "top_k_avg": ("N", lambda scorer, ranks, sizes: TopKAvg(scorer, pool_size=sizes[0], tie_ranks=ranks)),
+    "top_k_per_embedding": (
+        "N",
+        lambda scorer, ranks, sizes: TopKPerEmbedding(scorer, pool_size=sizes[0], tie_ranks=ranks),
+    ),
+    "combined_top_k": (
+        "N1,N2",
+        lambda scorer, ranks, sizes: CombinedTopK(
+            scorer, pair_pool_size=sizes[0], average_pool_size=sizes[1], tie_ranks=ranks
+        ),
+    ),
 }
 MAX_SIZE = 1_000_000
 

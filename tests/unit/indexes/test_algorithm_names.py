@@ -1,0 +1,35 @@
+"""Algorithms by name: what is read, what is refused, and that each name builds what it says."""
+
+import numpy as np
+import pytest
+from retrieval_scene import make_items, make_pair_gate, make_queries
+
+from services.algorithms.indexes.by_name import known_algorithms, make_index, parse_algorithm
+from services.algorithms.ops.mol_scores import MolScorer
+
+
+def written(name: str) -> str:
+    """A known name with numbers for its letters: "combined_top_k(N1,N2)" -> "combined_top_k(7,7)"."""
+    return name.replace("N1", "7").replace("N2", "7").replace("N", "7")
+
+
+@pytest.mark.parametrize("name", known_algorithms())
+def test_every_known_name_builds_an_index_of_that_name(name: str) -> None:
+    rng = np.random.default_rng(0)
+    scorer = MolScorer(make_items(rng, 40, 2, 2, 8), make_pair_gate(rng, 4, 6))
+    algorithm = parse_algorithm(written(name))
+    assert algorithm.text == written(name)
+    index = make_index(algorithm, scorer, np.arange(40))
+    assert index.name == algorithm.name
+    assert index.search(make_queries(rng, 2, 2, 2, 8), 5).item_indices.shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "magic", "top_k_avg", "top_k_avg()", "top_k_avg(0)", "top_k_avg(1000001)", "top_k_avg(5,5)", "brute_force(3)",
+     "combined_top_k(5)", "top_k_avg(5", "top_k_avg(-5)", "TopKAvg(5)", "top_k_avg(5) "],
+)  # fmt: skip
+def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(ValueError, match=r"allowed: brute_force, .*top_k_avg\(N\).*; sizes 1-1000000") as caught:
+        parse_algorithm(text)
+    assert repr(text) in str(caught.value)
