@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from services.algorithms.indexes.protocol import Certificate, Indices, Mask, Pass, Scores, TopK, certificate
+from services.algorithms.indexes.protocol import Certificate, Indices, Mask, Pass, Pool, Scores, TopK, certificate
 from services.algorithms.indexes.rescoring import Rescored, rescore
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import QueryStates
@@ -56,6 +56,9 @@ class PooledIndex(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+    def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
+        """See `Index.first_stage`."""
 
     def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> PoolScan:
         """The first pass. `depth` is cut to the number of items."""

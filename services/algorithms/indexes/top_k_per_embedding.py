@@ -44,7 +44,7 @@ class TopKPerEmbedding:
         pool_size: int,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """Prepare X items; `pool_size` is N per pair, raised to k where the union of a search has fewer than k items.
+        """Prepare X items; `pool_size` is N per pair, doubled while the union of a search has fewer than k items.
 
         A MolScorer is shared, not copied. Raises: ValueError for an empty index, a pool_size below 1, or shapes that
         disagree.
@@ -68,8 +68,8 @@ class TopKPerEmbedding:
         """The top `k` by s of the union of the N best per pair, and how far from the exact top `k` that can be."""
         check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
         scan = self.scan(queries, self.pool_size, allowed)
-        if scan.smallest_pool(scan.depth) < k:
-            scan = self.scan(queries, max(k, self.pool_size), allowed)
+        while scan.depth < min(k, self.num_items) and scan.smallest_pool(scan.depth) < k:
+            scan = self.scan(queries, min(2 * scan.depth, k), allowed)
         return answer_from(self, scan, queries, k, scan.depth)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
@@ -92,6 +92,8 @@ class TopKPerEmbedding:
             order = np.lexsort((self.ranks[rows], -cosines))
             item_indices[query, : len(rows)], scores[query, : len(rows)] = rows[order], cosines[order]
         bounds = scan.bounds_at(depths)
+        num_allowed = self.num_items if allowed is None else np.count_nonzero(allowed, axis=-1)
+        bounds[np.count_nonzero(item_indices >= 0, axis=1) == num_allowed] = -np.inf
         touched = np.full(len(queries), self.num_items, dtype=np.int64)
         seconds = scan.seconds + time.perf_counter() - started
         return Pool(
@@ -140,9 +142,13 @@ class PairScan:
 
     def smallest_pool(self, size: int) -> int:
         """Items in the smallest union that left something out; X and more where none did."""
-        whole = self._thresholds(np.full(len(self._queries), size)).min(axis=1, initial=np.inf) == -np.inf
-        sizes = [len(self.pool(query, size)) for query in np.flatnonzero(~whole)]
+        whole = self.thresholds(size).min(axis=1, initial=np.inf) == -np.inf
+        sizes = [len(self.pool(query, size)) for query in np.flatnonzero(~whole).tolist()]
         return min(sizes, default=np.iinfo(np.int64).max)
+
+    def thresholds(self, size: int) -> Scores:
+        """t_p: the best cosine that each list leaves out beyond its `size` best, (B, P); -inf: it holds all allowed."""
+        return self._thresholds(np.full(len(self._queries), size, dtype=np.int64))
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:
         """See `PoolScan.bounds`: never NaN."""
@@ -170,6 +176,6 @@ class PairScan:
         return found[order], level[order], best[order]
 
     def _thresholds(self, sizes: Indices) -> Scores:
-        """t_p, the best cosine beyond the first `sizes` (B,) of every list: (B, P), -inf beyond the allowed items."""
+        """As `thresholds`, with each query's own size: (B,) -> (B, P)."""
         values = np.concatenate([self._scores, self._following[:, :, None]], axis=2)
         return np.take_along_axis(values, sizes[:, None, None], axis=2)[:, :, 0].astype(np.float64)
