@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.indexes.adaptive import AdaptiveTopK
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.protocol import Index
@@ -50,5 +51,22 @@ BUILDERS: list[Builder] = [
         "combined_top_k_2_8",
         lambda items, gate, **o: CombinedTopK(items, gate, pair_pool_size=2, average_pool_size=8, **o),
         exact=False,
+    ),
+    Builder(
+        "adaptive_top_k_per_embedding_gap_0",
+        lambda items, gate, **o: AdaptiveTopK(TopKPerEmbedding(items, gate, pool_size=2, **o), target="gap 0"),
+        exact=True,
+    ),
+    Builder(
+        "adaptive_combined_top_k_gap_0",
+        lambda items, gate, **o: AdaptiveTopK(
+            CombinedTopK(items, gate, pair_pool_size=1, average_pool_size=3, **o), target="gap 0"
+        ),
+        exact=True,
+    ),
+    Builder(
+        "adaptive_top_k_avg_gap_0",
+        lambda items, gate, **o: AdaptiveTopK(TopKAvg(items, gate, pool_size=2, **o), target="gap 0"),
+        exact=True,
     ),
 ]
