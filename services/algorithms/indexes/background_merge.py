@@ -1,0 +1,83 @@
+"""A thread that merges a mutable index when it wants to be, in the background of searches.
+
+Its own thread runs at a low priority and with one compute thread, so a search on the same cores waits for it as little
+as the system allows: the merge then takes longer, which costs nothing but a larger delta meanwhile.
+"""
+
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from services.algorithms.indexes.mutable import MutableIndex
+
+_NICENESS = 5
+_PAUSE_S = 0.0001  # as long as the slices between pauses: half of the interpreter's time stays free
+
+
+class BackgroundMerge:
+    """Merges `index` whenever `merge_wanted` is set, from `start` to `close`, or for the length of a `with`.
+
+    `merges` and `seconds` count what was done. A merge that fails stops the thread and stays in `error`: the index
+    answers on with what it has, and its delta grows until someone acts.
+    """
+
+    def __init__(self, index: MutableIndex) -> None:
+        self._index = index
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="merge", daemon=True)
+        self.error: Exception | None = None
+        self.merges = 0
+        self.seconds = 0.0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Finish a running merge and stop. Raises: the error that stopped the thread, if one did."""
+        self._stopping = True
+        self._index.merge_wanted.set()
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        _stand_back()
+        while True:
+            self._index.merge_wanted.wait()
+            if self._stopping:
+                return
+            self._index.merge_wanted.clear()
+            started = time.perf_counter()
+            try:
+                self._index.merge(lambda: time.sleep(_PAUSE_S))
+            except Exception as error:  # kept for whoever closes; the index goes on with what it has
+                self.error = error
+                return
+            self.merges += 1
+            self.seconds += time.perf_counter() - started
+
+
+def _stand_back() -> None:
+    """Give this thread a low priority and one compute thread."""
+    if sys.platform == "linux":  # elsewhere niceness is the whole process's
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    others = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # PyTorch remembers the last count for threads to come; a thread that ends right away sets it back for them.
+    back = threading.Thread(target=torch.set_num_threads, args=(others,))
+    back.start()
+    back.join()

@@ -1,0 +1,150 @@
+"""The delta of a mutable index: what changed since the main segment was built, scored item by item.
+
+New rows go to the tail, a fixed buffer that only grows; a full one becomes a block in id order, and a block joins its
+older neighbour while that one is less than 8 times as large. So a delta of n rows is at most log8(n / 256) + 2 blocks,
+each row is copied about 8 times per level, and no search pays for more than one tail of 256 rows that changed.
+
+Its answer is exact and cheap: float32 scores, of which only those that reach the K-th score of the main segment's
+answer go on to float64.
+
+Letters: B queries, n rows, K results, P_x item components, P pairs, d component width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from services.algorithms.indexes.item_batch import ItemShape
+from services.algorithms.indexes.merged_answer import PartialAnswer
+from services.algorithms.indexes.protocol import Indices, Mask, Scores
+from services.algorithms.indexes.rescoring import within_reach
+from services.algorithms.indexes.segment import Hashes, Segment, rows_of
+from services.algorithms.indexes.segment_merge import Source, gather, order_by_id
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+TAIL_ROWS = 256
+_GROWTH = 8
+
+
+class Tail:
+    """A buffer of up to `TAIL_ROWS` rows in order of arrival. Rows are written once; deaths are a list that grows."""
+
+    def __init__(self, shape: ItemShape, pair_gate: PairGate | None) -> None:
+        self._pair_gate = pair_gate
+        self._components = np.empty((TAIL_ROWS, shape.num_components, shape.width), dtype=np.float32)
+        self._gate = np.empty((TAIL_ROWS, shape.num_pairs), dtype=np.float32) if shape.gated else None
+        self._hashes = np.empty(TAIL_ROWS, dtype=np.int64)
+        self._ids: list[str] = []
+        self._categories: list[tuple[int, ...]] = []
+        self._living: dict[str, int] = {}  # the writer's view
+        self.dead: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def nbytes(self) -> int:
+        gate = 0 if self._gate is None else self._gate.nbytes
+        return self._components.nbytes + gate + self._hashes.nbytes
+
+    def append(
+        self, item_ids: Sequence[str], hashes: Hashes, states: ItemStates, categories: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Write rows behind the last one; the ids must not be alive in here."""
+        start, end = len(self), len(self) + len(item_ids)
+        self._components[start:end] = states.components
+        if self._gate is not None and states.gate is not None:
+            self._gate[start:end] = states.gate
+        self._hashes[start:end] = hashes
+        self._living.update(zip(item_ids, range(start, end), strict=True))
+        self._categories += categories
+        self._ids += item_ids
+
+    def row(self, item_id: str) -> int | None:
+        """Where an item lives, as the writer sees it now; None when not here."""
+        return self._living.get(item_id)
+
+    def categories(self, row: int) -> tuple[int, ...]:
+        return self._categories[row]
+
+    def kill(self, item_id: str) -> None:
+        """Log the death of an item that lives here."""
+        self.dead.append(self._living.pop(item_id))
+
+    def segment(self, count: int, num_dead: int) -> Segment | None:
+        """The living among the first `count` rows when `num_dead` deaths count, in id order; None when none lives."""
+        dead = set(self.dead[:num_dead])
+        living = [row for row in range(count) if row not in dead]
+        if not living:
+            return None
+        rows = np.array(living)
+        states = ItemStates(components=self._components[rows], gate=None if self._gate is None else self._gate[rows])
+        ids, categories = self._ids, self._categories
+        return Segment(
+            rows_of([ids[row] for row in living], self._hashes[rows], states, [categories[row] for row in living]),
+            self._pair_gate,
+        )
+
+
+@dataclass(frozen=True)
+class TailView:
+    """The tail as of a version. The segment is made by the first search that needs it."""
+
+    tail: Tail
+    count: int
+    num_dead: int
+
+    @property
+    def num_living(self) -> int:
+        return self.count - self.num_dead
+
+    @cached_property
+    def source(self) -> Source | None:
+        segment = self.tail.segment(self.count, self.num_dead) if self.num_living else None
+        return None if segment is None else Source(segment, 0)
+
+
+def join_blocks(blocks: Sequence[Segment], frozen: int, pair_gate: PairGate | None) -> list[Segment]:
+    """Join the newest blocks until each older one is at least 8 times as large; the first `frozen` stay as they are.
+
+    For the writer: the blocks' deaths are taken as they stand now. Blocks without a living row are dropped.
+    """
+    kept = list(blocks[:frozen])
+    loose = [block for block in blocks[frozen:] if block.num_dead < len(block)]
+    while len(loose) > 1 and len(loose[-2]) < _GROWTH * len(loose[-1]):
+        pair = [Source(block, block.num_dead) for block in loose[-2:]]
+        joined = Segment(gather(order_by_id(pair, _go_on), _go_on), pair_gate)
+        joined.prepare()
+        loose[-2:] = [joined]
+    return kept + loose
+
+
+def candidates(source: Source, queries: QueryStates, k: int, thresholds: Scores, allowed: Mask | None) -> PartialAnswer:
+    """Per query: the rows that may be in the union's top `k`, and their float64 scores.
+
+    `thresholds` (B,): what scores below it is not in the answer (-inf: there is none). `allowed` as in Index.search.
+    """
+    scorer = source.segment.scorer
+    scores = scorer.scores(queries)
+    error = scorer.error_bounds(queries)
+    # The bounds grow at least linearly with the unit roundoff, so this is one for float64 at half the cost of asking.
+    double_error = error * 2.0**-29
+    error += double_error
+    if allowed is not None:
+        scores[~np.broadcast_to(allowed, scores.shape)] = -np.inf
+    scores[scores < (thresholds - error)[:, None]] = -np.inf
+    best = scores.max(axis=1)
+    found: list[tuple[Indices, Scores]] = []
+    for query in range(len(queries)):
+        if best[query] == -np.inf:
+            found.append((np.empty(0, dtype=np.int64), np.empty(0)))
+            continue
+        rows = within_reach(scores[query], k, float(error[query]))
+        found.append((rows, scorer.scores_float64(queries, query, rows)))
+    return PartialAnswer(segment=source.segment, found=found, error=double_error)
+
+
+def _go_on() -> None:
+    """No pause: the writer waits for this."""

@@ -1,0 +1,89 @@
+"""One answer from the main segment's and the delta's: exact top K of their union, one certificate per query.
+
+The delta is exact, so only the main segment's certificate can leave a gap: nothing left out there scores more than its
+own K-th score plus its own gap, and that bound meets the K-th score of the union. Scores that float64 cannot tell
+apart come in order of item id, across segments.
+
+Letters: B queries, K results, n candidates of one segment.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.algorithms.indexes.protocol import (
+    ESTIMATE,
+    EXACT,
+    Certificate,
+    Indices,
+    Pass,
+    Scores,
+    TopK,
+    certificate,
+)
+from services.algorithms.indexes.ranking import order_by_score_then_id
+from services.algorithms.indexes.segment import Ids, Segment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """Answers to B queries in item ids, best first, ties by id.
+
+    `item_ids[b]` holds up to K ids; `scores` (B, K') with K' = min(K, items of the version), -inf beyond a shorter
+    answer. `version` names the index version that all of them speak of; `passes` says where the time went.
+    """
+
+    item_ids: tuple[tuple[str, ...], ...]
+    scores: Scores
+    certificates: tuple[Certificate, ...]
+    version: str
+    passes: tuple[Pass, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartialAnswer:
+    """What one segment offers: per query rows (n,) and float64 scores (n,); and their float64 error per query (B,)."""
+
+    segment: Segment
+    found: Sequence[tuple[Indices, Scores]]
+    error: Scores
+
+
+def as_partial(segment: Segment, top: TopK, error: Scores) -> PartialAnswer:
+    """An algorithm's answer as candidates."""
+    counts = (top.item_indices >= 0).sum(axis=1).tolist()
+    found = [
+        (rows[:count], scores[:count]) for rows, scores, count in zip(top.item_indices, top.scores, counts, strict=True)
+    ]
+    return PartialAnswer(segment=segment, found=found, error=error)
+
+
+def merge_query(parts: Sequence[PartialAnswer], query: int, k: int) -> tuple[tuple[str, ...], Scores, float]:
+    """One query's top `k` of several segments' candidates: ids, scores, and how far apart a tie may be computed.
+
+    The first part's candidates come ordered; alone, they are the answer.
+    """
+    tolerance = 2 * max((float(part.error[query]) for part in parts), default=0.0)
+    given = [(part.segment.rows.ids, *part.found[query]) for part in parts if len(part.found[query][0])]
+    if not given:
+        return (), np.empty(0), tolerance
+    scores = np.concatenate([part_scores for _, _, part_scores in given])
+    ids: Ids = np.concatenate([ids[rows] for ids, rows, _ in given])
+    order = np.argsort(-scores, kind="stable")
+    ordered = scores[order]
+    if len(given) > 1 and (ordered[:-1] - ordered[1:] <= tolerance).any():
+        ranks = np.empty(len(ids), dtype=np.int64)
+        ranks[np.argsort(ids, kind="stable")] = np.arange(len(ids))
+        order, ordered = order_by_score_then_id(scores, ranks, tolerance=tolerance)
+    return tuple(ids[order[:k]].tolist()), ordered[:k], tolerance
+
+
+def merged_certificate(main: Certificate, main_scores: Scores, scores: Scores, k: int, tolerance: float) -> Certificate:
+    """The union's certificate from the main segment's: its scores (n,) and the union's (n',), best first."""
+    if main.gap is None:
+        return ESTIMATE
+    if main.gap == 0:
+        return EXACT
+    bound = float(np.nextafter(main_scores[k - 1] + main.gap, np.inf))
+    return certificate(bound=bound, kth_score=float(scores[k - 1]) - tolerance)

@@ -1,0 +1,331 @@
+"""An index over item ids that changes while it answers.
+
+A batch of changes makes the next version and swaps it in, whole, by one assignment, so readers take no lock and never
+see half a batch. An update is an append to the delta and an entry in a death log: nothing per item of the index.
+`merge` builds a new main segment beside the old one while searches and changes go on, then swaps it in with what died
+meanwhile. It knows neither where changes come from nor when to merge (`background_merge.py` does that).
+
+Letters: B queries, K results, P_x item components, P pairs, d component width.
+"""
+
+import hashlib
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.delta import TAIL_ROWS, Tail, TailView, join_blocks
+from services.algorithms.indexes.item_batch import Change, ItemBatch, check_ids, shape_of
+from services.algorithms.indexes.merged_answer import Answer
+from services.algorithms.indexes.protocol import Index, Indices
+from services.algorithms.indexes.segment import Segment, hash_ids, rows_of
+from services.algorithms.indexes.segment_merge import Pause, Source, gather, order_by_id
+from services.algorithms.indexes.version import Version, search_version
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import PairGate, QueryStates
+
+# A merge is wanted when this share of the main segment's rows are delta or dead: searches score at most so much more
+# than needed, and an update pays for the copying and building of 10 rows.
+MERGE_SHARE = 0.1
+MERGE_ROWS = 2048  # but not for less than this, which costs a search less than its own fixed steps
+_ROW_OVERHEAD = 160  # bytes per row beside states: an id as a Python object, hashes, masks
+
+
+class Build(Protocol):
+    """Makes the main segment's algorithm. Rows come in order of ids, so the row number is the tie rank."""
+
+    def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Index: ...
+
+
+class IndexFullError(ValueError):
+    """A change was refused because the index would outgrow its memory limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes held: the main segment with its algorithm, the delta, and the next main segment while a merge runs."""
+
+    main: int
+    delta: int
+    building: int
+
+    @property
+    def total(self) -> int:
+        return self.main + self.delta + self.building
+
+
+class MutableIndex:
+    """Insert, update and delete items by id while other threads search."""
+
+    def __init__(
+        self,
+        items: ItemBatch,
+        pair_gate: PairGate | None,
+        *,
+        model_version: str,
+        build: Build,
+        max_bytes: int | None = None,
+        number: int = 0,
+        digest: str = "",
+    ) -> None:
+        """Start from some items (none is legal: the arrays still say P_x, d and P), which are not copied if in order.
+
+        `max_bytes` bounds `memory`, the copy that a merge makes included. `number` and `digest` continue the versions
+        of a stored index. Raises: ValueError if states and pair gate disagree, and what `build` raises.
+        """
+        self.shape = shape_of(items.states, pair_gate)
+        self.pair_gate, self.model_version, self.max_bytes = pair_gate, model_version, max_bytes
+        self.merge_wanted = threading.Event()
+        self._build = build
+        self._writing, self._one_merge = threading.Lock(), threading.Lock()
+        self._codes: dict[str, int] = {}
+        self._main: Segment | None = None
+        self._blocks: list[Segment] = []
+        self._frozen = 0  # leading blocks that a running merge reads
+        self._tail = Tail(self.shape, pair_gate)
+        self._building = 0
+        if len(items):
+            categories = self._coded(items.categories or [()] * len(items))
+            self._main = self._searchable(
+                Segment(rows_of(items.item_ids, hash_ids(items.item_ids), items.states, categories), pair_gate)
+            )
+        self._number = number
+        self._digest = digest or _digest("", items, ())
+        self._publish()
+
+    @property
+    def version(self) -> Version:
+        """The newest version, to be kept by whoever looks at one state for longer than a search."""
+        return self._version
+
+    @property
+    def num_items(self) -> int:
+        return self._version.num_items
+
+    @property
+    def category_codes(self) -> Mapping[str, int]:
+        """The code of each category name, in order of code; it only grows."""
+        return self._codes
+
+    @property
+    def memory(self) -> Memory:
+        """What is held now. At its highest, while a merge runs, that is two main segments and the delta.
+
+        An old main segment lives on until the last search that began with it ends.
+        """
+        version = self._version
+        delta = sum(block.segment.nbytes for block in version.blocks) + version.tail.tail.nbytes
+        main = 0 if version.main is None else version.main.segment.nbytes
+        return Memory(main=main, delta=delta, building=self._building)
+
+    def search(self, queries: QueryStates, k: int, filters: ItemFilter | Sequence[ItemFilter] | None = None) -> Answer:
+        """The top `k` of s among the items that pass: `filters` is one for all queries, one per query, or None.
+
+        All answers speak of the newest version. An index without items makes empty, exact answers.
+        Raises: ValueError naming what is wrong with `k`, the filters or the queries' shapes.
+        """
+        return search_version(self._version, self.shape, queries, k, filters, self._codes)
+
+    def apply(self, *, upserts: ItemBatch | None = None, removals: Sequence[str] = ()) -> Change:
+        """Insert or replace some items and remove others, as one version.
+
+        An id may occur once in a batch. A removal of an unknown id is reported, not an error: streams repeat
+        themselves. Cost: about 10 us per item, nothing per item of the index.
+        Raises: ValueError for repeated or malformed ids and states that do not fit, IndexFullError when `max_bytes`
+        would be passed; then nothing has changed.
+        """
+        check_ids("removals", removals)
+        if upserts is not None:
+            self.shape.check(upserts.states)
+            if both := set(upserts.item_ids).intersection(removals):
+                raise ValueError(f"item {min(both)!r} is both in upserts and in removals; a batch names each item once")
+            self._require_room(len(upserts))
+        with self._writing:
+            return self._apply(upserts, removals)
+
+    def upsert(self, items: ItemBatch) -> Change:
+        """Insert or replace items; see `apply`."""
+        return self.apply(upserts=items)
+
+    def remove(self, item_ids: Sequence[str]) -> Change:
+        """Remove items; see `apply`."""
+        return self.apply(removals=item_ids)
+
+    def merge(self, pause: Pause = lambda: None) -> None:
+        """Make one main segment of everything, while searches and changes go on; one merge at a time.
+
+        `pause` is called between slices of work that hold the interpreter lock. Content and version name stay.
+        Cost: one copy of the living rows and one build. Raises: what `build` raises; the index then stays as it is.
+        """
+        with self._one_merge:
+            with self._writing:
+                self._seal_tail()
+                self._frozen = len(self._blocks)
+                old = [segment for segment in (self._main, *self._blocks) if segment is not None]
+                sources = [Source(segment, segment.num_dead) for segment in old if segment.num_dead < len(segment)]
+                self._building = self._bytes_of(sum(source.num_living for source in sources))
+                self._publish()
+            try:
+                order = order_by_id(sources, pause)
+                main = self._searchable(Segment(gather(order, pause), self.pair_gate)) if sources else None
+                places = [order.places(number) for number in range(len(sources))]
+            except BaseException:
+                with self._writing:
+                    self._frozen = self._building = 0
+                raise
+            with self._writing:
+                for source, new_rows in zip(sources, places, strict=True):
+                    died = source.segment.died(source.num_dead, source.segment.num_dead)
+                    if len(died) and main is not None:
+                        main.kill(new_rows[died])
+                self._main, self._blocks = main, self._blocks[self._frozen :]
+                self._frozen = self._building = 0
+                self._publish()
+
+    def _apply(self, upserts: ItemBatch | None, removals: Sequence[str]) -> Change:
+        """Under the writer's lock. What can fail comes first; then nothing does until the version is out."""
+        num_upserts = 0 if upserts is None else len(upserts)
+        if num_upserts > TAIL_ROWS - len(self._tail):
+            self._seal_tail()
+        item_ids = [*(() if upserts is None else upserts.item_ids), *removals]
+        hashes = hash_ids(item_ids)
+        in_tail = [self._tail.row(item_id) for item_id in item_ids]
+        found = np.array([row is not None for row in in_tail], dtype=bool)
+        places: list[tuple[Segment, Indices]] = []
+        for segment in (self._main, *self._blocks):
+            if segment is not None and not found.all():
+                living = segment.find_living(item_ids, hashes)
+                places.append((segment, living))
+                found |= living >= 0
+        if not found.any() and not num_upserts:
+            return Change(version=self._version.name, unknown=tuple(removals))
+        categories: list[tuple[int, ...]] = []
+        block = None
+        if upserts is not None:
+            categories = self._categories(upserts, in_tail, places)
+            if num_upserts > TAIL_ROWS:
+                rows = rows_of(upserts.item_ids, hashes[:num_upserts], upserts.states, categories)
+                block = Segment(rows, self.pair_gate)
+                block.prepare()
+        digest = _digest(self._digest, upserts, removals)
+        for item_id, row in zip(item_ids, in_tail, strict=True):
+            if row is not None:
+                self._tail.kill(item_id)
+        for segment, living in places:
+            if (living >= 0).any():
+                segment.kill(living[living >= 0])
+        if block is not None:
+            self._blocks.append(block)
+        elif upserts is not None:
+            self._tail.append(upserts.item_ids, hashes[:num_upserts], upserts.states, categories)
+        self._number, self._digest = self._number + 1, digest
+        self._publish()
+        updated, removed = int(found[:num_upserts].sum()), int(found[num_upserts:].sum())
+        unknown = [item_id for item_id, here in zip(removals, found[num_upserts:].tolist(), strict=True) if not here]
+        return Change(
+            version=self._version.name,
+            added=num_upserts - updated,
+            updated=updated,
+            removed=removed,
+            unknown=tuple(unknown),
+        )
+
+    def _categories(
+        self, upserts: ItemBatch, in_tail: Sequence[int | None], places: Sequence[tuple[Segment, Indices]]
+    ) -> list[tuple[int, ...]]:
+        """The category codes of items to be written: as given, else as the items had them."""
+        if upserts.categories is not None:
+            return self._coded(upserts.categories)
+        out: list[tuple[int, ...]] = [() if row is None else self._tail.categories(row) for row in in_tail]
+        for segment, rows in places:
+            for place in np.flatnonzero(rows[: len(upserts)] >= 0).tolist():
+                out[place] = segment.rows.categories.of_row(int(rows[place]))
+        return out[: len(upserts)]
+
+    def _coded(self, categories: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
+        """Categories as codes; a new name gets the next one. Codes are never taken back."""
+        codes = self._codes
+        return [tuple({codes.setdefault(name, len(codes)) for name in names}) for names in categories]
+
+    def _seal_tail(self) -> None:
+        """Turn the tail's living rows into a block and begin a new tail; what is searched stays the same."""
+        sealed = self._tail.segment(len(self._tail), len(self._tail.dead))
+        if sealed is not None:
+            sealed.prepare()
+            self._blocks.append(sealed)
+        self._blocks = join_blocks(self._blocks, self._frozen, self.pair_gate)
+        self._tail = Tail(self.shape, self.pair_gate)
+
+    def _searchable(self, segment: Segment) -> Segment:
+        """Build the algorithm over a segment, and let one query go through it: what is made lazily is made now."""
+        segment.prepare()
+        segment.index = self._build(segment.scorer, self.pair_gate)
+        components = np.zeros((1, self.shape.num_query_components, self.shape.width), dtype=np.float32)
+        gate = np.zeros((1, self.shape.num_pairs), dtype=np.float32) if self.shape.gated else None
+        segment.index.search(QueryStates(components=components, gate=gate), 1)
+        return segment
+
+    def _publish(self) -> None:
+        """Let readers see what is written so far."""
+        main = None if self._main is None else Source(self._main, self._main.num_dead)
+        blocks = tuple(Source(block, block.num_dead) for block in self._blocks)
+        self._version = Version(
+            name=f"{self.model_version}.{self._number}-{self._digest[:8]}",
+            number=self._number,
+            digest=self._digest,
+            main=main,
+            blocks=blocks,
+            tail=TailView(self._tail, len(self._tail), len(self._tail.dead)),
+        )
+        changed = len(self._tail) + sum(len(block) for block in self._blocks)
+        if main is not None:
+            changed += main.num_dead
+        if changed >= max(MERGE_ROWS, MERGE_SHARE * (0 if main is None else len(main.segment))):
+            self.merge_wanted.set()
+
+    def _require_room(self, num_new: int) -> None:
+        """Raise IndexFullError if `num_new` more rows, and a merge after them, would pass the memory limit."""
+        if self.max_bytes is None or self._bytes_with(num_new) <= self.max_bytes:
+            return
+        version = self._version
+        if (version.main is not None and version.main.num_dead) or any(block.num_dead for block in version.blocks):
+            self.merge()  # the dead go, which may be room enough
+        if (needed := self._bytes_with(num_new)) > self.max_bytes:
+            raise IndexFullError(
+                f"max_bytes={self.max_bytes} but {num_new} more items make {needed}, with the copy that a merge makes"
+            )
+
+    def _bytes_with(self, num_new: int) -> int:
+        """What will be held at most once `num_new` rows are added and everything is merged."""
+        memory = self.memory
+        return memory.main + memory.delta + self._bytes_of(num_new) + self._bytes_of(self.num_items + num_new)
+
+    def _bytes_of(self, num_rows: int) -> int:
+        """What a segment of so many rows will take, by the main segment's measure where there is one."""
+        main = self._main
+        per_row = 2 * self.shape.bytes_per_item + _ROW_OVERHEAD if main is None else main.nbytes / len(main)
+        return round(num_rows * per_row)
+
+
+def _digest(before: str, upserts: ItemBatch | None, removals: Iterable[str]) -> str:
+    """A digest of a batch and everything before it: equal changes make equal versions."""
+    digest = hashlib.blake2b(before.encode(), digest_size=16)
+    if upserts is not None:
+        _add_ids(digest, upserts.item_ids)
+        digest.update(np.ascontiguousarray(upserts.states.components).data)
+        if upserts.states.gate is not None:
+            digest.update(np.ascontiguousarray(upserts.states.gate).data)
+        for names in upserts.categories or ():
+            digest.update(repr(tuple(names)).encode())
+    digest.update(b"removals")
+    _add_ids(digest, removals)
+    return digest.hexdigest()
+
+
+def _add_ids(digest: "hashlib.blake2b", item_ids: Iterable[str]) -> None:
+    for item_id in item_ids:
+        encoded = item_id.encode()
+        digest.update(len(encoded).to_bytes(1, "big") + encoded)

@@ -1,0 +1,261 @@
+"""A segment: items that never change, in order of their ids, and a log of those that died since.
+
+A mutable index is a few of these. Rows are written once, so a reader needs no lock: it keeps the segment and how many
+entries of the death log counted when its version was published. Deaths are appended; the mask of a version is made by
+the first search that needs it, from the latest mask there is, so that an update costs nothing per item of the index.
+
+Rows being in id order, a row number is its own tie rank. Ids are found by 64-bit hash (of this process, never stored)
+in sorted arrays, not by a dictionary: rebuilding one for a large segment would hold the interpreter lock for as long
+as it takes, and searches with it.
+
+Letters: n rows, m ids asked for, P_x item components, P pairs, d component width.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import Index, Indices, Mask
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import ItemStates, PairGate
+
+Ids = npt.NDArray[np.object_]
+Hashes = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryLists:
+    """Each row's categories as codes: offsets (n + 1,), codes (total,)."""
+
+    offsets: npt.NDArray[np.int64]
+    codes: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]]) -> "CategoryLists":
+        offsets = np.zeros(len(lists) + 1, dtype=np.int64)
+        np.cumsum([len(codes) for codes in lists], out=offsets[1:])
+        return cls(offsets, np.fromiter((code for codes in lists for code in codes), np.int32, int(offsets[-1])))
+
+    def take(self, rows: Indices) -> "CategoryLists":
+        """The lists of some rows, in their order."""
+        lengths = (self.offsets[1:] - self.offsets[:-1])[rows]
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        places = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        return CategoryLists(offsets, self.codes[places])
+
+    def of_row(self, row: int) -> tuple[int, ...]:
+        return tuple(self.codes[self.offsets[row] : self.offsets[row + 1]].tolist())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """n items in order of their ids. `id_bytes`: what the id strings take as Python objects."""
+
+    ids: Ids
+    hashes: Hashes
+    states: ItemStates
+    categories: CategoryLists
+    id_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HashedFilter:
+    """An `ItemFilter` with its ids hashed and its categories as codes, once for all segments. None: not asked for."""
+
+    allow: tuple[Sequence[str], Hashes] | None
+    deny: tuple[Sequence[str], Hashes] | None
+    allow_codes: tuple[int, ...] | None
+    deny_codes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, wanted: ItemFilter, codes: Mapping[str, int]) -> "HashedFilter | None":
+        """None when every item passes; categories that no item has match nothing."""
+        if wanted.is_open:
+            return None
+        denied = [*wanted.deny_item_ids, *(wanted.seen_item_ids if wanted.exclude_seen else ())]
+        return cls(
+            allow=(wanted.allow_item_ids, hash_ids(wanted.allow_item_ids)) if wanted.allow_item_ids else None,
+            deny=(denied, hash_ids(denied)) if denied else None,
+            allow_codes=_known(wanted.allow_categories, codes) if wanted.allow_categories else None,
+            deny_codes=_known(wanted.deny_categories, codes),
+        )
+
+
+class Segment:
+    """n >= 1 rows, their scorer, and an index over them where one was built."""
+
+    def __init__(self, rows: Rows, pair_gate: PairGate | None) -> None:
+        self.rows = rows
+        self._pair_gate = pair_gate
+        self.index: Index | None = None
+        self._log = np.empty(16, dtype=np.int32)
+        self.num_dead = 0
+        self._is_dead = np.zeros(len(rows), dtype=bool)  # the writer's view, ahead of any reader's
+        self._latest: tuple[int, Mask] = (0, np.ones(len(rows), dtype=bool))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def scorer(self) -> MolScorer:
+        return MolScorer(self.rows.states, self._pair_gate)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything held: states, the index or scorer over them, ids, categories, masks and the log."""
+        rows = self.rows
+        searchable = self.index.nbytes if self.index is not None else self.scorer.nbytes
+        # The scorer shares the components but keeps a gate of its own.
+        gate = 0 if rows.states.gate is None else rows.states.gate.nbytes
+        ids = rows.ids.nbytes + rows.id_bytes + rows.hashes.nbytes + sum(part.nbytes for part in self._by_hash)
+        categories = 2 * rows.categories.codes.nbytes + rows.categories.offsets.nbytes
+        return searchable + gate + ids + categories + 2 * len(rows) + self._log.nbytes
+
+    # -- the writer, one at a time ----------------------------------------------------------------------------------
+
+    def kill(self, rows: Indices) -> None:
+        """Append distinct living rows to the death log; readers see it once a version counts them."""
+        end = self.num_dead + len(rows)
+        if end > len(self._log):
+            longer = np.empty(max(end, 2 * len(self._log)), dtype=np.int32)
+            longer[: self.num_dead] = self._log[: self.num_dead]
+            self._log = longer  # a reader that holds the old one finds all it counts in there
+        self._log[self.num_dead : end] = rows
+        self._is_dead[rows] = True
+        self.num_dead = end
+
+    def find_living(self, item_ids: Sequence[str], hashes: Hashes) -> Indices:
+        """Rows (m,) of the ids as the writer sees them now, -1 where there is none."""
+        rows = self.find(item_ids, hashes)
+        rows[(rows >= 0) & self._is_dead[rows]] = -1
+        return rows
+
+    # -- readers, any number, with the count of deaths of their version ---------------------------------------------
+
+    def died(self, start: int, end: int) -> Indices:
+        """Rows that entries `start` to `end` of the death log name."""
+        return self._log[start:end].astype(np.int64)
+
+    def alive(self, num_dead: int) -> Mask | None:
+        """Which rows live when `num_dead` deaths count: (n,), not to be written to; None when all do."""
+        if not num_dead:
+            return None
+        known, mask = self._latest
+        if known == num_dead:
+            return mask
+        if known < num_dead:
+            mask = mask.copy()
+            mask[self._log[known:num_dead]] = False
+            self._latest = (num_dead, mask)  # racing searches write equal or nearly equal ones; each uses its own
+            return mask
+        mask = np.ones(len(self), dtype=bool)  # a version older than the latest search's
+        mask[self._log[:num_dead]] = False
+        return mask
+
+    def find(self, item_ids: Sequence[str], hashes: Hashes) -> Indices:
+        """Rows (m,) of the ids, living or dead, -1 for unknown ones."""
+        sorted_hashes, order = self._by_hash
+        places = np.minimum(np.searchsorted(sorted_hashes, hashes), len(order) - 1)
+        rows = np.where(sorted_hashes[places] == hashes, order[places], -1)
+        ids = self.rows.ids
+        for place in np.flatnonzero(rows >= 0).tolist():
+            if ids[rows[place]] != item_ids[place]:  # another id of equal hash comes first
+                at = int(places[place])
+                while at < len(order) and sorted_hashes[at] == hashes[place] and ids[order[at]] != item_ids[place]:
+                    at += 1
+                same = at < len(order) and sorted_hashes[at] == hashes[place]
+                rows[place] = order[at] if same else -1
+        return rows
+
+    def passing(self, wanted: HashedFilter) -> Mask:
+        """Which rows pass a filter: (n,), of the caller's own. The rules of `filters.CatalogueRules.mask`."""
+        if wanted.allow is not None:
+            allowed = np.zeros(len(self), dtype=bool)
+            allowed[self._known_rows(*wanted.allow)] = True
+        else:
+            allowed = np.ones(len(self), dtype=bool)
+        if wanted.allow_codes is not None:
+            in_category = np.zeros(len(self), dtype=bool)
+            for code in wanted.allow_codes:
+                in_category[self._members(code)] = True
+            allowed &= in_category
+        for code in wanted.deny_codes:
+            allowed[self._members(code)] = False
+        if wanted.deny is not None:
+            allowed[self._known_rows(*wanted.deny)] = False
+        return allowed
+
+    @cached_property
+    def _by_hash(self) -> tuple[Hashes, Indices]:
+        order = np.argsort(self.rows.hashes, kind="stable")
+        return self.rows.hashes[order], order
+
+    @cached_property
+    def _by_category(self) -> tuple[npt.NDArray[np.int32], Indices]:
+        """Codes in order, and the row of each."""
+        categories = self.rows.categories
+        rows = np.repeat(np.arange(len(self)), categories.offsets[1:] - categories.offsets[:-1])
+        order = np.argsort(categories.codes, kind="stable")
+        return categories.codes[order], rows[order]
+
+    def _members(self, code: int) -> Indices:
+        codes, rows = self._by_category
+        return rows[np.searchsorted(codes, code) : np.searchsorted(codes, code, side="right")]
+
+    def _known_rows(self, item_ids: Sequence[str], hashes: Hashes) -> Indices:
+        rows = self.find(item_ids, hashes)
+        return rows[rows >= 0]
+
+    def prepare(self) -> None:
+        """Make now what a first search would make."""
+        self.scorer  # noqa: B018
+        self._by_hash  # noqa: B018
+        self._by_category  # noqa: B018
+
+
+def rows_of(item_ids: Sequence[str], hashes: Hashes, states: ItemStates, categories: Sequence[Sequence[int]]) -> Rows:
+    """Put n items of any order into the order of their ids."""
+    order = sorted(range(len(item_ids)), key=item_ids.__getitem__)  # code points, which is the byte order of UTF-8
+    id_bytes = sum(map(sys.getsizeof, item_ids))
+    if order == list(range(len(order))):  # then states that are memory-mapped stay so
+        return Rows(
+            ids=object_array(item_ids),
+            hashes=hashes,
+            states=states,
+            categories=CategoryLists.of(categories),
+            id_bytes=id_bytes,
+        )
+    return Rows(
+        ids=object_array([item_ids[row] for row in order]),
+        hashes=hashes[order],
+        states=ItemStates(
+            components=states.components[order], gate=None if states.gate is None else states.gate[order]
+        ),
+        categories=CategoryLists.of([categories[row] for row in order]),
+        id_bytes=id_bytes,
+    )
+
+
+def object_array(item_ids: Sequence[str]) -> Ids:
+    """The ids as an object array (n,)."""
+    out = np.empty(len(item_ids), dtype=object)
+    out[:] = item_ids
+    return out
+
+
+def hash_ids(item_ids: Iterable[str]) -> Hashes:
+    """64-bit hashes of ids, of this process only."""
+    return np.fromiter(map(hash, item_ids), np.int64)
+
+
+def _known(names: Iterable[str], codes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(codes[name] for name in names if name in codes)

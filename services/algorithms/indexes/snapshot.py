@@ -1,0 +1,257 @@
+"""Snapshots of a mutable index: one directory each, checksummed, renamed into place, memory-mapped on load.
+
+    snapshot-<how many were written before>/   manifest.json   items.safetensors   item_states.safetensors
+
+A directory is written aside, its files and itself are flushed to disk, then it is renamed: a crash leaves the older
+snapshots, and a directory that no reader looks at and the next write removes. States are copied to the file a slice
+at a time, so writing needs no second copy in memory. The pair gate is the model's and stays in its bundle.
+
+Letters: X items, P_x item components, P pairs, d component width.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.item_batch import ItemBatch, ItemShape
+from services.algorithms.indexes.mutable import Build, MutableIndex
+from services.algorithms.indexes.segment_merge import gather_categories, gather_ids, state_slices
+from services.algorithms.manifest import BundleError, FileEntry
+from services.algorithms.states import ItemStates, PairGate
+from services.algorithms.tensor_file import read_tensors, tensor_places
+from services.algorithms.tensor_writer import SlicedTensor, write_tensors
+
+MANIFEST = "manifest.json"
+ITEMS = "items.safetensors"
+ITEM_STATES = "item_states.safetensors"
+FORMAT = 1
+KEPT = 2  # the newest snapshot, and one to go back to
+
+_PREFIX, _ASIDE = "snapshot-", ".aside-"
+
+
+class SnapshotError(BundleError):
+    """A snapshot is not what its manifest says, or not of the model that was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotManifest:
+    """`manifest.json`. `checksum` covers all the other fields."""
+
+    model_version: str
+    index_version: str
+    number: int
+    digest: str
+    num_items: int
+    shape: ItemShape
+    files: dict[str, FileEntry]
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A snapshot whose checksums, shapes and model version agree; its states are memory-mapped."""
+
+    path: Path
+    manifest: SnapshotManifest
+    items: ItemBatch
+
+    @property
+    def index_version(self) -> str:
+        return self.manifest.index_version
+
+
+def write_snapshot(root: Path, index: MutableIndex) -> Path:
+    """Write the newest version of an index below `root`, drop all but the newest `KEPT` snapshots, return the path.
+
+    Searches and changes go on meanwhile. One process at a time writes below a root.
+    """
+    version, shape = index.version, index.shape
+    root.mkdir(parents=True, exist_ok=True)
+    for abandoned in root.glob(f"{_ASIDE}*"):
+        shutil.rmtree(abandoned)
+    older = snapshots(root)
+    name = f"{1 + (_sequence(older[0]) if older else 0):012d}"
+    aside, target = root / f"{_ASIDE}{name}", root / f"{_PREFIX}{name}"
+    aside.mkdir()
+    order = version.in_order(lambda: None)
+    states = {
+        "components": SlicedTensor(
+            np.float32, (len(order), shape.num_components, shape.width), state_slices(order, "components")
+        )
+    }
+    if shape.gated:
+        states["gate"] = SlicedTensor(np.float32, (len(order), shape.num_pairs), state_slices(order, "gate"))
+    ids, categories = gather_ids(order), gather_categories(order)
+    columns = {
+        **_text("ids", ids.tolist()),
+        "category_offsets": SlicedTensor.whole(categories.offsets),
+        "category_codes": SlicedTensor.whole(categories.codes),
+        **_text("category_names", list(index.category_codes)),
+    }
+    files = {
+        ITEMS: write_tensors(aside / ITEMS, columns),
+        ITEM_STATES: write_tensors(aside / ITEM_STATES, states),
+    }
+    manifest = SnapshotManifest(
+        model_version=index.model_version,
+        index_version=version.name,
+        number=version.number,
+        digest=version.digest,
+        num_items=len(order),
+        shape=shape,
+        files=files,
+    )
+    _write_manifest(aside / MANIFEST, manifest)
+    _flush(aside)
+    aside.rename(target)
+    _flush(root)
+    for old in older[KEPT - 1 :]:
+        gone = root / f"{_ASIDE}{_sequence(old):012d}"
+        old.rename(gone)  # a reader sees a whole snapshot or none
+        shutil.rmtree(gone)
+    return target
+
+
+def snapshots(root: Path) -> list[Path]:
+    """The snapshots below a root, newest first; each is complete unless the disk lost something since."""
+    return sorted(root.glob(f"{_PREFIX}*"), key=_sequence, reverse=True)
+
+
+def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
+    """Open a snapshot of this model.
+
+    Raises: SnapshotError for another model's snapshot, naming both versions, and for torn or altered files and wrong
+    shapes, naming the file, what was found and what was expected.
+    """
+    manifest = _read_manifest(path / MANIFEST)
+    if manifest.model_version != model_version:
+        raise SnapshotError(f"{path}: model_version={manifest.model_version!r}; this process serves {model_version!r}")
+    for name, entry in manifest.files.items():
+        _check_file(path / name, entry)
+    shape, num_items = manifest.shape, manifest.num_items
+    wanted: dict[str, tuple[int, ...]] = {"components": (num_items, shape.num_components, shape.width)}
+    if shape.gated:
+        wanted["gate"] = (num_items, shape.num_pairs)
+    try:
+        found = {name: place[1] for name, place in tensor_places(path / ITEM_STATES).items()}
+        if found != wanted:
+            raise SnapshotError(f"{path / ITEM_STATES} holds {found}; {MANIFEST} says {wanted}")
+        states, columns = read_tensors(path / ITEM_STATES), read_tensors(path / ITEMS)
+        ids, names = _read_text(columns, "ids"), _read_text(columns, "category_names")
+        offsets, codes = columns["category_offsets"].tolist(), columns["category_codes"].tolist()
+        categories = [[names[code] for code in codes[start:end]] for start, end in pairwise(offsets)]
+        items = ItemBatch(
+            item_ids=ids,
+            states=ItemStates(components=states["components"], gate=states.get("gate")),
+            categories=categories,
+        )
+    except SnapshotError:
+        raise
+    except (ValueError, KeyError, IndexError) as exc:
+        raise SnapshotError(f"{path}: {exc}") from exc
+    return Snapshot(path=path, manifest=manifest, items=items)
+
+
+def restore(
+    snapshot: Snapshot, pair_gate: PairGate | None, *, build: Build, max_bytes: int | None = None
+) -> MutableIndex:
+    """An index that goes on where the snapshot was taken. Raises: SnapshotError if its shapes do not fit the model."""
+    manifest = snapshot.manifest
+    try:
+        index = MutableIndex(
+            snapshot.items,
+            pair_gate,
+            model_version=manifest.model_version,
+            build=build,
+            max_bytes=max_bytes,
+            number=manifest.number,
+            digest=manifest.digest,
+        )
+    except ValueError as exc:
+        raise SnapshotError(f"{snapshot.path}: {exc}") from exc
+    if index.shape != manifest.shape:
+        raise SnapshotError(f"{snapshot.path}: {manifest.shape}; with this model's pair gate items have {index.shape}")
+    return index
+
+
+def _sequence(path: Path) -> int:
+    number = path.name.removeprefix(_PREFIX)
+    return int(number) if number.isdigit() else -1
+
+
+def _write_manifest(path: Path, manifest: SnapshotManifest) -> None:
+    content = asdict(manifest)
+    content["checksum"] = _checksum(content)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=2, sort_keys=True))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_manifest(path: Path) -> SnapshotManifest:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise SnapshotError(f"{path} is missing; a snapshot is a directory that holds one") from exc
+    except ValueError as exc:
+        raise SnapshotError(f"{path} is not JSON: {exc}") from exc
+    wanted = {field.name for field in fields(SnapshotManifest)} | {"checksum"}
+    if not isinstance(content, dict) or content.keys() != wanted:
+        raise SnapshotError(f"{path} has fields {sorted(content)}; expected {sorted(wanted)}")
+    said = content.pop("checksum")
+    if (found := _checksum(content)) != said:
+        raise SnapshotError(f"{path}: its fields have sha256 {found}; it says {said}")
+    if content["format"] != FORMAT:
+        raise SnapshotError(f"{path}: format={content['format']}; this program reads format {FORMAT}")
+    files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
+    return SnapshotManifest(**{**content, "shape": ItemShape(**content["shape"]), "files": files})
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _check_file(path: Path, entry: FileEntry) -> None:
+    if not path.is_file():
+        raise SnapshotError(f"{path} is missing; {MANIFEST} lists it with sha256 {entry.sha256}")
+    with path.open("rb") as file:
+        found = FileEntry(sha256=hashlib.file_digest(file, "sha256").hexdigest(), bytes=file.tell())
+    if found != entry:
+        raise SnapshotError(
+            f"{path} holds {found.bytes} bytes of sha256 {found.sha256}; "
+            f"{MANIFEST} says {entry.bytes} of sha256 {entry.sha256}"
+        )
+
+
+def _flush(folder: Path) -> None:
+    """Make a directory's entries durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _text(name: str, strings: Sequence[str]) -> dict[str, SlicedTensor]:
+    """Strings as two arrays: all their bytes, and where each one ends."""
+    encoded = [string.encode() for string in strings]
+    return {
+        name: SlicedTensor.whole(np.frombuffer(b"".join(encoded), dtype=np.uint8)),
+        f"{name}_ends": SlicedTensor.whole(np.cumsum([len(data) for data in encoded], dtype=np.int64)),
+    }
+
+
+def _read_text(columns: dict[str, npt.NDArray[Any]], name: str) -> list[str]:
+    data = columns[name].tobytes()
+    ends = columns[f"{name}_ends"].tolist()
+    return [data[start:end].decode() for start, end in pairwise([0, *ends])]

@@ -1,0 +1,365 @@
+"""The mutable index: what batches do, what it refuses, what readers see while it changes."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from mutable_scene import MODEL, States
+
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.background_merge import BackgroundMerge
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.item_batch import ItemBatch
+from services.algorithms.indexes.mutable import MERGE_ROWS, IndexFullError, MutableIndex
+from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.ops.mol_scores.reference import mol_scores_reference
+from services.algorithms.states import ItemStates, QueryStates
+
+
+@pytest.fixture
+def states() -> States:
+    return States(np.random.default_rng(0), p_q=2, p_x=2, d=6)
+
+
+def batch(states: States, item_ids: list[str], numbers: list[int] | None = None, **more: object) -> ItemBatch:
+    rows = numbers if numbers is not None else list(range(len(item_ids)))
+    return ItemBatch(item_ids=item_ids, states=states.of(rows), **more)  # type: ignore[arg-type]
+
+
+def make_index(states: States, count: int = 0, **more: object) -> MutableIndex:
+    ids = [f"i{row:05d}" for row in range(count)]
+    first = batch(states, ids, [row % len(states) for row in range(count)])
+    return MutableIndex(first, states.pair_gate, model_version=MODEL, **{"build": BruteForce, **more})  # type: ignore[arg-type]
+
+
+def held(index: MutableIndex, states: States, wanted: ItemFilter | None = None) -> list[str]:
+    return sorted(index.search(states.query([0]), 10**6, wanted).item_ids[0])
+
+
+def test_an_empty_index_answers_exactly_nothing_until_an_item_comes(states: States) -> None:
+    index = make_index(states)
+    answer = index.search(states.query([0, 1]), 5)
+    assert answer.item_ids == ((), ())
+    assert answer.scores.shape == (2, 0)
+    assert [found.kind for found in answer.certificates] == ["exact", "exact"]
+    index.upsert(batch(states, ["a"]))
+    assert index.search(states.query([0]), 5).item_ids == (("a",),)
+
+
+def test_a_change_says_what_it_did_and_unknown_removals_are_reported(states: States) -> None:
+    index = make_index(states)
+    assert index.upsert(batch(states, ["a", "b"])).added == 2
+    change = index.apply(upserts=batch(states, ["b", "c"]), removals=["a", "ghost"])
+    assert (change.added, change.updated, change.removed, change.unknown) == (1, 1, 1, ("ghost",))
+    assert held(index, states) == ["b", "c"]
+
+
+def test_each_batch_makes_one_version_and_equal_histories_make_equal_ones(states: States) -> None:
+    first, second = make_index(states, 3), make_index(states, 3)
+    names = [first.version.name]
+    for index in (first, second):
+        index.upsert(batch(states, ["a"]))
+        index.remove(["a"])
+    names += [first.version.name]
+    assert first.version.name == second.version.name
+    assert first.version.number == 2
+    second.upsert(batch(states, ["a"]))
+    first.upsert(batch(states, ["a"], [1]))
+    assert first.version.number == second.version.number
+    assert len({*names, first.version.name, second.version.name}) == 4
+    assert index.search(states.query([0]), 1).version == second.version.name
+
+
+def test_what_changes_nothing_keeps_the_version(states: States) -> None:
+    index = make_index(states, 4)
+    name = index.version.name
+    assert index.remove(["ghost"]).version == name
+    index.merge()
+    assert index.version.name == name
+
+
+def test_categories_stay_with_an_item_whose_update_brings_none(states: States) -> None:
+    index = make_index(states)
+    index.upsert(batch(states, ["a", "b"], categories=[["x"], ["y"]]))
+    index.upsert(batch(states, ["a"], [5]))
+    assert held(index, states, ItemFilter(allow_categories=["x"])) == ["a"]
+    index.merge()
+    index.upsert(batch(states, ["a"], [6]))
+    assert held(index, states, ItemFilter(allow_categories=["x"])) == ["a"]
+    index.upsert(batch(states, ["a"], [6], categories=[[]]))
+    assert held(index, states, ItemFilter(allow_categories=["x"])) == []
+    index.remove(["b"])
+    index.upsert(batch(states, ["b"]))
+    assert held(index, states, ItemFilter(allow_categories=["y"])) == []
+
+
+def test_each_query_may_bring_its_own_filter(states: States) -> None:
+    index = make_index(states, 4)
+    index.upsert(batch(states, ["z"]))
+    index.remove(["i00001"])
+    answer = index.search(states.query([0, 1]), 9, [ItemFilter(deny_item_ids=["z"]), ItemFilter()])
+    assert sorted(answer.item_ids[0]) == ["i00000", "i00002", "i00003"]
+    assert sorted(answer.item_ids[1]) == ["i00000", "i00002", "i00003", "z"]
+    with pytest.raises(ValueError, match=r"len\(filters\)=1 allowed: one for all queries or one for each of 2"):
+        index.search(states.query([0, 1]), 9, [ItemFilter()])
+
+
+def test_equal_scores_come_in_order_of_id_across_main_and_delta(states: States) -> None:
+    index = make_index(states)
+    index.upsert(batch(states, ["d", "b", "f"], [7, 7, 7]))
+    index.merge()
+    index.upsert(batch(states, ["a", "e", "c"], [7, 7, 7]))
+    for k in (1, 3, 5, 6):
+        assert list(index.search(states.query([0]), k).item_ids[0]) == list("abcdef")[:k]
+
+
+def test_a_merge_that_fails_leaves_the_index_as_it_was(states: States) -> None:
+    def refuse_two(scorer, pair_gate):
+        if scorer.num_items == 2:
+            raise ValueError("too few training points")
+        return BruteForce(scorer, pair_gate)
+
+    index = make_index(states, build=refuse_two)
+    index.upsert(batch(states, ["a", "b"]))
+    with pytest.raises(ValueError, match="too few training points"):
+        index.merge()
+    assert held(index, states) == ["a", "b"]
+    assert index.memory.building == 0
+    index.upsert(batch(states, ["c"]))
+    index.merge()
+    assert held(index, states) == ["a", "b", "c"]
+    assert index.memory.delta == make_index(states).memory.delta
+
+
+def test_an_inexact_main_keeps_a_certificate_that_holds_for_the_union() -> None:
+    rng = np.random.default_rng(3)
+    states = States(rng, p_q=2, p_x=3, d=8, count=600, num_queries=40, spread=0.03)
+    index = make_index(states, 500, build=lambda scorer, gate: TopKAvg(scorer, gate, pool_size=12))
+    index.upsert(batch(states, [f"n{row}" for row in range(100)], list(range(500, 600))))
+    index.remove([f"i{row:05d}" for row in range(0, 500, 7)])
+    removed = {f"i{row:05d}" for row in range(0, 500, 7)}
+    ids = [f"i{row:05d}" for row in range(500)] + [f"n{row}" for row in range(100)]
+    answer = index.search(states.query(list(range(40))), 10)
+    kinds = set()
+    for query, certificate in enumerate(answer.certificates):
+        kinds.add(certificate.kind)
+        score = dict(zip(ids, states.exact[query], strict=True))
+        left_out = max(score[item_id] for item_id in set(ids) - removed - set(answer.item_ids[query]))
+        assert certificate.gap is None or left_out <= answer.scores[query, 9] + certificate.gap + 1e-12
+        assert np.abs(answer.scores[query] - [score[item_id] for item_id in answer.item_ids[query]]).max() < 1e-10
+    assert "bounded" in kinds
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: {"upserts": batch(s, ["a", "b", "a"])}, "item_ids holds 'a' more than once"),
+        (lambda s: {"removals": ["a", "a"]}, "removals holds 'a' more than once"),
+        (lambda s: {"upserts": batch(s, ["a"]), "removals": ["a"]}, "item 'a' is both in upserts and in removals"),
+        (lambda s: {"upserts": batch(s, [""])}, "item_ids holds '' of 0 bytes; allowed: 1-128"),
+        (lambda s: {"removals": ["ä" * 65]}, "of 130 bytes; allowed: 1-128"),
+        (lambda s: {"upserts": batch(s, ["\ud800"])}, "is not UTF-8"),
+        (lambda s: {"upserts": batch(s, ["a", "b"], [0])}, "2 item ids but states of 1 items"),
+        (lambda s: {"upserts": batch(s, ["a"], categories=[])}, "1 item ids but categories of 0 items"),
+        (
+            lambda s: {
+                "upserts": ItemBatch(item_ids=["a"], states=ItemStates(components=np.ones((1, 2, 7), np.float32)))
+            },
+            "items have 2 components of width 7; the index holds 2 of width 6",
+        ),
+        (
+            lambda s: {
+                "upserts": ItemBatch(item_ids=["a"], states=ItemStates(components=np.ones((1, 3, 6), np.float32)))
+            },
+            "items have 3 components of width 6; the index holds 2 of width 6",
+        ),
+        (
+            lambda s: {
+                "upserts": ItemBatch(item_ids=["a"], states=ItemStates(components=np.ones((1, 2, 6), np.float32)))
+            },
+            "items.gate is absent but the index's items have one",
+        ),
+        (
+            lambda s: {
+                "upserts": ItemBatch(
+                    item_ids=["a"],
+                    states=ItemStates(components=np.ones((1, 2, 6), np.float32), gate=np.ones((1, 6), np.float32)),
+                )
+            },
+            "items.gate has 6 pairs; the index holds 4",
+        ),
+        (
+            lambda s: {
+                "upserts": ItemBatch(item_ids=["a"], states=ItemStates(components=np.zeros((1, 2, 6), np.float32)))
+            },
+            "components of item 'a' are all zero",
+        ),
+    ],
+)
+def test_a_batch_that_makes_no_sense_is_refused_by_name_and_changes_nothing(states, change, message) -> None:
+    index = make_index(states, 3)
+    name = index.version.name
+    with pytest.raises(ValueError, match=message):
+        index.apply(**change(states))
+    assert index.version.name == name
+
+
+def test_an_item_may_lack_a_component(states: States) -> None:
+    partial = states.of([0])
+    partial.components[0, 1] = 0
+    index = make_index(states)
+    index.upsert(ItemBatch(item_ids=["a"], states=partial))
+    exact = mol_scores_reference(states.query([0]), partial, states.pair_gate).numpy()[0, 0]
+    assert index.search(states.query([0]), 1).scores[0, 0] == pytest.approx(exact, abs=1e-12)
+
+
+def test_a_search_that_makes_no_sense_is_refused_by_name(states: States) -> None:
+    for index in (make_index(states), make_index(states, 3)):
+        with pytest.raises(ValueError, match="k=0 allowed: at least 1"):
+            index.search(states.query([0]), 0)
+        with pytest.raises(ValueError, match="query components have width 7 but item components have width 6"):
+            index.search(QueryStates(components=np.ones((1, 2, 7), np.float32), gate=np.ones((1, 4), np.float32)), 1)
+
+
+def test_a_memory_limit_refuses_growth_but_lets_updates_go_on_forever(states: States) -> None:
+    index = make_index(states, 2000)
+    limit = 3 * index.memory.main
+    index = make_index(states, 2000, max_bytes=limit)
+    peak = 0
+    for step in range(30):
+        ids = [f"i{row:05d}" for row in range(step * 50, step * 50 + 400)]
+        index.upsert(batch(states, ids, [step] * 400))
+        peak = max(peak, index.memory.total)
+    assert peak <= limit
+    assert index.num_items == 2000
+    refusal = ""
+    for step in range(100):
+        try:
+            index.upsert(batch(states, [f"new-{step}-{row}" for row in range(300)]))
+        except IndexFullError as error:
+            refusal = str(error)
+            break
+        peak = max(peak, index.memory.total)
+    assert f"max_bytes={limit} but 300 more items make" in refusal
+    assert peak <= limit
+    name = index.version.name
+    index.remove([f"i{row:05d}" for row in range(600)])
+    index.upsert(batch(states, [f"more-{row}" for row in range(300)]))  # what was removed makes room
+    assert index.version.name != name
+
+
+def test_memory_counts_every_part(states: States) -> None:
+    index = make_index(states, 1000)
+    state_bytes = 4 * (2 * 6 + 4)
+    before = index.memory
+    assert before.main > 1000 * state_bytes
+    assert before.building == 0
+    index.upsert(batch(states, [f"n{row}" for row in range(300)]))
+    assert index.memory.delta - before.delta > 300 * state_bytes
+    assert index.memory.main == pytest.approx(before.main, rel=0.01)
+    seen = []
+    index.merge(lambda: seen.append(index.memory))
+    assert min(memory.building for memory in seen) > 1300 * state_bytes
+    assert index.memory.building == 0
+    assert index.memory.delta == before.delta
+    assert index.memory.main > 1300 * state_bytes
+
+
+def _circle(angles: np.ndarray) -> ItemStates:
+    return ItemStates(components=np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)[:, None, :])
+
+
+def test_readers_in_threads_never_see_half_a_batch() -> None:
+    """Each batch moves all ten twins and removes or brings back one pair; a twin's angle says which batch it was."""
+    step_angle, twins = 1e-3, [f"twin-{row}" for row in range(10)]
+    others = _circle(np.linspace(2, 3, 3000))
+    index = MutableIndex(
+        ItemBatch(
+            item_ids=[*twins, *(f"other-{row}" for row in range(3000))],
+            states=ItemStates(components=np.concatenate([_circle(np.zeros(10)).components, others.components])),
+        ),
+        None,
+        model_version=MODEL,
+        build=BruteForce,
+    )
+    query = QueryStates(components=np.array([[[1.0, 0.0]]], dtype=np.float32))
+    failures: list[str] = []
+    searches = [0, 0, 0]
+    writing = threading.Event()
+    writing.set()
+
+    def read(reader: int) -> None:
+        newest = -1
+        while writing.is_set():
+            answer = index.search(query, 12)
+            batch_number = int(answer.version.rpartition(".")[2].partition("-")[0])
+            found = dict(zip(answer.item_ids[0], answer.scores[0].tolist(), strict=True))
+            shown = {item_id for item_id in found if not item_id.startswith("other")}
+            expected = {*twins, *(["pair-a", "pair-b"] if batch_number % 2 else [])}
+            scores = np.array([found[item_id] for item_id in shown])
+            if shown != expected or np.abs(scores - np.cos(step_angle * (batch_number % 1000))).max() > 1e-6:
+                failures.append(f"version {answer.version}: {found}")
+                return
+            if batch_number < newest:
+                failures.append(f"version {batch_number} after {newest}")
+                return
+            newest = batch_number
+            searches[reader] += 1
+
+    readers = [threading.Thread(target=read, args=(reader,)) for reader in range(3)]
+    with BackgroundMerge(index) as background:
+        for reader in readers:
+            reader.start()
+        number = 0
+        while (number < 600 or background.merges < 2 or min(searches) < 50) and not failures:
+            number += 1
+            ids = [*twins, *(["pair-a", "pair-b"] if number % 2 else [])]
+            states = _circle(np.full(len(ids), step_angle * (number % 1000)))
+            index.apply(
+                upserts=ItemBatch(item_ids=ids, states=states), removals=[] if number % 2 else ["pair-a", "pair-b"]
+            )
+            if number % 100 == 0:
+                index.merge_wanted.set()
+        writing.clear()
+        for reader in readers:
+            reader.join()
+    assert not failures
+
+
+def test_writers_in_threads_lose_nothing(states: States) -> None:
+    index = make_index(states, 10)
+
+    def write(writer: int) -> None:
+        for step in range(150):
+            index.upsert(batch(states, [f"w{writer}-{step}-{row}" for row in range(8)]))
+            if step % 3 == 2:
+                index.remove([f"w{writer}-{step - 1}-{row}" for row in range(8)])
+
+    writers = [threading.Thread(target=write, args=(writer,)) for writer in range(3)]
+    with BackgroundMerge(index) as background:
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        index.merge_wanted.set()
+    expected = [f"w{w}-{s}-{r}" for w in range(3) for s in range(150) if s % 3 != 1 for r in range(8)]
+    assert held(index, states) == sorted([*(f"i{row:05d}" for row in range(10)), *expected])
+    assert background.merges >= 1
+    assert MERGE_ROWS < 3 * 150 * 8
+
+
+def test_a_background_merge_says_why_it_stopped(states: States) -> None:
+    def refuse(scorer, pair_gate):
+        raise ValueError("no algorithm for this one")
+
+    index = make_index(states, build=refuse)
+    index.upsert(batch(states, ["a"]))
+    background = BackgroundMerge(index)
+    background.start()
+    index.merge_wanted.set()
+    while background.error is None:
+        time.sleep(0.001)
+    with pytest.raises(ValueError, match="no algorithm"):
+        background.close()
+    assert held(index, states) == ["a"]

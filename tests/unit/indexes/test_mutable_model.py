@@ -1,0 +1,154 @@
+"""The mutable index against a naive dictionary: 100,000 random operations, restarts from snapshots among them."""
+
+from bisect import bisect
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mutable_scene import CATEGORIES, MODEL, Build, Oracle, States
+
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.item_batch import ItemBatch
+from services.algorithms.indexes.mutable import MutableIndex
+from services.algorithms.indexes.snapshot import load_snapshot, restore, write_snapshot
+from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.indexes.version import Version, search_version
+
+SEED = 20261121
+IDS = [f"item-{number}" for number in range(700)] + ["å", "日本", "Z" * 128, "item-1 "]
+
+
+def whole_pool(scorer, pair_gate):
+    return TopKAvg(scorer, pair_gate, pool_size=10**6)
+
+
+class Run:
+    """One index, its oracle, and random operations on both."""
+
+    names = ("upsert", "remove", "both", "search", "filter", "hold", "merge", "bulk", "restart")
+    ends = tuple(np.cumsum([0.57, 0.27, 0.099, 0.03, 0.02, 0.005, 0.003, 0.0025]).tolist())
+
+    def __init__(self, states: States, build: Build, seed: int, folder: Path) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.states, self.build, self.folder = states, build, folder
+        self.oracle = Oracle(IDS, states)
+        self.index = MutableIndex(
+            ItemBatch(item_ids=[], states=states.of([])), states.pair_gate, model_version=MODEL, build=build
+        )
+        self.held: tuple[Version, Oracle] | None = None
+        self.counts: dict[str, int] = {}
+
+    def step(self) -> None:
+        name = self.names[bisect(self.ends, self.rng.random())]
+        self.counts[name] = self.counts.get(name, 0) + 1
+        getattr(self, name)()
+
+    def some_ids(self, most: int) -> list[str]:
+        return [IDS[place] for place in self.rng.choice(len(IDS), size=self.rng.integers(1, most + 1), replace=False)]
+
+    def batch(self, item_ids: list[str]) -> tuple[ItemBatch, np.ndarray]:
+        numbers = self.rng.integers(len(self.states), size=len(item_ids))
+        categories = None
+        if self.rng.random() < 0.7:
+            categories = [[name for name in CATEGORIES if self.rng.random() < 0.3] for _ in item_ids]
+        return ItemBatch(item_ids=item_ids, states=self.states.of(numbers), categories=categories), numbers
+
+    def upsert(self, most: int = 6) -> None:
+        batch, numbers = self.batch(self.some_ids(most))
+        known = sum(self.oracle.state[self.oracle.place[item_id]] >= 0 for item_id in batch.item_ids)
+        change = self.index.upsert(batch)
+        self.oracle.upsert(batch, numbers)
+        assert (change.added, change.updated) == (len(batch) - known, known)
+
+    def bulk(self) -> None:
+        self.upsert(most=len(IDS))
+
+    def remove(self) -> None:
+        item_ids = self.some_ids(6)
+        change = self.index.remove(item_ids)
+        assert list(change.unknown) == self.oracle.remove(item_ids)
+        assert change.removed == len(item_ids) - len(change.unknown)
+
+    def both(self) -> None:
+        item_ids = self.some_ids(6)
+        batch, numbers = self.batch(item_ids[: len(item_ids) // 2])
+        self.index.apply(upserts=batch if len(batch) else None, removals=item_ids[len(batch) :])
+        self.oracle.upsert(batch, numbers)
+        self.oracle.remove(item_ids[len(batch) :])
+
+    def search(self) -> None:
+        self.check(self.index.version, self.oracle, int(self.rng.choice([1, 3, 10, 2000])), None)
+
+    def filter(self) -> None:
+        wanted = ItemFilter(
+            allow_item_ids=self.some_ids(60) if self.rng.random() < 0.3 else (),
+            deny_item_ids=[*self.some_ids(60), "unknown"],
+            allow_categories=[*self.rng.choice(CATEGORIES, size=2), "unknown"] if self.rng.random() < 0.5 else (),
+            deny_categories=self.rng.choice(CATEGORIES, size=1).tolist() if self.rng.random() < 0.5 else (),
+            seen_item_ids=self.some_ids(60),
+            exclude_seen=bool(self.rng.random() < 0.5),
+        )
+        self.check(self.index.version, self.oracle, 10, wanted)
+
+    def hold(self) -> None:
+        """What a reader held on to still answers as it did then."""
+        if self.held is not None:
+            self.check(*self.held, 10, None)
+        self.held = (self.index.version, self.oracle.copy())
+
+    def merge(self) -> None:
+        """Changes arrive between the slices of a merge."""
+        before = self.index.version.name
+        arrivals = iter(range(20))
+
+        def change() -> None:
+            if next(arrivals, None) is not None and self.rng.random() < 0.5:
+                self.remove() if self.rng.random() < 0.3 else self.upsert()
+
+        self.index.merge(change if self.rng.random() < 0.8 else lambda: None)
+        if next(arrivals) == 0:
+            assert self.index.version.name == before
+
+    def restart(self) -> None:
+        snapshot = load_snapshot(write_snapshot(self.folder, self.index), model_version=MODEL)
+        assert snapshot.index_version == self.index.version.name
+        self.index = restore(snapshot, self.states.pair_gate, build=self.build)
+        assert self.index.version.name == snapshot.index_version
+
+    def check(self, version: Version, oracle: Oracle, k: int, wanted: ItemFilter | None) -> None:
+        assert version.num_items == len(oracle)
+        numbers = self.rng.integers(len(self.states.queries), size=self.rng.integers(1, 4)).tolist()
+        queries = self.states.query(numbers)
+        answer = search_version(version, self.index.shape, queries, k, wanted, self.index.category_codes)
+        for place, query in enumerate(numbers):
+            ids, scores = oracle.top(query, k, wanted)
+            assert answer.certificates[place].kind == "exact"
+            assert list(answer.item_ids[place]) == ids
+            assert np.abs(answer.scores[place, : len(ids)] - scores).max(initial=0) < 1e-10
+            assert (answer.scores[place, len(ids) :] == -np.inf).all()
+
+
+@pytest.fixture(autouse=True)
+def one_compute_thread():
+    """Threads only wait for each other on catalogues this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "operations"),
+    [(BruteForce, (2, 2, 6), 30_000), (whole_pool, (2, 3, 5), 30_000), (BruteForce, (1, 1, 8), 40_000)],
+    ids=["brute-force", "top-k-avg-all", "dot-product"],
+)
+def test_random_operations_leave_what_a_dictionary_would_hold(build, shape, operations, tmp_path) -> None:
+    p_q, p_x, d = shape
+    print(f"seed {SEED}")  # noqa: T201 - a failing run says how to repeat it
+    run = Run(States(np.random.default_rng(SEED), p_q=p_q, p_x=p_x, d=d), build, SEED, tmp_path)
+    for _ in range(operations):
+        run.step()
+    assert sum(run.counts.values()) == operations
+    assert set(run.counts) == set(run.names)

@@ -1,0 +1,216 @@
+"""Snapshots of the mutable index: what comes back, what is refused, what a crash leaves."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mutable_scene import MODEL, States
+from retrieval_scene import make_pair_gate
+
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.item_batch import ItemBatch
+from services.algorithms.indexes.mutable import MutableIndex
+from services.algorithms.indexes.snapshot import SnapshotError, load_snapshot, restore, snapshots, write_snapshot
+from services.algorithms.tensor_file import read_tensors
+from services.algorithms.tensor_writer import SlicedTensor, write_tensors
+
+FILES = ("manifest.json", "items.safetensors", "item_states.safetensors")
+
+
+@pytest.fixture
+def states() -> States:
+    return States(np.random.default_rng(0), p_q=2, p_x=2, d=6)
+
+
+def make_index(states: States, count: int = 40) -> MutableIndex:
+    """Items in main, in a block and in the tail, some of each dead."""
+    index = MutableIndex(
+        ItemBatch(item_ids=[], states=states.of([])), states.pair_gate, model_version=MODEL, build=BruteForce
+    )
+    for group in ("日", "b", "a"):
+        ids = [f"{group}{row}" for row in range(count)]
+        index.upsert(ItemBatch(item_ids=ids, states=states.of(range(count)), categories=[[group, "all"]] * count))
+        if group == "日":
+            index.merge()
+        index.remove([f"{group}{row}" for row in range(0, count, 5)])
+    return index
+
+
+def test_a_snapshot_brings_everything_back_and_goes_on_from_there(states: States, tmp_path: Path) -> None:
+    index = make_index(states)
+    snapshot = load_snapshot(write_snapshot(tmp_path, index), model_version=MODEL)
+    again = restore(snapshot, states.pair_gate, build=BruteForce)
+    assert snapshot.index_version == again.version.name == index.version.name
+    queries = states.query([0, 1, 2])
+    before, after = index.search(queries, 200), again.search(queries, 200)
+    assert after.item_ids == before.item_ids
+    assert (after.scores == before.scores).all()
+    for one in (index, again):
+        one.upsert(ItemBatch(item_ids=["b1", "new"], states=states.of([8, 9])))
+    assert again.version.name == index.version.name
+    assert again.search(queries, 200).item_ids == index.search(queries, 200).item_ids
+
+
+def test_states_are_mapped_from_the_file_not_copied(states: States, tmp_path: Path) -> None:
+    snapshot = load_snapshot(write_snapshot(tmp_path, make_index(states)), model_version=MODEL)
+    index = restore(snapshot, states.pair_gate, build=BruteForce)
+    assert index.version.main is not None
+    held = index.version.main.segment.rows.states.components
+    base = held
+    while base.base is not None and not isinstance(base, np.memmap):
+        base = base.base
+    assert isinstance(base, np.memmap)
+
+
+def test_an_empty_index_has_a_snapshot_too(states: States, tmp_path: Path) -> None:
+    index = make_index(states)
+    index.remove([f"{group}{row}" for group in ("日", "b", "a") for row in range(40)])
+    again = restore(
+        load_snapshot(write_snapshot(tmp_path, index), model_version=MODEL), states.pair_gate, build=BruteForce
+    )
+    assert again.num_items == 0
+    again.upsert(ItemBatch(item_ids=["x"], states=states.of([0])))
+    assert again.search(states.query([0]), 3).item_ids == (("x",),)
+
+
+def test_another_models_snapshot_is_refused_and_both_are_named(states: States, tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path, make_index(states))
+    with pytest.raises(SnapshotError, match="model_version='model-1'; this process serves 'model-2'"):
+        load_snapshot(path, model_version="model-2")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_refused_by_name(states: States, tmp_path: Path, name: str) -> None:
+    path = write_snapshot(tmp_path, make_index(states))
+    (path / name).unlink()
+    with pytest.raises(SnapshotError, match=f"{name} is missing"):
+        load_snapshot(path, model_version=MODEL)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.999])
+def test_a_torn_file_is_refused_by_name(states: States, tmp_path: Path, name: str, kept: float) -> None:
+    path = write_snapshot(tmp_path, make_index(states))
+    data = (path / name).read_bytes()
+    (path / name).write_bytes(data[: int(kept * len(data))])
+    with pytest.raises(SnapshotError, match=name):
+        load_snapshot(path, model_version=MODEL)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_any_flipped_bit_is_refused_by_name_and_both_checksums(states: States, tmp_path: Path, name: str) -> None:
+    path = write_snapshot(tmp_path, make_index(states))
+    data = bytearray((path / name).read_bytes())
+    rng = np.random.default_rng(5)
+    for place in rng.integers(len(data), size=60).tolist():
+        bit = 1 << int(rng.integers(8))
+        data[place] ^= bit
+        (path / name).write_bytes(data)
+        with pytest.raises(SnapshotError, match=name) as refusal:
+            load_snapshot(path, model_version=MODEL)
+        if name != "manifest.json":
+            assert str(refusal.value).count("sha256") == 2
+        data[place] ^= bit
+    (path / name).write_bytes(data)
+    load_snapshot(path, model_version=MODEL)
+
+
+def test_files_of_two_snapshots_do_not_mix(states: States, tmp_path: Path) -> None:
+    index = make_index(states)
+    first = write_snapshot(tmp_path, index)
+    index.upsert(ItemBatch(item_ids=["b1"], states=states.of([99])))
+    second = write_snapshot(tmp_path, index)
+    shutil.copy(first / "item_states.safetensors", second)
+    with pytest.raises(SnapshotError, match=r"item_states\.safetensors"):
+        load_snapshot(second, model_version=MODEL)
+    load_snapshot(first, model_version=MODEL)
+
+
+def test_a_manifest_of_a_later_format_is_refused(states: States, tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path, make_index(states)) / "manifest.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "kind": "new"}))
+    with pytest.raises(SnapshotError, match="has fields"):
+        load_snapshot(path.parent, model_version=MODEL)
+
+
+def test_a_pair_gate_of_another_shape_is_refused(states: States, tmp_path: Path) -> None:
+    snapshot = load_snapshot(write_snapshot(tmp_path, make_index(states)), model_version=MODEL)
+    with pytest.raises(SnapshotError, match=r"items\.gate has 4 pairs but pair_gate has 6"):
+        restore(snapshot, make_pair_gate(np.random.default_rng(0), 6, 3), build=BruteForce)
+
+
+def test_the_newest_two_snapshots_stay(states: States, tmp_path: Path) -> None:
+    index = make_index(states)
+    written = []
+    for number in range(4):
+        index.upsert(ItemBatch(item_ids=["b1"], states=states.of([number])))
+        written.append(write_snapshot(tmp_path, index))
+    assert snapshots(tmp_path) == [written[3], written[2]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in written[2:])
+
+
+def test_what_a_crash_left_aside_is_no_snapshot_and_goes_with_the_next(states: States, tmp_path: Path) -> None:
+    index = make_index(states)
+    path = write_snapshot(tmp_path, index)
+    aside = tmp_path / ".aside-000000000002"
+    shutil.copytree(path, aside)
+    (aside / "manifest.json").unlink()
+    assert snapshots(tmp_path) == [path]
+    newer = write_snapshot(tmp_path, index)
+    assert snapshots(tmp_path) == [newer, path]
+    assert not aside.exists()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.item_batch import ItemBatch
+from services.algorithms.indexes.mutable import MutableIndex
+from services.algorithms.indexes.snapshot import write_snapshot
+from services.algorithms.states import ItemStates
+rng = np.random.default_rng(0)
+items = ItemStates(components=rng.normal(size=(20_000, 1, 32)).astype(np.float32))
+ids = [f"item-{row}" for row in range(len(items))]
+index = MutableIndex(ItemBatch(item_ids=ids, states=items), None, model_version="model-1", build=BruteForce)
+while True:
+    index.remove([ids.pop()])
+    print(write_snapshot(Path(sys.argv[1]), index).name, flush=True)
+"""
+
+
+def test_a_process_killed_while_writing_leaves_whole_snapshots(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    process = subprocess.Popen(  # the program is above, its argument a folder of this test
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process, process.stdout as output:
+        for _ in range(3):
+            output.readline()
+        try:
+            process.wait(timeout=float(rng.uniform(0.0, 0.2)))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+    found = snapshots(tmp_path)
+    assert len(found) >= 2
+    for path in found:
+        assert (
+            len(load_snapshot(path, model_version=MODEL).items)
+            == load_snapshot(path, model_version=MODEL).manifest.num_items
+        )
+
+
+def test_slices_that_do_not_fill_their_tensor_are_refused(tmp_path: Path) -> None:
+    rows = np.ones((3, 2), dtype=np.float32)
+    with pytest.raises(ValueError, match=r"x of shape \(4, 2\) got 24 bytes; expected 32"):
+        write_tensors(tmp_path / "a", {"x": SlicedTensor(np.float32, (4, 2), iter([rows]))})
+    write_tensors(tmp_path / "b", {"x": SlicedTensor(np.float32, (6, 2), iter([rows, rows]))})
+    assert (read_tensors(tmp_path / "b")["x"] == 1).all()
