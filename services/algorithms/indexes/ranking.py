@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.indexes.protocol import Indices, Scores
+from services.algorithms.ops.top_rows import top_rows
 
 
 def order_by_score_then_id(scores: Scores, ranks: Indices, *, tolerance: float = 0.0) -> tuple[Indices, Scores]:
@@ -33,8 +34,6 @@ def order_by_score_then_id(scores: Scores, ranks: Indices, *, tolerance: float =
 
 def best_rows(scores: npt.NDArray[np.float32], size: int, ranks: Indices) -> Indices:
     """The `size` best rows of a row of scores (X,), by (-score, rank); rows at -inf are never taken."""
-    size = min(size, len(scores))
-    threshold = np.partition(scores, len(scores) - size)[len(scores) - size]
-    rows = np.flatnonzero((scores >= threshold) & (scores > -np.inf))
+    rows = top_rows(scores[None], size, np.zeros(1))[0]
     order = np.lexsort((ranks[rows], -scores[rows]))
     return rows[order[:size]]

@@ -66,19 +66,19 @@ def finish(
     error, double_error = scorer.error_bounds(queries), scorer.error_bounds_float64(queries)
     item_indices, out = empty_answer(len(queries), min(k, scorer.num_items))
     kth_scores = np.full(len(queries), np.nan)
-    reevaluated = np.zeros(len(queries), dtype=np.int64)
-    for query, (pool, row_scores) in enumerate(zip(pools, scores, strict=True)):
-        if not len(pool):
-            continue
-        rows = pool[within_reach(row_scores, k, float(error[query] + double_error[query]))]
-        reevaluated[query] = len(rows)
-        exact = scorer.scores_float64(queries, query, rows)
-        order, ordered = order_by_score_then_id(exact, ranks[rows], tolerance=2 * float(double_error[query]))
-        found = min(k, len(rows))
-        item_indices[query, :found] = rows[order[:found]]
+    rows = [
+        pool[within_reach(row_scores, k, slack)] if len(pool) else pool
+        for pool, row_scores, slack in zip(pools, scores, error + double_error, strict=True)
+    ]
+    # One call for all queries: the kernel spreads their rows over the threads.
+    for query, exact in enumerate(scorer.scores_float64_at(queries, rows)):
+        order, ordered = order_by_score_then_id(exact, ranks[rows[query]], tolerance=2 * float(double_error[query]))
+        found = min(k, len(order))
+        item_indices[query, :found] = rows[query][order[:found]]
         out[query, :found] = ordered[:found]
         if found == k:
             kth_scores[query] = np.partition(exact, len(exact) - k)[len(exact) - k] - double_error[query]
+    reevaluated = np.array([len(chosen) for chosen in rows], dtype=np.int64)
     passes = (Pass("float64", time.perf_counter() - started, reevaluated),)
     return Rescored(item_indices=item_indices, scores=out, kth_scores=kth_scores, passes=passes)
 
