@@ -1,0 +1,290 @@
+"""Mixture-of-Logits scores on a torch device: bounds on every score in one fast pass, float64 for the few that matter.
+
+On a CUDA card the pass is `kernel.py` in half precision, with the error of `kernel_error.py`; elsewhere, and for
+values that half precision cannot hold, it is the plain formula in float32, chunk by chunk, with the error of
+`rounding.py`. Everything above works with bounds and does not know which. Nothing here waits for the device or copies
+from it, so that callers can capture it in a CUDA graph.
+
+Letters: B queries, X items, n scored items per query, P_q, P_x query and item components, P = P_q * P_x, d component
+width, G gate hidden width.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.algorithms.ops.mol_scores import rounding
+from services.algorithms.ops.mol_scores.kernel_error import LARGEST, KernelErrorModel, StoredItems
+from services.algorithms.ops.mol_scores.shapes import check_items, check_queries
+from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+
+if TYPE_CHECKING:
+    from services.algorithms.ops.mol_scores.fused import FusedItems
+
+Precision = Literal["float16", "bfloat16"]
+_STATS_ITEMS = 65_536
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceQueries:
+    """B queries on the device, with what their scores' errors rest on.
+
+    Shapes: components (B, P_q, d) and gate (B, P) float32, pair p_q * P_x + p_x; half (B, P_q, d) and half_gate
+    (B, P as the kernel rounds it) as the kernel reads them; errors (B, 4): base, the bound on |score - exact| of
+    the plain pass, or what `kernel_error` says of the kernel; double_error (B,) float64: the same for float64 scores.
+    """
+
+    components: torch.Tensor
+    gate: torch.Tensor | None
+    half: torch.Tensor
+    half_gate: torch.Tensor
+    errors: torch.Tensor
+    double_error: torch.Tensor
+    fused: bool
+
+    def __len__(self) -> int:
+        return len(self.components)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors, in a fixed order."""
+        found = [self.components, self.gate, self.half, self.half_gate, self.errors, self.double_error]
+        return [tensor for tensor in found if tensor is not None]
+
+
+class DeviceScorer:
+    """Item states on a torch device: in float32 for exact scores and, for the kernel, in half precision as well."""
+
+    def __init__(
+        self,
+        items: ItemStates,
+        pair_gate: PairGate | None,
+        *,
+        device: torch.device,
+        precision: Precision = "float16",
+        fused: bool | None = None,
+        chunk_bytes: int = 64 << 20,
+    ) -> None:
+        """Copy X items. `precision` is the kernel's operands', whose error the bounds carry; `fused` says whether to
+        use the kernel: by default on a CUDA card, for more than one pair. `chunk_bytes` bounds every intermediate of
+        the plain passes, and the kernel's for wide components.
+
+        float16 errs 8 times less than bfloat16 at the same speed and holds values up to 65,504; searches whose values
+        exceed 30,000 take the plain pass.
+        Raises: ValueError for an empty index or gates and components that disagree.
+        """
+        if precision not in LARGEST:
+            raise ValueError(f"precision={precision!r}; allowed: float16, bfloat16")
+        self.num_pairs = check_items(items, pair_gate)
+        self.num_items, self.num_item_components, self.width = (int(size) for size in items.components.shape)
+        if not self.num_items:
+            raise ValueError("the index is empty: num_items=0 allowed: at least 1")
+        self.num_query_components = self.num_pairs // self.num_item_components
+        self.pair_gate, self.device, self.precision = pair_gate, device, precision
+        self.gated = items.gate is not None
+        self._chunk_bytes = chunk_bytes
+        self.fused = (device.type == "cuda" if fused is None else fused) and self.num_pairs > 1
+        self.components = torch.from_numpy(np.array(items.components)).to(device)
+        self.gate = None if items.gate is None else torch.from_numpy(np.array(items.gate)).to(device)
+        self.magnitudes, self.gate_range, stored = _statistics(items, _half(precision))
+        self._weights = None if pair_gate is None else _weights(pair_gate, device, torch.float32)
+        self._weights_float64 = None if pair_gate is None else _weights(pair_gate, device, torch.float64)
+        self._error = KernelErrorModel(stored, pair_gate, precision=precision)
+        # Half precision also serves first stages, with the bound on cosines that follows from `stored`.
+        self.stored = stored
+        self.half = self.components.to(_half(precision)) if device.type == "cuda" or self.fused else None
+        self._fused: FusedItems | None = None
+        if self.fused:
+            # Imported only where kernels run: Triton is no requirement of a machine without a card.
+            from services.algorithms.ops.mol_scores import fused as launcher
+
+            assert self.half is not None
+            self._fused = launcher.FusedItems(
+                self.half, self.gate, pair_gate, query_components=self.num_query_components, chunk_bytes=chunk_bytes
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device for the items: float32 states and the kernel's copy."""
+        held = sum(_nbytes(tensor) for tensor in (self.components, self.gate, self.half) if tensor is not None)
+        return held + (0 if self._fused is None else self._fused.nbytes)
+
+    def check(self, queries: QueryStates) -> None:
+        """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
+        check_queries(
+            queries,
+            num_pairs=self.num_pairs,
+            num_item_components=self.num_item_components,
+            width=self.width,
+            gated=self.gated,
+        )
+
+    def prepare(self, queries: QueryStates) -> DeviceQueries:
+        """Copy B queries to the device and bound the errors of their scores. Raises as `check` does."""
+        self.check(queries)
+        components = torch.from_numpy(np.array(queries.components))
+        gate = None
+        if self.gated and queries.gate is not None:
+            gate = torch.from_numpy(np.array(queries.gate))
+        half = components.to(_half(self.precision))
+        double_error = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT64)
+        # What lies within float64's own error of the K-th score is wanted, too.
+        base = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32) + double_error
+        errors = np.zeros((len(queries), 4), dtype=np.float32)
+        errors[:, 0] = np.nextafter((base * (1 + 2**-22)).astype(np.float32), np.float32(np.inf))
+        fused = self.fused and bool(torch.isfinite(half).all())
+        if fused:
+            found = self._error.bounds(queries, half.float().numpy(), also=double_error)
+            fused = bool((found.largest_half <= LARGEST[self.precision]).all() and np.isfinite(found.terms).all())
+            errors = found.terms if fused else errors
+        half_gate = torch.zeros((len(queries), 1))
+        if gate is not None and self._fused is not None:
+            half_gate = self._fused.query_gate(gate)
+
+        def to_device(values: npt.NDArray[np.floating]) -> torch.Tensor:
+            return torch.from_numpy(values).to(self.device)
+
+        return DeviceQueries(
+            components=components.to(self.device),
+            gate=None if gate is None else gate.to(self.device),
+            half=half.to(self.device),
+            half_gate=half_gate.to(self.device),
+            errors=to_device(errors),
+            double_error=to_device(double_error),
+            fused=fused,
+        )
+
+    def bounds(
+        self,
+        queries: DeviceQueries,
+        *,
+        rows: torch.Tensor | None = None,
+        allowed: torch.Tensor | None = None,
+        grouped: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Upper and lower bounds on s of every item, or of `rows` (B, n), -1 for none: (B, n) float32 each.
+
+        -inf where there is no allowed item; `allowed` (1 or B, X) uint8. `grouped` allows the lower bounds to be
+        those of the best of each group of items: fewer columns, whose K-th largest is at most the true one.
+        """
+        if queries.fused:
+            assert self._fused is not None
+            return self._fused.bounds(
+                queries.half,
+                queries.half_gate,
+                queries.errors,
+                rows=rows,
+                allowed=allowed,
+                grouped=grouped,
+            )
+        scores = self._plain(queries, rows, self._weights, torch.float32)
+        if allowed is not None:
+            present = allowed.bool() if rows is None else _taken(allowed.bool(), rows)
+            scores = torch.where(present, scores, -torch.inf)
+        error = queries.errors[:, :1]
+        return scores + error, scores - error
+
+    def scores_float64(self, queries: DeviceQueries, rows: torch.Tensor) -> torch.Tensor:
+        """s of `rows` (B, n) in float64 over the stored float32 states: (B, n), -inf for row -1."""
+        return self._plain(queries, rows, self._weights_float64, torch.float64)
+
+    def _plain(
+        self,
+        queries: DeviceQueries,
+        rows: torch.Tensor | None,
+        weights: tuple[torch.Tensor, ...] | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """The formula in `dtype` for every item or for `rows` (B, n), in chunks of items: (B, n)."""
+        count = self.num_items if rows is None else rows.shape[1]
+        out = torch.empty((len(queries), count), dtype=dtype, device=self.device)
+        hidden = 0 if self.pair_gate is None else len(self.pair_gate.hidden_bias)
+        widest = max(hidden, 2 * self.num_pairs, self.num_item_components * self.width) * dtype.itemsize
+        step = max(1, self._chunk_bytes // (widest * max(1, len(queries))))
+        query_components = queries.components.to(dtype)
+        query_gate = None if queries.gate is None else queries.gate.to(dtype)[:, None, :]
+        for start in range(0, count if len(queries) else 0, step):
+            if rows is None:
+                item_components = self.components[None, start : start + step]
+                item_gate = None if self.gate is None else self.gate[None, start : start + step]
+            else:
+                some = rows[:, start : start + step].clamp_min(0)
+                item_components = self.components[some]
+                item_gate = None if self.gate is None or query_gate is None else self.gate[some]
+            cosines = torch.einsum(
+                "bqd,bxpd->bxqp",
+                query_components,
+                item_components.to(dtype).expand(len(queries), -1, -1, -1),
+            ).flatten(2)
+            out[:, start : start + step] = _mixture(cosines, query_gate, item_gate, weights)
+        if rows is not None:
+            out.masked_fill_(rows < 0, -torch.inf)
+        return out
+
+
+def _mixture(
+    cosines: torch.Tensor,
+    query_gate: torch.Tensor | None,
+    item_gate: torch.Tensor | None,
+    weights: tuple[torch.Tensor, ...] | None,
+) -> torch.Tensor:
+    """s of cosines (b, n, P), gates (b, 1, P) and (b or 1, n, P) and the pair gate, in the cosines' dtype: (b, n)."""
+    if cosines.shape[-1] == 1:
+        return cosines[..., 0]
+    silu = torch.nn.functional.silu
+    gate = torch.zeros_like(cosines)
+    if weights is not None:
+        w1, b1, w2, b2 = weights
+        gate = torch.matmul(silu(torch.matmul(cosines, w1) + b1), w2) + b2
+    if query_gate is not None and item_gate is not None:
+        gate = gate + query_gate * item_gate.to(gate.dtype)
+    return (torch.softmax(silu(gate), dim=-1) * cosines).sum(dim=-1)
+
+
+def _weights(pair_gate: PairGate, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """W1 transposed (P, G), b1, W2 transposed (G, P), b2."""
+    arrays = (pair_gate.hidden_weight.T, pair_gate.hidden_bias, pair_gate.out_weight.T, pair_gate.out_bias)
+    return tuple(torch.from_numpy(np.array(array)).to(device, dtype) for array in arrays)
+
+
+def _half(precision: Precision) -> torch.dtype:
+    return torch.float16 if precision == "float16" else torch.bfloat16
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _taken(allowed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """allowed (1 or B, X) at rows (B, n), -1 for none: (B, n)."""
+    return allowed.expand(len(rows), -1).gather(1, rows.clamp_min(0)) & (rows >= 0)
+
+
+def _statistics(
+    items: ItemStates, dtype: torch.dtype
+) -> tuple[rounding.ItemMagnitudes, tuple[FloatArray, FloatArray] | None, StoredItems]:
+    """Largest norms and gates, the gates' range, and what storing in `dtype` does to both, over all items."""
+    num_components = items.components.shape[1]
+    norms, residuals = np.zeros(num_components), np.zeros(num_components)
+    for start in range(0, len(items), _STATS_ITEMS):
+        exact = torch.from_numpy(np.array(items.components[start : start + _STATS_ITEMS]))
+        stored = exact.to(dtype).double()
+        norms = np.maximum(norms, torch.linalg.vector_norm(exact.double(), dim=-1).amax(dim=0).numpy())
+        residual = torch.linalg.vector_norm(exact.double() - stored, dim=-1).amax(dim=0).numpy()
+        residuals = np.maximum(residuals, residual)
+    gates, gate_residuals, gate_range = None, None, None
+    if items.gate is not None:
+        gates, gate_residuals = np.zeros(items.gate.shape[1]), np.zeros(items.gate.shape[1])
+        for start in range(0, len(items), _STATS_ITEMS):
+            exact = torch.from_numpy(np.array(items.gate[start : start + _STATS_ITEMS]))
+            gates = np.maximum(gates, exact.double().abs().amax(dim=0).numpy())
+            apart = (exact.double() - exact.to(dtype).double()).abs().amax(dim=0).numpy()
+            gate_residuals = np.maximum(gate_residuals, apart)
+        gate_range = items.gate.min(axis=0), items.gate.max(axis=0)
+    width = items.components.shape[2]
+    stored_items = StoredItems(
+        width=width, norms=norms, residuals=residuals, gates=gates, gate_residuals=gate_residuals
+    )
+    return rounding.ItemMagnitudes(norms=norms, gate=gates, width=width), gate_range, stored_items

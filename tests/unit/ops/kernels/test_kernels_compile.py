@@ -1,0 +1,24 @@
+"""The kernels compile for an H100/H200 at the papers' shapes, though no card is here: types, sizes, shared memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SHARED_BYTES = 227 << 10  # what a program may have on that card
+
+
+def test_every_kernel_compiles_for_hopper_and_fits_its_shared_memory(tmp_path: Path) -> None:
+    settings = {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path.cwd())}
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | settings
+    program = Path(__file__).with_name("compile_kernels.py")
+    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    names = {kernel["name"] for kernel in found}
+    assert {"ml-1m", "ml-20m-rows", "books", "books-rows", "nq320k-cosines", "nq320k-rows"} <= names
+    for kernel in found:
+        assert kernel["shared"] <= SHARED_BYTES, kernel
+        assert kernel["wgmma"], kernel
+        assert kernel["tanh"] == ("cosines" not in kernel["name"]), kernel
