@@ -29,6 +29,7 @@ from services.algorithms.indexes.protocol import (
 )
 from services.algorithms.indexes.rescoring import finish
 from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.mol_scores.rounding import FLOAT64_PER_FLOAT32
 from services.algorithms.ops.top_rows import top_rows
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
@@ -83,18 +84,19 @@ class BruteForce:
         check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
         self.scorer.check(queries)
         started = time.perf_counter()
-        error = self.scorer.error_bounds(queries) + self.scorer.error_bounds_float64(queries)
+        error = self.scorer.error_bounds(queries)
+        reach = 2 * (1 + FLOAT64_PER_FLOAT32) * error
         pools: list[Indices] = []
         scores: list[npt.NDArray[np.float32]] = []
         touched = np.empty(len(queries), dtype=np.int64)
         for part in self._parts(queries, allowed):
             # The K-th exact score is at least kth - error, so what reaches it scores at least kth - 2 error here.
-            found = top_rows(part.scores, k, 2 * error[part.queries], part.allowed)
+            found = top_rows(part.scores, k, reach[part.queries], part.allowed)
             pools += [rows if part.rows is None else part.rows[rows] for rows in found]
             scores += [row[rows] for row, rows in zip(part.scores, found, strict=True)]
             touched[part.queries] = part.scores.shape[1]
         full = Pass("full", time.perf_counter() - started, touched)
-        answer = finish(self.scorer, queries, pools, scores, k, self._ranks)
+        answer = finish(self.scorer, queries, pools, scores, k, self._ranks, error=error)
         return TopK(
             item_indices=answer.item_indices,
             scores=answer.scores,

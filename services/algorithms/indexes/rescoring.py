@@ -16,6 +16,7 @@ import numpy.typing as npt
 from services.algorithms.indexes.protocol import Indices, Pass, Scores, empty_answer
 from services.algorithms.indexes.ranking import order_by_score_then_id
 from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.mol_scores.rounding import FLOAT64_PER_FLOAT32
 from services.algorithms.states import QueryStates
 
 
@@ -60,10 +61,16 @@ def finish(
     scores: Sequence[npt.NDArray[np.float32]],
     k: int,
     ranks: Indices,
+    *,
+    error: Scores | None = None,
 ) -> Rescored:
-    """The exact top `k` of pools whose float32 scores (n,) are known (each within `scorer.error_bounds`)."""
+    """The exact top `k` of pools whose float32 scores (n,) are known, each within `error` (B,).
+
+    Where `error` is not given it is `scorer.error_bounds`.
+    """
     started = time.perf_counter()
-    error, double_error = scorer.error_bounds(queries), scorer.error_bounds_float64(queries)
+    error = scorer.error_bounds(queries) if error is None else error
+    double_error = error * FLOAT64_PER_FLOAT32
     item_indices, out = empty_answer(len(queries), min(k, scorer.num_items))
     kth_scores = np.full(len(queries), np.nan)
     rows = [

@@ -150,7 +150,7 @@ class MolScorer:
 
     def error_bounds_float64(self, queries: QueryStates) -> DoubleVector:
         """Bound |float64 score - exact value| for every item, per query: (B,)."""
-        return rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT64)
+        return self.error_bounds(queries) * rounding.FLOAT64_PER_FLOAT32
 
     def _check_rows(self, queries: QueryStates, rows: Sequence[Rows]) -> None:
         if len(rows) != len(queries):
