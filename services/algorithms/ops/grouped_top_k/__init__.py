@@ -44,7 +44,7 @@ class GroupedTopK:
     """Item vectors prepared for grouped top-N. Safe to use from several threads.
 
     Cost: B Q S X d multiply-adds in float32, and about N log(X / N) candidates written per (query vector, component).
-    Memory beside the answer: at most `BUFFER_BYTES` of candidates, or one query's where those alone are more.
+    Memory beside the answer: at most `buffer_bytes` of candidates, or one query's where those alone are more.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class GroupedTopK:
         *,
         tie_ranks: npt.NDArray[np.int64] | None = None,
         storage: Storage = "rows",
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         """Prepare items (X, S, d); `tie_ranks` (X,) is a permutation that orders equal scores, row numbers if None.
 
@@ -64,6 +65,7 @@ class GroupedTopK:
             raise ValueError(f"items has shape {items.shape}; expected (X, S, d) with 1 <= X < 2**32, S and d >= 1")
         self.num_items, self.num_groups, self.width = items.shape
         self.storage: Storage = storage
+        self._buffer_bytes = buffer_bytes
         self._ranks: npt.NDArray[np.uint32] | None = None
         self._row_of_rank: npt.NDArray[np.uint32] | None = None
         if tie_ranks is not None and not np.array_equal(tie_ranks, np.arange(self.num_items)):
@@ -118,7 +120,7 @@ class GroupedTopK:
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         threads = torch.get_num_threads()
         per_query = num_vectors * self.num_groups * threads * 8 * (2 * (size + 1) + _PANEL)
-        step = max(1, BUFFER_BYTES // per_query)
+        step = max(1, self._buffer_bytes // per_query)
         for start in range(0, num_queries, step):
             some = slice(start, start + step)
             mask = allowed if allowed is None or allowed.ndim == 1 else allowed[some]

@@ -5,10 +5,14 @@
 // is written down: 8 bytes, in order of (score, rank). A full buffer is cut back to its N + 1 best, which raises the
 // threshold. Workers take panels in turn, each with buffers of its own, and raise each other's thresholds.
 //
+// Where X is large against N, thresholds start at a guess from every 64th panel, low enough that more than N items
+// reach it all but surely; where too few did, the scan is repeated without.
+//
 // Letters: B queries, Q vectors per query, X items, S item components (groups), d width, N results per (vector, group).
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -38,6 +42,8 @@ constexpr int kBlock = 6;
 constexpr int kVectors = 2;
 #endif
 constexpr int kPanel = 64;
+constexpr int64_t kStride = 64;      // one panel of so many makes the sample
+constexpr int64_t kLarge = 1 << 16;  // items from which the sample's thresholds pay
 constexpr int kSlice = kLanes * kVectors;  // items per pass of the inner loop; a panel is one or more slices
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
@@ -268,29 +274,61 @@ extern "C" void freshet_grouped_top_k(const void* items, int layout, int64_t num
     const int64_t capacity = 2 * (size + 1) + kPanel;
     const Scan scan{items,   layout,         num_items, groups, width,   queries, num_queries,
                     vectors, allowed, allowed_stride, ranks,     size,   capacity};
-    const int64_t panels = (num_items + kPanel - 1) / kPanel;
-    // A chunk of panels at a time: handing out single ones would bounce the counter's cache line.
-    const int64_t chunk = std::clamp<int64_t>(panels / (8 * threads), 1, 64), chunks = (panels + chunk - 1) / chunk;
     threads = static_cast<int>(std::clamp<int64_t>(num_items * places * width >> 18, 1, threads));
     std::unique_ptr<uint64_t[]> buffers(new uint64_t[threads * places * capacity]);
     std::vector<Sink> sinks(threads * places);
     for (int64_t i = 0; i < threads * places; ++i) sinks[i].keys = buffers.get() + i * capacity;
     std::vector<std::atomic<float>> shared(places);
-    for (auto& one : shared) one.store(-std::numeric_limits<float>::infinity(), std::memory_order_relaxed);
     std::vector<float> scratch(layout == 1 ? 0 : threads * width * kPanel);
     std::vector<uint64_t> masks(threads * num_queries);
-    freshet::parallel_tiles(chunks, threads, [&](int64_t tile, int worker) {
-        const int64_t last = std::min(panels, (tile + 1) * chunk);
-        for (int64_t panel = tile * chunk; panel < last; ++panel)
-            scan_panel(scan, panel, scratch.data() + (layout == 1 ? 0 : worker * width * kPanel),
-                       masks.data() + worker * num_queries, sinks.data() + worker * places, shared.data());
-    });
-    freshet::parallel_tiles(places, threads, [&](int64_t place, int) {
+
+    // Scans every `stride`-th panel, keeping what reaches `shared`.
+    const auto run = [&](const Scan& what, int64_t stride) {
+        for (Sink& sink : sinks) sink.count = 0;
+        const int64_t panels = (num_items + kPanel * stride - 1) / (kPanel * stride);
+        // A chunk of panels at a time: handing out single ones would bounce the counter's cache line.
+        const int64_t chunk = std::clamp<int64_t>(panels / (8 * threads), 1, 64);
+        freshet::parallel_tiles((panels + chunk - 1) / chunk, threads, [&](int64_t tile, int worker) {
+            const int64_t last = std::min(panels, (tile + 1) * chunk);
+            for (int64_t panel = tile * chunk; panel < last; ++panel)
+                scan_panel(what, panel * stride, scratch.data() + (layout == 1 ? 0 : worker * width * kPanel),
+                           masks.data() + worker * num_queries, sinks.data() + worker * places, shared.data());
+        });
+    };
+    const auto kept = [&](int64_t place) {
         std::vector<uint64_t> keys;
         for (int worker = 0; worker < threads; ++worker) {
             const Sink& sink = sinks[worker * places + place];
             keys.insert(keys.end(), sink.keys, sink.keys + sink.count);
         }
+        return keys;
+    };
+
+    constexpr float kLowest = -std::numeric_limits<float>::infinity();
+    std::vector<float> started(places, kLowest);
+    for (auto& one : shared) one.store(kLowest, std::memory_order_relaxed);
+    if (num_items >= kLarge && size < num_items / 16) {
+        // Of the N + 1 best a sample holds (N + 1) / stride, give or take a standard deviation; four are allowed for.
+        const double expected = static_cast<double>(size + 1) / kStride;
+        Scan sample = scan;
+        sample.size = static_cast<int64_t>(expected + 4 * std::sqrt(expected)) + 1;
+        run(sample, kStride);
+        for (int64_t place = 0; place < places; ++place) {
+            std::vector<uint64_t> keys = kept(place);
+            if (static_cast<int64_t>(keys.size()) > sample.size) {
+                std::nth_element(keys.begin(), keys.begin() + sample.size, keys.end(), std::greater<>());
+                started[place] = unordered(static_cast<uint32_t>(keys[sample.size] >> 32));
+            }
+            shared[place].store(started[place], std::memory_order_relaxed);
+        }
+    }
+    run(scan, 1);
+
+    std::vector<char> missed(places);
+    const auto write = [&](int64_t place, int) {
+        std::vector<uint64_t> keys = kept(place);
+        missed[place] = started[place] > kLowest && static_cast<int64_t>(keys.size()) <= size;
+        if (missed[place]) return;
         const int64_t found = std::min<int64_t>(size, keys.size());
         if (static_cast<int64_t>(keys.size()) > size) {
             std::nth_element(keys.begin(), keys.begin() + size, keys.end(), std::greater<>());
@@ -302,5 +340,15 @@ extern "C" void freshet_grouped_top_k(const void* items, int layout, int64_t num
             out_rows[place * size + i] = row_of_rank ? row_of_rank[rank] : rank;
             out_scores[place * size + i] = unordered(static_cast<uint32_t>(keys[i] >> 32));
         }
-    });
+    };
+    freshet::parallel_tiles(places, threads, write);
+    if (std::count(missed.begin(), missed.end(), 1)) {
+        for (int64_t place = 0; place < places; ++place)
+            shared[place].store(missed[place] ? kLowest : -kLowest, std::memory_order_relaxed);
+        run(scan, 1);
+        for (int64_t place = 0; place < places; ++place) {
+            started[place] = kLowest;
+            if (missed[place]) write(place, 0);
+        }
+    }
 }

@@ -1,0 +1,112 @@
+"""Launches the kernels of `kernel.py`. Importing this imports Triton, see `mol_scores/fused.py`.
+
+Letters: B queries, Q vectors per query, X items, S item components, d width, N results per (vector, component).
+"""
+
+import torch
+import triton
+
+from services.algorithms.ops.grouped_top_k.kernel import collect_kernel, collect_values_kernel, tile_maxima_kernel
+
+NO_KEY = torch.iinfo(torch.int64).min
+_ROWS, _ITEMS = 64, 128  # a tile: 64 x 128 accumulators are 64 registers of a thread
+_TILES_PER_RESULT = 4  # so that about one in eight collected is too many
+_BLOCK = 1024
+
+
+def items_per_maximum(num_items: int, size: int) -> int | None:
+    """W for N = `size`: the largest that leaves enough tiles; None where the catalogue is too small for tiles."""
+    return next((w for w in (128, 64, 32, 16) if num_items // w >= _TILES_PER_RESULT * size), None)
+
+
+def collect_best(
+    items: torch.Tensor,
+    queries: torch.Tensor,
+    ranks: torch.Tensor,
+    size: int,
+    allowed: torch.Tensor | None,
+    *,
+    width_of_tile: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys of the `size` best items of each vector and component, and whether some list was too short to hold them.
+
+    Shapes: items (X, S, d), queries (B, Q, d) of one dtype, ranks (X,), allowed (1 or B, X) uint8 -> keys (B, Q, S,
+    size) int64 descending, `NO_KEY` beyond the allowed items, and a boolean without axes, on the device.
+    """
+    num_queries, vectors, width = queries.shape
+    num_items, num_groups, _ = items.shape
+    rows = num_queries * vectors
+    device = items.device
+    tiles = triton.cdiv(num_items, width_of_tile)
+    capacity = 2 * size + 64
+    grid = (triton.cdiv(num_items, _ITEMS), num_groups, triton.cdiv(rows, _ROWS))
+    maxima = torch.empty((rows, num_groups, tiles), dtype=torch.float32, device=device)
+    mask, stride = (maxima, 0) if allowed is None else (allowed, 0 if len(allowed) == 1 else num_items)
+    fast = device.type == "cuda" and torch.version.hip is None
+    tile_maxima_kernel[grid](
+        items,
+        queries,
+        mask,
+        maxima,
+        stride,
+        num_items,
+        rows,
+        num_groups,
+        tiles,
+        vectors,
+        width,
+        ROWS=_ROWS,
+        ITEMS=_ITEMS,
+        W=width_of_tile,
+        STEP=min(64, max(16, int(triton.next_power_of_2(width)))),
+        MASKED=allowed is not None,
+        FAST=fast,
+        num_warps=4,
+        num_stages=2,
+        enable_fp_fusion=True,
+    )
+    thresholds = torch.topk(maxima, size, dim=-1, sorted=False).values.amin(dim=-1)
+    keys = torch.full((rows, num_groups, capacity), NO_KEY, dtype=torch.int64, device=device)
+    counts = torch.zeros((rows, num_groups), dtype=torch.int32, device=device)
+    collect_kernel[grid](
+        items,
+        queries,
+        mask,
+        thresholds,
+        ranks,
+        keys,
+        counts,
+        stride,
+        num_items,
+        rows,
+        num_groups,
+        capacity,
+        vectors,
+        width,
+        ROWS=_ROWS,
+        ITEMS=_ITEMS,
+        STEP=min(64, max(16, int(triton.next_power_of_2(width)))),
+        MASKED=allowed is not None,
+        FAST=fast,
+        num_warps=4,
+        num_stages=2,
+        enable_fp_fusion=True,
+    )
+    best = torch.topk(keys, size, dim=-1).values
+    return best.view(num_queries, vectors, num_groups, size), (counts > capacity).any()
+
+
+def collect_values(values: torch.Tensor, thresholds: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns of each row's values at or above its threshold: values (B, n), thresholds (B,).
+
+    Returns: places (B, capacity) int64 in no order, -1 beyond; counts (B,) int32, above `capacity` where it was not
+    enough. -inf is never collected.
+    """
+    places = torch.full((len(values), capacity), -1, dtype=torch.int64, device=values.device)
+    counts = torch.zeros(len(values), dtype=torch.int32, device=values.device)
+    if values.numel():
+        grid = (triton.cdiv(values.shape[1], _BLOCK), len(values))
+        collect_values_kernel[grid](
+            values, thresholds, places, counts, values.shape[1], capacity, BLOCK=_BLOCK, num_warps=4
+        )
+    return places, counts

@@ -1,0 +1,113 @@
+"""Grouped top-N over torch tensors on a device, and the selection of what reaches a threshold.
+
+On a CUDA card the kernels of `kernel.py` find the best without storing the dot products; elsewhere, and for
+catalogues too small for tiles to pay, they are computed a chunk of items at a time and merged by `torch.topk`. Both
+order by (-score, rank). Nothing here waits for the device.
+
+Letters: B queries, Q vectors per query, X items, S item components, d width, N results per (vector, component).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+_CHUNK_ELEMENTS = 16 << 20  # dot products that exist at a time on the plain path
+_NO_KEY = torch.iinfo(torch.int64).min
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceBest:
+    """The N best of each (query vector, item component), best first, equal scores by rank.
+
+    Shapes: rows (B, Q, S, N') int64, scores (B, Q, S, N') float32 with N' = min(N, X), -1 and -inf where fewer are
+    allowed; following (B, Q, S), the best score left out, -inf when nothing was. `overflowed`, a boolean without
+    axes: items lay so unevenly that the fast path lost some; ask again with `plain=True`.
+    """
+
+    rows: torch.Tensor
+    scores: torch.Tensor
+    following: torch.Tensor
+    overflowed: torch.Tensor
+
+
+def best_of_groups(
+    items: torch.Tensor,
+    queries: torch.Tensor,
+    ranks: torch.Tensor,
+    row_of_rank: torch.Tensor,
+    size: int,
+    allowed: torch.Tensor | None,
+    *,
+    fused: bool,
+    plain: bool = False,
+) -> DeviceBest:
+    """The `size` best allowed items of each query vector and item component.
+
+    Shapes: items (X, S, d), queries (B, Q, d) of one dtype, ranks and row_of_rank (X,) int64, each other's inverse,
+    allowed (1 or B, X) uint8. Sums are float32. `fused`: kernels can run; `plain`: they must not.
+    """
+    num_items = len(items)
+    size = min(size, num_items)
+    keep = min(size + 1, num_items)
+    keys = None
+    overflowed = torch.zeros((), dtype=torch.bool, device=items.device)
+    if fused and not plain and queries.numel():
+        # Imported only where kernels run: Triton is no requirement of a machine without a card.
+        from services.algorithms.ops.grouped_top_k import collect
+
+        width_of_tile = collect.items_per_maximum(num_items, keep)
+        if width_of_tile is not None:
+            keys, overflowed = collect.collect_best(items, queries, ranks, keep, allowed, width_of_tile=width_of_tile)
+    if keys is None:
+        keys = _plain_keys(items, queries, ranks, keep, allowed)
+    bits = keys >> 32
+    scores = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int32).view(torch.float32)
+    scores = torch.where(keys == _NO_KEY, -torch.inf, scores)
+    rank = (0xFFFFFFFF - (keys & 0xFFFFFFFF)).clamp_(0, num_items - 1)
+    rows = torch.where(keys == _NO_KEY, -1, row_of_rank[rank])
+    if keep > size:
+        following = scores[..., size]
+    else:
+        following = torch.full(scores.shape[:-1], -torch.inf, device=items.device)
+    return DeviceBest(rows=rows[..., :size], scores=scores[..., :size], following=following, overflowed=overflowed)
+
+
+def _plain_keys(
+    items: torch.Tensor, queries: torch.Tensor, ranks: torch.Tensor, keep: int, allowed: torch.Tensor | None
+) -> torch.Tensor:
+    """Keys, score and rank as one integer, of the `keep` best: (B, Q, S, keep) descending."""
+    num_queries, vectors, width = queries.shape
+    num_items, num_groups, _ = items.shape
+    flat = queries.reshape(-1, width).float()
+    best = torch.full((len(flat), num_groups, keep), _NO_KEY, dtype=torch.int64, device=items.device)
+    step = max(1, _CHUNK_ELEMENTS // max(1, len(flat) * num_groups))
+    for x in range(0, num_items if len(flat) else 0, step):
+        # Adding 0 makes -0 equal to +0; flipping the lower bits of negative floats makes integers of one order.
+        scores = torch.einsum("rd,xsd->rsx", flat, items[x : x + step].float()).add_(0.0).contiguous()
+        bits = scores.view(torch.int32)
+        keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+        keys = (keys << 32).add_(0xFFFFFFFF - ranks[x : x + step])
+        if allowed is not None:
+            mask = allowed[:, x : x + step].bool().expand(num_queries, -1)
+            keys = torch.where(mask.repeat_interleave(vectors, dim=0)[:, None, :], keys, _NO_KEY)
+        best = torch.topk(torch.cat([best, keys], dim=-1), keep, dim=-1).values
+    return best.view(num_queries, vectors, num_groups, keep)
+
+
+def at_least(
+    values: torch.Tensor, thresholds: torch.Tensor, capacity: int, *, fused: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns of each row's values at or above its threshold: values (B, n), thresholds (B,).
+
+    Returns: places (B, capacity) int64 in no particular order, -1 beyond; counts (B,), above `capacity` where places
+    were lost. -inf never counts.
+    """
+    if fused:
+        from services.algorithms.ops.grouped_top_k import collect
+
+        return collect.collect_values(values, thresholds, capacity)
+    reached = (values >= thresholds[:, None]) & (values > -torch.inf)
+    taken = min(capacity, values.shape[1])
+    order = torch.topk(reached.to(torch.int8), taken, dim=1)
+    places = torch.where(order.values > 0, order.indices, -1)
+    return torch.nn.functional.pad(places, (0, capacity - taken), value=-1), reached.sum(dim=1)

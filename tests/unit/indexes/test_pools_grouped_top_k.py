@@ -1,0 +1,192 @@
+"""Grouped top-N against its reference: natively for every instruction set that this processor has, and in PyTorch.
+
+Vectors hold small whole numbers, so that every order of summation gives the same score and ties abound.
+"""
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.algorithms.native import INSTRUCTION_SETS, instruction_set
+from services.algorithms.ops import grouped_top_k as op
+from services.algorithms.ops.grouped_top_k import GroupedBest, GroupedTopK, grouped_top_k
+from services.algorithms.ops.grouped_top_k.reference import grouped_top_k_reference
+
+
+def libraries() -> list[ctypes.CDLL | None]:
+    """The PyTorch path (None), and what the install built for instruction sets up to this processor's."""
+    best = instruction_set()
+    names = () if best is None else INSTRUCTION_SETS[: INSTRUCTION_SETS.index(best) + 1]
+    paths = [Path(op.__file__).with_name(f"cpu-{name}.so") for name in names]
+    return [None, *(ctypes.CDLL(str(path)) for path in paths if path.exists())]
+
+
+every_backend = pytest.mark.parametrize(
+    "library", libraries(), ids=lambda library: Path(getattr(library, "_name", "torch")).stem
+)
+
+
+def search(
+    index: GroupedTopK, library: ctypes.CDLL | None, queries: np.ndarray, size: int, allowed: np.ndarray | None = None
+) -> GroupedBest:
+    return index.search(queries, size, allowed, backend="torch" if library is None else "auto", kernels=library)
+
+
+def check(
+    found: GroupedBest, queries: np.ndarray, items: np.ndarray, size: int, allowed: np.ndarray, ranks: np.ndarray
+) -> None:
+    rows, scores, following = grouped_top_k_reference(
+        torch.from_numpy(queries), torch.from_numpy(items), size, torch.from_numpy(allowed), torch.from_numpy(ranks)
+    )
+    np.testing.assert_array_equal(found.rows, rows.numpy())
+    np.testing.assert_array_equal(found.scores, scores.numpy())
+    np.testing.assert_array_equal(found.following, following.numpy())
+
+
+def whole(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.integers(-3, 4, size=shape).astype(np.float32)
+
+
+@every_backend
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 300), st.integers(1, 4), st.integers(1, 19)),
+    size=st.integers(1, 400),
+    storage=st.sampled_from(["rows", "float32", "bfloat16"]),
+    share=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+    per_query=st.booleans(),
+    ranked=st.booleans(),
+)
+def test_every_path_equals_the_reference_ties_included(
+    library: ctypes.CDLL | None,
+    seed: int,
+    shape: tuple[int, ...],
+    size: int,
+    storage: op.Storage,
+    share: float,
+    per_query: bool,
+    ranked: bool,
+) -> None:
+    num_queries, vectors, count, groups, width = shape
+    rng = np.random.default_rng(seed)
+    items, queries = whole(rng, count, groups, width), whole(rng, num_queries, vectors, width)
+    ranks = rng.permutation(count) if ranked else np.arange(count)
+    mask = rng.random((num_queries, count) if per_query else count) < share
+    index = GroupedTopK(items, tie_ranks=ranks if ranked else None, storage=storage)
+    found = search(index, library, queries, size, mask)
+    check(found, queries, items, size, np.broadcast_to(mask, (num_queries, count)).copy(), ranks)
+
+
+@every_backend
+@pytest.mark.parametrize(
+    "order", ["random", "rising", "falling", "the sample holds the best", "the sample holds the worst"]
+)
+@pytest.mark.parametrize("share", [0.01, 1.0])
+def test_a_large_catalogue_in_any_order_has_the_same_best(
+    library: ctypes.CDLL | None, order: str, share: float
+) -> None:
+    # Above 65,536 items the native scan starts at thresholds guessed from every 64th panel of 64.
+    rng = np.random.default_rng(1)
+    count = 70_000
+    values = rng.permutation(count) // 3
+    if order in ("rising", "falling"):
+        values = np.sort(values)[:: 1 if order == "rising" else -1]
+    sampled = np.arange(count) // 64 % 64 == 0
+    if order == "the sample holds the best":
+        values = np.where(sampled, 5, rng.integers(0, 5, count))
+    if order == "the sample holds the worst":
+        values = np.where(sampled, 0, values)
+    items = np.stack([values, np.ones(count)], axis=1).astype(np.float32)[:, None, :]
+    queries = np.array([[[1, 0], [-1, 7]], [[0, 0], [2, -5]]], dtype=np.float32)
+    allowed = rng.random(count) < share
+    ranks = rng.permutation(count)
+    found = search(GroupedTopK(items, tie_ranks=ranks), library, queries, 2000, allowed)
+    check(found, queries, items, 2000, np.broadcast_to(allowed, (2, count)).copy(), ranks)
+
+
+@every_backend
+def test_real_numbers_stay_within_float32_of_the_reference(library: ctypes.CDLL | None) -> None:
+    rng = np.random.default_rng(2)
+    items, queries = rng.normal(size=(5000, 3, 33)).astype(np.float32), rng.normal(size=(7, 5, 33)).astype(np.float32)
+    found = search(GroupedTopK(items), library, queries, 50)
+    exact = np.einsum("bqd,xsd->bqsx", queries.astype(float), items.astype(float))
+    wanted = np.sort(exact, axis=-1)[..., ::-1]
+    assert np.abs(found.scores - wanted[..., :50]).max() < 1e-4
+    assert np.abs(found.following - wanted[..., 50]).max() < 1e-4
+    assert np.abs(found.scores - np.take_along_axis(exact, found.rows, axis=-1)).max() < 1e-4
+
+
+@pytest.mark.parametrize("library", [library for library in libraries() if library])
+def test_an_item_has_the_same_score_wherever_it_lies(library: ctypes.CDLL) -> None:
+    # Order by id among equal items rests on it: equal bits in a full panel and at the ragged end.
+    rng = np.random.default_rng(3)
+    items = np.repeat(rng.normal(size=(1, 1, 77)).astype(np.float32), 131, axis=0)
+    queries = rng.normal(size=(9, 3, 77)).astype(np.float32)
+    found = search(GroupedTopK(items), library, queries, 131)
+    assert (found.scores == found.scores[..., :1]).all()
+    assert (found.rows == np.arange(131)).all()
+
+
+def test_the_answer_does_not_depend_on_threads_or_on_the_budget() -> None:
+    rng = np.random.default_rng(4)
+    items, queries = rng.normal(size=(20_000, 2, 16)).astype(np.float32), rng.normal(size=(6, 4, 16)).astype(np.float32)
+    index = GroupedTopK(items)
+    before = torch.get_num_threads()
+    answers = []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            answers.append(index.search(queries, 300))
+    finally:
+        torch.set_num_threads(before)
+    answers.append(GroupedTopK(items, buffer_bytes=1).search(queries, 300))
+    for found in answers[1:]:
+        np.testing.assert_array_equal(found.rows, answers[0].rows)
+        np.testing.assert_array_equal(found.scores, answers[0].scores)
+
+
+def test_rounded_storage_scores_the_rounded_vectors_with_half_the_bytes() -> None:
+    rng = np.random.default_rng(5)
+    items, queries = rng.normal(size=(200, 1, 8)).astype(np.float32), rng.normal(size=(2, 1, 8)).astype(np.float32)
+    index = GroupedTopK(items, storage="bfloat16")
+    rounded = torch.from_numpy(items).to(torch.bfloat16).float().numpy()
+    np.testing.assert_array_equal(index.vectors_of(np.arange(200)), rounded)
+    np.testing.assert_array_equal(GroupedTopK(items, storage="float32").vectors_of(np.arange(200)), items)
+    np.testing.assert_array_equal(GroupedTopK(items).vectors_of(np.array([[3, 5], [7, 7]])), items[[[3, 5], [7, 7]]])
+    found = index.search(queries, 5)
+    exact = GroupedTopK(np.ascontiguousarray(rounded)).search(queries, 5)
+    np.testing.assert_array_equal(found.rows, exact.rows)
+    assert index.nbytes == 256 * 8 * 2
+    assert GroupedTopK(items).nbytes == 0
+
+
+@every_backend
+def test_no_queries_make_empty_answers(library: ctypes.CDLL | None) -> None:
+    found = search(GroupedTopK(np.ones((5, 2, 3), dtype=np.float32)), library, np.empty((0, 4, 3), dtype=np.float32), 2)
+    assert found.rows.shape == (0, 4, 2, 2)
+    assert found.following.shape == (0, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"items": (0, 1, 3)}, r"items has shape \(0, 1, 3\)"),
+        ({"items": (5, 3)}, r"items has shape \(5, 3\)"),
+        ({"queries": (1, 1, 4)}, r"queries has shape \(1, 1, 4\); expected \(B, Q, 3\)"),
+        ({"queries": (1, 3)}, r"queries has shape \(1, 3\)"),
+        ({"size": 0}, "size=0 allowed: at least 1"),
+        ({"allowed": (4,)}, r"allowed has shape \(4,\); expected \(5,\) or \(1, 5\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(change: dict, message: str) -> None:
+    items = np.ones(change.get("items", (5, 1, 3)), dtype=np.float32)
+    queries = np.ones(change.get("queries", (1, 1, 3)), dtype=np.float32)
+    allowed = np.ones(change["allowed"], dtype=bool) if "allowed" in change else None
+    with pytest.raises(ValueError, match=message):
+        grouped_top_k(queries, items, change.get("size", 2), allowed=allowed)
