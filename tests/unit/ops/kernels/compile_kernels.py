@@ -9,11 +9,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from services.algorithms.ops.grouped_top_k import kernel as grouped_kernel
 from services.algorithms.ops.mol_scores import kernel
 from services.algorithms.ops.mol_scores.fused import TILE, PairShape
 
 SHAPES = {"ml-1m": (8, 4, 64, 128), "ml-20m": (8, 4, 128, 128), "books": (8, 8, 32, 128), "nq320k": (4, 4, 768, 128)}
-HALF = {"items", "item_gate", "components", "hidden_weight", "out_weight"}
+HALF = {"queries", "items", "item_gate", "components", "hidden_weight", "out_weight"}
 WHOLE = {
     "allowed_stride",
     "num_scored",
@@ -23,8 +24,15 @@ WHOLE = {
     "num_queries",
     "queries_per_program",
     "width",
+    "num_items",
+    "num_rows",
+    "num_groups",
+    "num_tiles",
+    "rows_per_query",
+    "capacity",
+    "num_values",
 }
-OTHER = {"rows": "*i64", "allowed": "*u8"}
+OTHER = {"rows": "*i64", "allowed": "*u8", "ranks": "*i64", "keys": "*i64", "places": "*i64", "counts": "*i32"}
 
 
 def compile_for_hopper(name: str, function: object, constants: dict[str, object], warps: int, stages: int) -> None:
@@ -77,6 +85,12 @@ def main() -> None:
                     "GATHERED": gathered,
                 }
                 compile_for_hopper(f"{name}-cosines{suffix}", kernel.cosines_kernel, constants, 4, 3)
+    tile = {"ROWS": 64, "ITEMS": 128, "MASKED": True, "FAST": True}
+    for width in (32, 64):
+        sizes = {**tile, "STEP": width}
+        compile_for_hopper(f"maxima-{width}", grouped_kernel.tile_maxima_kernel, {**sizes, "W": 64}, 4, 2)
+        compile_for_hopper(f"collect-{width}", grouped_kernel.collect_kernel, sizes, 4, 2)
+    compile_for_hopper("collect-values", grouped_kernel.collect_values_kernel, {"BLOCK": 1024}, 4, 3)
 
 
 if __name__ == "__main__":

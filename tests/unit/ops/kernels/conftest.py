@@ -13,6 +13,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 import triton.experimental.gluon.language  # noqa: F401 (decides as well, at its first import)
 
+import services.algorithms.ops.grouped_top_k.collect
 import services.algorithms.ops.mol_scores.fused  # noqa: F401
 
 os.environ.pop("TRITON_INTERPRET", None)
