@@ -98,13 +98,14 @@ class AdaptiveTopK:
         """
         check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
         self._index.scorer.check(queries)
-        enough = np.inf
+        enough, smallest = np.inf, 0
         if self.target.kind == "recall" and self._estimate is not None:
             if k != self._estimate.k:
                 raise ValueError(f"k={k} allowed: {self._estimate.k}, which the recall was calibrated for")
-            enough = self._estimate.agreement
+            enough, smallest = self._estimate.agreement, self._estimate.smallest_pool
         gap = self.target.value if self.target.kind == "gap" else 0.0
-        growth = _Growth(self._index, queries, k, allowed, agreement=enough, gap=gap, prove=self.target.kind == "gap")
+        growth = _Growth(self._index, queries, k, allowed, gap=gap, prove=self.target.kind == "gap")
+        growth.agreement, growth.smallest_pool = enough, smallest
         growth.run()
         return self._answer(growth, queries, k, allowed)
 
@@ -143,8 +144,8 @@ class AdaptiveTopK:
 class _Growth:
     """The pools of one search while they grow: rows and float32 scores per query, every row scored once.
 
-    A query is done once its answer agrees with that of half its pool to at least `agreement`, or its gap is proven to
-    be at most `gap`; `prove` lets bounds cost a scan of their own.
+    A query is done once its gap is proven to be at most `gap` (`prove` lets bounds cost a scan of their own), or once,
+    from `smallest_pool` on, its answer agrees with that of half its pool to at least `agreement`.
     """
 
     def __init__(
@@ -154,12 +155,12 @@ class _Growth:
         k: int,
         allowed: Mask | None,
         *,
-        agreement: float,
         gap: float,
         prove: bool,
     ) -> None:
         self._index, self._queries, self._k, self._allowed = index, queries, k, allowed
-        self._agreement, self._gap, self._prove = agreement, gap, prove
+        self._gap, self._prove = gap, prove
+        self.agreement, self.smallest_pool = np.inf, 0
         self._error = index.scorer.error_bounds(queries)
         self.rows: list[Indices] = [np.empty(0, dtype=np.int64)] * len(queries)
         self.scores: list[npt.NDArray[np.float32]] = [np.empty(0, dtype=np.float32)] * len(queries)
@@ -221,7 +222,9 @@ class _Growth:
         kth = self._kth_score(query)
         if bound == -np.inf or bound < kth or (self._gap > 0 and bound - kth <= self._gap):
             return True
-        return agreement(self.rows[query], self.scores[query], scan.pool(place, size // 2), self._k) >= self._agreement
+        if size < self.smallest_pool or self.agreement > 1:
+            return False
+        return agreement(self.rows[query], self.scores[query], scan.pool(place, size // 2), self._k) >= self.agreement
 
 
 def _take(queries: QueryStates, chosen: Indices) -> QueryStates:

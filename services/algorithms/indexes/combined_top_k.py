@@ -63,7 +63,8 @@ class CombinedTopK:
         check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
         pairs = self._pairs.scan(queries, self.pool_size, allowed)
         average = self._average.scan(queries, max(k, self.average_pool_size), allowed)
-        return answer_from(self, CombinedScan(pairs, average), queries, k, pairs.depth)
+        scan = CombinedScan(pairs, average, pair_share=pairs.depth, average_share=average.depth)
+        return answer_from(self, scan, queries, k, scan.depth)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """A pool of `size`: one half from the pairs' lists, filled up by the average, which scores all of them."""
@@ -93,14 +94,16 @@ class CombinedTopK:
         """The `depth` best of every pair, and N2 / N1 times as many by the average."""
         pairs = self._pairs.scan(queries, depth, allowed)
         wanted = -(-pairs.depth * self.average_pool_size // self.pool_size)
-        return CombinedScan(pairs, self._average.scan(queries, wanted, allowed))
+        average = self._average.scan(queries, wanted, allowed)
+        return CombinedScan(pairs, average, pair_share=self.pool_size, average_share=self.average_pool_size)
 
 
 class CombinedScan:
-    """Both scans of B queries. A pool of `size` has as large a share of the average's list as of the pairs' lists."""
+    """Both scans of B queries: a pool takes `average_share` from the average's list per `pair_share` of each pair's."""
 
-    def __init__(self, pairs: PairScan, average: AverageScan) -> None:
+    def __init__(self, pairs: PairScan, average: AverageScan, *, pair_share: int, average_share: int) -> None:
         self._pairs, self._average = pairs, average
+        self._pair_share, self._average_share = pair_share, average_share
         self.depth = pairs.depth
 
     @property
@@ -109,7 +112,8 @@ class CombinedScan:
 
     def pool(self, query: int, size: int) -> Indices:
         """The union of the `size` best of every pair and the same share of the average's list, by row number."""
-        averaged = self._average.pool(query, -(-size * self._average.depth // self.depth))
+        wanted = -(-size * self._average_share // self._pair_share)
+        averaged = self._average.pool(query, min(wanted, self._average.depth))
         return np.union1d(self._pairs.pool(query, size), averaged)
 
     def bounds(self, size: int, kth_scores: Scores | None = None) -> Scores:

@@ -1,0 +1,331 @@
+"""What the pool heuristics promise beyond conformance: their bounds, the papers' bounds that are none, and targets."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from retrieval_scene import make_items, make_pair_gate, make_queries, unit
+
+from services.algorithms.indexes.adaptive import AdaptiveTopK, Target, parse_target
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.combined_top_k import CombinedTopK
+from services.algorithms.indexes.pools import PooledIndex
+from services.algorithms.indexes.recall_estimate import agreement, calibrate
+from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.mol_scores.reference import mol_scores_reference
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+
+def pair_cosines(queries: QueryStates, items: ItemStates) -> np.ndarray:
+    """Cosines (B, X, P) in float64."""
+    found = np.einsum("bqd,xpd->bxqp", queries.components.astype(float), items.components.astype(float))
+    return found.reshape(*found.shape[:2], -1)
+
+
+def trained_like(seed: int, *, count: int = 3000, num_queries: int = 40) -> tuple[ItemStates, QueryStates, PairGate]:
+    """Items whose components are views of one latent vector, queries near some of them, gates that matter a little."""
+    rng = np.random.default_rng(seed)
+    latent = rng.normal(size=(count, 16)) * np.linspace(2, 0.3, 16)
+    views = [np.eye(16) + 0.5 * rng.normal(size=(16, 16)) / 4 for _ in range(5)]
+    components = np.stack([latent @ views[0], latent @ views[1]], axis=1)
+    wanted = latent[rng.integers(count, size=num_queries)] + 0.7 * rng.normal(size=(num_queries, 16))
+    asked = np.stack([wanted @ views[2], wanted @ views[3], wanted @ views[4]], axis=1)
+    items = ItemStates(components=unit(components), gate=0.7 * rng.normal(size=(count, 6)).astype(np.float32))
+    queries = QueryStates(components=unit(asked), gate=rng.normal(size=(num_queries, 6)).astype(np.float32))
+    return items, queries, make_pair_gate(rng, 6, 8, scale=0.3)
+
+
+# Two components on each side, orthogonal between the first and the second; N = 1. The gates read the item's part only:
+# items 0 and 1 lead the pairs (0, 0) and (1, 1), items 2 and 3 come second there and put their weight on the other,
+# empty pair; item 4 is third in both and puts its weight on the pair in which its cosine is .8.
+def counterexample() -> tuple[ItemStates, QueryStates]:
+    def item(first: float, second: float) -> list[list[float]]:
+        return [[first, 0, (1 - first**2) ** 0.5, 0], [0, second, 0, (1 - second**2) ** 0.5]]
+
+    components = np.array([item(1, 0), item(0, 1), item(0.9, 0), item(0, 0.9), item(0.8, 0)], dtype=np.float32)
+    # Pairs (0, 0), (0, 1), (1, 0), (1, 1); SiLU(30) = 30 against 0 makes a weight of 1.
+    gate = np.array(
+        [[0, 30, 0, 0], [0, 30, 0, 0], [0, 30, 0, 0], [0, 30, 0, 0], [30, 0, 0, 0]],
+        dtype=np.float32,
+    )
+    queries = QueryStates(
+        components=np.array([[[1, 0, 0, 0], [0, 1, 0, 0]]], dtype=np.float32), gate=np.ones((1, 4), dtype=np.float32)
+    )
+    return ItemStates(components=components, gate=gate), queries
+
+
+def test_theorem_2_as_printed_is_no_bound() -> None:
+    # "S = max phi(q, x) over the (N+1)-th item of each pair bounds what was left out": those two score 0, item 4 .8.
+    items, queries = counterexample()
+    scores = mol_scores_reference(queries, items, None).numpy()[0]
+    cosines = pair_cosines(queries, items)[0]
+    order = np.argsort(-cosines, axis=0, kind="stable")
+    pool = set(order[0].tolist())
+    printed = max(scores[order[1, pair]] for pair in range(4))
+    left_out = max(scores[item] for item in range(5) if item not in pool)
+    assert printed < 1e-6
+    assert left_out == pytest.approx(0.8)
+    # Worse, the printed theorem calls this answer exact: its S' is not above the best of the pool.
+    assert printed <= max(scores[list(pool)])
+    index = TopKPerEmbedding(items, pool_size=1)
+    answer = index.search(queries, 1)
+    assert answer.item_indices[0, 0] != 4
+    assert answer.certificates[0].gap is not None
+    assert answer.scores[0, 0] + answer.certificates[0].gap >= 0.8
+
+
+def test_the_bound_of_the_lists_is_the_largest_threshold_where_gates_are_free() -> None:
+    items, queries = counterexample()
+    index = TopKPerEmbedding(items, pool_size=1)
+    assert index.search(queries, 1).certificates[0].gap == pytest.approx(0.9, abs=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    p_q=st.integers(1, 4),
+    p_x=st.integers(1, 3),
+    size=st.integers(1, 30),
+    spread=st.sampled_from([0.0, 0.001, 0.1, 1.0]),
+    apart=st.sampled_from([0.0, 0.1, 3.0]),
+    length=st.sampled_from([0.1, 1.0, 30.0]),
+    share=st.sampled_from([0.1, 0.6, 1.0]),
+    known=st.booleans(),
+)
+def test_no_left_out_item_reaches_above_the_average_scans_bound(
+    seed: int, p_q: int, p_x: int, size: int, spread: float, apart: float, length: float, share: float, known: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    items = make_items(rng, 90, p_q, p_x, 6, spread=spread)
+    items = replace(items, components=(length * items.components).astype(np.float32))
+    centre = rng.normal(size=(4, 1, 6))
+    components = unit(centre + apart * rng.normal(size=(4, p_q, 6)))
+    components[0, 0] = 0
+    queries = QueryStates(components=components, gate=make_queries(rng, 4, p_q, p_x, 6).gate)
+    cosines = pair_cosines(queries, items)
+    allowed = rng.random((4, 90)) < share
+    index = TopKAvg(items, make_pair_gate(rng, p_q * p_x, 4) if p_q * p_x > 1 else None, pool_size=size)
+    scan = index.scan(queries, size, allowed)
+    kth_scores = rng.uniform(-length, length, size=4) if known else None
+    bounds = scan.bounds(scan.depth, kth_scores)
+    for query in range(4):
+        left_out = allowed[query].copy()
+        left_out[scan.pool(query, scan.depth)] = False
+        if not left_out.any():
+            assert bounds[query] == -np.inf
+        elif not np.isnan(bounds[query]):
+            # The bound covers every single cosine, hence every mixture of them.
+            assert cosines[query][left_out].max() <= bounds[query]
+
+
+def test_equal_components_on_the_query_side_need_no_second_scan() -> None:
+    # One query component and close item components: the best average left out is all there is to know.
+    rng = np.random.default_rng(7)
+    items, queries = make_items(rng, 500, 1, 4, 16, spread=0.001), make_queries(rng, 20, 1, 4, 16)
+    index = TopKAvg(items, make_pair_gate(rng, 4, 8), pool_size=100)
+    answer = index.search(queries, 5)
+    assert {found.kind for found in answer.certificates} == {"exact"}
+
+
+def test_query_components_that_differ_are_proven_by_the_scan_of_reaches() -> None:
+    rng = np.random.default_rng(8)
+    items = make_items(rng, 800, 4, 3, 16, spread=0.001)
+    queries = QueryStates(
+        components=unit(items.components[:20, :1] + 0.05 * rng.normal(size=(20, 4, 16))),
+        gate=rng.normal(size=(20, 12)).astype(np.float32),
+    )
+    answer = TopKAvg(items, make_pair_gate(rng, 12, 8), pool_size=200).search(queries, 1)
+    assert {found.kind for found in answer.certificates} == {"exact"}
+
+
+def test_distant_components_make_the_average_an_estimate_and_it_says_so() -> None:
+    rng = np.random.default_rng(9)
+    items = ItemStates(
+        components=unit(rng.normal(size=(500, 4, 16))), gate=rng.normal(size=(500, 16)).astype(np.float32)
+    )
+    answer = TopKAvg(items, make_pair_gate(rng, 16, 8), pool_size=100).search(make_queries(rng, 20, 4, 4, 16), 5)
+    assert {found.kind for found in answer.certificates} == {"estimate"}
+    assert answer.certificates[0].gap is None
+
+
+def test_averages_are_kept_in_half_the_bytes_and_dot_products_in_full() -> None:
+    rng = np.random.default_rng(10)
+    for p_x, expected in ((4, 2), (1, 4)):
+        items = make_items(rng, 640, 2, p_x, 16)
+        index = TopKAvg(items, make_pair_gate(rng, 2 * p_x, 8), pool_size=10)
+        extra = index.nbytes - index.scorer.nbytes - index.ranks.nbytes
+        assert extra == 640 * 17 * expected
+
+
+def test_a_union_smaller_than_k_is_deepened_until_it_has_k() -> None:
+    items, queries, gate = trained_like(1)
+    answer = TopKPerEmbedding(items, gate, pool_size=1).search(queries, 40)
+    assert (answer.item_indices >= 0).all()
+
+
+def test_the_combined_pool_holds_both_pools_and_proves_as_much_as_the_lists() -> None:
+    items, queries, gate = trained_like(2)
+    scorer = MolScorer(items, gate)
+    combined = CombinedTopK(scorer, pair_pool_size=20, average_pool_size=60).scan(queries, 20, None)
+    average = TopKAvg(scorer, pool_size=60).scan(queries, 60, None)
+    pairs = TopKPerEmbedding(scorer, pool_size=20).scan(queries, 20, None)
+    for query in range(len(queries)):
+        both = np.union1d(average.pool(query, 60), pairs.pool(query, 20))
+        np.testing.assert_array_equal(combined.pool(query, 20), both)
+    np.testing.assert_array_equal(combined.bounds(20), pairs.bounds(20))
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 50])
+def test_a_first_stage_has_as_many_items_as_were_asked_for(size: int) -> None:
+    items, queries, gate = trained_like(3, count=400, num_queries=10)
+    scorer = MolScorer(items, gate)
+    exact = mol_scores_reference(queries, items, gate).numpy()
+    for index in (
+        TopKAvg(scorer, pool_size=5),
+        TopKPerEmbedding(scorer, pool_size=5),
+        CombinedTopK(scorer, pair_pool_size=5, average_pool_size=5),
+    ):
+        pool = index.first_stage(queries, size)
+        assert (pool.item_indices >= 0).all()
+        assert pool.item_indices.shape == (10, size)
+        for query in range(10):
+            left_out = np.delete(exact[query], pool.item_indices[query])
+            bound = pool.bound(query)
+            assert bound is None or left_out.max() <= bound
+
+
+def heuristics(scorer: MolScorer) -> list[PooledIndex]:
+    return [
+        TopKAvg(scorer, pool_size=20),
+        TopKPerEmbedding(scorer, pool_size=5),
+        CombinedTopK(scorer, pair_pool_size=3, average_pool_size=20),
+    ]
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_target_of_gap_0_makes_every_answer_exact(which: int) -> None:
+    items, queries, gate = trained_like(4)
+    scorer = MolScorer(items, gate)
+    index = AdaptiveTopK(heuristics(scorer)[which], target="gap 0")
+    allowed = np.random.default_rng(5).random((len(queries), len(items))) < 0.5
+    answer, truth = index.search(queries, 10, allowed), BruteForce(scorer).search(queries, 10, allowed)
+    assert {found.kind for found in answer.certificates} == {"exact"}
+    np.testing.assert_array_equal(answer.item_indices, truth.item_indices)
+    assert index.name == f"adaptive_{heuristics(scorer)[which].name}"
+
+
+def test_a_target_stops_early_where_the_certificate_allows_it() -> None:
+    items, queries, gate = trained_like(6)
+    tight = QueryStates(components=queries.components, gate=0.01 * queries.gate)
+    items = ItemStates(components=items.components, gate=0.01 * items.gate)
+    scorer = MolScorer(items, replace(gate, out_weight=0.01 * gate.out_weight, out_bias=0.01 * gate.out_bias))
+    strict = AdaptiveTopK(TopKPerEmbedding(scorer, pool_size=5), target="gap 0").search(tight, 5)
+    loose = AdaptiveTopK(TopKPerEmbedding(scorer, pool_size=5), target="gap 0.1").search(tight, 5)
+    full = {found.name: found.touched for found in strict.passes}["full"]
+    fewer = {found.name: found.touched for found in loose.passes}["full"]
+    assert (full < len(items)).any()
+    assert fewer.mean() < full.mean()
+    assert all(found.gap is not None and found.gap <= 0.1 for found in loose.certificates)
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("recall", [0.9, 0.98])
+def test_a_calibrated_recall_is_kept_on_queries_it_has_not_seen(which: int, recall: float) -> None:
+    items, queries, gate = trained_like(7, num_queries=600)
+    scorer = MolScorer(items, gate)
+    seen, unseen = [
+        QueryStates(components=queries.components[part], gate=queries.gate[part])
+        for part in (slice(0, 400), slice(400, None))
+    ]
+    heuristic = heuristics(scorer)[which]
+    estimate = calibrate(heuristic, seen, recall=recall, k=10)
+    assert estimate.lower_recall >= recall
+    answer = AdaptiveTopK(heuristic, target=f"recall {recall}", estimate=estimate).search(unseen, 10)
+    truth = BruteForce(scorer).search(unseen, 10)
+    found = [np.isin(truth.item_indices[query], answer.item_indices[query]).mean() for query in range(200)]
+    assert np.mean(found) >= recall - 0.01
+    # What it states is what it keeps, give or take the sampling of 400 and 200 queries.
+    assert abs(np.mean(found) - estimate.mean_recall) < 0.02
+    touched = {one.name: one.touched for one in answer.passes}["full"]
+    assert touched.mean() < len(items) / 2
+    exact = np.array(found) == 1
+    assert all(exact[query] for query, one in enumerate(answer.certificates) if one.kind == "exact")
+
+
+def test_too_few_samples_cannot_promise_much_and_then_everything_is_scored() -> None:
+    items, queries, gate = trained_like(8, num_queries=20)
+    scorer = MolScorer(items, gate)
+    heuristic = TopKAvg(scorer, pool_size=20)
+    estimate = calibrate(heuristic, queries, recall=0.99, k=10)
+    assert estimate.agreement == np.inf
+    answer = AdaptiveTopK(heuristic, target="recall 0.99", estimate=estimate).search(queries, 10)
+    assert {found.kind for found in answer.certificates} == {"exact"}
+
+
+def test_agreement_is_the_share_of_the_best_that_the_smaller_pool_held() -> None:
+    rows, scores = np.array([4, 9, 2, 7]), np.array([0.1, 0.9, 0.8, 0.7], dtype=np.float32)
+    assert agreement(rows, scores, np.array([9, 7, 4]), 3) == pytest.approx(2 / 3)
+    assert agreement(rows, scores, rows, 4) == 1
+    assert agreement(rows, scores, rows, 5) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [("gap 0", Target("gap", 0.0)), (" gap 0.05 ", Target("gap", 0.05)), ("recall .99", Target("recall", 0.99))],
+)
+def test_targets_are_read(text: str, target: Target) -> None:
+    assert parse_target(text) == target
+
+
+@pytest.mark.parametrize("text", ["", "gap", "gap -1", "recall 0", "recall 1.5", "recall nan", "speed 3", "gap 0 now"])
+def test_targets_that_make_no_sense_are_refused_by_name(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"target='{text}' allowed: 'gap G' with G >= 0, or 'recall R' with 0 < R <= 1"
+    ):
+        parse_target(text)
+
+
+def test_a_recall_target_without_its_calibration_is_refused() -> None:
+    items, queries, gate = trained_like(9, count=200, num_queries=4)
+    heuristic = TopKAvg(items, gate, pool_size=20)
+    with pytest.raises(ValueError, match=r"estimate=None allowed: one that .*\('top_k_avg', 20, 0.5\)"):
+        AdaptiveTopK(heuristic, target="recall 0.5")
+    estimate = calibrate(heuristic, queries, recall=0.5, k=10)
+    with pytest.raises(ValueError, match=r"\('top_k_avg', 20, 0.5\) allowed: .* \('top_k_avg', 20, 0.9\)"):
+        AdaptiveTopK(heuristic, target="recall 0.9", estimate=estimate)
+    with pytest.raises(ValueError, match="k=5 allowed: 10"):
+        AdaptiveTopK(heuristic, target="recall 0.5", estimate=estimate).search(queries, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"recall": 0.0}, "recall=0.0 allowed: above 0, at most 1"),
+        ({"recall": 1.1}, "recall=1.1 allowed"),
+        ({"k": 0}, "k=0 allowed: 1 to the number of items, 200"),
+        ({"k": 201}, "k=201 allowed"),
+        ({"num_queries": 0}, "queries: 0 samples; expected at least 1"),
+    ],
+)
+def test_a_calibration_that_makes_no_sense_is_refused_by_name(change: dict, message: str) -> None:
+    items, queries, gate = trained_like(10, count=200, num_queries=4)
+    some = change.get("num_queries", 4)
+    queries = QueryStates(components=queries.components[:some], gate=queries.gate[:some])
+    with pytest.raises(ValueError, match=message):
+        calibrate(TopKAvg(items, gate, pool_size=5), queries, recall=change.get("recall", 0.5), k=change.get("k", 5))
+
+
+def test_pool_sizes_below_1_are_refused_by_name() -> None:
+    items, _, gate = trained_like(11, count=20, num_queries=1)
+    with pytest.raises(ValueError, match="pool_size=0 allowed: at least 1"):
+        TopKAvg(items, gate, pool_size=0)
+    with pytest.raises(ValueError, match="pool_size=-2 allowed: at least 1"):
+        TopKPerEmbedding(items, gate, pool_size=-2)
+    with pytest.raises(ValueError, match="pair_pool_size=0 allowed: at least 1"):
+        CombinedTopK(items, gate, pair_pool_size=0, average_pool_size=1)
+    with pytest.raises(ValueError, match="average_pool_size=0 allowed: at least 1"):
+        CombinedTopK(items, gate, pair_pool_size=1, average_pool_size=0)
