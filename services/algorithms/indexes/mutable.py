@@ -306,7 +306,7 @@ class MutableIndex:
     def _bytes_of(self, num_rows: int) -> int:
         """What a segment of so many rows will take, by the main segment's measure where there is one."""
         main = self._main
-        per_row = 2 * self.shape.bytes_per_item + _ROW_OVERHEAD if main is None else main.nbytes / len(main)
+        per_row = self.shape.bytes_per_item + _ROW_OVERHEAD if main is None else main.nbytes / len(main)
         return round(num_rows * per_row)
 
 

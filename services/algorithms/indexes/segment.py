@@ -114,11 +114,9 @@ class Segment:
         """Bytes of everything held: states, the index or scorer over them, ids, categories, masks and the log."""
         rows = self.rows
         searchable = self.index.nbytes if self.index is not None else self.scorer.nbytes
-        # The scorer shares the components but keeps a gate of its own.
-        gate = 0 if rows.states.gate is None else rows.states.gate.nbytes
         ids = rows.ids.nbytes + rows.id_bytes + rows.hashes.nbytes + sum(part.nbytes for part in self._by_hash)
         categories = 2 * rows.categories.codes.nbytes + rows.categories.offsets.nbytes
-        return searchable + gate + ids + categories + 2 * len(rows) + self._log.nbytes
+        return searchable + ids + categories + 2 * len(rows) + self._log.nbytes
 
     # -- the writer, one at a time ----------------------------------------------------------------------------------
 
