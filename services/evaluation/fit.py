@@ -38,7 +38,9 @@ def fit(scene: Scene, *, say: Callable[[str], None] = lambda line: None) -> tupl
     shape = shape_of(scene)
     found = wanted
     for number in range(_ROUNDS):
-        trials = [generate(shape, num_queries=_QUERIES, seed=seed, fitted=fitted) for seed in range(2)]
+        trials = [
+            generate(shape, num_queries=_QUERIES, seed=seed, labels_per_query=0, fitted=fitted) for seed in range(2)
+        ]
         moments = [measure(trial) for trial in trials]
         found = mean_moments(moments)
         clusters = float(np.mean([clustering(trial.items.components) for trial in trials]))

@@ -35,11 +35,18 @@ _WORLD, _CENTRES, _ITEMS, _QUERIES, _GATE, _LABELS = range(6)
 
 
 def generate(
-    shape: Shape, *, num_items: int | None = None, num_queries: int, seed: int, fitted: Fitted = QUICK
+    shape: Shape,
+    *,
+    num_items: int | None = None,
+    num_queries: int,
+    seed: int,
+    labels_per_query: int = 1,
+    fitted: Fitted = QUICK,
 ) -> Scene:
     """Items, queries, pair gate and labels at `shape`, with `num_items` instead of the shape's X where given.
 
-    Labels are drawn from softmax(s / temperature) over all items. Equal arguments make equal scenes.
+    Labels are drawn from softmax(s / temperature) over all items, `labels_per_query` times for each query
+    (`Scene.label_draws`; 0 leaves them out and saves their scoring pass). Equal arguments make equal scenes.
     Raises: ValueError for num_items or num_queries below 1.
     Cost: X P_x r (r + d) multiply-adds and one scoring of all pairs for the labels; memory: the result and 50 MB.
     """
@@ -51,8 +58,17 @@ def generate(
     items = make_items(world, count)
     queries = make_queries(world, num_queries)
     pair_gate = make_pair_gate(world)
-    labels = draw_labels(items, queries, pair_gate, temperature=fitted.label_temperature, seed=seed)
-    return Scene(name=shape.name, items=items, queries=queries, pair_gate=pair_gate, labels=labels)
+    draws = np.empty((num_queries, 0), dtype=np.int64)
+    if labels_per_query:
+        draws = draw_labels(
+            items,
+            queries,
+            pair_gate,
+            temperature=fitted.label_temperature,
+            seed=seed,
+            per_query=labels_per_query,
+        )
+    return Scene(name=shape.name, items=items, queries=queries, pair_gate=pair_gate, label_draws=draws)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,20 +198,26 @@ def make_pair_gate(world: World) -> PairGate:
 
 
 def draw_labels(
-    items: ItemStates, queries: QueryStates, pair_gate: PairGate | None, *, temperature: float, seed: int
+    items: ItemStates,
+    queries: QueryStates,
+    pair_gate: PairGate | None,
+    *,
+    temperature: float,
+    seed: int,
+    per_query: int = 1,
 ) -> IntArray:
-    """One item row per query (B,), drawn from softmax(s / temperature) over all X items."""
+    """Item rows (B, per_query), each drawn from its query's softmax(s / temperature) over all X items."""
     rng = np.random.default_rng([seed, _LABELS])
     scorer = MolScorer(items, pair_gate)
-    labels = np.empty(len(queries), dtype=np.int64)
+    labels = np.empty((len(queries), per_query), dtype=np.int64)
     for start in range(0, len(queries), _LABEL_QUERIES):
         stop = start + _LABEL_QUERIES
         gate = None if queries.gate is None else queries.gate[start:stop]
         scores = scorer.scores(QueryStates(components=queries.components[start:stop], gate=gate))
-        scores /= np.float32(temperature)
-        # The largest of score + Gumbel noise is a draw from the softmax.
-        scores -= np.log(rng.standard_exponential(scores.shape, dtype=np.float32))
-        labels[start:stop] = scores.argmax(axis=1)
+        for query, row in enumerate(scores, start):
+            sums = np.cumsum(np.exp((row - row.max()) / np.float32(temperature)), dtype=np.float64)
+            drawn = np.searchsorted(sums, sums[-1] * rng.random(per_query), side="right")
+            labels[query] = np.minimum(drawn, len(row) - 1)
     return labels
 
 

@@ -12,10 +12,15 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """X items and B queries with labels (B,): the row of the item that each query's answer should contain."""
+    """X items and B queries; label_draws (B, D): rows of items that each query's answer should contain."""
 
     name: str
     items: ItemStates
     queries: QueryStates
     pair_gate: PairGate | None
-    labels: IntArray
+    label_draws: IntArray
+
+    @property
+    def labels(self) -> IntArray:
+        """The first label of each query: (B,)."""
+        return self.label_draws[:, 0]

@@ -40,7 +40,7 @@ def trained_scene(path: Path, *, num_queries: int, seed: int, dataset: str | Non
         items=bundle.item_states,
         queries=queries,
         pair_gate=bundle.pair_gate,
-        labels=labels,
+        label_draws=labels[:, None],
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from services.algorithms.ops.mol_scores import mol_scores
 from services.evaluation.fitted import QUICK, QUICK_MOMENTS
-from services.evaluation.generator import generate
+from services.evaluation.generator import draw_labels, generate
 from services.evaluation.moments import Moments, clustering, measure
 from services.evaluation.shapes import SHAPES, Shape, shape_named
 
@@ -22,7 +22,7 @@ FITTED_SHAPE = Shape(
 
 @pytest.fixture(scope="module")
 def moments() -> list[Moments]:
-    return [measure(generate(FITTED_SHAPE, num_queries=24, seed=seed)) for seed in range(3)]
+    return [measure(generate(FITTED_SHAPE, num_queries=24, seed=seed, labels_per_query=0)) for seed in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,16 @@ def test_labels_are_better_than_chance_by_far() -> None:
     scores = mol_scores(scene.queries, scene.items, scene.pair_gate)
     ranks = (scores > scores[np.arange(200), scene.labels][:, None]).sum(axis=1)
     assert np.median(ranks) < 400
+
+
+def test_labels_come_from_the_softmax_at_the_temperature() -> None:
+    scene = generate(SHAPES["ml-1m"], num_items=200, num_queries=2, seed=0)
+    draws = draw_labels(scene.items, scene.queries, scene.pair_gate, temperature=0.05, seed=1, per_query=20_000)
+    scores = mol_scores(scene.queries, scene.items, scene.pair_gate).astype(np.float64) / 0.05
+    for row, drawn in zip(scores, draws, strict=True):
+        wanted = np.exp(row - np.logaddexp.reduce(row))
+        found = np.bincount(drawn, minlength=200) / len(drawn)
+        assert np.abs(found - wanted).max() < 0.015  # over four standard errors of the likeliest item
 
 
 def test_clustering_knows_clusters_from_noise() -> None:
