@@ -1,16 +1,13 @@
 """Items on their way into a mutable index: ids, states and categories, checked before anything changes.
 
-Every refusal names the item and the value, since one bad row of a batch refuses the whole batch. A zero component is
-legal (a part that an item lacks); an item whose components are all zero is not: it would score 0 against everybody and
-so stand above every item that is unlike the query, which nobody means. Remove such an item instead.
+Every refusal names the item and the value, since one bad row of a batch refuses the whole batch. Zero components are
+legal, as in every other index: a part that an item lacks, and where all of them are zero an item that scores 0.
 
 Letters: n items of the batch, P_q, P_x query and item components, P = P_q * P_x, d component width.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from services.algorithms.ops.mol_scores.shapes import check_items
 from services.algorithms.states import ItemStates, PairGate
@@ -37,10 +34,6 @@ class ItemBatch:
             raise ValueError(f"{len(self.item_ids)} item ids but states of {len(self.states)} items")
         if self.categories is not None and len(self.categories) != len(self.item_ids):
             raise ValueError(f"{len(self.item_ids)} item ids but categories of {len(self.categories)} items")
-        absent = ~self.states.components.any(axis=(1, 2))
-        if absent.any():
-            item_id = self.item_ids[int(np.flatnonzero(absent)[0])]
-            raise ValueError(f"components of item {item_id!r} are all zero; at least one must not be")
 
     def __len__(self) -> int:
         return len(self.item_ids)

@@ -42,6 +42,21 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PoolAnswer:
+    """First-stage pools of B queries in item ids, best first.
+
+    `item_ids[b]` holds up to N ids; `scores` (B, N') with N' = min(N, items of the version), -inf beyond a smaller
+    pool. `bounds` (B,) as in Pool: nothing outside the pool has s above it.
+    """
+
+    item_ids: tuple[tuple[str, ...], ...]
+    scores: Scores
+    bounds: Scores
+    version: str
+    passes: tuple[Pass, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PartialAnswer:
     """What one segment offers: per query rows (n,) and float64 scores (n,); and their float64 error per query (B,)."""
 
@@ -59,15 +74,14 @@ def as_partial(segment: Segment, top: TopK, error: Scores) -> PartialAnswer:
     return PartialAnswer(segment=segment, found=found, error=error)
 
 
-def merge_query(parts: Sequence[PartialAnswer], query: int, k: int) -> tuple[tuple[str, ...], Scores, float]:
-    """One query's top `k` of several segments' candidates: ids, scores, and how far apart a tie may be computed.
+def merge_query(parts: Sequence[PartialAnswer], query: int, k: int, tolerance: float) -> tuple[tuple[str, ...], Scores]:
+    """One query's top `k` of several segments' candidates: ids and scores; what `tolerance` connects is a tie.
 
     The first part's candidates come ordered; alone, they are the answer.
     """
-    tolerance = 2 * max((float(part.error[query]) for part in parts), default=0.0)
     given = [(part.segment.rows.ids, *part.found[query]) for part in parts if len(part.found[query][0])]
     if not given:
-        return (), np.empty(0), tolerance
+        return (), np.empty(0)
     scores = np.concatenate([part_scores for _, _, part_scores in given])
     ids: Ids = np.concatenate([ids[rows] for ids, rows, _ in given])
     order = np.argsort(-scores, kind="stable")
@@ -76,7 +90,12 @@ def merge_query(parts: Sequence[PartialAnswer], query: int, k: int) -> tuple[tup
         ranks = np.empty(len(ids), dtype=np.int64)
         ranks[np.argsort(ids, kind="stable")] = np.arange(len(ids))
         order, ordered = order_by_score_then_id(scores, ranks, tolerance=tolerance)
-    return tuple(ids[order[:k]].tolist()), ordered[:k], tolerance
+    return tuple(ids[order[:k]].tolist()), ordered[:k]
+
+
+def tie_tolerance(parts: Sequence[PartialAnswer], query: int) -> float:
+    """How far apart two equal scores of one query may be computed."""
+    return 2 * max((float(part.error[query]) for part in parts), default=0.0)
 
 
 def merged_certificate(main: Certificate, main_scores: Scores, scores: Scores, k: int, tolerance: float) -> Certificate:

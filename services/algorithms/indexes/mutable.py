@@ -19,11 +19,11 @@ import numpy as np
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.delta import TAIL_ROWS, Tail, TailView, join_blocks
 from services.algorithms.indexes.item_batch import Change, ItemBatch, check_ids, shape_of
-from services.algorithms.indexes.merged_answer import Answer
+from services.algorithms.indexes.merged_answer import Answer, PoolAnswer
 from services.algorithms.indexes.protocol import Index, Indices
 from services.algorithms.indexes.segment import Segment, hash_ids, rows_of
 from services.algorithms.indexes.segment_merge import Pause, Source, gather, order_by_id
-from services.algorithms.indexes.version import Version, search_version
+from services.algorithms.indexes.version import Version, pool_of_version, search_version
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import PairGate, QueryStates
 
@@ -128,6 +128,16 @@ class MutableIndex:
         Raises: ValueError naming what is wrong with `k`, the filters or the queries' shapes.
         """
         return search_version(self._version, self.shape, queries, k, filters, self._codes)
+
+    def first_stage(
+        self, queries: QueryStates, size: int, filters: ItemFilter | Sequence[ItemFilter] | None = None
+    ) -> PoolAnswer:
+        """A pool of `size` items by the algorithm's first stage, and a bound on everything outside it.
+
+        While there is a delta, the first stage's pool is scored in full and the `size` best of it and the delta are
+        taken by s; then the pool's scores are s, too. Raises as `search` does.
+        """
+        return pool_of_version(self._version, self.shape, queries, size, filters, self._codes)
 
     def apply(self, *, upserts: ItemBatch | None = None, removals: Sequence[str] = ()) -> Change:
         """Insert or replace some items and remove others, as one version.

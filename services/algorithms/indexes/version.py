@@ -13,14 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.algorithms.filters import ItemFilter
-from services.algorithms.indexes.delta import TailView, candidates
+from services.algorithms.indexes.delta import TailView, all_scores, candidates
 from services.algorithms.indexes.item_batch import ItemShape
 from services.algorithms.indexes.merged_answer import (
     Answer,
     PartialAnswer,
+    PoolAnswer,
     as_partial,
     merge_query,
     merged_certificate,
+    tie_tolerance,
 )
 from services.algorithms.indexes.protocol import EXACT, Mask, Pass, check_request, empty_answer
 from services.algorithms.indexes.segment import HashedFilter
@@ -67,15 +69,7 @@ def search_version(
     codes: Mapping[str, int],
 ) -> Answer:
     """The top `k` of s in one version; `codes` maps category names. See `MutableIndex.search`."""
-    check_request(k=k, allowed=None, num_queries=len(queries), num_items=version.num_items)
-    check_queries(
-        queries,
-        num_pairs=shape.num_pairs,
-        num_item_components=shape.num_components,
-        width=shape.width,
-        gated=shape.gated,
-    )
-    wanted = _hashed(filters, len(queries), codes)
+    wanted = _checked(version, shape, queries, k, filters, codes)
     thresholds = np.full(len(queries), -np.inf)
     parts: list[PartialAnswer] = []
     passes: tuple[Pass, ...] = ()
@@ -96,7 +90,8 @@ def search_version(
     item_ids, certificates = [], []
     _, scores = empty_answer(len(queries), min(k, version.num_items))
     for query in range(len(queries)):
-        ids, best, tolerance = merge_query(parts, query, k)
+        tolerance = tie_tolerance(parts, query)
+        ids, best = merge_query(parts, query, k, tolerance)
         item_ids.append(ids)
         scores[query, : len(best)] = best
         certificates.append(
@@ -110,6 +105,69 @@ def search_version(
         version=version.name,
         passes=(*passes, delta),
     )
+
+
+def pool_of_version(
+    version: Version,
+    shape: ItemShape,
+    queries: QueryStates,
+    size: int,
+    filters: ItemFilter | Sequence[ItemFilter] | None,
+    codes: Mapping[str, int],
+) -> PoolAnswer:
+    """The main segment's first stage and the delta, as one pool. See `MutableIndex.first_stage`."""
+    wanted = _checked(version, shape, queries, size, filters, codes)
+    bounds = np.full(len(queries), -np.inf)
+    parts: list[PartialAnswer] = []
+    passes: tuple[Pass, ...] = ()
+    delta = version.delta() if len(queries) else []
+    if version.main is not None and version.main.num_living and version.main.segment.index is not None:
+        segment = version.main.segment
+        pool = version.main.segment.index.first_stage(queries, size, _mask(version.main, wanted))
+        bounds, passes = pool.bounds.copy(), pool.passes
+        rows = [row[row >= 0] for row in pool.item_indices]
+        scores = [row[: len(kept)] for row, kept in zip(pool.scores, rows, strict=True)]
+        if delta:
+            scores = [found.astype(np.float64) for found in segment.scorer.scores_at(queries, rows)]
+        error = segment.scorer.error_bounds(queries)
+        parts.append(PartialAnswer(segment=segment, found=list(zip(rows, scores, strict=True)), error=error))
+    started = time.perf_counter()
+    parts += [all_scores(source, queries, _mask(source, wanted)) for source in delta]
+    item_ids = []
+    _, out = empty_answer(len(queries), min(size, version.num_items))
+    for query in range(len(queries)):
+        ids, best = merge_query(parts, query, size + 1, 0.0)
+        if len(ids) > size:  # the best that is left out bounds all that go with it
+            bounds[query] = max(bounds[query], best[size] + tie_tolerance(parts, query) / 2)  # NaN stays NaN
+        item_ids.append(ids[:size])
+        out[query, : len(best[:size])] = best[:size]
+    touched = np.full(len(queries), sum(len(source.segment) for source in delta), dtype=np.int64)
+    return PoolAnswer(
+        item_ids=tuple(item_ids),
+        scores=out,
+        bounds=bounds,
+        version=version.name,
+        passes=(*passes, Pass("delta", time.perf_counter() - started, touched)),
+    )
+
+
+def _checked(
+    version: Version,
+    shape: ItemShape,
+    queries: QueryStates,
+    k: int,
+    filters: ItemFilter | Sequence[ItemFilter] | None,
+    codes: Mapping[str, int],
+) -> Wanted:
+    check_request(k=k, allowed=None, num_queries=len(queries), num_items=version.num_items)
+    check_queries(
+        queries,
+        num_pairs=shape.num_pairs,
+        num_item_components=shape.num_components,
+        width=shape.width,
+        gated=shape.gated,
+    )
+    return _hashed(filters, len(queries), codes)
 
 
 def _hashed(filters: ItemFilter | Sequence[ItemFilter] | None, num_queries: int, codes: Mapping[str, int]) -> Wanted:

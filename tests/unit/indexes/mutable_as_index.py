@@ -1,0 +1,87 @@
+"""A mutable index behind the Index protocol, so that the conformance suite holds it to the same claims.
+
+Half of the items are in its main segment, the rest in its delta; some were removed, some updated on the way.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.item_batch import ItemBatch
+from services.algorithms.indexes.mutable import MutableIndex
+from services.algorithms.indexes.protocol import Index, Mask, Pool, TopK, check_request, check_tie_ranks
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+
+class MutableAsIndex:
+    """Rows as ids and back; masks as deny lists."""
+
+    name = "mutable"
+
+    def __init__(
+        self,
+        items: ItemStates,
+        gate: PairGate | None,
+        build: Callable[[MolScorer, PairGate | None], Index],
+        *,
+        tie_ranks: npt.NDArray[np.integer] | None = None,
+    ) -> None:
+        self.ranks = check_tie_ranks(tie_ranks, len(items))
+        self.num_items = len(items)
+        self.ids = np.array([f"{rank:06d}" for rank in self.ranks.tolist()], dtype=object)
+        self.row = {item_id: row for row, item_id in enumerate(self.ids)}
+
+        def some(rows: npt.NDArray[np.int64], states: npt.NDArray[np.int64]) -> ItemBatch:
+            item_gate = None if items.gate is None else items.gate[states]
+            return ItemBatch(
+                item_ids=self.ids[rows].tolist(),
+                states=ItemStates(components=items.components[states], gate=item_gate),
+            )
+
+        rows = np.arange(len(items))
+        first, later = rows[::2], rows[1::2]
+        self.index = MutableIndex(some(first, first), gate, model_version="model", build=build)
+        if len(later):
+            self.index.upsert(some(later, later[::-1]))  # each with another's state at first
+            self.index.remove(self.ids[later[::3]].tolist())
+            self.index.upsert(some(later, later))
+            self.index.upsert(some(first[:1], first[:1]))
+
+    @property
+    def nbytes(self) -> int:
+        return self.index.memory.total
+
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+        answer = self.index.search(queries, k, self._filters(queries, k, allowed))
+        return TopK(
+            item_indices=self._rows(answer.item_ids, answer.scores.shape),
+            scores=answer.scores,
+            certificates=answer.certificates,
+            passes=answer.passes,
+        )
+
+    def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
+        pool = self.index.first_stage(queries, size, self._filters(queries, size, allowed))
+        return Pool(
+            item_indices=self._rows(pool.item_ids, pool.scores.shape),
+            scores=pool.scores,
+            bounds=pool.bounds,
+            passes=pool.passes,
+        )
+
+    def _filters(self, queries: QueryStates, k: int, allowed: Mask | None) -> list[ItemFilter] | ItemFilter | None:
+        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        if allowed is None:
+            return None
+        if allowed.ndim == 1:
+            return ItemFilter(deny_item_ids=self.ids[~allowed].tolist())
+        return [ItemFilter(deny_item_ids=self.ids[~row].tolist()) for row in allowed]
+
+    def _rows(self, item_ids: tuple[tuple[str, ...], ...], shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        out = np.full(shape, -1, dtype=np.int64)
+        for query, ids in enumerate(item_ids):
+            out[query, : len(ids)] = [self.row[item_id] for item_id in ids]
+        return out
