@@ -9,13 +9,23 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from mutable_as_index import MutableAsIndex
 
 from services.algorithms.indexes.adaptive import AdaptiveTopK
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
+from services.algorithms.indexes.gpu import (
+    DeviceBruteForce,
+    DeviceCombinedTopK,
+    DeviceTopKAvg,
+    DeviceTopKPerEmbedding,
+)
 from services.algorithms.indexes.protocol import Index
+from services.algorithms.indexes.quantized import Quantized
+from services.algorithms.indexes.quantized_pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
+from services.algorithms.ops.quantized_scan import Cells, Visit
 from services.algorithms.states import ItemStates, PairGate
 
 
@@ -68,5 +78,76 @@ BUILDERS: list[Builder] = [
         "adaptive_top_k_avg_gap_0",
         lambda items, gate, **o: AdaptiveTopK(TopKAvg(items, gate, pool_size=2, **o), target="gap 0"),
         exact=True,
+    ),
+    # Quantized answers dot products alone; with more pairs these builders fall to the pools with quantized vectors.
+    Builder(
+        "quantized_exact",
+        lambda items, gate, **o: (
+            Quantized(items, gate, cells=Cells(num_cells=7, bits=8), **o)
+            if items.components.shape[1] == 1 and (items.gate is None or items.gate.shape[1] == 1) and gate is None
+            else QuantizedTopKAvg(items, gate, pool_size=len(items) + 1, cells=Cells(num_cells=7, bits=8), **o)
+        ),
+        exact=True,
+    ),
+    Builder(
+        "quantized_2_cells",
+        lambda items, gate, **o: (
+            Quantized(items, gate, pool_size=8, visit=Visit(probes=2), cells=Cells(num_cells=7, bits=4), **o)
+            if items.components.shape[1] == 1 and (items.gate is None or items.gate.shape[1] == 1) and gate is None
+            else QuantizedTopKAvg(items, gate, pool_size=8, visit=Visit(probes=2, reach=0.5), **o)
+        ),
+        exact=False,
+    ),
+    Builder(
+        "quantized_top_k_avg_8",
+        lambda items, gate, **o: QuantizedTopKAvg(items, gate, pool_size=8, cells=Cells(num_cells=5, bits=8), **o),
+        exact=False,
+    ),
+    Builder(
+        "quantized_top_k_per_embedding_3",
+        lambda items, gate, **o: QuantizedTopKPerEmbedding(
+            items, gate, pool_size=3, cells=Cells(num_cells=5, bits=8), **o
+        ),
+        exact=False,
+    ),
+    Builder(
+        "quantized_top_k_per_embedding_all",
+        lambda items, gate, **o: QuantizedTopKPerEmbedding(items, gate, pool_size=len(items) + 1, **o),
+        exact=True,
+    ),
+    # Half of the items in the main segment, half in the delta.
+    Builder("mutable_brute_force", lambda items, gate, **o: MutableAsIndex(items, gate, BruteForce, **o), exact=True),
+    Builder(
+        "mutable_top_k_avg_8",
+        lambda items, gate, **o: MutableAsIndex(
+            items, gate, lambda scorer, pair_gate: TopKAvg(scorer, pair_gate, pool_size=8), **o
+        ),
+        exact=False,
+    ),
+    # States on a torch device; the CPU's steps are those of a card, but for the kernels.
+    Builder(
+        "device_brute_force", lambda items, gate, **o: DeviceBruteForce(items, gate, device="cpu", **o), exact=True
+    ),
+    Builder(
+        "device_top_k_avg_8",
+        lambda items, gate, **o: DeviceTopKAvg(items, gate, pool_size=8, device="cpu", **o),
+        exact=False,
+    ),
+    Builder(
+        "device_top_k_avg_all",
+        lambda items, gate, **o: DeviceTopKAvg(items, gate, pool_size=len(items) + 1, device="cpu", **o),
+        exact=True,
+    ),
+    Builder(
+        "device_top_k_per_embedding_3",
+        lambda items, gate, **o: DeviceTopKPerEmbedding(items, gate, pool_size=3, device="cpu", **o),
+        exact=False,
+    ),
+    Builder(
+        "device_combined_top_k_2_8",
+        lambda items, gate, **o: DeviceCombinedTopK(
+            items, gate, pair_pool_size=2, average_pool_size=8, device="cpu", **o
+        ),
+        exact=False,
     ),
 ]

@@ -1,0 +1,124 @@
+"""Quantized: the top K of plain dot products from small integer codes in cells, re-evaluated exactly.
+
+For two-tower models and embeddings brought from elsewhere (P = 1, of any norm). One native call chooses cells, scans
+their codes, keeps a pool and evaluates it in float64 (ops/quantized_scan), so a query costs what its scan costs.
+
+Two ways to search. With `visit` only some cells are scanned: fast, and the certificate's gap rests on the radii of the
+cells left out, usually far above 0 or no proof at all ("estimate"). Without it everything is scanned that a bound
+doesn't rule out, ||q|| times the cell's largest residual error beside the query's own: proven exact, and with 8-bit
+codes a pool of about 2 K.
+
+Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
+"""
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.pools import check_pool_size
+from services.algorithms.indexes.protocol import (
+    EXACT,
+    Mask,
+    Pass,
+    Pool,
+    Scores,
+    TopK,
+    certificate,
+    check_request,
+    check_tie_ranks,
+)
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.quantized_scan import CellAnswer, Cells, CellScan, Visit, default_cells
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+
+class Quantized:
+    """The top K by dot product. Certificate: exact when everything is scanned, else bounded by the cells' radii."""
+
+    name = "quantized"
+
+    def __init__(
+        self,
+        items: ItemStates | MolScorer,
+        pair_gate: PairGate | None = None,
+        *,
+        pool_size: int = 1,
+        visit: Visit | None = None,
+        cells: Cells | None = None,
+        seed: int = 0,
+        tie_ranks: npt.NDArray[np.integer] | None = None,
+    ) -> None:
+        """Code X items; `pool_size` is N, the best by code that are evaluated exactly (raised to k).
+
+        `visit` None: exact. `cells` None: `default_cells`. A MolScorer is shared, not copied.
+        Raises: ValueError for an empty index, more than one component pair, or shapes and sizes that disagree.
+        """
+        check_pool_size("pool_size", pool_size)
+        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
+        if self.scorer.num_pairs != 1:
+            raise ValueError(f"items make {self.scorer.num_pairs} pairs; allowed: 1, a plain dot product")
+        self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
+        self.pool_size, self.visit = pool_size, visit
+        vectors = self.scorer.components.numpy()[:, 0]
+        chosen = default_cells(*vectors.shape) if cells is None else cells
+        self.cells = CellScan(vectors, cells=chosen, seed=seed, tie_ranks=self.ranks)
+        self._largest_norm = float(self.scorer.magnitudes.norms.max(initial=0))
+
+    @property
+    def num_items(self) -> int:
+        return self.scorer.num_items
+
+    @property
+    def nbytes(self) -> int:
+        return self.scorer.nbytes + int(self.ranks.nbytes) + self.cells.nbytes
+
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+        """The top `k` by dot product. See `Index.search`."""
+        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.scorer.check(queries)
+        started = time.perf_counter()
+        vectors = queries.components[:, 0]
+        tolerances = 2 * self.scorer.error_bounds_float64(queries)
+        if self.visit is None:
+            answer = self.cells.proven(vectors, k, allowed=allowed, tolerances=tolerances)
+            certificates = (EXACT,) * len(queries)
+        else:
+            answer = self.cells.best(
+                vectors, k, pool=self.pool_size, visit=self.visit, allowed=allowed, tolerances=tolerances
+            )
+            bounds = self._bounds(queries, answer)
+            lengths = np.count_nonzero(answer.rows >= 0, axis=1)
+            kth_scores = answer.scores[np.arange(len(queries)), lengths - 1] - tolerances if len(queries) else bounds
+            certificates = tuple(
+                certificate(
+                    bound=None if np.isnan(bound) else float(bound),
+                    kth_score=float(kth) if length == min(k, self.num_items) == k else None,
+                )
+                for bound, kth, length in zip(bounds, kth_scores, lengths, strict=True)
+            )
+        return TopK(
+            item_indices=answer.rows,
+            scores=answer.scores,
+            certificates=certificates,
+            passes=(Pass("quantized", time.perf_counter() - started, answer.touched[:, 0]),),
+        )
+
+    def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
+        """The `size` best by code, their scores by code, and the bound on the rest. See `Index.first_stage`."""
+        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.scorer.check(queries)
+        started = time.perf_counter()
+        visit = self.visit or Visit(probes=self.cells.num_cells)
+        answer = self.cells.pool(queries.components[:, 0], size, visit=visit, allowed=allowed)
+        return Pool(
+            item_indices=answer.rows,
+            scores=answer.scores,
+            bounds=self._bounds(queries, answer),
+            passes=(Pass("first_stage", time.perf_counter() - started, answer.touched[:, 0]),),
+        )
+
+    def _bounds(self, queries: QueryStates, answer: CellAnswer) -> Scores:
+        """The scan's bounds, NaN where they say no more than the norms do: (B,)."""
+        norms = np.linalg.norm(queries.components[:, 0].astype(np.float64), axis=1)
+        return np.where(answer.bounds < norms * self._largest_norm, answer.bounds, np.nan)

@@ -1,0 +1,267 @@
+"""TopKAvg and TopKPerEmbedding for Mixtures of Logits with their first stage over quantized vectors.
+
+The pools come from small integer codes in cells instead of from every item's floats: averaged components take a
+quarter of the scan's bytes and a fraction of its items, and component pairs are searched one by one. The certificates
+of the plain algorithms survive: a score by code plus ||f|| times the largest residual error bounds what was scanned,
+||f|| times a cell's radius what was not. With cells left out the latter seldom says more than the norms: "estimate".
+
+Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, K results, N pool size.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.pools import certificates, check_pool_size
+from services.algorithms.indexes.protocol import (
+    Indices,
+    Mask,
+    Pass,
+    Pool,
+    Scores,
+    TopK,
+    check_request,
+    check_tie_ranks,
+    empty_answer,
+)
+from services.algorithms.indexes.rescoring import rescore
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, default_cells
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+_CHUNK = 65_536
+
+
+class QuantizedTopKAvg:
+    """The N best by averaged components as coded, reordered by s. Certificate: TopKAvg's, plus the codes' error."""
+
+    name = "quantized_top_k_avg"
+
+    def __init__(
+        self,
+        items: ItemStates | MolScorer,
+        pair_gate: PairGate | None = None,
+        *,
+        pool_size: int,
+        visit: Visit | None = None,
+        cells: Cells | None = None,
+        seed: int = 0,
+        tie_ranks: npt.NDArray[np.integer] | None = None,
+    ) -> None:
+        """Average and code X items' components; `pool_size` is N, raised to k where a search asks for more.
+
+        `visit` None: every cell. `cells` None: `default_cells`. A MolScorer is shared, not copied.
+        Raises: ValueError for an empty index, a pool_size below 1, or shapes that disagree.
+        """
+        check_pool_size("pool_size", pool_size)
+        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
+        self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
+        self.pool_size = pool_size
+        means, self._largest_radius, self._largest_mean = _averages(self.scorer)
+        chosen = default_cells(*means.shape) if cells is None else cells
+        self.cells = CellScan(means, cells=chosen, seed=seed, tie_ranks=self.ranks, keep_vectors=False)
+        self.visit = Visit(probes=self.cells.num_cells) if visit is None else visit
+        self._largest_norm = float(self.scorer.magnitudes.norms.max(initial=0))
+
+    @property
+    def num_items(self) -> int:
+        return self.scorer.num_items
+
+    @property
+    def nbytes(self) -> int:
+        return self.scorer.nbytes + int(self.ranks.nbytes) + self.cells.nbytes
+
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+        """The top `k` by s of a pool of max(N, k), and how far from the exact top `k` that can be."""
+        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        pool = self.first_stage(queries, max(k, self.pool_size), allowed)
+        answer = rescore(self.scorer, queries, [row[row >= 0] for row in pool.item_indices], k, self.ranks)
+        return TopK(
+            item_indices=answer.item_indices,
+            scores=answer.scores,
+            certificates=certificates(pool.bounds, answer),
+            passes=(*pool.passes, *answer.passes),
+        )
+
+    def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
+        """The `size` best by code: scores mean over p_q of <f_pq, g-bar> as coded, and the bound on the rest."""
+        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.scorer.check(queries)
+        started = time.perf_counter()
+        components = queries.components.astype(np.float64)
+        average = components.mean(axis=1).astype(np.float32)
+        answer = self.cells.pool(average, size, visit=self.visit, allowed=allowed)
+        # <f_pq, g> <= <f-bar, g-bar> + ||f_pq - f-bar|| ||g-bar|| + ||f_pq|| rho, each at its largest.
+        norms = np.linalg.norm(components, axis=-1).max(axis=1, initial=0)
+        apart = np.linalg.norm(components - average[:, None], axis=-1).max(axis=1, initial=0)
+        bounds = answer.bounds + apart * self._largest_mean + norms * self._largest_radius
+        return Pool(
+            item_indices=answer.rows,
+            scores=answer.scores,
+            bounds=np.where(bounds < norms * self._largest_norm, bounds, np.nan),
+            passes=(Pass("first_stage", time.perf_counter() - started, answer.touched[:, 0]),),
+        )
+
+
+class QuantizedTopKPerEmbedding:
+    """The union of the N best per component pair as coded, reordered by s. Certificate: what the lists left out."""
+
+    name = "quantized_top_k_per_embedding"
+
+    def __init__(
+        self,
+        items: ItemStates | MolScorer,
+        pair_gate: PairGate | None = None,
+        *,
+        pool_size: int,
+        visit: Visit | None = None,
+        cells: Cells | None = None,
+        seed: int = 0,
+        tie_ranks: npt.NDArray[np.integer] | None = None,
+    ) -> None:
+        """Code every component of X items; `pool_size` is N per pair, doubled while a union has fewer than k items.
+
+        `visit` None: every cell. `cells` None: `default_cells`, per component. A MolScorer is shared, not copied.
+        Raises: ValueError for an empty index, a pool_size below 1, or shapes that disagree.
+        """
+        check_pool_size("pool_size", pool_size)
+        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
+        self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
+        self.pool_size = pool_size
+        chosen = default_cells(self.scorer.num_items, self.scorer.width) if cells is None else cells
+        components = self.scorer.components.numpy()
+        self.cells = [
+            CellScan(
+                np.ascontiguousarray(components[:, p_x]),
+                cells=chosen,
+                seed=seed,
+                tie_ranks=self.ranks,
+                keep_vectors=False,
+            )
+            for p_x in range(self.scorer.num_item_components)
+        ]
+        self._visit = visit
+
+    @property
+    def num_items(self) -> int:
+        return self.scorer.num_items
+
+    @property
+    def nbytes(self) -> int:
+        return self.scorer.nbytes + int(self.ranks.nbytes) + sum(cells.nbytes for cells in self.cells)
+
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+        """The top `k` by s of the union of the N best per pair, and how far from the exact top `k` that can be."""
+        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        lists = self._lists(queries, self.pool_size, k, allowed)
+        pools = [lists.union(query)[0] for query in range(len(queries))]
+        answer = rescore(self.scorer, queries, pools, k, self.ranks)
+        bounds = lists.bounds.copy()
+        bounds[[len(pool) for pool in pools] == lists.num_allowed] = -np.inf
+        return TopK(
+            item_indices=answer.item_indices,
+            scores=answer.scores,
+            certificates=certificates(bounds, answer),
+            passes=(Pass("first_stage", lists.seconds, lists.touched), *answer.passes),
+        )
+
+    def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
+        """The `size` best of the union of the lists, by an item's best cosine as coded among the lists that have it."""
+        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        lists = self._lists(queries, -(-2 * size // self.scorer.num_pairs), size, allowed)
+        started = time.perf_counter()
+        item_indices, scores = empty_answer(len(queries), min(size, self.num_items))
+        bounds = lists.bounds.copy()
+        for query in range(len(queries)):
+            rows, best = lists.union(query)
+            order = np.lexsort((self.ranks[rows], -best))
+            if len(rows) > size:
+                # Left out of the pool though listed: no cosine of its own lists above this, none of the others above
+                # what those left out.
+                bounds[query] = max(bounds[query], best[order[size]] + lists.errors[query])
+            order = order[:size]
+            item_indices[query, : len(order)], scores[query, : len(order)] = rows[order], best[order]
+        bounds[np.count_nonzero(item_indices >= 0, axis=1) == lists.num_allowed] = -np.inf
+        return Pool(
+            item_indices=item_indices,
+            scores=scores,
+            bounds=bounds,
+            passes=(Pass("first_stage", lists.seconds + time.perf_counter() - started, lists.touched),),
+        )
+
+    def _lists(self, queries: QueryStates, depth: int, wanted: int, allowed: Mask | None) -> "_Lists":
+        """Lists of at least `depth`, deep enough for unions of `wanted` items where as many are allowed."""
+        self.scorer.check(queries)
+        while True:
+            lists = _Lists(self.cells, queries, min(depth, self.num_items), self._visit, allowed)
+            if depth >= min(wanted, self.num_items) or lists.smallest_union() >= wanted:
+                return lists
+            depth = min(4 * depth, wanted)
+
+
+class _Lists:
+    """The best by code of every component pair of B queries, P lists of `depth` each."""
+
+    def __init__(
+        self, cells: Sequence[CellScan], queries: QueryStates, depth: int, visit: Visit | None, allowed: Mask | None
+    ) -> None:
+        started = time.perf_counter()
+        num_queries, p_q, width = queries.components.shape
+        lists = (num_queries, len(cells), p_q)
+        self._rows = np.empty((*lists, depth), dtype=np.int64)
+        self._scores = np.empty((*lists, depth))
+        bounds = np.empty(lists)
+        errors = np.zeros((num_queries, p_q))
+        self.touched = np.zeros(num_queries, dtype=np.int64)
+        # Queries that share a mask are searched together; a mask each makes a search each.
+        whole = [slice(0, num_queries)] if allowed is None or allowed.ndim == 1 else []
+        for chosen in whole or [slice(query, query + 1) for query in range(num_queries)]:
+            count = chosen.stop - chosen.start
+            mask = allowed if allowed is None or allowed.ndim == 1 else allowed[chosen.start]
+            flat = queries.components[chosen].reshape(-1, width)
+            for p_x, scan in enumerate(cells):
+                everything = Visit(probes=scan.num_cells)
+                found = scan.pool(flat, depth, visit=visit or everything, allowed=mask)
+                self._rows[chosen, p_x] = found.rows.reshape(count, p_q, depth)
+                self._scores[chosen, p_x] = found.scores.reshape(count, p_q, depth)
+                bounds[chosen, p_x] = found.bounds.reshape(count, p_q)
+                errors[chosen] = np.maximum(errors[chosen], scan.errors(flat).reshape(count, p_q))
+                scanned = found.touched[:, 0].reshape(count, p_q).max(axis=1)
+                self.touched[chosen] = np.maximum(self.touched[chosen], scanned)
+        num_items = cells[0].num_items
+        counts = num_items if allowed is None else np.count_nonzero(allowed, axis=-1)
+        self.num_allowed: Indices = np.broadcast_to(np.asarray(counts, dtype=np.int64), num_queries)
+        self.bounds: Scores = bounds.max(axis=(1, 2), initial=-np.inf)
+        self.errors: Scores = errors.max(axis=1, initial=0)
+        self.seconds = time.perf_counter() - started
+
+    def union(self, query: int) -> tuple[Indices, Scores]:
+        """The distinct rows of a query's lists, by row number, and the best score of each."""
+        rows, scores = self._rows[query].reshape(-1), self._scores[query].reshape(-1)
+        rows, scores = rows[rows >= 0], scores[rows >= 0]
+        distinct, place = np.unique(rows, return_inverse=True)
+        best = np.full(len(distinct), -np.inf)
+        np.maximum.at(best, place, scores)
+        return distinct, best
+
+    def smallest_union(self) -> int:
+        """The smallest union's size; one that holds all that is allowed counts as large enough for anything."""
+        sizes = np.array([len(self.union(query)[0]) for query in range(len(self._rows))], dtype=np.int64)
+        sizes[sizes == self.num_allowed] = np.iinfo(np.int64).max
+        return int(sizes.min(initial=np.iinfo(np.int64).max))
+
+
+def _averages(scorer: MolScorer) -> tuple[npt.NDArray[np.float32], float, float]:
+    """Mean components (X, d) in float32; the largest distance of a component from its stored mean; the largest norm."""
+    means = np.empty((scorer.num_items, scorer.width), dtype=np.float32)
+    largest_radius = largest_mean = 0.0
+    for x in range(0, scorer.num_items, _CHUNK):
+        rows = np.arange(x, min(x + _CHUNK, scorer.num_items))
+        exact = scorer.components_of(rows).astype(np.float64)
+        means[rows] = exact.mean(axis=1)
+        stored = means[rows].astype(np.float64)
+        largest_radius = max(largest_radius, float(np.linalg.norm(exact - stored[:, None], axis=-1).max()))
+        largest_mean = max(largest_mean, float(np.linalg.norm(stored, axis=-1).max()))
+    return means, largest_radius * (1 + 1e-12), largest_mean * (1 + 1e-12)

@@ -1,0 +1,232 @@
+"""The best of X vectors by dot product, from small integer codes in cells: what an index over many vectors scans.
+
+`CellScan` trains, codes and searches; `cells.py` says what is kept, `reference.py` in NumPy what a search answers, and
+`cpu.cpp` does the same in one native call (queries of 0.1 ms leave no time for an interpreter). Ids, gates and
+certificates live above.
+
+Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.algorithms.native import load_kernels
+from services.algorithms.ops.quantized_scan.cells import (
+    CellCodes,
+    FloatMatrix,
+    assign,
+    encode,
+    principal_directions,
+    train_centres,
+)
+from services.algorithms.ops.quantized_scan.native import NativeCells
+from services.algorithms.ops.quantized_scan.reference import search_reference
+
+__all__ = ["CellAnswer", "CellScan", "Cells", "Visit", "default_cells"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cells:
+    """How vectors are kept: C cells, 4 or 8 bits per coded dimension, h coded dimensions (None: all d)."""
+
+    num_cells: int
+    bits: int
+    coded_width: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_cells < 1:
+            raise ValueError(f"num_cells={self.num_cells} allowed: at least 1")
+        if self.bits not in (4, 8):
+            raise ValueError(f"bits={self.bits} allowed: 4, 8")
+        if self.coded_width is not None and self.coded_width < 1:
+            raise ValueError(f"coded_width={self.coded_width} allowed: at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Visit:
+    """How far a search goes: the `probes` nearest cells (more until the pool is full).
+
+    `reach`: cells are taken in order of <q, centre> + reach ||q|| (the cell's root mean square residual) and left
+    unvisited once that is below the worst of the pool; 0: by <q, centre> alone, all `probes`.
+    """
+
+    probes: int
+    reach: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.probes < 1:
+            raise ValueError(f"probes={self.probes} allowed: at least 1")
+        if not 0 <= self.reach < 100:
+            raise ValueError(f"reach={self.reach} allowed: 0 up to 100")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellAnswer:
+    """The best of B queries, best first, ties by rank.
+
+    Shapes: rows (B, n), scores (B, n), -1 and -inf beyond a shorter answer; bounds (B,): no allowed item left out of
+    the pool scores above it, -inf when nothing was left out; touched (B, 2): items scanned, exact products.
+    """
+
+    rows: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float64]
+    bounds: npt.NDArray[np.float64]
+    touched: npt.NDArray[np.int64]
+
+
+def default_cells(num_items: int, width: int) -> Cells:
+    """What measured best: cells of about 700 items, up to 64 dimensions in 8 bits each, beyond half of them in 4."""
+    num_cells = max(1, min(round(1.25 * num_items**0.5), num_items // 16))
+    return (
+        Cells(num_cells=num_cells, bits=8)
+        if width <= 64
+        else Cells(num_cells=num_cells, bits=4, coded_width=width // 2)
+    )
+
+
+class CellScan:
+    """X vectors in coded cells. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        vectors: FloatMatrix,
+        *,
+        cells: Cells,
+        seed: int,
+        tie_ranks: npt.NDArray[np.int64] | None = None,
+        keep_vectors: bool = True,
+        native: bool = True,
+    ) -> None:
+        """Train on a sample and code X vectors (X, d) float32, C-contiguous. Equal seeds make equal codes.
+
+        `keep_vectors` False lets the vectors go (else they are held, not copied): then `pool` is all there is.
+        `native` False keeps to the NumPy reference. Raises: ValueError for no vectors or a coded_width above d.
+        """
+        num_items, width = vectors.shape
+        if num_items < 1:
+            raise ValueError("the index is empty: num_items=0 allowed: at least 1")
+        if cells.coded_width is not None and cells.coded_width > width:
+            raise ValueError(f"coded_width={cells.coded_width} allowed: 1 to {width}, the vectors' width")
+        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+        self._ranks = np.arange(num_items, dtype=np.int64) if tie_ranks is None else tie_ranks
+        centres = train_centres(vectors, cells.num_cells, seed=seed)
+        owner = assign(vectors, centres)
+        projection = None
+        if cells.coded_width is not None and cells.coded_width < width:
+            projection = principal_directions(vectors, centres, owner, width=cells.coded_width, seed=seed)
+        self.codes: CellCodes = encode(vectors, centres, owner, bits=cells.bits, projection=projection)
+        self._vectors = vectors if keep_vectors else None
+        library = load_kernels("quantized_scan") if native else None
+        self._native = None if library is None else NativeCells(library, self.codes, self._vectors, self._ranks)
+
+    @property
+    def num_items(self) -> int:
+        return self.codes.num_items
+
+    @property
+    def num_cells(self) -> int:
+        return self.codes.num_cells
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and cells; the vectors themselves belong to the caller."""
+        return self.codes.nbytes
+
+    def errors(self, queries: FloatMatrix) -> npt.NDArray[np.float64]:
+        """No score by code is farther from the exact product than this, per query (B, d): (B,)."""
+        codes = self.codes
+        norms = np.linalg.norm(queries.astype(np.float64), axis=1)
+        coded = queries if codes.projection is None else queries @ codes.projection
+        # A query's own codes are off by at most half a step per coordinate.
+        own = np.abs(coded).max(axis=1, initial=0).astype(np.float64) / 254 * codes.coded_width**0.5 * (1 + 2.0**-20)
+        largest_centre = float(np.linalg.norm(codes.centres.astype(np.float64), axis=1).max())
+        spread = 1.0 if codes.projection is None else codes.coded_width**0.5
+        largest_code = float(codes.code_norms.max())
+        rounding = (codes.width + 16) * 2.0**-24 * norms * (largest_centre + spread * largest_code)
+        return np.asarray(norms * float(codes.errors.max()) + own * largest_code + rounding)
+
+    def best(
+        self,
+        queries: FloatMatrix,
+        k: int,
+        *,
+        pool: int,
+        visit: Visit,
+        allowed: npt.NDArray[np.bool_] | None = None,
+        tolerances: npt.NDArray[np.float64] | None = None,
+    ) -> CellAnswer:
+        """The `k` best by exact product among the `pool` best by code: scores in float64.
+
+        Shapes: queries (B, d), allowed (X,) or (B, X). Products within `tolerances` (B,) of each other count as equal.
+        """
+        return self._search(
+            queries, allowed, tolerances, k=k, pool=max(k, pool), visit=visit, prove=False, rescore=True
+        )
+
+    def proven(
+        self,
+        queries: FloatMatrix,
+        k: int,
+        *,
+        allowed: npt.NDArray[np.bool_] | None = None,
+        tolerances: npt.NDArray[np.float64] | None = None,
+    ) -> CellAnswer:
+        """The exact `k` best: whatever a bound on its code's error doesn't rule out is evaluated exactly.
+
+        Cells whose radius rules all of theirs out aren't visited. Pays with 8 bits and h = d, where bounds are tight.
+        """
+        visit = Visit(probes=self.num_cells)
+        return self._search(queries, allowed, tolerances, k=k, pool=k, visit=visit, prove=True, rescore=True)
+
+    def pool(
+        self, queries: FloatMatrix, size: int, *, visit: Visit, allowed: npt.NDArray[np.bool_] | None = None
+    ) -> CellAnswer:
+        """The `size` best by code, with those scores."""
+        return self._search(queries, allowed, None, k=size, pool=size, visit=visit, prove=False, rescore=False)
+
+    def _search(
+        self,
+        queries: FloatMatrix,
+        allowed: npt.NDArray[np.bool_] | None,
+        tolerances: npt.NDArray[np.float64] | None,
+        *,
+        k: int,
+        pool: int,
+        visit: Visit,
+        prove: bool,
+        rescore: bool,
+    ) -> CellAnswer:
+        if rescore and self._vectors is None:
+            raise ValueError("exact products need keep_vectors=True")
+        num_queries, num_items = len(queries), self.num_items
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        k, pool = min(k, num_items), min(pool, num_items)
+        if allowed is None:
+            num_allowed = np.full(num_queries, num_items)
+        else:
+            allowed = np.ascontiguousarray(allowed)
+            num_allowed = np.broadcast_to(np.count_nonzero(allowed, axis=-1), num_queries).copy()
+        slack = np.zeros(num_queries) if tolerances is None else np.ascontiguousarray(tolerances, dtype=np.float64)
+        answer = CellAnswer(
+            rows=np.full((num_queries, k), -1),
+            scores=np.full((num_queries, k), -np.inf),
+            bounds=np.empty(num_queries),
+            touched=np.zeros((num_queries, 2), dtype=np.int64),
+        )
+        if self._native is None:
+            search_reference(
+                self.codes, self._vectors, self._ranks, queries, allowed, num_allowed, slack,
+                k=k, pool=pool, probes=visit.probes, reach=visit.reach, prove=prove, rescore=rescore,
+                out=(answer.rows, answer.scores, answer.bounds, answer.touched),
+            )  # fmt: skip
+        else:
+            self._native.search(
+                queries, allowed, num_allowed, slack,
+                k=k, pool=pool, probes=visit.probes, reach=visit.reach, prove=prove, rescore=rescore,
+                threads=torch.get_num_threads(),
+                out=(answer.rows, answer.scores, answer.bounds, answer.touched),
+            )  # fmt: skip
+        return answer

@@ -1,0 +1,237 @@
+"""Vectors as small integer codes in cells: k-means cells, and per item its residual in 8 or 4 bits per dimension.
+
+A cell's residuals x - centre share one step (scale), so a query's score is base + step * (an integer dot product) and
+the scan can compare integers. Wide vectors keep only the leading principal directions of their residuals, rotated at
+random among themselves so that all h coordinates vary alike and one step suits them all. Codes lie in blocks of 16
+items, 4 dimensions of all 16 per 64 bytes, as integer dot products want them. Nothing here knows queries or ids.
+
+Letters: X items, C cells, d width, h coded width.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+FloatMatrix = npt.NDArray[np.float32]
+LANES = 16
+_CHUNK_FLOATS = 1 << 22
+_ROUND_UP = 1 + 2.0**-12  # norms are taken in float32: they are stored no smaller than they are
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellCodes:
+    """X coded vectors in C cells, none empty.
+
+    Shapes: centres (C, d); projection (d, h) with orthonormal columns, None for the identity; scales, errors (largest
+    ||residual - decoded||), code_norms (largest ||decoded||), radii (largest ||residual||), spreads (root mean square
+    of ||residual||), counts of items: (C,) each; starts (C + 1,) in blocks of 16; rows (16 * blocks,), -1 beyond a
+    cell's end; codes (blocks, groups, 64) uint8.
+    """
+
+    bits: int
+    width: int
+    num_items: int
+    centres: FloatMatrix
+    projection: FloatMatrix | None
+    scales: npt.NDArray[np.float32]
+    errors: npt.NDArray[np.float32]
+    code_norms: npt.NDArray[np.float32]
+    radii: npt.NDArray[np.float32]
+    spreads: npt.NDArray[np.float32]
+    counts: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int32]
+    codes: npt.NDArray[np.uint8]
+
+    @property
+    def num_cells(self) -> int:
+        return len(self.centres)
+
+    @property
+    def zero(self) -> int:
+        """The code of 0."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.centres, self.scales, self.errors, self.code_norms, self.radii, self.spreads)
+        projection = 0 if self.projection is None else self.projection.nbytes
+        return projection + sum(array.nbytes for array in (*arrays, self.counts, self.starts, self.rows, self.codes))
+
+    @property
+    def coded_width(self) -> int:
+        return self.width if self.projection is None else self.projection.shape[1]
+
+    def cell_of_slots(self) -> npt.NDArray[np.int64]:
+        """The cell of each slot of `rows`."""
+        return np.repeat(np.arange(self.num_cells), LANES * np.diff(self.starts))
+
+    def integers(self) -> npt.NDArray[np.int32]:
+        """The codes minus `zero`, one row per slot of `rows`: (16 * blocks, h)."""
+        blocks, groups, _ = self.codes.shape
+        parts = self.codes.reshape(blocks, groups, LANES, 4)
+        if self.bits == 4:
+            parts = np.stack([parts & 15, parts >> 4], axis=2).reshape(blocks, 2 * groups, LANES, 4)
+        flat = parts.transpose(0, 2, 1, 3).reshape(blocks * LANES, -1)[:, : self.coded_width]
+        return flat.astype(np.int32) - self.zero
+
+
+def encode(
+    vectors: FloatMatrix,
+    centres: FloatMatrix,
+    cells: npt.NDArray[np.int64],
+    *,
+    bits: int,
+    projection: FloatMatrix | None = None,
+) -> CellCodes:
+    """Code the residuals of X vectors (X, d) from the centres (C, d) of their cells (X,); empty cells are left out.
+
+    `projection` (d, h) says which directions are coded (see `principal_directions`), None: all, as they are.
+
+    8 bits: a cell's step is its largest residual coordinate / 127. 4 bits: 0.335 of the coordinates' root mean square,
+    which loses least for a normal distribution of 16 levels (Max 1960), what lies beyond being cut off.
+    Memory: beside the result, chunks of 16 MB. Raises: ValueError for bits other than 4 and 8.
+    """
+    if bits not in (4, 8):
+        raise ValueError(f"bits={bits} allowed: 4, 8")
+    used, cells = np.unique(cells, return_inverse=True)
+    centres = np.ascontiguousarray(centres[used])
+    num_items, width = vectors.shape
+    counts = np.bincount(cells, minlength=len(used))
+    order = np.argsort(cells, kind="stable")
+    blocks = -(-counts // LANES)
+    starts = np.concatenate([[0], np.cumsum(blocks)]).astype(np.int64)
+    first = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    sorted_cells = cells[order]
+    slots = starts[sorted_cells] * LANES + np.arange(num_items) - first[sorted_cells]
+    rows = np.full(starts[-1] * LANES, -1, dtype=np.int32)
+    rows[slots] = order
+
+    chunk = max(1, _CHUNK_FLOATS // width)
+    largest, squares, kept_squares, radii = (np.zeros(len(used)) for _ in range(4))
+    for start in range(0, num_items, chunk):
+        residuals, owner = _residuals(vectors, centres, order, sorted_cells, slice(start, start + chunk))
+        square = (residuals**2).sum(axis=1, dtype=np.float64)
+        squares += np.bincount(owner, square, minlength=len(used))
+        np.maximum.at(radii, owner, np.sqrt(square))
+        kept = residuals if projection is None else residuals @ projection
+        kept_squares += np.bincount(owner, (kept**2).sum(axis=1), minlength=len(used))
+        np.maximum.at(largest, owner, np.abs(kept).max(axis=1))
+    coded_width = width if projection is None else projection.shape[1]
+    steps = largest / 127 if bits == 8 else 0.335 * np.sqrt(kept_squares / (counts * coded_width))
+    scales = np.where(steps > 0, steps, 1).astype(np.float32)
+
+    zero, top = 1 << (bits - 1), (1 << bits) - 1
+    per_byte = 8 // bits
+    groups = -(-coded_width // (4 * per_byte))
+    padded = np.full((starts[-1] * LANES, groups * 4 * per_byte), zero, dtype=np.uint8)
+    errors, code_norms = np.zeros(len(used)), np.zeros(len(used))
+    for start in range(0, num_items, chunk):
+        residuals, owner = _residuals(vectors, centres, order, sorted_cells, slice(start, start + chunk))
+        kept = residuals if projection is None else residuals @ projection
+        codes = np.clip(np.rint(kept / scales[owner, None]) + zero, 0, top)
+        decoded = (codes - zero) * scales[owner, None]
+        np.maximum.at(code_norms, owner, np.linalg.norm(decoded, axis=1))
+        whole = decoded if projection is None else decoded @ projection.T
+        np.maximum.at(errors, owner, np.linalg.norm(residuals - whole, axis=1))
+        padded[slots[start : start + chunk], :coded_width] = codes.astype(np.uint8)
+    parts = padded.reshape(-1, LANES, groups, per_byte, 4).transpose(0, 2, 3, 1, 4).reshape(-1, groups, per_byte, 64)
+    packed = parts[:, :, 0] if bits == 8 else parts[:, :, 0] | (parts[:, :, 1] << 4)
+    return CellCodes(
+        bits=bits,
+        width=width,
+        num_items=num_items,
+        centres=centres,
+        projection=projection,
+        scales=scales,
+        errors=_rounded_up(errors),
+        code_norms=_rounded_up(code_norms),
+        radii=_rounded_up(radii),
+        spreads=np.sqrt(squares / counts).astype(np.float32),
+        counts=counts,
+        starts=starts,
+        rows=rows,
+        codes=np.ascontiguousarray(packed),
+    )
+
+
+def train_centres(
+    vectors: FloatMatrix, num_cells: int, *, seed: int, sample_per_cell: int = 64, rounds: int = 10
+) -> FloatMatrix:
+    """Centres of `num_cells` cells (C, d) by Lloyd's k-means on a sample, fewer when there are fewer distinct rows.
+
+    Deterministic by seed. Cells that lose all their points take the place of a random point of the sample.
+    """
+    generator = np.random.default_rng(seed)
+    count = min(len(vectors), sample_per_cell * num_cells)
+    chosen = np.sort(generator.choice(len(vectors), size=count, replace=False))
+    sample = torch.from_numpy(np.ascontiguousarray(vectors[chosen]))
+    num_cells = min(num_cells, count)
+    centres = sample[torch.from_numpy(np.sort(generator.choice(count, size=num_cells, replace=False)))].clone()
+    for _ in range(rounds):
+        cells = _nearest(sample, centres)
+        sums = torch.zeros_like(centres).index_add_(0, cells, sample)
+        counts = torch.bincount(cells, minlength=num_cells)
+        lost = torch.nonzero(counts == 0)[:, 0]
+        centres = sums / counts.clamp(min=1)[:, None]
+        if len(lost):
+            centres[lost] = sample[torch.from_numpy(generator.choice(count, size=len(lost)))]
+    return np.asarray(centres.numpy())
+
+
+def principal_directions(
+    vectors: FloatMatrix, centres: FloatMatrix, cells: npt.NDArray[np.int64], *, width: int, seed: int
+) -> FloatMatrix:
+    """The `width` directions that residuals vary in most, turned at random among themselves: (d, width).
+
+    From up to 65,536 residuals. Measured on 135k MiniLM vectors (d 384, 384 cells, 4 bits; share of the exact top 100
+    within the best 300 by code): all 384 coordinates as they are .9946 in 192 bytes; 192 principal directions .9929
+    and those turned .9965 in 96 bytes.
+    """
+    generator = np.random.default_rng(seed)
+    count = min(len(vectors), 1 << 16)
+    chosen = np.sort(generator.choice(len(vectors), size=count, replace=False))
+    residuals = (vectors[chosen] - centres[cells[chosen]]).astype(np.float64)
+    _, directions = np.linalg.eigh(residuals.T @ residuals)
+    turn = np.linalg.qr(generator.standard_normal((width, width)))[0]
+    return np.ascontiguousarray((directions[:, ::-1][:, :width] @ turn).astype(np.float32))
+
+
+def assign(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]:
+    """The nearest centre of each vector: (X,)."""
+    targets = torch.from_numpy(centres)
+    cells = np.empty(len(vectors), dtype=np.int64)
+    step = max(1, _CHUNK_FLOATS // vectors.shape[1])
+    for start in range(0, len(vectors), step):
+        chunk = torch.from_numpy(np.array(vectors[start : start + step]))
+        cells[start : start + step] = _nearest(chunk, targets).numpy()
+    return cells
+
+
+def _nearest(vectors: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
+    half_squares = 0.5 * (centres * centres).sum(dim=1)
+    step = max(1, (16 << 20) // (4 * len(centres)))
+    parts = []
+    for start in range(0, len(vectors), step):
+        products = torch.addmm(-half_squares, vectors[start : start + step], centres.T)
+        # NumPy's argmax is vectorised, PyTorch's is not: it took four times the product's time.
+        parts.append(products.numpy().argmax(axis=1))
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _residuals(
+    vectors: FloatMatrix,
+    centres: FloatMatrix,
+    order: npt.NDArray[np.int64],
+    cells: npt.NDArray[np.int64],
+    chunk: slice,
+) -> tuple[FloatMatrix, npt.NDArray[np.int64]]:
+    """Residuals of a chunk of the items in cell order, and their cells."""
+    owner = cells[chunk]
+    return vectors[order[chunk]] - centres[owner], owner
+
+
+def _rounded_up(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    return (values * _ROUND_UP).astype(np.float32)

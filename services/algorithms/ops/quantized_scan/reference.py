@@ -1,0 +1,108 @@
+"""What a search of coded cells answers, in NumPy and float64: the definition `cpu.cpp` is tested against, and the
+fallback where no kernels were built. It decodes nothing it can avoid, but it visits cell by cell in Python.
+
+Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.ops.quantized_scan.cells import LANES, CellCodes, FloatMatrix
+
+_UNIT = 2.0**-24
+_CELLS_AT_ONCE = 16
+
+
+def search_reference(
+    codes: CellCodes,
+    vectors: FloatMatrix | None,
+    ranks: npt.NDArray[np.int64],
+    queries: FloatMatrix,
+    allowed: npt.NDArray[np.bool_] | None,
+    num_allowed: npt.NDArray[np.int64],
+    tolerances: npt.NDArray[np.float64],
+    *,
+    k: int,
+    pool: int,
+    probes: int,
+    reach: float,
+    prove: bool,
+    rescore: bool,
+    out: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.int64]],
+) -> None:
+    """Fill rows (B, n), scores (B, n), bounds (B,) and touched (B, 2), as `CellScan` says."""
+    integers = codes.integers().astype(np.float32)  # sums stay below 2^24, where float32 is exact
+    rows_out, scores_out, bounds_out, touched = out
+    largest_centre = np.linalg.norm(codes.centres, axis=1).max()
+    spread = 1.0 if codes.projection is None else codes.coded_width**0.5
+    for number, query in enumerate(queries):
+        norm = float(np.linalg.norm(query.astype(np.float64)))
+        coded = query if codes.projection is None else query @ codes.projection
+        unit = float(np.abs(coded).max(initial=0)) / 127 or 1.0
+        query_codes = np.clip(np.rint(coded / np.float32(unit)), -127, 127).astype(np.float32)
+        code_error = float(np.linalg.norm(coded - query_codes * unit))
+        rounding = (codes.width + 16) * _UNIT * norm * (largest_centre + spread * float(codes.code_norms.max()))
+        bases = codes.centres @ query
+        slacks = norm * codes.errors + code_error * codes.code_norms + rounding if prove else np.zeros(len(bases))
+        keys = bases + norm * codes.radii if prove else bases + reach * norm * codes.spreads
+        mask = None if allowed is None else allowed if allowed.ndim == 1 else allowed[number]
+        wanted = min(k if prove else pool, int(num_allowed[number]))
+        found_rows = np.empty(0, dtype=np.int64)
+        found, slack = np.empty(0), np.empty(0)
+        threshold = -np.inf
+        visited = np.zeros(codes.num_cells, dtype=bool)
+        scanned = 0
+        order = np.argsort(-keys, kind="stable")
+        for start in range(0, len(order) if wanted else 0, _CELLS_AT_ONCE):
+            cells = order[start : start + _CELLS_AT_ONCE]
+            if len(found) >= wanted:
+                if not prove:
+                    cells = cells[: max(0, probes - start)]
+                hopeless = keys[cells] + (rounding if prove else 0) < threshold
+                cells = cells[~hopeless] if prove or reach > 0 else cells
+            if not len(cells):
+                break
+            visited[cells] = True
+            slots = np.concatenate([np.arange(codes.starts[c] * LANES, codes.starts[c + 1] * LANES) for c in cells])
+            scanned += int(codes.counts[cells].sum())
+            owner = np.repeat(cells, LANES * (codes.starts[cells + 1] - codes.starts[cells]))
+            keep = codes.rows[slots] >= 0
+            if mask is not None:
+                keep &= mask[codes.rows[slots]]
+            slots, owner = slots[keep], owner[keep]
+            products = (integers[slots] @ query_codes) * unit * codes.scales[owner] + bases[owner]
+            found_rows = np.concatenate([found_rows, codes.rows[slots]])
+            found, slack = np.concatenate([found, products]), np.concatenate([slack, slacks[owner]])
+            if len(found) >= wanted:
+                lows = found - slack
+                threshold = np.partition(lows, len(lows) - wanted)[len(lows) - wanted]
+                keep = found + slack >= threshold
+                found_rows, found, slack = found_rows[keep], found[keep], slack[keep]
+        touched[number] = scanned, len(found) if rescore else 0
+        scores = found
+        if rescore and vectors is not None:
+            scores = vectors[found_rows].astype(np.float64) @ query.astype(np.float64)
+        rows, scores = _ordered(found_rows, scores, ranks, float(tolerances[number]) if rescore else 0.0)
+        size = min(k if rescore else pool, len(rows))
+        rows_out[number, :size], scores_out[number, :size] = rows[:size], scores[:size]
+        if len(found) == num_allowed[number] and (rescore or size == len(found)):
+            bounds_out[number] = -np.inf
+            continue
+        worst = threshold if rescore or not size else scores[size - 1]
+        error = norm * codes.errors.max() + code_error * codes.code_norms.max() + rounding
+        beyond = (bases + norm * codes.radii + rounding)[~visited]
+        bounds_out[number] = max(worst + error, beyond.max(initial=-np.inf))
+
+
+def _ordered(
+    rows: npt.NDArray[np.int64], scores: npt.NDArray[np.float64], ranks: npt.NDArray[np.int64], tolerance: float
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Best first; scores that a chain of steps of at most `tolerance` connects count as equal, and go by rank."""
+    order = np.lexsort((ranks[rows], -scores))
+    rows, scores = rows[order], scores[order]
+    if tolerance > 0 and len(rows) > 1:
+        starts = np.concatenate([[True], scores[:-1] - scores[1:] > tolerance])
+        group = np.cumsum(starts) - 1
+        order = np.lexsort((ranks[rows], group))
+        return rows[order], scores[starts][group]
+    return rows, scores
