@@ -18,7 +18,7 @@ _BLOCK_POINTS = 8_192
 
 
 def solve_codebooks(
-    targets: Targets, codes: Tensor, codebooks: Tensor, *, max_steps: int = 20, tolerance: float = 1e-4
+    targets: Targets, codes: Tensor, codebooks: Tensor, *, max_steps: int = 3, tolerance: float = 1e-3
 ) -> Tensor:
     """Codebooks (m, k, d / m) float32 of least loss for codes (X, m), begun from `codebooks`.
 

@@ -35,7 +35,7 @@ def encode(targets: Targets, codebooks: Tensor, start: Tensor | None = None) -> 
 def decode(codes: Tensor, codebooks: Tensor) -> Tensor:
     """Vectors (X, d) that codes (X, m) stand for, in the codebooks' dtype."""
     num_subspaces = len(codebooks)
-    return codebooks[torch.arange(num_subspaces), codes].reshape(len(codes), -1)
+    return codebooks[torch.arange(num_subspaces), codes].flatten(1)
 
 
 def _encode_block(targets: Targets, codebooks: Tensor, start: Tensor | None) -> Tensor:

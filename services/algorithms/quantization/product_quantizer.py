@@ -18,11 +18,14 @@ from torch import Tensor
 from services.algorithms.quantization.codebook_solve import solve_codebooks
 from services.algorithms.quantization.encoding import decode, encode
 from services.algorithms.quantization.k_means import product_k_means
+from services.algorithms.quantization.score_aware import ErrorWeights
 from services.algorithms.quantization.targets import (
     Targets,
     checked_points,
+    relative_weights,
     root_mean_square_norm,
     score_aware_targets,
+    training_targets,
 )
 from services.algorithms.states import FloatArray
 
@@ -30,8 +33,8 @@ CodeArray = npt.NDArray[np.uint8]
 
 DEFAULT_THRESHOLD = 0.2
 CODE_BITS = (4, 8)
-_TRAINING_POINTS_PER_CODEWORD = 256
-_MIN_TRAINING_POINTS = 32_768
+_TRAINING_POINTS_PER_CODEWORD = 128
+_MIN_TRAINING_POINTS = 8_192
 _ROUNDS = 10
 _SETTLED = 1e-3
 
@@ -72,19 +75,29 @@ class ProductQuantizer:
     def bits_per_point(self) -> int:
         return self.num_subspaces * self.code_bits
 
-    def encode(self, points: npt.NDArray[np.floating], *, centres: FloatArray | None = None) -> CodeArray:
+    def encode(
+        self,
+        points: npt.NDArray[np.floating],
+        *,
+        centres: FloatArray | None = None,
+        weights: ErrorWeights | None = None,
+    ) -> CodeArray:
         """Codes (X, m), one uint8 per subspace whatever the width of the code, of points (X, d).
 
         centres (X, d), where given, are each point's coarse centre: the codes then stand for point - centre, while
-        errors still weigh by the point's own direction. Zero vectors and points no longer than T are encoded by l2.
-        Raises: ValueError for another width or non-finite values.
+        errors still weigh by the point's own direction. `weights` replace those of the threshold. Zero vectors and
+        points no longer than T are encoded by l2.
+        Raises: ValueError for another width, non-finite values, or centres or weights of another length.
         """
         checked = checked_points(points, width=self.width)
         if len(checked) == 0:
             return np.empty((0, self.num_subspaces), dtype=np.uint8)
-        targets = score_aware_targets(
-            checked, threshold=self.threshold, scale=self.scale, centres=centres, all_may_be_short=True
-        )
+        _check_centres(centres, checked)
+        if weights is None:
+            weights = relative_weights(checked, threshold=self.threshold, scale=self.scale)
+        elif len(weights.ratio) != len(checked):
+            raise ValueError(f"weights are for {len(weights.ratio)} points; there are {len(checked)}")
+        targets = score_aware_targets(checked, weights, centres=centres)
         return encode(targets, torch.from_numpy(self.codebooks)).to(torch.uint8).numpy()
 
     def decode(self, codes: CodeArray) -> FloatArray:
@@ -104,13 +117,15 @@ def train_product_quantizer(
     threshold: float = DEFAULT_THRESHOLD,
     seed: int = 0,
     centres: FloatArray | None = None,
+    weights: ErrorWeights | None = None,
     on_step: Callable[[str, float], None] | None = None,
 ) -> ProductQuantizer:
     """Learn codebooks for points (X, d).
 
-    threshold is T as a share of the points' root mean square norm; 0 gives plain l2. `centres` (X, d) as in `encode`.
+    threshold is T as a share of the points' root mean square norm; 0 gives plain l2. `centres` (X, d) and
+    `weights` (quadrature_weights, measured_weights) as in `encode`, which then wants them too.
     `on_step` hears the mean loss after each step ("encode", "solve"). Equal points and seed give equal codebooks on one
-    machine. At most max(32,768, 256 k) points, drawn by seed, are used.
+    machine. At most max(8,192, 128 k) points, drawn by seed, are used.
     Raises: ValueError for d not divisible by m, code_bits other than 4 or 8, fewer points than codewords, non-finite
     or only zero vectors, T < 0, or no point longer than T.
     """
@@ -123,17 +138,26 @@ def train_product_quantizer(
     num_codewords = 1 << code_bits
     if len(checked) < num_codewords:
         raise ValueError(f"{len(checked)} points cannot train {num_codewords} codewords; at least as many are needed")
-    if centres is not None and centres.shape != checked.shape:
-        raise ValueError(f"centres has shape {centres.shape}; expected {checked.shape} as points")
+    _check_centres(centres, checked)
     scale = root_mean_square_norm(checked)
     generator = torch.Generator().manual_seed(seed)
-    most = max(_MIN_TRAINING_POINTS, _TRAINING_POINTS_PER_CODEWORD * num_codewords)
-    targets = score_aware_targets(checked, threshold=threshold, scale=scale, centres=centres)
-    if len(targets) > most:
-        targets = targets[torch.randperm(len(targets), generator=generator)[:most].sort().values]
+    targets = training_targets(
+        checked,
+        threshold=threshold,
+        scale=scale,
+        weights=weights,
+        centres=centres,
+        most=max(_MIN_TRAINING_POINTS, _TRAINING_POINTS_PER_CODEWORD * num_codewords),
+        generator=generator,
+    )
     codebooks = product_k_means(targets.vectors, num_subspaces, num_codewords, generator)
     codebooks = _refined(targets, codebooks, on_step)
     return ProductQuantizer(codebooks=codebooks.numpy(), threshold=threshold, scale=scale)
+
+
+def _check_centres(centres: FloatArray | None, points: FloatArray) -> None:
+    if centres is not None and centres.shape != points.shape:
+        raise ValueError(f"centres has shape {centres.shape}; expected {points.shape} as points")
 
 
 def _refined(targets: Targets, codebooks: Tensor, on_step: Callable[[str, float], None] | None) -> Tensor:

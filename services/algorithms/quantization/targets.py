@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.algorithms.quantization.score_aware import threshold_weights
+from services.algorithms.quantization.score_aware import ErrorWeights, threshold_weights
 from services.algorithms.states import FloatArray
 
 # Next to |x| = T eta has a pole, where float32 costs would lose the part across; such points hardly weigh anything.
@@ -73,39 +73,57 @@ def root_mean_square_norm(points: FloatArray) -> float:
     return scale
 
 
-def score_aware_targets(
-    points: FloatArray,
-    *,
-    threshold: float,
-    scale: float,
-    centres: FloatArray | None = None,
-    all_may_be_short: bool = False,
-) -> Targets:
-    """Targets of the score-aware loss with w(t) = 1[t >= T].
+def score_aware_targets(points: FloatArray, weights: ErrorWeights, *, centres: FloatArray | None = None) -> Targets:
+    """Targets of the score-aware loss for points (X, d) whose errors weigh as `weights` say.
 
-    Shapes: points (X, d); centres (X, d), each point's coarse centre, or None. `threshold` is T / `scale`.
-    A point with |x| <= T can never score above T, so it has weight 0 in training; what stands for it is chosen by plain
-    l2 (stiffness 0), which keeps a point that cannot matter from being overrated.
-    Raises: ValueError when no point is longer than T, unless `all_may_be_short` (a few points to encode).
+    centres (X, d) are each point's coarse centre, or None. A point with empty weights (|x| <= T) can never score above
+    T: it has weight 0 in training, and what stands for it is chosen by plain l2 (stiffness 0), which keeps a point that
+    cannot matter from being overrated.
     """
-    norms = np.linalg.norm(points.astype(np.float64), axis=1)
-    if points.shape[1] < 2:
-        weights, stiffness = (norms > threshold * scale).astype(np.float64), np.zeros_like(norms)
-    else:
-        found = threshold_weights(norms / scale, points.shape[1], threshold)
-        if found.empty.all() and not all_may_be_short:
-            raise ValueError(
-                f"threshold is {threshold} (in units of {scale:.4g}), and the longest point {norms.max() / scale:.4g}; "
-                "T must be below it, or no score can reach T"
-            )
-        heaviest = found.log_across.max()
-        weights = np.exp(found.log_across - heaviest) if np.isfinite(heaviest) else np.zeros_like(norms)
-        stiffness = np.minimum(found.ratio - 1, _MAX_STIFFNESS)
-    lengths = norms[:, None]
+    heaviest = weights.log_across.max(initial=-np.inf)
+    relative = np.exp(weights.log_across - heaviest) if np.isfinite(heaviest) else np.zeros(len(points))
+    stiffness = np.minimum(weights.ratio - 1, _MAX_STIFFNESS)
+    lengths = np.linalg.norm(points.astype(np.float64), axis=1)[:, None]
     directions = np.divide(points, lengths, out=np.zeros(points.shape), where=lengths > 0)
     return Targets(
         vectors=torch.from_numpy(points if centres is None else points - centres),
         directions=torch.from_numpy(directions.astype(np.float32)),
         stiffness=torch.from_numpy(stiffness.astype(np.float32)),
-        weights=torch.from_numpy(weights.astype(np.float32)),
+        weights=torch.from_numpy(relative.astype(np.float32)),
     )
+
+
+def relative_weights(points: FloatArray, *, threshold: float, scale: float) -> ErrorWeights:
+    """Exact weights for points (X, d) with T stated in units of `scale` (root_mean_square_norm of a training set)."""
+    norms = np.linalg.norm(points.astype(np.float64), axis=1)
+    return threshold_weights(norms / scale, points.shape[1], threshold)
+
+
+def training_targets(
+    points: FloatArray,
+    *,
+    threshold: float,
+    scale: float,
+    weights: ErrorWeights | None,
+    centres: FloatArray | None,
+    most: int,
+    generator: torch.Generator,
+) -> Targets:
+    """At most `most` targets, drawn by `generator`, with `weights` or the threshold's.
+
+    Raises: ValueError when no point has a weight, because none is longer than T.
+    """
+    if weights is None:
+        weights = relative_weights(points, threshold=threshold, scale=scale)
+    elif len(weights.ratio) != len(points):
+        raise ValueError(f"weights are for {len(weights.ratio)} points; there are {len(points)}")
+    if weights.empty.all():
+        longest = float(np.linalg.norm(points, axis=1).max()) / scale
+        raise ValueError(
+            f"threshold is {threshold} and the longest point {longest:.4g}, both in units of the root mean square norm "
+            f"{scale:.4g}; T must be below it, or no score can reach T"
+        )
+    targets = score_aware_targets(points, weights, centres=centres)
+    if len(targets) <= most:
+        return targets
+    return targets[torch.randperm(len(targets), generator=generator)[:most].sort().values]

@@ -19,8 +19,10 @@ from services.algorithms.quantization.k_means import product_k_means
 from services.algorithms.quantization.targets import (
     Targets,
     checked_points,
+    relative_weights,
     root_mean_square_norm,
     score_aware_targets,
+    training_targets,
 )
 from services.algorithms.states import FloatArray
 
@@ -44,8 +46,8 @@ class VectorQuantizer:
         checked = checked_points(points, width=self.centres.shape[1])
         if len(checked) == 0:
             return np.empty(0, dtype=np.int64)
-        targets = score_aware_targets(checked, threshold=self.threshold, scale=self.scale, all_may_be_short=True)
-        return _assigned(targets, torch.from_numpy(self.centres)).numpy()
+        weights = relative_weights(checked, threshold=self.threshold, scale=self.scale)
+        return _assigned(score_aware_targets(checked, weights), torch.from_numpy(self.centres)).numpy()
 
 
 def train_vector_quantizer(
@@ -66,11 +68,16 @@ def train_vector_quantizer(
     if not 1 <= num_centres <= len(checked):
         raise ValueError(f"num_centres is {num_centres}; it must be from 1 to the number of points, {len(checked)}")
     scale = root_mean_square_norm(checked)
-    targets = score_aware_targets(checked, threshold=threshold, scale=scale)
     generator = torch.Generator().manual_seed(seed)
-    most = max(_MIN_TRAINING_POINTS, _TRAINING_POINTS_PER_CENTRE * num_centres)
-    if len(targets) > most:
-        targets = targets[torch.randperm(len(targets), generator=generator)[:most].sort().values]
+    targets = training_targets(
+        checked,
+        threshold=threshold,
+        scale=scale,
+        weights=None,
+        centres=None,
+        most=max(_MIN_TRAINING_POINTS, _TRAINING_POINTS_PER_CENTRE * num_centres),
+        generator=generator,
+    )
     centres = product_k_means(targets.vectors, 1, num_centres, generator)[0]
     if threshold > 0:
         centres = _refined(targets, centres, on_step or (lambda name, loss: None))
