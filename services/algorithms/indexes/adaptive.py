@@ -176,18 +176,28 @@ class _Growth:
         while len(open_):
             members = open_
             scan = self._index.scan(_take(self._queries, members), _AHEAD * size, _take_mask(self._allowed, members))
+            deepest = scan.bounds(scan.depth, np.full(len(members), np.inf))
+            hopeless: list[int] = []
             while len(open_) and size <= scan.depth:
                 self._score(scan, members, open_, size)
                 bounds = scan.bounds(size, self._kth_scores(members, open_))
-                open_ = np.array(
-                    [query for query in open_.tolist() if not self._done(scan, members, query, size, bounds)],
-                    dtype=np.int64,
-                )
+                growing: list[int] = []
+                for query in open_.tolist():
+                    place = int(np.searchsorted(members, query))
+                    if self._done(scan, place, query, size, bounds[place]):
+                        continue
+                    # What even the deepest pool of this scan leaves out is above the K-th score by more than allowed:
+                    # the pools between need no scores.
+                    skip = self._prove and deepest[place] - self._kth_score(query) > self._gap
+                    largest = len(scan.pool(place, scan.depth)) if skip else len(self.rows[query])
+                    self.too_large[query] = 2 * size > num_items or 2 * largest > _LARGE_POOL * num_items
+                    if not self.too_large[query]:
+                        (hopeless if skip else growing).append(query)
+                open_ = np.array(growing, dtype=np.int64)
                 size *= 2
-                self.too_large[open_] = [
-                    size > num_items or 2 * len(self.rows[query]) > _LARGE_POOL * num_items for query in open_
-                ]
-                open_ = open_[~self.too_large[open_]]
+            if hopeless:
+                open_ = np.union1d(open_, np.array(hopeless, dtype=np.int64))
+                size = max(size, 2 * scan.depth)
             self.first_stage_s += scan.seconds
 
     def _score(self, scan: PoolScan, members: Indices, open_: Indices, size: int) -> None:
@@ -216,9 +226,8 @@ class _Growth:
             return np.nan
         return float(np.partition(scores, len(scores) - self._k)[len(scores) - self._k] - self._error[query])
 
-    def _done(self, scan: PoolScan, members: Indices, query: int, size: int, bounds: Scores) -> bool:
-        place = int(np.searchsorted(members, query))
-        self.bounds[query] = bound = bounds[place]
+    def _done(self, scan: PoolScan, place: int, query: int, size: int, bound: float) -> bool:
+        self.bounds[query] = bound
         kth = self._kth_score(query)
         if bound == -np.inf or bound < kth or (self._gap > 0 and bound - kth <= self._gap):
             return True
