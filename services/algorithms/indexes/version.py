@@ -127,8 +127,11 @@ def pool_of_version(
         bounds, passes = pool.bounds.copy(), pool.passes
         rows = [row[row >= 0] for row in pool.item_indices]
         scores = [row[: len(kept)] for row, kept in zip(pool.scores, rows, strict=True)]
+        started = time.perf_counter()
         if delta:
             scores = [found.astype(np.float64) for found in segment.scorer.scores_at(queries, rows)]
+            sizes = np.array([len(row) for row in rows], dtype=np.int64)
+            passes = (*passes, Pass("full", time.perf_counter() - started, sizes))
         error = segment.scorer.error_bounds(queries)
         parts.append(PartialAnswer(segment=segment, found=list(zip(rows, scores, strict=True)), error=error))
     started = time.perf_counter()
