@@ -82,6 +82,18 @@ def test_scores_of_chosen_items_are_the_same_in_any_order_and_number(name: str, 
         assert np.abs(precise[query] - exact[query, chosen]).max(initial=0) <= 2 * bounds[query]
 
 
+@every_backend
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 10_000, 2, 3, 5, 1)])
+def test_the_largest_norms_are_those_of_the_items(name: str, shape: tuple[int, ...]) -> None:
+    _, count, p_q, p_x, d, hidden = shape
+    rng = np.random.default_rng(count)
+    components = (np.exp(rng.normal(size=(count, 1, 1))) * rng.normal(size=(count, p_x, d))).astype(np.float32)
+    gate = make_pair_gate(rng, p_q * p_x, hidden)
+    wanted = np.linalg.norm(components.astype(np.float64), axis=-1).max(axis=0)
+    found = backend(name, ItemStates(components=components), gate).largest_norms()
+    assert np.abs(found / wanted - 1).max() < 1e-14
+
+
 @pytest.mark.parametrize("tile_bytes", [600, 4096, 1 << 20])
 def test_every_tiling_of_the_fallback_equals_the_formula(tile_bytes: int) -> None:
     for shape in SHAPES[:5]:

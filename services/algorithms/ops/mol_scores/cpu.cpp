@@ -9,6 +9,7 @@
 // d component width, G gate hidden width.
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <new>
 #include <type_traits>
@@ -464,6 +465,36 @@ void freshet_mol_scores_at(const FreshetMolProblem* problem, const int64_t* rows
 void freshet_mol_scores_at_float64(const FreshetMolProblem* problem, const int64_t* rows, const int64_t* offsets,
                                    double* out) {
     scores_at(*problem, rows, offsets, out);
+}
+
+// The largest norm over all items of each of the P_x components, summed in float64: norms (P_x,).
+void freshet_largest_norms(const float* components, int64_t num_items, int64_t parts, int64_t width, int64_t threads,
+                           double* norms) {
+    constexpr int64_t kItems = 4096;
+    std::vector<double> squares(threads * parts, 0.0);
+    parallel_tiles((num_items + kItems - 1) / kItems, static_cast<int>(threads), [&](int64_t tile, int worker) {
+        const int64_t end = std::min(num_items, (tile + 1) * kItems);
+        for (int64_t row = tile * kItems * parts; row < end * parts; ++row) {
+            const float* values = components + row * width;
+            Doubles sums = {};
+            double square = 0;
+            int64_t i = 0;
+            for (; i + kLanes / 2 <= width; i += kLanes / 2) {
+                const Doubles value = load_as<double>(values + i);
+                sums += value * value;
+            }
+            for (; i < width; ++i) square += static_cast<double>(values[i]) * values[i];
+            for (int lane = 0; lane < kLanes / 2; ++lane) square += sums[lane];
+            double& largest = squares[worker * parts + row % parts];
+            largest = std::max(largest, square);
+        }
+    });
+    for (int64_t part = 0; part < parts; ++part) {
+        double largest = 0;
+        for (int64_t worker = 0; worker < threads; ++worker)
+            largest = std::max(largest, squares[worker * parts + part]);
+        norms[part] = std::sqrt(largest);
+    }
 }
 
 // out[i] = exp(in[i]) for in <= 0 (function 0), saturated exp (1) or SiLU (2): so that tests reach vector.hpp.

@@ -100,6 +100,14 @@ class NativeScores:
             self._library.freshet_mol_scores_at_float64(problem, address(flat), address(offsets), address(out))
         return [out[start:stop] for start, stop in pairwise(offsets)]
 
+    def largest_norms(self) -> npt.NDArray[np.float64]:
+        """The largest norm over all items of each component: (P_x,)."""
+        num_items, parts, width = self._components.shape
+        norms = np.zeros(parts)
+        sizes = (num_items, parts, width, torch.get_num_threads())
+        self._library.freshet_largest_norms(address(self._components), *map(ctypes.c_int64, sizes), address(norms))
+        return norms
+
     def _flatten(self, rows: Sequence[Rows]) -> tuple[Rows, Rows]:
         """All rows in one array and where each query's begin: (N,), (B + 1,)."""
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
