@@ -35,6 +35,7 @@ class DeviceQueries:
     Shapes: components (B, P_q, d) and gate (B, P) float32, pair p_q * P_x + p_x; half (B, P_q, d) and half_gate
     (B, P as the kernel rounds it) as the kernel reads them; errors (B, 4): base, the bound on |score - exact| of
     the plain pass, or what `kernel_error` says of the kernel; double_error (B,) float64: the same for float64 scores.
+    `half_fits`: first stages may use half precision; `fused`: scores come from the kernel.
     """
 
     components: torch.Tensor
@@ -43,6 +44,7 @@ class DeviceQueries:
     half_gate: torch.Tensor
     errors: torch.Tensor
     double_error: torch.Tensor
+    half_fits: bool
     fused: bool
 
     def __len__(self) -> int:
@@ -64,11 +66,11 @@ class DeviceScorer:
         *,
         device: torch.device,
         precision: Precision = "float16",
-        fused: bool | None = None,
+        kernels: bool | None = None,
         chunk_bytes: int = 64 << 20,
     ) -> None:
-        """Copy X items. `precision` is the kernel's operands', whose error the bounds carry; `fused` says whether to
-        use the kernel: by default on a CUDA card, for more than one pair. `chunk_bytes` bounds every intermediate of
+        """Copy X items. `precision` is the kernel's operands', whose error the bounds carry; `kernels` says whether
+        they run: by default on a CUDA card. `chunk_bytes` bounds every intermediate of
         the plain passes, and the kernel's for wide components.
 
         float16 errs 8 times less than bfloat16 at the same speed and holds values up to 65,504; searches whose values
@@ -85,22 +87,22 @@ class DeviceScorer:
         self.pair_gate, self.device, self.precision = pair_gate, device, precision
         self.gated = items.gate is not None
         self._chunk_bytes = chunk_bytes
-        self.fused = (device.type == "cuda" if fused is None else fused) and self.num_pairs > 1
+        self.kernels = device.type == "cuda" if kernels is None else kernels
         self.components = torch.from_numpy(np.array(items.components)).to(device)
         self.gate = None if items.gate is None else torch.from_numpy(np.array(items.gate)).to(device)
         self.magnitudes, self.gate_range, stored = _statistics(items, _half(precision))
         self._weights = None if pair_gate is None else _weights(pair_gate, device, torch.float32)
         self._weights_float64 = None if pair_gate is None else _weights(pair_gate, device, torch.float64)
         self._error = KernelErrorModel(stored, pair_gate, precision=precision)
-        # Half precision also serves first stages, with the bound on cosines that follows from `stored`.
-        self.stored = stored
-        self.half = self.components.to(_half(precision)) if device.type == "cuda" or self.fused else None
+        # Half precision also serves first stages, with the bound on cosines that follows from its residuals.
+        self.half: torch.Tensor | None = None
+        if self.kernels and float(self.magnitudes.norms.max()) <= LARGEST[precision]:
+            self.half = self.components.to(_half(precision))
         self._fused: FusedItems | None = None
-        if self.fused:
+        if self.half is not None and self.num_pairs > 1:
             # Imported only where kernels run: Triton is no requirement of a machine without a card.
             from services.algorithms.ops.mol_scores import fused as launcher
 
-            assert self.half is not None
             self._fused = launcher.FusedItems(
                 self.half, self.gate, pair_gate, query_components=self.num_query_components, chunk_bytes=chunk_bytes
             )
@@ -134,7 +136,8 @@ class DeviceScorer:
         base = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32) + double_error
         errors = np.zeros((len(queries), 4), dtype=np.float32)
         errors[:, 0] = np.nextafter((base * (1 + 2**-22)).astype(np.float32), np.float32(np.inf))
-        fused = self.fused and bool(torch.isfinite(half).all())
+        half_fits = self.half is not None and bool(torch.isfinite(half).all())
+        fused = self._fused is not None and half_fits
         if fused:
             found = self._error.bounds(queries, half.float().numpy(), also=double_error)
             fused = bool((found.largest_half <= LARGEST[self.precision]).all() and np.isfinite(found.terms).all())
@@ -153,8 +156,16 @@ class DeviceScorer:
             half_gate=half_gate.to(self.device),
             errors=to_device(errors),
             double_error=to_device(double_error),
+            half_fits=half_fits,
             fused=fused,
         )
+
+    def cosine_errors(self, queries: QueryStates, prepared: DeviceQueries) -> npt.NDArray[np.float64]:
+        """Bound the error of a cosine between vectors as first stages read them, for every item: (B, P)."""
+        if prepared.half_fits:
+            return self._error.cosine_errors(queries, prepared.half.float().cpu().numpy())
+        unit = (self.width + 1) * rounding.FLOAT32 * 1.01
+        return np.asarray(unit * rounding.cosine_magnitudes(queries, self.magnitudes))
 
     def bounds(
         self,

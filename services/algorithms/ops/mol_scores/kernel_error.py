@@ -76,19 +76,9 @@ class KernelErrorModel:
     ) -> KernelError:
         """The numbers for queries whose components are stored as `stored` (B, P_q, d); `also` (B,) goes into base."""
         items = self._items
-        exact = queries.components.astype(np.float64)
-        half = stored.astype(np.float64)
-        norms = np.linalg.norm(half, axis=-1)
-        residuals = np.linalg.norm(exact - half, axis=-1)
-        stored_norms = items.norms + items.residuals
-        pairs = (len(exact), exact.shape[1] * len(items.norms))
-        cosine = (norms[:, :, None] * stored_norms).reshape(pairs)
-        sums = (items.width + 4) * _SUM
-        cosine_error = (
-            residuals[:, :, None] * items.norms
-            + norms[:, :, None] * items.residuals
-            + sums * norms[:, :, None] * stored_norms
-        ).reshape(pairs)
+        exact, half = queries.components.astype(np.float64), stored.astype(np.float64)
+        cosine, cosine_error = self._cosines(exact, half)
+        pairs, sums = cosine.shape, (items.width + 4) * _SUM
         constant = np.full(len(exact), 2.0**-20)
         per_cosine, per_hidden = np.zeros(len(exact)), 0.0
         largest_half = cosine.max(axis=1, initial=0)
@@ -117,6 +107,21 @@ class KernelErrorModel:
         columns = [base + also, constant, per_cosine, np.full(len(exact), per_hidden)]
         terms = (_SECOND_ORDER * np.stack(columns, axis=1)).astype(np.float32)
         return KernelError(terms=np.nextafter(terms, np.float32(np.inf)), largest_half=largest_half)
+
+    def cosine_errors(self, queries: QueryStates, stored: npt.NDArray[np.float32]) -> DoubleArray:
+        """Bound the error of a cosine of stored vectors, for every item: (B, P)."""
+        return self._cosines(queries.components.astype(np.float64), stored.astype(np.float64))[1] * _SECOND_ORDER
+
+    def _cosines(self, exact: DoubleArray, half: DoubleArray) -> tuple[DoubleArray, DoubleArray]:
+        """|cosine| as computed and its error: components exact and stored (B, P_q, d) -> (B, P) each."""
+        items = self._items
+        norms = np.linalg.norm(half, axis=-1)[:, :, None]
+        residuals = np.linalg.norm(exact - half, axis=-1)[:, :, None]
+        stored_norms = items.norms + items.residuals
+        error = residuals * items.norms + norms * items.residuals
+        error += (items.width + 4) * _SUM * norms * stored_norms
+        pairs = (len(exact), exact.shape[1] * len(items.norms))
+        return (norms * stored_norms).reshape(pairs), error.reshape(pairs)
 
 
 class _Network:

@@ -42,7 +42,7 @@ def test_bounds_enclose_the_exact_score_and_their_middle_is_close_to_it(
     shape: tuple[int, ...], precision: Precision, kernel_device: torch.device
 ) -> None:
     queries, items, gate, exact = scene(shape, 1)
-    scorer = DeviceScorer(items, gate, device=kernel_device, precision=precision, fused=True)
+    scorer = DeviceScorer(items, gate, device=kernel_device, precision=precision, kernels=True)
     prepared = scorer.prepare(queries)
     assert prepared.fused
     upper, lower = (found.cpu().double().numpy() for found in scorer.bounds(prepared))
@@ -85,7 +85,7 @@ def test_bounds_hold_whatever_the_gates(
     if gates == "network":
         queries, items = QueryStates(components=queries.components), ItemStates(components=items.components)
     exact = mol_scores_reference(queries, items, pair_gate).numpy()
-    scorer = DeviceScorer(items, pair_gate, device=kernel_device, precision=precision, fused=True)
+    scorer = DeviceScorer(items, pair_gate, device=kernel_device, precision=precision, kernels=True)
     upper, lower = (found.cpu().double().numpy() for found in scorer.bounds(scorer.prepare(queries)))
     assert (lower <= exact).all()
     assert (exact <= upper).all()
@@ -96,7 +96,7 @@ def test_rows_are_scored_as_in_the_whole_catalogue_and_no_row_is_no_item(
     shape: tuple[int, ...], kernel_device: torch.device
 ) -> None:
     queries, items, gate, _ = scene(shape, 2)
-    scorer = DeviceScorer(items, gate, device=kernel_device, fused=True)
+    scorer = DeviceScorer(items, gate, device=kernel_device, kernels=True)
     prepared = scorer.prepare(queries)
     upper, lower = scorer.bounds(prepared)
     rows = torch.randint(shape[1], (shape[0], 70), generator=torch.Generator().manual_seed(2)).to(kernel_device)
@@ -115,7 +115,7 @@ def test_what_is_not_allowed_scores_nothing_and_a_group_has_its_best(
     per_query: bool, kernel_device: torch.device
 ) -> None:
     queries, items, gate, _ = scene((3, 200, 4, 2, 8, 16), 3)
-    scorer = DeviceScorer(items, gate, device=kernel_device, fused=True)
+    scorer = DeviceScorer(items, gate, device=kernel_device, kernels=True)
     prepared = scorer.prepare(queries)
     allowed = (torch.rand(3 if per_query else 1, 200, generator=torch.Generator().manual_seed(3)) < 0.3).byte()
     allowed[:, 64:128] = 0
@@ -131,7 +131,7 @@ def test_what_is_not_allowed_scores_nothing_and_a_group_has_its_best(
 
 def test_wide_components_in_small_chunks_score_as_in_one(kernel_device: torch.device) -> None:
     queries, items, gate, exact = scene((2, 200, 4, 4, 768, 16), 4)
-    scorer = DeviceScorer(items, gate, device=kernel_device, fused=True, chunk_bytes=64 * 2 * 32 * 4)
+    scorer = DeviceScorer(items, gate, device=kernel_device, kernels=True, chunk_bytes=64 * 2 * 32 * 4)
     prepared = scorer.prepare(queries)
     upper, lower = (found.cpu().double().numpy() for found in scorer.bounds(prepared))
     assert (lower <= exact).all()
@@ -141,7 +141,7 @@ def test_wide_components_in_small_chunks_score_as_in_one(kernel_device: torch.de
 
 def test_no_queries_make_no_bounds(kernel_device: torch.device) -> None:
     queries, items, gate, _ = scene((1, 9, 4, 2, 8, 16), 5)
-    scorer = DeviceScorer(items, gate, device=kernel_device, fused=True)
+    scorer = DeviceScorer(items, gate, device=kernel_device, kernels=True)
     none = QueryStates(components=queries.components[:0], gate=None if queries.gate is None else queries.gate[:0])
     assert scorer.bounds(scorer.prepare(none))[0].shape == (0, 9)
 
@@ -150,7 +150,7 @@ def test_values_that_half_precision_cannot_hold_take_the_plain_pass(kernel_devic
     queries, items, gate, _ = scene((2, 40, 4, 2, 8, 16), 6)
     items = ItemStates(components=1e5 * items.components, gate=items.gate)
     exact = mol_scores_reference(queries, items, gate).numpy()
-    scorer = DeviceScorer(items, gate, device=kernel_device, fused=True)
+    scorer = DeviceScorer(items, gate, device=kernel_device, kernels=True)
     prepared = scorer.prepare(queries)
     assert not prepared.fused
     upper, lower = (found.cpu().double().numpy() for found in scorer.bounds(prepared))

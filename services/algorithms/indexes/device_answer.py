@@ -1,0 +1,81 @@
+"""The last step of every algorithm on a device: the exact top K of a pool, or of everything, from certified bounds.
+
+A fast pass bounds every score from above and below; the K-th largest lower bound is a threshold that K items reach,
+and whoever's upper bound reaches it is evaluated in float64. What float64 cannot tell apart is ordered by item id.
+Nothing here waits for the device, so the whole step can be captured in a CUDA graph; the number of items to evaluate
+is therefore fixed in advance (`capacity`), and the caller asks again with more room where it was too small.
+
+Letters: B queries, X items, n pool size, K results.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from services.algorithms.ops.grouped_top_k.device import at_least
+from services.algorithms.ops.mol_scores.device import DeviceQueries, DeviceScorer
+
+_GROUP, _GROUPS_PER_RESULT = 64, 4  # lower bounds per 64 items suffice where that leaves many more than K of them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceAnswer:
+    """The exact top K of B pools, on the device.
+
+    Shapes: rows (B, K') int64 and scores (B, K') float64, -1 and -inf beyond a smaller pool; kth_scores (B,): the K-th
+    exact score is at least this, -inf where a pool held fewer; evaluated (B,): items that float64 had to decide, where
+    above `capacity` the answer is void.
+    """
+
+    rows: torch.Tensor
+    scores: torch.Tensor
+    kth_scores: torch.Tensor
+    evaluated: torch.Tensor
+
+
+def exact_answer(
+    scorer: DeviceScorer,
+    queries: DeviceQueries,
+    ranks: torch.Tensor,
+    pool: torch.Tensor | None,
+    allowed: torch.Tensor | None,
+    *,
+    k: int,
+    capacity: int,
+) -> DeviceAnswer:
+    """The top `k` of distinct rows `pool` (B, n), -1 for none, or of all items; `allowed` (1 or B, X) uint8."""
+    count = scorer.num_items if pool is None else pool.shape[1]
+    grouped = pool is None and queries.fused and count // _GROUP >= _GROUPS_PER_RESULT * k
+    upper, lower = scorer.bounds(queries, rows=pool, allowed=allowed, grouped=grouped)
+    if lower.shape[1] < k:
+        thresholds = torch.full((len(lower),), -torch.inf, device=lower.device)
+    else:
+        thresholds = torch.topk(lower, k, dim=1, sorted=False).values.amin(dim=1)
+    places, evaluated = at_least(upper, thresholds, capacity, fused=scorer.kernels)
+    rows = places if pool is None else torch.where(places >= 0, pool.gather(1, places.clamp_min(0)), -1)
+    scores = scorer.scores_float64(queries, rows)
+    ordered_rows, ordered, raw = _in_order(rows, scores, ranks, 2 * queries.double_error)
+    wanted = min(k, scorer.num_items)
+    kth_scores = torch.full((len(rows),), -torch.inf, dtype=torch.float64, device=rows.device)
+    if k <= capacity:
+        kth_scores = raw[:, k - 1] - queries.double_error
+    return DeviceAnswer(
+        rows=ordered_rows[:, :wanted], scores=ordered[:, :wanted], kth_scores=kth_scores, evaluated=evaluated
+    )
+
+
+def _in_order(
+    rows: torch.Tensor, scores: torch.Tensor, ranks: torch.Tensor, tolerance: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows and scores (B, n) by (-score, rank), and the sorted scores as they were; see `order_by_score_then_id`."""
+    rank = torch.where(rows >= 0, ranks[rows.clamp_min(0)], len(ranks))
+    order = torch.argsort(scores, dim=1, descending=True, stable=True)
+    raw, rows, rank = scores.gather(1, order), rows.gather(1, order), rank.gather(1, order)
+    new_group = torch.ones_like(rows, dtype=torch.bool)
+    # -inf minus -inf is no number and makes no new group.
+    new_group[:, 1:] = raw[:, :-1] - raw[:, 1:] > tolerance[:, None]
+    places = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+    starts = torch.cummax(torch.where(new_group, places, 0), dim=1).values
+    group = new_group.cumsum(dim=1)
+    order = torch.argsort(group * (len(ranks) + 1) + rank, dim=1)
+    return rows.gather(1, order), raw.gather(1, starts), raw

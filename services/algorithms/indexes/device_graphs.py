@@ -1,0 +1,82 @@
+"""CUDA graphs of searches: a small batch is some forty launches, which a graph replays as one.
+
+A graph is captured the second time that a call of the same key is made, so that what happens once costs no capture,
+and the least recently used ones make room. Where there is no CUDA card every call simply runs. Callers hold a lock:
+a replay writes into tensors that belong to the graph.
+
+Letters: B queries.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import torch
+
+from services.algorithms.ops.mol_scores.device import DeviceQueries
+
+Output = TypeVar("Output")
+_MAX_QUERIES = 64  # above, kernels run longer than launches take
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured(Generic[Output]):
+    graph: "torch.cuda.CUDAGraph"
+    queries: DeviceQueries
+    output: Output
+
+
+class CapturedCalls(Generic[Output]):
+    """Functions of B queries, captured per key."""
+
+    def __init__(self, *, max_graphs: int) -> None:
+        """`max_graphs` bounds what is kept; every graph holds the intermediates of its call. 0: never capture."""
+        self._max_graphs = max_graphs
+        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, _Captured[Output]] = OrderedDict()
+
+    def __call__(self, key: Hashable, queries: DeviceQueries, function: Callable[[DeviceQueries], Output]) -> Output:
+        """`function(queries)`, whose tensors are valid until the next call."""
+        suits = queries.components.device.type == "cuda" and 0 < len(queries) <= _MAX_QUERIES
+        if not suits or not self._max_graphs:
+            return function(queries)
+        key = (key, len(queries), queries.fused, queries.half_fits)
+        captured = self._graphs.get(key)
+        if captured is None:
+            if key not in self._seen:
+                self._seen[key] = None
+                if len(self._seen) > 4 * self._max_graphs:
+                    self._seen.popitem(last=False)
+                return function(queries)
+            captured = self._capture(queries, function)
+            self._graphs[key] = captured
+            if len(self._graphs) > self._max_graphs:
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(key)
+        for mine, given in zip(captured.queries.tensors(), queries.tensors(), strict=True):
+            mine.copy_(given)
+        captured.graph.replay()
+        return captured.output
+
+    def _capture(self, queries: DeviceQueries, function: Callable[[DeviceQueries], Output]) -> _Captured[Output]:
+        own = replace(
+            queries,
+            components=queries.components.clone(),
+            gate=None if queries.gate is None else queries.gate.clone(),
+            half=queries.half.clone(),
+            half_gate=queries.half_gate.clone(),
+            errors=queries.errors.clone(),
+            double_error=queries.double_error.clone(),
+        )
+        # Once outside the graph, on the stream that captures: libraries set up their workspaces at first use.
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function(own)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            output = function(own)
+        return _Captured(graph, own, output)
