@@ -1,0 +1,190 @@
+"""Exact top-K in two passes: a certified bound drops nearly every item, the rest is scored in full.
+
+A first pool, the best by averaged components, is scored; its K-th best s, less every rounding, is a proven threshold.
+The bound pass keeps whatever might reach it, and `rescoring` settles those: float32, then float64 within reach. That
+is the paper's Algorithm 1 with a better threshold (the pool's K-th best, not its least) and, in all strategies but the
+first, with bounds on the gates, too. docs/decisions/006-exact-top-k.md has the proof and the measurements.
+
+Letters: B queries, X items, P_q, P_x components, P = P_q * P_x, d component width, K results, N pool size.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.protocol import (
+    EXACT,
+    Indices,
+    Mask,
+    Pass,
+    Pool,
+    TopK,
+    check_request,
+    check_tie_ranks,
+    empty_answer,
+)
+from services.algorithms.indexes.ranking import best_rows
+from services.algorithms.indexes.rescoring import finish
+from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, best_averages
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+# At the Books shape (K = 100) a pool of 1,000 finds a threshold within 0.005 of the exact K-th score.
+_LEAST_POOL = 1_000
+_POOL_PER_RESULT = 4
+# Items at and just below the K-th place: where gates are bounded best is where it matters.
+_CENTRE_ITEMS = 64
+# Whatever BruteForce re-evaluates in float64 survives here as well, so that even ties come out the same.
+_REACH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What the pool tells: its rows and float32 scores per query, thresholds (B,) and centres (B, P)."""
+
+    pools: list[Indices]
+    scores: list[npt.NDArray[np.float32]]
+    thresholds: npt.NDArray[np.float64]
+    centres: npt.NDArray[np.float64]
+
+
+class _TwoPass:
+    """What the strategies share. Certificate: always exact."""
+
+    name: str
+    _low_precision: bool
+    _by_gates: bool
+
+    def __init__(
+        self,
+        items: ItemStates | MolScorer,
+        pair_gate: PairGate | None = None,
+        *,
+        tie_ranks: npt.NDArray[np.integer] | None = None,
+    ) -> None:
+        """Prepare X items; `tie_ranks` (X,) is each item's place in id order (the row number when not given).
+
+        A MolScorer is shared, not copied. Raises: ValueError for an empty index or shapes that disagree.
+        """
+        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
+        self._ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
+        self._averages = AverageItems(self.scorer)
+        self._bounds = BoundPass(self.scorer, low_precision=self._low_precision, by_gates=self._by_gates)
+
+    @property
+    def num_items(self) -> int:
+        return self.scorer.num_items
+
+    @property
+    def nbytes(self) -> int:
+        return self.scorer.nbytes + int(self._ranks.nbytes) + self._averages.nbytes + self._bounds.nbytes
+
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+        """The exact top `k` among the allowed items. See `Index.search`."""
+        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.scorer.check(queries)
+        pools, scores, _, passes = self._reaching(queries, k, allowed)
+        answer = finish(self.scorer, queries, pools, scores, k, self._ranks)
+        return TopK(
+            item_indices=answer.item_indices,
+            scores=answer.scores,
+            certificates=(EXACT,) * len(queries),
+            passes=(*passes, *answer.passes),
+        )
+
+    def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
+        """The `size` best by s in float32, and the best score left out plus its error bound."""
+        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.scorer.check(queries)
+        pools, all_scores, thresholds, passes = self._reaching(queries, size + 1, allowed)
+        error = self.scorer.error_bounds(queries)
+        item_indices, out = empty_answer(len(queries), min(size, self.num_items))
+        bounds = np.full(len(queries), -np.inf)
+        for query, (pool, scores) in enumerate(zip(pools, all_scores, strict=True)):
+            if not len(pool):
+                continue
+            best = best_rows(scores, size + 1, self._ranks[pool])
+            if len(best) > size:
+                bounds[query] = max(float(scores[best[size]]) + error[query], thresholds[query])
+                best = best[:size]
+            item_indices[query, : len(best)] = pool[best]
+            out[query, : len(best)] = scores[best]
+        return Pool(item_indices=item_indices, scores=out, bounds=bounds, passes=passes)
+
+    def _reaching(
+        self, queries: QueryStates, k: int, allowed: Mask | None
+    ) -> tuple[list[Indices], list[npt.NDArray[np.float32]], npt.NDArray[np.float64], tuple[Pass, ...]]:
+        """Rows and float32 scores of all that may be among the top `k`; every other item is below `thresholds`."""
+        num_queries = len(queries)
+        everything = np.full(num_queries, self.num_items, dtype=np.int64)
+        started = time.perf_counter()
+        size = max(_LEAST_POOL, _POOL_PER_RESULT * k)
+        pools = best_averages(self._averages, queries, size, allowed)
+        pooled = time.perf_counter()
+        first = Pass("first_stage", pooled - started, everything)
+        begin = self._start(queries, pools, k)
+        scored = time.perf_counter()
+        sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
+        passes: tuple[Pass, ...] = (first, Pass("threshold", scored - pooled, sizes))
+        if num_queries == 0 or sizes.max() < min(size, self.num_items):
+            # Fewer than asked for: the pools are all that is allowed.
+            return begin.pools, begin.scores, np.full(num_queries, -np.inf), passes
+        found = self._bounds.survivors(queries, begin.thresholds, begin.centres, allowed)
+        bounded = time.perf_counter()
+        scores = self.scorer.scores_at(queries, found.rows)
+        full = time.perf_counter()
+        counts = np.array([len(rows) for rows in found.rows], dtype=np.int64)
+        passes += (Pass("bounds", bounded - scored, everything),)
+        if self._by_gates:
+            passes += (Pass("gate_intervals", 0.0, found.tested),)
+        return found.rows, scores, begin.thresholds, (*passes, Pass("full", full - bounded, counts))
+
+    def _start(self, queries: QueryStates, pools: list[Indices], k: int) -> _Start:
+        """Thresholds and centres from the pools' scores."""
+        scores = self.scorer.scores_at(queries, pools)
+        error = self.scorer.error_bounds(queries) + self.scorer.error_bounds_float64(queries)
+        thresholds = np.full(len(queries), -np.inf)
+        centres = np.zeros((len(queries), self.scorer.num_pairs))
+        for query, (pool, row) in enumerate(zip(pools, scores, strict=True)):
+            if len(pool) >= k:
+                kth = float(np.partition(row, len(row) - k)[len(row) - k])
+                thresholds[query] = kth - _REACH * error[query]
+            if len(pool):
+                order = np.argsort(-row)
+                near = order[min(k, len(pool)) // 2 : 2 * k]
+                near = near[:: max(1, len(near) // _CENTRE_ITEMS)]
+                components = self.scorer.components_of(pool[near]).mean(axis=0, dtype=np.float64)
+                centres[query] = (queries.components[query] @ components.T).reshape(-1)
+        return _Start(pools, scores, thresholds, centres)
+
+
+class ExactAlgorithm1(_TwoPass):
+    """The paper's Algorithm 1: drops items whose largest cosine is below the threshold. No further memory.
+
+    Cost: X P d multiply-adds in float32; on a lightly trained model nearly every item survives.
+    """
+
+    name = "exact_algorithm_1"
+    _low_precision = False
+    _by_gates = False
+
+
+class ExactGateBounds(_TwoPass):
+    """Drops by intervals of the gates, from float32 cosines. Memory: the item gates again, in int8."""
+
+    name = "exact_gate_bounds"
+    _low_precision = False
+    _by_gates = True
+
+
+class ExactLowPrecision(_TwoPass):
+    """Drops by intervals of the gates, from int8 cosines with their error. Memory: 332 bytes an item at 8 x 8 x 32.
+
+    P = 1: the exact inner-product search by an int8 scan.
+    """
+
+    name = "exact_low_precision"
+    _low_precision = True
+    _by_gates = True

@@ -1,0 +1,145 @@
+"""The gate's pair network, m(c) = W2 SiLU(W1 c + b1) + b2, in int8 with a certificate.
+
+Each step's error is carried to m_p by a norm: of the cosines by steepness_p >= the network's Lipschitz constant, of
+W1's codes by ||W2_p|| max|SiLU'| ||W1 - W1~||, of the activations' codes and of SiLU's 32 lines by sum_g |W2_pg|, of
+W2's codes by ||W2_p - W2~_p||. Proof and measurements: docs/decisions/006.
+
+Letters: P pairs, L lanes, G hidden width (padded to 16 in arrays).
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.ops.mol_bounds.items import LEVELS
+from services.algorithms.ops.mol_bounds.lanes import VECTOR, Lanes, bounded
+from services.algorithms.states import PairGate
+
+Doubles = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.int8]
+
+UNIT = 2.0**-24
+_SLOPE = 1.0999  # max |SiLU'|
+# SiLU' lies in [-0.0999, 1.0999]: a diagonal of 1/2 plus one of norm 0.5999.
+_SLOPE_MIDDLE, _SLOPE_SPREAD = 0.5, 0.5999
+_SEGMENTS, _SEGMENT_WIDTH, _LOWEST = 32, 0.5, -8.0
+_UP = 1 + 2.0**-16  # float64 roundings, and the pass's own of norms and sums
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Int8Network:
+    """Arrays as in cpu.cpp: hidden (L / 4, G, 4), out (G / 4, L, 4), vectors (G,) or (L,), segments of SiLU (32,)."""
+
+    hidden: Codes
+    hidden_corrections: npt.NDArray[np.int32]
+    hidden_scales: Floats
+    hidden_bias: Floats
+    out: Codes
+    out_scales: Floats
+    out_offsets: Floats
+    steepness: Floats
+    hidden_rounding: Floats
+    out_rounding: Floats
+    out_sums: Floats
+    segment_values: Floats
+    segment_slopes: Floats
+    zero: float
+    segment_error: float
+    reach: float  # max over g of ||W1_g||, and the largest |b1_g|: |h| <= reach * (||c|| + 1)
+
+    @property
+    def hidden_vectors(self) -> int:
+        return len(self.hidden_bias) // VECTOR
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing overflowed float32 (absurd weights): else the network proves nothing."""
+        arrays = (getattr(self, field.name) for field in fields(self) if field.name not in ("hidden", "out"))
+        return all(bool((np.abs(array) < 1e15).all()) for array in arrays)
+
+    def function_error(self, cosine_norm: Doubles) -> Doubles:
+        """Error of one activation beside its code's, for cosine vectors of at most this norm (B,)."""
+        largest_hidden = self.reach * (cosine_norm + 1)
+        return np.asarray(self.segment_error + 64 * UNIT * (largest_hidden + 1))
+
+
+def int8_network(pair_gate: PairGate, lanes: Lanes, turn: float) -> Int8Network:
+    """Code the network for cosines in lanes; `turn` is taken off the outputs, as the pass counts gates from there."""
+    hidden, bias = pair_gate.hidden_weight.astype(np.float64), pair_gate.hidden_bias.astype(np.float64)
+    out, offsets = pair_gate.out_weight.astype(np.float64), pair_gate.out_bias.astype(np.float64)
+    width = len(bias)
+    padded = -(-width // VECTOR) * VECTOR
+    hidden_codes, hidden_scales = _coded_rows(hidden)
+    out_codes, out_scales = _coded_rows(out)
+    hidden_left, out_left = hidden - hidden_codes * hidden_scales[:, None], out - out_codes * out_scales[:, None]
+    by_lane = np.zeros((padded, lanes.count), dtype=np.int8)
+    by_lane[:width, lanes.of_pair] = hidden_codes
+    back = np.zeros((lanes.count, padded), dtype=np.int8)
+    back[lanes.of_pair, :width] = out_codes
+    out_norms = np.linalg.norm(out, axis=1)
+    values, slopes, segment_error = _silu_segments()
+    zero = -0.2785 - 2 * segment_error
+    sums = np.abs(out_codes * out_scales[:, None]).sum(axis=1)
+
+    def in_hidden(vector: Doubles) -> Floats:
+        return np.pad(bounded(vector), (0, padded - width)).astype(np.float32)
+
+    return Int8Network(
+        hidden=_quads(by_lane),
+        hidden_corrections=-128 * by_lane.sum(axis=1, dtype=np.int32),
+        hidden_scales=in_hidden(hidden_scales),
+        hidden_bias=in_hidden(bias),
+        out=_quads(back),
+        out_scales=lanes.spread(out_scales),
+        out_offsets=lanes.spread(offsets + zero * (out_codes * out_scales[:, None]).sum(axis=1) - turn),
+        steepness=lanes.spread(
+            (
+                _SLOPE_MIDDLE * np.linalg.norm(out @ hidden, axis=1)
+                + _SLOPE_SPREAD * out_norms * np.linalg.norm(hidden, ord=2)
+            )
+            * _UP
+        ),
+        hidden_rounding=lanes.spread(_SLOPE * out_norms * np.linalg.norm(hidden_left, ord=2) * _UP),
+        out_rounding=lanes.spread(np.linalg.norm(out_left, axis=1) * _UP),
+        out_sums=lanes.spread(np.maximum(sums, np.abs(out).sum(axis=1)) * _UP),
+        segment_values=values,
+        segment_slopes=slopes,
+        zero=zero,
+        segment_error=segment_error,
+        reach=float(max(np.linalg.norm(hidden, axis=1).max(), np.abs(bias).max()) * 1.01),
+    )
+
+
+def _quads(rows: Codes) -> Codes:
+    """(n, m) as (m / 4, n, 4): what meets four values of the vector that the matrix is multiplied with."""
+    return np.ascontiguousarray(rows.reshape(len(rows), -1, 4).transpose(1, 0, 2))
+
+
+def _coded_rows(matrix: Doubles) -> tuple[Doubles, Doubles]:
+    """Codes (n, m) and scales (n,), float32 values, of each row."""
+    reach = np.abs(matrix).max(axis=1, initial=0.0)
+    scales = np.where(reach > 0, np.maximum(reach / LEVELS, 1e-30), 1.0).astype(np.float32).astype(np.float64)
+    return np.clip(np.rint(matrix / scales[:, None]), -LEVELS, LEVELS), scales
+
+
+def _silu(values: Doubles) -> Doubles:
+    return np.asarray(values / (1 + np.exp(-values)))
+
+
+def _silu_segments() -> tuple[Floats, Floats, float]:
+    """32 lines a + b h over [-8, 8), the outer two for all beyond: values a, slopes b, and their largest error."""
+    starts = _LOWEST + _SEGMENT_WIDTH * np.arange(_SEGMENTS, dtype=np.float64)
+    ends = starts + _SEGMENT_WIDTH
+    slopes = (_silu(ends) - _silu(starts)) / _SEGMENT_WIDTH
+    slopes[0], slopes[-1] = 0.0, 1.0
+    slopes = slopes.astype(np.float32).astype(np.float64)
+    # A hair beyond each segment, as its number is computed in float32; beyond 8, SiLU only comes closer to its line.
+    points: Doubles = starts[:, None] + np.linspace(-1e-5, _SEGMENT_WIDTH + 1e-5, 2001, dtype=np.float64)
+    apart = _silu(points) - slopes[:, None] * points
+    values = ((apart.max(axis=1) + apart.min(axis=1)) / 2).astype(np.float32).astype(np.float64)
+    values[0] = values[-1] = 0.0
+    # Between grid points SiLU - line moves by less than 1.1 * 0.5 / 4000.
+    error = float(np.abs(apart - values[:, None]).max()) + 1.5e-4
+    return values.astype(np.float32), slopes.astype(np.float32), error

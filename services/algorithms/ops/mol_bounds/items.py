@@ -1,0 +1,120 @@
+"""A catalogue as the bound pass reads it: components and gates in int8 with what that rounding can hide.
+
+Every number that leaves here for a proof is rounded outward: residual norms are computed in float64 for the codes and
+float32 scales as stored.
+
+Letters: X items, P_x item components, P = P_q * P_x, d component width, L lanes.
+Memory per item: P_x * d + L + 12 bytes, padded (332 at 8 x 8 x 32, beside 1,280 of float32 states), and d for its
+average.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.algorithms.ops.mol_bounds.lanes import VECTOR, Lanes
+from services.algorithms.ops.mol_scores import MolScorer
+
+LEVELS = 127
+_UP = 1 + 2.0**-20  # far more than the few float64 and float32 roundings between a residual and its stored norm
+_CHUNK = 32_768
+
+
+class BoundItems:
+    """Codes of X items. `low_precision` False leaves the components' codes out (the pass then takes float32 cosines).
+
+    Arrays: codes (X, d4, PX, 4) uint8 with 128 for zero, scales (X,), component_errors (X,) = max over p_x of
+    ||g - g~||, item_errors (X,) = sqrt(sum over p_x of ||g - g~||^2); gates (X, L) int8 with gate_scales (P,) and
+    gate_errors (P,) = max |x - x~|; gate_reach (P,) = max |x|.
+    """
+
+    def __init__(self, scorer: MolScorer, *, low_precision: bool) -> None:
+        """Code the items of `scorer`. Raises: ValueError for components wider than 65,536."""
+        self.lanes = Lanes(
+            num_query_components=scorer.num_query_components,
+            num_item_components=scorer.num_item_components,
+            width=scorer.width,
+        )
+        self.num_items = scorer.num_items
+        self.largest_norm = float(scorer.magnitudes.norms.max(initial=0.0)) * _UP
+        self.largest_item_norm = float(np.linalg.norm(scorer.magnitudes.norms)) * _UP
+        self.codes: npt.NDArray[np.uint8] | None = None
+        self.scales = np.zeros(0, dtype=np.float32)
+        self.component_errors = np.zeros(0, dtype=np.float32)
+        self.item_errors = np.zeros(0, dtype=np.float32)
+        if low_precision:
+            self._code_components(scorer)
+        self.gates: npt.NDArray[np.int8] | None = None
+        self.gate_scales = self.gate_errors = self.gate_reach = np.zeros(self.lanes.num_pairs)
+        if scorer.gated and self.lanes.num_pairs > 1:
+            self._code_gates(scorer)
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.codes, self.scales, self.component_errors, self.item_errors, self.gates)
+        return sum(int(array.nbytes) for array in arrays if array is not None)
+
+    def _code_components(self, scorer: MolScorer) -> None:
+        lanes = self.lanes
+        padded_width = 4 * lanes.quads
+        self.codes = np.full((self.num_items, lanes.quads, lanes.padded_components, 4), 128, dtype=np.uint8)
+        self.scales = np.empty(self.num_items, dtype=np.float32)
+        self.component_errors = np.empty(self.num_items, dtype=np.float32)
+        self.item_errors = np.empty(self.num_items, dtype=np.float32)
+        for start, components in _chunks(scorer.components):
+            rows = slice(start, start + len(components))
+            reach = components.abs().amax(dim=(1, 2))
+            scales = torch.where(reach > 0, reach / LEVELS, 1.0).clamp_min(1e-30)
+            codes = torch.round(components / scales[:, None, None]).clamp_(-LEVELS, LEVELS)
+            squares = (
+                components.double().sub_(codes.double().mul_(scales.double()[:, None, None])).square_().sum(dim=-1)
+            )
+            self.scales[rows] = scales.numpy()
+            self.component_errors[rows] = squares.amax(dim=1).sqrt().mul_(_UP).numpy()
+            self.item_errors[rows] = squares.sum(dim=1).sqrt().mul_(_UP).numpy()
+            padded = torch.nn.functional.pad(codes, (0, padded_width - lanes.width))
+            quads = padded.view(len(components), lanes.num_item_components, lanes.quads, 4).transpose(1, 2)
+            self.codes[rows, :, : lanes.num_item_components] = (quads + 128).to(torch.uint8).numpy()
+
+    def _code_gates(self, scorer: MolScorer) -> None:
+        item_gate, reach = scorer.item_gate, scorer.magnitudes.gate
+        assert item_gate is not None
+        assert reach is not None
+        self.gate_reach = reach
+        self.gate_scales = np.where(self.gate_reach > 0, self.gate_reach / LEVELS, 1.0)
+        self.gate_errors = self.gate_scales * (0.5 * _UP)
+        self.gates = np.zeros((self.num_items, self.lanes.count), dtype=np.int8)
+        for start in range(0, self.num_items, _CHUNK):
+            codes = np.rint(item_gate[start : start + _CHUNK] / self.gate_scales)
+            self.gates[start : start + len(codes), self.lanes.of_pair] = codes.astype(np.int8)
+
+
+class AverageItems:
+    """Items' mean components in int8, sixteen items to a block: a first look at every item, without any certificate.
+
+    Array: codes (ceil(X / 16), d4, 16, 4) uint8 with 128 for zero; one scale for all, as only the order counts.
+    """
+
+    def __init__(self, scorer: MolScorer) -> None:
+        self.num_items, self.width = scorer.num_items, scorer.width
+        self.quads = -(-scorer.width // 4)
+        blocks = -(-scorer.num_items // VECTOR)
+        means = torch.empty(scorer.num_items, scorer.width)
+        for start, components in _chunks(scorer.components):
+            means[start : start + len(components)] = components.mean(dim=1)
+        scale = float(means.abs().amax()) / LEVELS or 1.0
+        padded = torch.full((blocks * VECTOR, 4 * self.quads), 128, dtype=torch.uint8)
+        for start, part in _chunks(means):
+            padded[start : start + len(part), : self.width] = (torch.round(part / scale) + 128).to(torch.uint8)
+        self.codes = padded.view(blocks, VECTOR, self.quads, 4).transpose(1, 2).contiguous().numpy()
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.codes.nbytes)
+
+
+def _chunks(array: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    for start in range(0, len(array), _CHUNK):
+        yield start, array[start : start + _CHUNK]

@@ -1,0 +1,262 @@
+"""The bound pass over a whole catalogue, by the compiled kernel where there is one, else in PyTorch.
+
+Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, L lanes.
+"""
+
+import ctypes
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.algorithms.native import address, load_kernels
+from services.algorithms.ops.mol_bounds.int8_network import Int8Network, int8_network
+from services.algorithms.ops.mol_bounds.items import BoundItems
+from services.algorithms.ops.mol_bounds.network import NetworkBounds
+from services.algorithms.ops.mol_bounds.reference import cannot_be_dropped
+from services.algorithms.ops.mol_bounds.tables import TURN, QueryTables, query_tables
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import QueryStates
+
+_NETWORK_ARRAYS = (
+    "hidden",
+    "hidden_corrections",
+    "hidden_scales",
+    "hidden_bias",
+    "out",
+    "out_scales",
+    "out_offsets",
+    "steepness",
+    "hidden_rounding",
+    "out_rounding",
+    "out_sums",
+    "segment_values",
+    "segment_slopes",
+)
+_WORD = 64  # items per word of the kernel's answer
+_COSINE_BYTES = 8 << 20  # one tile of (B, P_q, x, P_x) float32 cosines
+_REFERENCE_ITEMS = 4096
+_ABSURD = 1e15  # numbers beyond could overflow float32 once multiplied
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survivors:
+    """Rows (n_b,) ascending per query that could not be dropped, and how many items came to the gate test: (B,)."""
+
+    rows: list[npt.NDArray[np.int64]]
+    tested: npt.NDArray[np.int64]
+
+
+class _Items(ctypes.Structure):
+    """`FreshetItems` of cpu.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "component_errors", "item_errors", "gates")),
+        ("num_items", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("quads", "padded_components", "num_components", "vectors")),
+    )
+
+
+class _Queries(ctypes.Structure):
+    """`FreshetQueries` of cpu.cpp."""
+
+    _fields_ = (
+        *((field.name, ctypes.c_void_p) for field in fields(QueryTables)),
+        *((name, ctypes.c_int32) for name in ("num_queries", "num_components", "gated")),
+    )
+
+
+class _Network(ctypes.Structure):
+    """`FreshetNetwork` of cpu.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _NETWORK_ARRAYS),
+        ("zero", ctypes.c_float),
+        ("hidden_vectors", ctypes.c_int32),
+    )
+
+
+class BoundPass:
+    """Certified dropping over one catalogue. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        scorer: MolScorer,
+        *,
+        low_precision: bool,
+        by_gates: bool = True,
+        kernels: ctypes.CDLL | str | None = "best",
+    ) -> None:
+        """Prepare the scorer's items.
+
+        `low_precision`: int8 cosines with their error, else float32 cosines, tile by tile. `by_gates` False stops at
+        the largest cosine (plain Algorithm 1). `kernels`: a library, None for PyTorch, "best" for this processor's.
+        """
+        self.scorer = scorer
+        self.items = BoundItems(scorer, low_precision=low_precision)
+        self.by_gates = by_gates and scorer.num_pairs > 1
+        self._int8: Int8Network | None = None
+        self._native_network: _Network | None = None
+        if low_precision and self.by_gates and scorer.pair_gate is not None:
+            self._int8 = int8_network(scorer.pair_gate, self.items.lanes, TURN)
+            self._network_arrays = {name: _aligned(getattr(self._int8, name)) for name in _NETWORK_ARRAYS}
+            self._native_network = _Network(
+                **{name: address(array) for name, array in self._network_arrays.items()},
+                zero=self._int8.zero,
+                hidden_vectors=self._int8.hidden_vectors,
+            )
+        expanded = scorer.pair_gate if self.by_gates and self._int8 is None else None
+        self._network = NetworkBounds(expanded, scorer.num_pairs)
+        self._kernels = load_kernels("mol_bounds") if isinstance(kernels, str) else kernels
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes beside the scorer's states."""
+        return self.items.nbytes
+
+    def survivors(
+        self,
+        queries: QueryStates,
+        thresholds: npt.NDArray[np.float64],
+        centres: npt.NDArray[np.float64],
+        allowed: npt.NDArray[np.bool_] | None = None,
+    ) -> Survivors:
+        """The allowed items that may have s >= threshold (B,); no other item has.
+
+        `centres` (B, P): the cosines around which gates are bounded; any value is right, those of items near the
+        threshold are best. `allowed` (X,) or (B, X).
+        """
+        num_queries = len(queries)
+        tables = query_tables(queries, self.items, self._network, self._int8, thresholds, centres)
+        if not num_queries:
+            return Survivors(rows=[], tested=np.zeros(0, dtype=np.int64))
+        # What overflowed float32 proves nothing; such a query keeps every item.
+        sound = np.isfinite(thresholds)
+        for field in fields(QueryTables):
+            if field.name not in ("outside", "codes", "corrections"):
+                numbers = np.abs(getattr(tables, field.name)).reshape(num_queries, -1)
+                sound &= (numbers < _ABSURD).all(axis=1)
+        if self._int8 is not None and not self._int8.is_sound:
+            sound[:] = False
+        tables.scalars[~sound, 0] = -np.inf
+        tables.scalars[~sound, 1:5] = 0
+        if self._kernels is None:
+            return self._in_pytorch(queries, tables, allowed)
+        return self._compiled(self._kernels, queries, tables, allowed)
+
+    def _compiled(
+        self,
+        kernels: ctypes.CDLL,
+        queries: QueryStates,
+        tables: QueryTables,
+        allowed: npt.NDArray[np.bool_] | None,
+    ) -> Survivors:
+        items, num_queries = self.items, len(queries)
+        lanes, num_items = items.lanes, items.num_items
+        arrays = {field.name: _aligned(getattr(tables, field.name)) for field in fields(QueryTables)}
+        native_queries = _Queries(
+            **{name: address(array) for name, array in arrays.items()},
+            num_queries=num_queries,
+            num_components=lanes.num_query_components,
+            gated=int(self.by_gates),
+        )
+        native_items = _Items(
+            codes=address(items.codes),
+            scales=address(items.scales),
+            component_errors=address(items.component_errors),
+            item_errors=address(items.item_errors),
+            gates=address(items.gates),
+            num_items=num_items,
+            quads=lanes.quads,
+            padded_components=lanes.padded_components,
+            num_components=lanes.num_item_components,
+            vectors=lanes.count // 16,
+        )
+        mask = None if allowed is None else np.ascontiguousarray(allowed)
+        stride = ctypes.c_int64(0 if mask is None or mask.ndim == 1 else num_items)
+        words = -(-num_items // _WORD)
+        kept = np.zeros((num_queries, words), dtype=np.uint64)
+        tested = np.zeros(num_queries, dtype=np.int64)
+        threads = torch.get_num_threads()
+        if items.codes is not None:
+            kernels.freshet_bounds_int8(
+                ctypes.byref(native_items),
+                ctypes.byref(native_queries),
+                None if self._native_network is None else ctypes.byref(self._native_network),
+                address(mask),
+                stride,
+                address(kept),
+                address(tested),
+                threads,
+            )
+        else:
+            flat = _flat(queries)
+            step = self._items_per_tile(num_queries)
+            part = np.zeros_like(tested)
+            for start in range(0, num_items, step):
+                components = self.scorer.components[start : start + step]
+                cosines = torch.mm(flat, components.reshape(-1, lanes.width).T)
+                kernels.freshet_bounds_float32(
+                    ctypes.byref(native_items),
+                    ctypes.byref(native_queries),
+                    ctypes.c_void_p(cosines.data_ptr()),
+                    ctypes.c_int64(start),
+                    ctypes.c_int64(len(components)),
+                    address(mask),
+                    stride,
+                    address(kept),
+                    ctypes.c_int64(words),
+                    address(part),
+                    threads,
+                )
+                tested += part
+        counts = np.bitwise_count(kept).sum(axis=1)
+        rows = [np.empty(int(count), dtype=np.int64) for count in counts]
+        for query, found in enumerate(rows):
+            kernels.freshet_list_rows(address(kept[query]), ctypes.c_int64(words), address(found))
+        return Survivors(rows=rows, tested=tested)
+
+    def _in_pytorch(
+        self, queries: QueryStates, tables: QueryTables, allowed: npt.NDArray[np.bool_] | None
+    ) -> Survivors:
+        num_queries = len(queries)
+        found: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(num_queries)]
+        tested = np.zeros(num_queries, dtype=np.int64)
+        for start in range(0, self.items.num_items, _REFERENCE_ITEMS):
+            stop = min(start + _REFERENCE_ITEMS, self.items.num_items)
+            for query in range(num_queries):
+                rows = np.arange(start, stop)
+                if allowed is not None:
+                    rows = rows[(allowed if allowed.ndim == 1 else allowed[query])[start:stop]]
+                if not len(rows):
+                    continue
+                cosines = None
+                if self.items.codes is None:
+                    components = self.scorer.components[torch.from_numpy(rows)]
+                    cosines = torch.einsum("qd,xpd->qxp", torch.tensor(queries.components[query]), components)
+                kept, count = cannot_be_dropped(
+                    self.items, self._int8, tables, query, rows, cosines, by_gates=self.by_gates
+                )
+                found[query].append(kept)
+                tested[query] += count
+        nothing = np.zeros(0, dtype=np.int64)
+        return Survivors(rows=[np.concatenate([nothing, *parts]) for parts in found], tested=tested)
+
+    def _items_per_tile(self, num_queries: int) -> int:
+        per_item = 4 * num_queries * self.items.lanes.num_pairs
+        return max(1, _COSINE_BYTES // (per_item * _WORD)) * _WORD
+
+
+def _flat(queries: QueryStates) -> torch.Tensor:
+    """Query components as a matrix (B * P_q, d)."""
+    return torch.from_numpy(np.ascontiguousarray(queries.components)).reshape(-1, queries.components.shape[-1])
+
+
+def _aligned(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """A copy that begins on a cache line: the kernel's vectors then never cross one (a quarter of its time)."""
+    space = np.empty(array.nbytes + 64, dtype=np.uint8)
+    start = -space.ctypes.data % 64
+    out = space[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    out[...] = array
+    return out

@@ -1,0 +1,154 @@
+"""The numbers of each query that the bound pass reads: one row of lanes per quantity, rounded outward.
+
+For a pair with cosine c~ and gate code x~, and with z = c~ - c0, t = directions . z, across = what of z the directions
+leave, radius = ||z|| + the cosines' error:
+
+    c <= c~ + cosine error
+    |q x + m(c) - (gate x~ + middle + slopes . t)| <= rest across + curvature radius^2 + steepness (error) + width
+
+The slack covers every float32 rounding of the pass itself (docs/decisions/006 counts them).
+
+Letters: B queries, P_q, P_x query and item components, P = P_q * P_x, d component width, L lanes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.ops.mol_bounds.int8_network import Int8Network
+from services.algorithms.ops.mol_bounds.items import LEVELS, BoundItems
+from services.algorithms.ops.mol_bounds.lanes import bounded
+from services.algorithms.ops.mol_bounds.network import NetworkBounds
+from services.algorithms.states import QueryStates
+
+Doubles = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float32]
+
+UNIT = 2.0**-24
+WEIGHT_ERROR = 0.0045  # of exp(SiLU) from a grid of 1 / 128 (e^(1.0999 / 256) - 1 = 0.0043) and of sums of weights
+TURN = -1.2784645  # where SiLU is smallest
+_UP = 1 + 2.0**-20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryTables:
+    """Arrays (B, L) unless said: codes (B, d4, L, 4) int8, corrections int32, scalars (B, 8) as in cpu.cpp."""
+
+    codes: npt.NDArray[np.int8]
+    corrections: npt.NDArray[np.int32]
+    scales: Floats
+    outside: Floats
+    inside: Floats
+    centre: Floats
+    direction_1: Floats
+    direction_2: Floats
+    slope_1: Floats
+    slope_2: Floats
+    rest: Floats
+    curvature: Floats
+    steepness: Floats
+    width: Floats
+    gate: Floats
+    middle: Floats
+    scalars: Floats
+    cosine_scales: Floats  # (B,): one step of a cosine's code in the int8 network
+
+
+def query_tables(
+    queries: QueryStates,
+    items: BoundItems,
+    network: NetworkBounds,
+    int8: Int8Network | None,
+    thresholds: Doubles,
+    centres: Doubles,
+) -> QueryTables:
+    """Tables for thresholds (B,) on s: cosines in low precision where `items` has codes, gates by the `int8` network
+    where there is one, else by `network` expanded around centres (B, P) of the cosines."""
+    lanes = items.lanes
+    num_queries, _, width = queries.components.shape
+    components = queries.components.astype(np.float64)
+    norms = np.linalg.norm(components, axis=-1)
+    codes, scales, residuals = _coded(queries.components)
+    lane_of_pair = lanes.of_pair
+    query_of_pair = np.arange(lanes.num_pairs) // lanes.num_item_components
+    per_lane = np.zeros((num_queries, lanes.quads, lanes.count, 4), dtype=np.int8)
+    padded = np.zeros((num_queries, lanes.num_query_components, 4 * lanes.quads), dtype=np.int8)
+    padded[:, :, :width] = codes
+    quads = padded.reshape(num_queries, lanes.num_query_components, lanes.quads, 4).transpose(0, 2, 1, 3)
+    per_lane[:, :, lane_of_pair] = quads[:, :, query_of_pair]
+    corrections = -128 * per_lane.astype(np.int32).sum(axis=(1, 3), dtype=np.int32)
+
+    centres = centres.astype(np.float32).astype(np.float64)
+    expansion = network.around(centres)
+    gates = np.zeros_like(centres) if items.gates is None or queries.gate is None else queries.gate.astype(np.float64)
+    largest = norms.max(axis=1, initial=0.0)
+    magnitude = largest * items.largest_norm
+    all_norms = np.sqrt((norms**2).sum(axis=1))
+    # Sums of at most `terms` numbers: one relative slack for all of them.
+    terms = lanes.num_pairs + 64
+    slack = 2 * terms * UNIT
+    scalars = np.zeros((num_queries, 8))
+    coded_norm = items.largest_item_norm + float(items.item_errors.max(initial=0))
+    if items.codes is None:
+        # Cosines in float32, d + 2 roundings in any order.
+        cosine_error = (width + 2) * 2 * UNIT * magnitude
+        scalars[:, 3] = (width + 2) * 2 * UNIT * all_norms * items.largest_item_norm
+    else:
+        code_norms = norms + residuals
+        cosine_error = residuals.max(axis=1, initial=0.0) * (items.largest_norm + items.component_errors.max(initial=0))
+        cosine_error = cosine_error + 8 * UNIT * code_norms.max(axis=1, initial=0.0) * 2 * items.largest_norm
+        scalars[:, 2] = largest * _UP
+        scalars[:, 3] = np.sqrt((residuals**2).sum(axis=1)) * coded_norm
+        scalars[:, 3] += 8 * UNIT * np.sqrt((code_norms**2).sum(axis=1)) * coded_norm
+        scalars[:, 4] = np.linalg.norm(components, ord=2, axis=(1, 2)) * _UP if len(components) else 0.0
+    rounding = 8 * UNIT * (magnitude + np.abs(thresholds))
+    scalars[:, 0] = np.nextafter(thresholds.astype(np.float32), np.float32(-np.inf))
+    scalars[:, 1] = (cosine_error + rounding) * _UP
+    largest_centre = np.abs(centres).max(axis=1, initial=0.0)
+    scalars[:, 3] += 8 * UNIT * np.sqrt(lanes.num_pairs) * (2 * magnitude + largest_centre)
+    scalars[:, 3] *= _UP
+    scalars[:, 5] = slack
+    scalars[:, 6] = WEIGHT_ERROR
+    widths = np.abs(gates) * items.gate_errors
+    widths += 16 * UNIT * (np.abs(gates) * items.gate_reach + np.abs(expansion.middle) + 4) + 1e-9
+    cosine_reach = np.maximum(largest + residuals.max(axis=1, initial=0.0), 1e-20) * coded_norm
+    cosine_scales = np.maximum(cosine_reach * _UP / LEVELS, 1e-20)
+    if int8 is not None:
+        # Each cosine is coded once more on its way into the network.
+        scalars[:, 3] += 0.501 * cosine_scales * np.sqrt(lanes.num_pairs)
+        scalars[:, 7] = int8.function_error(2 * all_norms * items.largest_item_norm)
+    up = 1 + slack
+    present = np.zeros(lanes.num_pairs)
+    slopes = [expansion.slopes[k] if k < len(expansion.slopes) else np.zeros_like(centres) for k in range(2)]
+    directions = [expansion.directions[k] if k < len(expansion.directions) else np.zeros_like(centres) for k in (0, 1)]
+    return QueryTables(
+        codes=per_lane,
+        corrections=corrections,
+        scales=lanes.spread(scales[:, query_of_pair]),
+        outside=np.repeat(lanes.spread(present, fill=-np.inf)[None], num_queries, axis=0),
+        inside=np.repeat(lanes.spread(present + 1)[None], num_queries, axis=0),
+        centre=lanes.spread(centres),
+        direction_1=lanes.spread(directions[0]),
+        direction_2=lanes.spread(directions[1]),
+        slope_1=lanes.spread(slopes[0]),
+        slope_2=lanes.spread(slopes[1]),
+        rest=lanes.spread(expansion.rest * up),
+        curvature=np.repeat(lanes.spread(network.curvature * up)[None], num_queries, axis=0),
+        # The slopes' own roundings count as a share of the steepness, 16 units of it.
+        steepness=lanes.spread(expansion.steepness * up),
+        width=lanes.spread(widths * up),
+        gate=lanes.spread(gates * items.gate_scales),
+        middle=lanes.spread(expansion.middle - TURN),
+        scalars=bounded(scalars).astype(np.float32),
+        cosine_scales=bounded(cosine_scales).astype(np.float32),
+    )
+
+
+def _coded(components: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], Doubles, Doubles]:
+    """Codes (B, P_q, d), scales (B, P_q) as float32 values, and norms (B, P_q) of what the codes leave."""
+    reach = np.abs(components).max(axis=-1, initial=0.0)
+    scales = np.where(reach > 0, np.maximum(reach / LEVELS, 1e-30), 1.0).astype(np.float32).astype(np.float64)
+    codes = np.clip(np.rint(components / scales[..., None]), -LEVELS, LEVELS)
+    residuals = np.linalg.norm(components - codes * scales[..., None], axis=-1) * _UP
+    return codes.astype(np.int8), scales, residuals

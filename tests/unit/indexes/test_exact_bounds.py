@@ -1,0 +1,240 @@
+"""The bound pass: nothing that reaches the threshold is ever dropped, on every instruction set and in PyTorch."""
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from retrieval_scene import make_items, make_pair_gate, make_queries
+
+import services.algorithms.ops.mol_bounds as mol_bounds
+from services.algorithms.native import INSTRUCTION_SETS, instruction_set
+from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, best_averages
+from services.algorithms.ops.mol_bounds.int8_network import int8_network
+from services.algorithms.ops.mol_bounds.lanes import Lanes
+from services.algorithms.ops.mol_bounds.network import NetworkBounds
+from services.algorithms.ops.mol_bounds.reference import TURN, excess, exp_silu, interval_weights, upper_bounds
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.mol_scores.reference import mol_scores_reference
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+
+def _libraries() -> dict[str, ctypes.CDLL | None]:
+    """PyTorch, and every build that this processor can run."""
+    found: dict[str, ctypes.CDLL | None] = {"pytorch": None}
+    best = instruction_set()
+    if best is not None:
+        for name in INSTRUCTION_SETS[: INSTRUCTION_SETS.index(best) + 1]:
+            path = Path(mol_bounds.__file__).parent / f"cpu-{name}.so"
+            found[name] = ctypes.CDLL(str(path))
+    return found
+
+
+LIBRARIES = _libraries()
+EVERYWHERE = pytest.mark.parametrize("library", LIBRARIES)
+STRATEGIES = pytest.mark.parametrize(
+    "options",
+    [
+        {"low_precision": False, "by_gates": False},
+        {"low_precision": False, "by_gates": True},
+        {"low_precision": True, "by_gates": True},
+    ],
+    ids=["largest cosine", "gate intervals", "int8"],
+)
+
+
+def scene(
+    seed: int, *, num_queries: int, count: int, p_q: int, p_x: int, d: int, hidden: int, gates: float, network: float
+) -> tuple[QueryStates, ItemStates, PairGate | None]:
+    rng = np.random.default_rng(seed)
+    queries, items = make_queries(rng, num_queries, p_q, p_x, d), make_items(rng, count, p_q, p_x, d, spread=0.4)
+    if items.gate is not None and queries.gate is not None:
+        items.gate[...] *= gates
+        queries.gate[...] -= 0.5
+    items.components[rng.integers(count, size=count // 4)] = items.components[0]
+    items.components[-1] = 0
+    queries.components[0, 0] = 0
+    gate = make_pair_gate(rng, p_q * p_x, hidden, scale=network) if p_q * p_x > 1 else None
+    return queries, items, gate
+
+
+@EVERYWHERE
+@STRATEGIES
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    components=st.sampled_from([(1, 1), (1, 2), (3, 1), (2, 3), (4, 2), (3, 5), (8, 4), (2, 17)]),
+    d=st.integers(1, 40),
+    count=st.integers(4, 150),
+    hidden=st.sampled_from([1, 6, 16, 33]),
+    gates=st.sampled_from([0.0, 0.3, 3.0, 40.0]),
+    network=st.sampled_from([0.0, 0.05, 0.5, 8.0]),
+    quantile=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+)
+def test_no_item_that_reaches_the_threshold_is_dropped(
+    library: str,
+    options: dict[str, bool],
+    seed: int,
+    components: tuple[int, int],
+    d: int,
+    count: int,
+    hidden: int,
+    gates: float,
+    network: float,
+    quantile: float,
+) -> None:
+    p_q, p_x = components
+    queries, items, gate = scene(
+        seed, num_queries=2, count=count, p_q=p_q, p_x=p_x, d=d, hidden=hidden, gates=gates, network=network
+    )
+    exact = mol_scores_reference(queries, items, gate).numpy()
+    # Thresholds that are scores themselves: the item that has it must stay.
+    thresholds = np.quantile(exact, quantile, axis=1, method="nearest")
+    allowed = np.random.default_rng(seed).random((2, count)) < 0.8
+    centres = np.random.default_rng(seed).normal(size=(2, p_q * p_x)) * 0.3
+    bound = BoundPass(MolScorer(items, gate), kernels=LIBRARIES[library], **options)
+    found = bound.survivors(queries, thresholds, centres, allowed)
+    for query in range(2):
+        reaching = np.flatnonzero((exact[query] >= thresholds[query]) & allowed[query])
+        assert set(reaching.tolist()) <= set(found.rows[query].tolist())
+        assert allowed[query][found.rows[query]].all()
+        assert (np.diff(found.rows[query]) > 0).all()
+
+
+@EVERYWHERE
+@STRATEGIES
+def test_what_is_far_below_the_threshold_is_dropped(library: str, options: dict[str, bool]) -> None:
+    queries, items, gate = scene(5, num_queries=3, count=2000, p_q=4, p_x=4, d=16, hidden=16, gates=0.2, network=0.1)
+    exact = mol_scores_reference(queries, items, gate).numpy()
+    thresholds = np.sort(exact, axis=1)[:, -5]
+    centres = np.full((3, 16), 0.5)
+    found = BoundPass(MolScorer(items, gate), kernels=LIBRARIES[library], **options).survivors(
+        queries, thresholds, centres
+    )
+    limit = 2000 if not options["by_gates"] else 200
+    assert max(len(rows) for rows in found.rows) <= limit * 0.9
+
+
+@pytest.mark.parametrize("low_precision", [False, True])
+@pytest.mark.parametrize("shape", [(4, 2, 32), (8, 4, 64), (3, 3, 7), (2, 17, 9)])
+def test_every_build_keeps_the_same_items_but_for_roundings(low_precision: bool, shape: tuple[int, int, int]) -> None:
+    p_q, p_x, d = shape
+    queries, items, gate = scene(
+        6, num_queries=4, count=1500, p_q=p_q, p_x=p_x, d=d, hidden=24, gates=0.5, network=0.15
+    )
+    exact = mol_scores_reference(queries, items, gate).numpy()
+    thresholds, centres = np.sort(exact, axis=1)[:, -20], np.full((4, p_q * p_x), 0.3)
+    kept = {}
+    for name, library in LIBRARIES.items():
+        bound = BoundPass(MolScorer(items, gate), low_precision=low_precision, kernels=library)
+        found = bound.survivors(queries, thresholds, centres)
+        kept[name] = [set(rows.tolist()) for rows in found.rows]
+    for name, sets in kept.items():
+        for mine, reference in zip(sets, kept["pytorch"], strict=True):
+            # PyTorch takes exp(SiLU) exactly where the kernel reads a table, inside the same allowance.
+            assert len(mine ^ reference) <= 0.02 * len(reference) + 8, name
+
+
+def test_absurd_weights_drop_nothing_rather_than_a_right_item() -> None:
+    for scale in (1e12, 1e18, 1e30):
+        queries, items, gate = scene(7, num_queries=2, count=300, p_q=2, p_x=2, d=8, hidden=8, gates=1.0, network=scale)
+        thresholds = np.sort(mol_scores_reference(queries, items, gate).numpy(), axis=1)[:, -5]
+        exact = mol_scores_reference(queries, items, gate).numpy()
+        for library in LIBRARIES.values():
+            for low_precision in (False, True):
+                bound = BoundPass(MolScorer(items, gate), low_precision=low_precision, kernels=library)
+                found = bound.survivors(queries, thresholds, np.zeros((2, 4)))
+                for query in range(2):
+                    assert set(np.flatnonzero(exact[query] >= thresholds[query])) <= set(found.rows[query].tolist())
+
+
+def test_the_weight_falls_until_its_turn_and_is_larger_right_of_it() -> None:
+    gates = torch.linspace(-60, 60, 240_001, dtype=torch.float64)
+    weights = exp_silu(gates)
+    turn = int(torch.argmin(weights))
+    assert float(gates[turn]) == pytest.approx(TURN, abs=1e-3)
+    assert (weights[: turn + 1].diff() <= 1e-15).all()
+    assert (weights[turn:].diff() >= 0).all()
+    away = torch.linspace(0, 30, 30_001, dtype=torch.float64)
+    assert (exp_silu(TURN + away) >= exp_silu(TURN - away) * (1 - 1e-12)).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), pairs=st.integers(1, 12), width=st.sampled_from([0.0, 0.1, 1.0, 5.0]))
+def test_the_bound_is_the_best_over_all_corners_of_the_gate_box(seed: int, pairs: int, width: float) -> None:
+    rng = np.random.default_rng(seed)
+    cosines = torch.from_numpy(rng.uniform(-1, 1, pairs))
+    low = torch.from_numpy(rng.normal(scale=2, size=pairs))
+    high = low + width * torch.from_numpy(rng.random(pairs))
+    lightest, heaviest = interval_weights(low, high)
+    bound = float(upper_bounds(cosines[None], low[None], high[None])[0])
+    # The maximum of a ratio of linear functions over a box lies at a corner: heavy for the largest cosines.
+    order = torch.argsort(-cosines)
+    corners = [torch.where(torch.arange(pairs) < count, heaviest[order], lightest[order]) for count in range(pairs + 1)]
+    best = max(float((weights * cosines[order]).sum() / weights.sum()) for weights in corners)
+    assert best - 1e-12 <= bound <= best + 1e-9
+    for _ in range(20):
+        inside = exp_silu(low + (high - low) * torch.from_numpy(rng.random(pairs)))
+        assert float((inside * cosines).sum() / inside.sum()) <= bound + 1e-12
+    just_above = torch.tensor(bound + 1e-7)
+    assert float(excess(cosines, low, high, just_above)) < 0
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.5, 3.0])
+def test_the_expansion_of_the_network_holds_its_remainder(scale: float) -> None:
+    rng = np.random.default_rng(8)
+    gate = make_pair_gate(rng, 12, 20, scale=scale)
+    network = NetworkBounds(gate, 12)
+    centres = rng.uniform(-0.5, 0.5, (6, 12))
+    expansion = network.around(centres)
+
+    def output(cosines: np.ndarray) -> np.ndarray:
+        hidden = cosines @ gate.hidden_weight.T.astype(np.float64) + gate.hidden_bias
+        return (hidden / (1 + np.exp(-hidden))) @ gate.out_weight.T.astype(np.float64) + gate.out_bias
+
+    tightest = 0.0
+    for query in range(6):
+        away = rng.normal(size=(500, 12)) * rng.choice([0.01, 0.1, 0.5], size=(500, 1))
+        along = away @ expansion.directions[:, query].T
+        linear = centres[query] * 0 + expansion.middle[query] + along @ expansion.slopes[:, query]
+        squares = (away**2).sum(axis=1, keepdims=True)
+        across = np.sqrt(np.maximum(squares - (along**2).sum(axis=1, keepdims=True), 0))
+        allowed = expansion.rest[query] * across + network.curvature * squares
+        apart = np.abs(output(centres[query] + away) - linear)
+        assert (apart <= allowed * (1 + 1e-6) + 1e-9).all()
+        tightest = max(tightest, float((apart / (allowed + 1e-12)).max()))
+    assert tightest > 0.2  # a bound that is never near would hide a mistake
+
+
+def test_an_average_pool_is_the_best_by_coded_averages() -> None:
+    rng = np.random.default_rng(9)
+    items, queries = make_items(rng, 1203, 4, 3, 10), make_queries(rng, 3, 4, 3, 10)
+    averages = AverageItems(MolScorer(items, make_pair_gate(rng, 12, 4)))
+    allowed = rng.random((3, 1203)) < 0.5
+    means = items.components.mean(axis=1) @ queries.components.mean(axis=1).T
+    for name, library in LIBRARIES.items():
+        pools = best_averages(averages, queries, 60, allowed, kernels=library)
+        for query, pool in enumerate(pools):
+            assert len(pool) == 60
+            assert allowed[query][pool].all()
+            best = np.argsort(np.where(allowed[query], -means[:, query], np.inf))[:60]
+            assert len(np.intersect1d(pool, best)) >= 56, name
+
+
+def test_too_wide_components_are_refused() -> None:
+    with pytest.raises(ValueError, match="component width is 65537"):
+        Lanes(num_query_components=1, num_item_components=1, width=65_537)
+
+
+def test_the_int8_network_holds_its_certificate_step_by_step() -> None:
+    rng = np.random.default_rng(10)
+    gate = make_pair_gate(rng, 8, 24, scale=0.4)
+    network = int8_network(gate, Lanes(num_query_components=4, num_item_components=2, width=8), TURN)
+    hidden = np.linspace(-40, 40, 400_001)
+    segment = np.clip(hidden * 2 + 16, 0, 31).astype(int)
+    line = network.segment_values[segment] + network.segment_slopes[segment] * hidden
+    apart = np.abs(line - hidden / (1 + np.exp(-hidden)))
+    assert network.segment_error / 2 < apart.max() <= network.segment_error
