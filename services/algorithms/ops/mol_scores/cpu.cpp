@@ -91,7 +91,7 @@ void pack(const float* weights, int64_t rows, int64_t depth, float* packed) {
 // its own, because inlined beside SiLU the compiler keeps SiLU's constants in registers and the sums in memory (measured
 // at 8x8x32, G 128: 0.41 instead of 0.30 us per pair).
 template <typename Real, int R, int V, typename In>
-__attribute__((noinline)) void add_product(const float* weights, int64_t depth, const In* in, Real* out,
+__attribute__((noinline)) void add_product(const Real* weights, int64_t depth, const In* in, Real* out,
                                            int64_t out_stride) {
     using Vector = typename Lanes<Real>::Vector;
     constexpr int kCount = Lanes<Real>::kCount;
@@ -106,7 +106,7 @@ __attribute__((noinline)) void add_product(const float* weights, int64_t depth, 
         for (int v = 0; v < V; ++v) x[v] = load_as<Real>(in + v * kCount);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const Vector weight = splat(static_cast<Real>(weights[r]));
+            const Vector weight = splat(weights[r]);
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) sums[r][v] += weight * x[v];
         }
@@ -119,7 +119,7 @@ __attribute__((noinline)) void add_product(const float* weights, int64_t depth, 
 
 // out (rows, V vectors) += weights (rows, depth), packed, times in (depth, V vectors); `meanwhile` runs once per block.
 template <typename Real, int V, typename In, typename Meanwhile>
-void add_product(const float* weights, int64_t rows, int64_t depth, const In* in, Real* out, int64_t out_stride,
+void add_product(const Real* weights, int64_t rows, int64_t depth, const In* in, Real* out, int64_t out_stride,
                  Meanwhile&& meanwhile) {
     for_row_blocks(rows, [&](auto size, int64_t first) {
         meanwhile();
@@ -212,6 +212,41 @@ void transpose(const float* const* rows, int64_t columns, float* to, int64_t str
     for (; column < columns; ++column)
         for (int lane = 0; lane < kLanes; ++lane) to[column * stride + lane] = rows[lane][column];
 }
+
+// A call's queries and the gate's weights in the order and the precision that `add_product` reads.
+template <typename Real>
+class Packed {
+public:
+    explicit Packed(const Problem& problem) : query_size_(problem.query_parts * problem.width) {
+        std::vector<float> packed(problem.num_queries * query_size_);
+        for (int64_t query = 0; query < problem.num_queries; ++query)
+            pack(problem.query_components + query * query_size_, problem.query_parts, problem.width,
+                 packed.data() + query * query_size_);
+        const int64_t size = problem.hidden_weight ? pairs(problem) * problem.hidden_width : 0;
+        if constexpr (std::is_same_v<Real, float>) {
+            queries_ = std::move(packed);
+            hidden_ = problem.hidden_weight;
+            out_ = problem.out_weight;
+        } else {
+            queries_.assign(packed.begin(), packed.end());
+            weights_.assign(problem.hidden_weight, problem.hidden_weight + size);
+            weights_.insert(weights_.end(), problem.out_weight, problem.out_weight + size);
+            if (size) {
+                hidden_ = weights_.data();
+                out_ = weights_.data() + size;
+            }
+        }
+    }
+
+    const Real* query(int64_t query) const { return queries_.data() + query * query_size_; }
+    const Real* hidden_weight() const { return hidden_; }
+    const Real* out_weight() const { return out_; }
+
+private:
+    int64_t query_size_;
+    std::vector<Real> queries_, weights_;
+    const Real *hidden_ = nullptr, *out_ = nullptr;
+};
 
 // A worker's buffers: one tile of items (values, stride), and for one query its cosines, hidden layer and logits.
 template <typename Real>
@@ -320,7 +355,7 @@ __attribute__((noinline)) void softmax_mean(const Real* logits, const Real* cosi
 
 // Scores of one query for the V vectors of items in the tile: (V * lanes,).
 template <typename Real, int V>
-void score(const Problem& problem, const float* packed_query, const float* query_gate, const Scratch<Real>& scratch,
+void score(const Problem& problem, const Packed<Real>& packed, int64_t query, const Scratch<Real>& scratch,
            Prefetch& prefetch, Real* scores) {
     using Vector = typename Lanes<Real>::Vector;
     constexpr int kCount = Lanes<Real>::kCount;
@@ -333,18 +368,19 @@ void score(const Problem& problem, const float* packed_query, const float* query
 
     std::fill_n(cosines, num_pairs * kStride, Real{0});
     for (int64_t part = 0; part < item_parts; ++part)
-        add_product<Real, V>(packed_query, problem.query_parts, width, scratch.tile() + part * width * kStride,
+        add_product<Real, V>(packed.query(query), problem.query_parts, width, scratch.tile() + part * width * kStride,
                              cosines + part * kStride, item_parts * kStride, [] {});
-    if (problem.hidden_weight) {
+    if (packed.hidden_weight()) {
         fill_rows(problem.hidden_bias, hidden_width, kStride, hidden);
-        add_product<Real, V>(problem.hidden_weight, hidden_width, num_pairs, cosines, hidden, kStride, prefetch);
+        add_product<Real, V>(packed.hidden_weight(), hidden_width, num_pairs, cosines, hidden, kStride, prefetch);
         silu_in_place(hidden, hidden_width * kStride);
         fill_rows(problem.out_bias, num_pairs, kStride, logits);
-        add_product<Real, V>(problem.out_weight, num_pairs, hidden_width, hidden, logits, kStride, prefetch);
+        add_product<Real, V>(packed.out_weight(), num_pairs, hidden_width, hidden, logits, kStride, prefetch);
     } else {
         std::fill_n(logits, num_pairs * kStride, Real{0});
     }
-    if (query_gate) {
+    if (problem.query_gate) {
+        const float* query_gate = problem.query_gate + query * num_pairs;
         const float* item_gate = scratch.tile() + item_parts * width * kStride;
         for (int64_t p = 0; p < num_pairs; ++p) {
             const Vector gate = splat(static_cast<Real>(query_gate[p]));
@@ -358,21 +394,19 @@ void score(const Problem& problem, const float* packed_query, const float* query
 
 // Loads up to kTileItems items and scores them for queries [begin, end): query b's scores go to out + (b - begin) * X.
 template <typename Real, int V>
-void score_tile(const Problem& problem, const float* packed_queries, int64_t begin, int64_t end, Chosen items,
+void score_tile(const Problem& problem, const Packed<Real>& packed, int64_t begin, int64_t end, Chosen items,
                 Chosen next_items, const Scratch<Real>& scratch, Real* out) {
     constexpr int64_t kSmaller = (V - 1) * Lanes<Real>::kCount;
     if constexpr (V > 1 && kSmaller % kLanes == 0) {
         if (items.count <= kSmaller)
-            return score_tile<Real, V - 1>(problem, packed_queries, begin, end, items, next_items, scratch, out);
+            return score_tile<Real, V - 1>(problem, packed, begin, end, items, next_items, scratch, out);
     }
     constexpr int64_t kStride = V * Lanes<Real>::kCount;
     load_tile(problem, items, kStride, scratch.tile());
     Prefetch prefetch(problem, next_items);
     for (int64_t query = begin; query < end; ++query, out += problem.num_items) {
-        const float* gate = problem.query_gate ? problem.query_gate + query * pairs(problem) : nullptr;
         alignas(64) Real scores[kStride];
-        score<Real, V>(problem, packed_queries + query * problem.query_parts * problem.width, gate, scratch, prefetch,
-                       scores);
+        score<Real, V>(problem, packed, query, scratch, prefetch, scores);
         std::memcpy(out, scores, items.count * sizeof(Real));
     }
 }
@@ -381,22 +415,14 @@ void score_tile(const Problem& problem, const float* packed_queries, int64_t beg
 int64_t tiles_per_run(int64_t tiles, int64_t threads) { return std::clamp<int64_t>(tiles / (8 * threads), 1, 16); }
 
 template <typename Real>
-void score_run(const Problem& problem, const float* packed_queries, int64_t begin, int64_t end, Chosen items,
+void score_run(const Problem& problem, const Packed<Real>& packed, int64_t begin, int64_t end, Chosen items,
                const Scratch<Real>& scratch, Real* out) {
     constexpr int64_t kTile = kTileItems<Real>;
     for (int64_t place = 0; place < items.count; place += kTile) {
         const int64_t next = std::min(place + kTile, items.count);
-        score_tile<Real, Lanes<Real>::kMostVectors>(problem, packed_queries, begin, end, items.part(place, kTile),
+        score_tile<Real, Lanes<Real>::kMostVectors>(problem, packed, begin, end, items.part(place, kTile),
                                                     items.part(next, kTile), scratch, out + place);
     }
-}
-
-std::vector<float> pack_queries(const Problem& problem) {
-    const int64_t size = problem.query_parts * problem.width;
-    std::vector<float> packed(problem.num_queries * size);
-    for (int64_t query = 0; query < problem.num_queries; ++query)
-        pack(problem.query_components + query * size, problem.query_parts, problem.width, packed.data() + query * size);
-    return packed;
 }
 
 // One worker's scratch each, made by the worker that first needs it.
@@ -422,7 +448,7 @@ void scores_at(const Problem& problem, const int64_t* rows, const int64_t* offse
     constexpr int64_t kTile = kTileItems<Real>;
     const int64_t most = offsets[problem.num_queries] / kTile;
     const int64_t run_items = kTile * tiles_per_run(most, problem.threads);
-    const std::vector<float> packed = pack_queries(problem);
+    const Packed<Real> packed(problem);
     std::vector<std::pair<int64_t, int64_t>> runs;  // query, first place
     for (int64_t query = 0; query < problem.num_queries; ++query)
         for (int64_t place = offsets[query]; place < offsets[query + 1]; place += run_items)
@@ -431,7 +457,7 @@ void scores_at(const Problem& problem, const int64_t* rows, const int64_t* offse
     parallel_tiles(runs.size(), problem.threads, [&](int64_t run, int worker) {
         const auto [query, place] = runs[run];
         const Chosen items{rows + place, 0, std::min(run_items, offsets[query + 1] - place)};
-        score_run(problem, packed.data(), query, query + 1, items, scratches[worker], out + place);
+        score_run(problem, packed, query, query + 1, items, scratches[worker], out + place);
     });
 }
 
@@ -448,12 +474,12 @@ void freshet_pack(const float* weights, int64_t rows, int64_t depth, float* pack
 void freshet_mol_scores(const FreshetMolProblem* problem, float* out) {
     constexpr int64_t kTile = kTileItems<float>;
     const int64_t run_items = kTile * tiles_per_run(problem->num_items / kTile, problem->threads);
-    const std::vector<float> packed = pack_queries(*problem);
+    const Packed<float> packed(*problem);
     Scratches<float> scratches(*problem);
     parallel_tiles((problem->num_items + run_items - 1) / run_items, problem->threads, [&](int64_t run, int worker) {
         const int64_t first = run * run_items;
         const Chosen items{nullptr, first, std::min(run_items, problem->num_items - first)};
-        score_run(*problem, packed.data(), 0, problem->num_queries, items, scratches[worker], out + first);
+        score_run(*problem, packed, 0, problem->num_queries, items, scratches[worker], out + first);
     });
 }
 
