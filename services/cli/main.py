@@ -5,7 +5,19 @@ Importing it loads typer and nothing heavy (no PyTorch, gRPC or NumPy): `freshet
 
 import typer
 
-from services.cli.commands import data, demo, import_past, index, loadtest, recommend, record, search, stack, train
+from services.cli.commands import (
+    bench,
+    data,
+    demo,
+    import_past,
+    index,
+    loadtest,
+    recommend,
+    record,
+    search,
+    stack,
+    train,
+)
 
 _FIRST = "Begin here"
 _STACK = "The local stack"
@@ -37,6 +49,7 @@ app.command("export", rich_help_panel=_DATA)(train.export)
 app.command("index", rich_help_panel=_DATA)(index.index)
 app.command("import", rich_help_panel=_DATA)(import_past.import_past)
 app.add_typer(data.app, rich_help_panel=_DATA)
+app.add_typer(bench.app, rich_help_panel=_MEASURE)
 app.command(
     "loadtest",
     rich_help_panel=_MEASURE,

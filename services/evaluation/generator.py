@@ -54,7 +54,7 @@ def generate(
     for name, value in (("num_items", count), ("num_queries", num_queries)):
         if value < 1:
             raise ValueError(f"{name}={value}; allowed: at least 1")
-    world = World.drawn(shape, fitted, seed, num_clusters=max(1, round(fitted.clusters_per_root_item * count**0.5)))
+    world = World.drawn(shape, fitted, seed, num_items=count)
     items = make_items(world, count)
     queries = make_queries(world, num_queries)
     pair_gate = make_pair_gate(world)
@@ -93,7 +93,7 @@ class World:
     query_gate_means: FloatArray
 
     @classmethod
-    def drawn(cls, shape: Shape, fitted: Fitted, seed: int, *, num_clusters: int) -> "World":
+    def drawn(cls, shape: Shape, fitted: Fitted, seed: int, *, num_items: int) -> "World":
         rng = np.random.default_rng([seed, _WORLD])
         latent = min(shape.component_width, _LARGEST_LATENT)
         embedding = np.linalg.qr(rng.standard_normal((shape.component_width, latent)))[0].T
@@ -105,6 +105,7 @@ class World:
         rest = 1 - fitted.item_level**2 - fitted.popularity_share
         pairs = shape.num_pairs
         # From a stream of their own, so that a catalogue of another size lives in the same world.
+        num_clusters = max(1, round(fitted.clusters_per_root_item * num_items**0.5))
         centres = np.random.default_rng([seed, _CENTRES]).standard_normal((num_clusters, latent), dtype=np.float32)
         return cls(
             shape=shape,
@@ -123,27 +124,45 @@ class World:
 
 
 def make_items(world: World, count: int) -> ItemStates:
-    """X item states, a chunk at a time, each chunk from a random stream of its own."""
-    shape, fitted = world.shape, world.fitted
-    latent = len(world.item_scales)
+    """X item states."""
+    shape = world.shape
     components = np.empty((count, shape.num_item_components, shape.component_width), dtype=np.float32)
     gate = np.empty((count, shape.num_pairs), dtype=np.float32) if shape.gated else None
-    levels = np.linspace(0, 1, len(fitted.popularity_quantiles))
-    for number, start in enumerate(range(0, count, _CHUNK)):
-        rng = np.random.default_rng([world.seed, _ITEMS, number])
-        size = min(_CHUNK, count - start)
-        unit = rng.standard_normal((size, latent), dtype=np.float32)
-        unit *= np.float32(np.sqrt(1 - fitted.cluster_share))
-        clusters = (len(world.centres) * rng.random(size) ** 2).astype(np.int64)  # uneven: some clusters are large
-        unit += np.float32(np.sqrt(fitted.cluster_share)) * world.centres[clusters]
-        unit[:, 0] = np.interp(rng.random(size), levels, fitted.popularity_quantiles)
-        vectors = unit * world.item_scales
-        vectors[:, 0] += np.float32(fitted.item_level)
-        _project(vectors, world.item_views, out=components[start : start + size])
-        if gate is not None:
-            np.matmul(unit, world.item_gate_map, out=gate[start : start + size])
-            gate[start : start + size] += world.item_gate_means
+    for start in range(0, count, _CHUNK):
+        stop = min(start + _CHUNK, count)
+        _make_chunk(world, start // _CHUNK, components[start:stop], None if gate is None else gate[start:stop])
     return ItemStates(components=components, gate=gate)
+
+
+def average_items(shape: Shape, count: int, *, seed: int, fitted: Fitted = QUICK) -> FloatArray:
+    """The averaged components (X, d) of the items that `generate` makes, without ever holding those."""
+    world = World.drawn(shape, fitted, seed, num_items=count)
+    averages = np.empty((count, shape.component_width), dtype=np.float32)
+    chunk = np.empty((min(count, _CHUNK), shape.num_item_components, shape.component_width), dtype=np.float32)
+    for start in range(0, count, _CHUNK):
+        part = chunk[: min(_CHUNK, count - start)]
+        _make_chunk(world, start // _CHUNK, part, None)
+        np.mean(part, axis=1, out=averages[start : start + len(part)])
+    return averages
+
+
+def _make_chunk(world: World, number: int, components: FloatArray, gate: FloatArray | None) -> None:
+    """Fill one chunk's components (n, P_x, d) and gate (n, P), from a random stream of its own."""
+    fitted = world.fitted
+    rng = np.random.default_rng([world.seed, _ITEMS, number])
+    size = len(components)
+    unit = rng.standard_normal((size, len(world.item_scales)), dtype=np.float32)
+    unit *= np.float32(np.sqrt(1 - fitted.cluster_share))
+    clusters = (len(world.centres) * rng.random(size) ** 2).astype(np.int64)  # uneven: some clusters are large
+    unit += np.float32(np.sqrt(fitted.cluster_share)) * world.centres[clusters]
+    levels = np.linspace(0, 1, len(fitted.popularity_quantiles))
+    unit[:, 0] = np.interp(rng.random(size), levels, fitted.popularity_quantiles)
+    vectors = unit * world.item_scales
+    vectors[:, 0] += np.float32(fitted.item_level)
+    _project(vectors, world.item_views, out=components)
+    if gate is not None:
+        np.matmul(unit, world.item_gate_map, out=gate)
+        gate += world.item_gate_means
 
 
 def make_queries(world: World, count: int) -> QueryStates:

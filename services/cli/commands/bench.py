@@ -1,0 +1,155 @@
+"""`freshet bench`: measure retrieval, quantization and the changing index, and write tables and plots.
+
+It gathers options and shows progress; what is measured, and how, is in services/evaluation.
+"""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli.threads import wait_without_spinning
+
+if TYPE_CHECKING:
+    from services.evaluation.benchmarks import Request
+
+app = typer.Typer(
+    name="bench", help="Measure algorithms beside their baselines; tables and plots.", no_args_is_help=True
+)
+
+_DOCS, _SCRATCH = Path("docs/benchmarks"), Path(".freshet/bench")
+
+Quick = Annotated[bool, typer.Option("--quick", help="Minutes instead of an hour: fewer queries and settings.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Where tables and plots go. Default: docs/benchmarks; with --quick .freshet/bench.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Equal seeds make equal catalogues and queries.")]
+AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object that holds `rows`.")]
+
+
+@app.callback()
+def bench() -> None:
+    """Measure algorithms beside their baselines; tables and plots."""
+
+
+@app.command("retrieval")
+@reports_errors
+def retrieval(
+    *,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="ml-1m, ml-20m, books or nq320k; may be repeated. Default: all.")
+    ] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Queries per call; may be repeated.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="A trained model in place of the generated ml-1m.")] = None,
+    quick: Quick = False,
+    out: Out = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Top-K over a Mixture of Logits: every algorithm beside its PyTorch transcription and the machine's floor.
+
+    Every row has milliseconds, speedup, recall, the share proven exact, items touched and bytes per item. The exit
+    status is 1 if an answer called proven exact was not the exact one.
+
+    Example:  freshet bench retrieval --quick
+
+    Example:  freshet bench retrieval --shape books --batch 32 --json
+    """
+    wait_without_spinning()
+    from services.evaluation import benchmarks
+    from services.evaluation.shapes import SHAPES, shape_named
+
+    chosen = shape or list(SHAPES)
+    with _sentences():
+        for name in chosen:
+            shape_named(name)
+        if bundle is not None and "ml-1m" not in chosen:
+            raise ValueError(
+                f"bundle={str(bundle)!r} takes the place of ml-1m; shape={', '.join(chosen)} leaves it out"
+            )
+        batches = tuple(dict.fromkeys(batch)) if batch else None
+        report = _run(
+            lambda request: benchmarks.retrieval(request, shapes=chosen, batches=batches, bundle=bundle),
+            out=out,
+            quick=quick,
+            seed=seed,
+            as_json=as_json,
+        )
+    wrong = benchmarks.wrong_proofs(report["rows"])
+    if wrong:
+        raise CommandError(f"proven exact, and wrong: {'; '.join(wrong)}", advice="please report this with the seed")
+
+
+@app.command("quantization")
+@reports_errors
+def quantization(*, quick: Quick = False, out: Out = None, seed: Seed = 0, as_json: AsJson = False) -> None:
+    """Anisotropic codes beside FAISS's at equal bits, on real embeddings.
+
+    Example:  freshet bench quantization --quick
+    """
+    wait_without_spinning()
+    from services.evaluation import benchmarks
+
+    with _sentences():
+        _run(benchmarks.quantization, out=out, quick=quick, seed=seed, as_json=as_json)
+
+
+@app.command("mutation")
+@reports_errors
+def mutation(*, quick: Quick = False, out: Out = None, seed: Seed = 0, as_json: AsJson = False) -> None:
+    """Search latency and recall while items are inserted, updated and deleted, beside FAISS and hnswlib.
+
+    Example:  freshet bench mutation --quick --json
+    """
+    wait_without_spinning()
+    from services.evaluation import benchmarks
+
+    with _sentences():
+        _run(benchmarks.mutation, out=out, quick=quick, seed=seed, as_json=as_json)
+
+
+def _run(
+    measure: "Callable[[Request], dict[str, Any]]", *, out: Path | None, quick: bool, seed: int, as_json: bool
+) -> dict[str, Any]:
+    """Measure with a progress line on the terminal, say where the tables are, and print the report if asked to."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from services.evaluation.benchmarks import Request
+
+    folder = out or (_SCRATCH if quick else _DOCS)
+    how = shlex.join(["freshet", *sys.argv[1:]])
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task("measuring the machine", total=None)
+        report = measure(
+            Request(
+                how=how,
+                out=folder,
+                quick=quick,
+                seed=seed,
+                say=lambda line: progress.update(task, description=line),
+            )
+        )
+    page = folder / f"{report['benchmark']}.md"
+    if as_json:
+        emit_json(report)
+    else:
+        typer.echo(page.read_text(encoding="utf-8"))
+        typer.echo(f"{len(report['rows'])} rows in {report['seconds']:.0f} s; tables and plots in {page}")
+    return report
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """What evaluation raises, as sentences: its messages name field, value and what is allowed."""
+    try:
+        yield
+    except ValueError as error:
+        raise CommandError(str(error), advice="see --help for an example", status=ExitStatus.USAGE) from error
+    except MemoryError as error:
+        raise CommandError("there is not enough memory for this shape", advice="--shape ml-20m") from error

@@ -1,0 +1,120 @@
+"""Whole benchmarks, as `freshet bench` runs them: rows, then a Markdown page and plots in a folder.
+
+Each returns one report of plain values: the page is for people, the report for machines. Which numbers there are and
+how they are measured is the other modules' affair.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from services.evaluation.floors import measure_rates
+from services.evaluation.tables import machine, plain_page, retrieval_page
+
+Report = dict[str, Any]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What was asked for: `how` is the command line, to stand on the page; `out` is where pages and plots go."""
+
+    how: str
+    out: Path
+    quick: bool
+    seed: int
+    say: Say = lambda line: None
+
+
+def retrieval(
+    request: Request,
+    *,
+    shapes: list[str],
+    batches: tuple[int, ...] | None,
+    bundle: Path | None = None,
+) -> Report:
+    """Table 5 at the shapes, and growth; writes retrieval.{md,json,png} and growth.png.
+
+    `bundle` takes the generator's place for ml-1m. Raises: ValueError or BundleError for a bundle that does not fit.
+    """
+    from services.evaluation import growth, plots
+    from services.evaluation.retrieval import plans, rows
+
+    began = time.perf_counter()
+    rates = measure_rates()
+    found = []
+    for plan in plans(shapes, batches=batches, quick=request.quick):
+        trained = bundle if plan.shape.name == "ml-1m" else None
+        found += rows(plan, seed=request.seed, quick=request.quick, bundle=trained, rates=rates, say=request.say)
+    grown, left_out = growth.rows(quick=request.quick, seed=request.seed, rates=rates, say=request.say)
+    report = _report("retrieval", request, found, began) | {
+        "growth": grown,
+        "left_out": left_out,
+        "rates": asdict(rates),
+    }
+    request.out.mkdir(parents=True, exist_ok=True)
+    plots.plot_retrieval(found, request.out / "retrieval.png")
+    plots.plot_growth(grown, request.out / "growth.png")
+    return _written(request, report, retrieval_page(found, grown, left_out, rates, request.how))
+
+
+def quantization(request: Request) -> Report:
+    """Codes at equal bits, and search end to end; writes quantization.{md,json,png}.
+
+    Raises: ValueError naming a data set that is missing, with what to do.
+    """
+    from services.evaluation import quantization as codes
+
+    began = time.perf_counter()
+    found = codes.rows(request.quick, request.seed, progress=request.say)
+    report = _report("quantization", request, found, began)
+    request.out.mkdir(parents=True, exist_ok=True)
+    codes.plot(found, request.out / "quantization.png")
+    question = (
+        "Is the score-aware loss worth it at equal bits, and how does search with its codes compare with scann?"
+        "\n\n![recall and error](quantization.png)\n\n"
+    )
+    return _written(request, report, plain_page("Quantization", question, codes.summary(found), request.how))
+
+
+def mutation(request: Request) -> Report:
+    """Searches while items change, beside FAISS and hnswlib; writes mutation.{md,json}."""
+    from services.evaluation import mutation as changes
+
+    began = time.perf_counter()
+    found = changes.rows(quick=request.quick, seed=request.seed, progress=request.say)
+    report = _report("mutation", request, found, began)
+    question = "What do searches cost, and what do they find, while items are inserted, updated and deleted?"
+    return _written(request, report, plain_page("Mutation", question, found, request.how))
+
+
+def wrong_proofs(rows: list[dict[str, Any]]) -> list[str]:
+    """Algorithms whose answers were all called proven exact and yet missed something: there must be none."""
+    return [
+        f"{row['algorithm']} at {row['shape']}, batch {row['batch']}: recall {row['recall_100']:.4f}"
+        for row in rows
+        if row.get("exact") == 1.0 and row["recall_100"] < 1.0
+    ]
+
+
+def _report(name: str, request: Request, rows: list[dict[str, Any]], began: float) -> Report:
+    return {
+        "benchmark": name,
+        "command": request.how,
+        "machine": machine(),
+        "quick": request.quick,
+        "seed": request.seed,
+        "seconds": round(time.perf_counter() - began, 1),
+        "rows": rows,
+    }
+
+
+def _written(request: Request, report: Report, page: str) -> Report:
+    name = report["benchmark"]
+    request.out.mkdir(parents=True, exist_ok=True)
+    (request.out / f"{name}.md").write_text(page.rstrip() + "\n", encoding="utf-8")
+    (request.out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return report
