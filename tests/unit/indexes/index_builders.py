@@ -25,6 +25,7 @@ from services.algorithms.indexes.quantized import Quantized
 from services.algorithms.indexes.quantized_pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
+from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, Visit
 from services.algorithms.states import ItemStates, PairGate
 
@@ -46,6 +47,11 @@ class Builder:
 
 BUILDERS: list[Builder] = [
     Builder("brute_force", BruteForce, exact=True),
+    Builder(
+        "brute_force_torch",
+        lambda items, gate, **o: BruteForce(MolScorer(items, gate, backend="torch"), **o),
+        exact=True,
+    ),
     # A pool that is the whole catalogue must make an exact answer, too.
     Builder("top_k_avg_all", lambda items, gate, **o: TopKAvg(items, gate, pool_size=len(items) + 1, **o), exact=True),
     Builder("top_k_avg_8", lambda items, gate, **o: TopKAvg(items, gate, pool_size=8, **o), exact=False),
