@@ -12,7 +12,6 @@ Letters: B queries, n rows, K results, P_x item components, P pairs, d component
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from services.algorithms.indexes.protocol import Indices, Mask, Scores
 from services.algorithms.indexes.rescoring import within_reach
 from services.algorithms.indexes.segment import Hashes, Segment, rows_of
 from services.algorithms.indexes.segment_merge import Source, gather, order_by_id
+from services.algorithms.lazy import lazy_property
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 TAIL_ROWS = 256
@@ -100,7 +100,7 @@ class TailView:
     def num_living(self) -> int:
         return self.count - self.num_dead
 
-    @cached_property
+    @lazy_property
     def source(self) -> Source | None:
         segment = self.tail.segment(self.count, self.num_dead) if self.num_living else None
         return None if segment is None else Source(segment, 0)

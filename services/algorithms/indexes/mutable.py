@@ -152,8 +152,9 @@ class MutableIndex:
             self.shape.check(upserts.states)
             if both := set(upserts.item_ids).intersection(removals):
                 raise ValueError(f"item {min(both)!r} is both in upserts and in removals; a batch names each item once")
-            self._require_room(len(upserts))
+            self._make_room(len(upserts))
         with self._writing:
+            self._require_room(0 if upserts is None else len(upserts))
             return self._apply(upserts, removals)
 
     def upsert(self, items: ItemBatch) -> Change:
@@ -293,17 +294,21 @@ class MutableIndex:
         changed = len(self._tail) + sum(len(block) for block in self._blocks)
         if main is not None:
             changed += main.num_dead
-        if changed >= max(MERGE_ROWS, MERGE_SHARE * (0 if main is None else len(main.segment))):
+        share = MERGE_SHARE * (0 if main is None else len(main.segment))
+        if not self._building and changed >= max(MERGE_ROWS, share):  # a running merge looks again when it ends
             self.merge_wanted.set()
 
-    def _require_room(self, num_new: int) -> None:
-        """Raise IndexFullError if `num_new` more rows, and a merge after them, would pass the memory limit."""
+    def _make_room(self, num_new: int) -> None:
+        """Merge, which drops the dead, if `num_new` more rows would pass the memory limit."""
         if self.max_bytes is None or self._bytes_with(num_new) <= self.max_bytes:
             return
         version = self._version
         if (version.main is not None and version.main.num_dead) or any(block.num_dead for block in version.blocks):
-            self.merge()  # the dead go, which may be room enough
-        if (needed := self._bytes_with(num_new)) > self.max_bytes:
+            self.merge()
+
+    def _require_room(self, num_new: int) -> None:
+        """Raise IndexFullError if `num_new` more rows, and a merge after them, would pass the memory limit."""
+        if num_new and self.max_bytes is not None and (needed := self._bytes_with(num_new)) > self.max_bytes:
             raise IndexFullError(
                 f"max_bytes={self.max_bytes} but {num_new} more items make {needed}, with the copy that a merge makes"
             )

@@ -14,13 +14,13 @@ Letters: n rows, m ids asked for, P_x item components, P pairs, d component widt
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Index, Indices, Mask
+from services.algorithms.lazy import lazy_property
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate
 
@@ -105,7 +105,7 @@ class Segment:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @cached_property
+    @lazy_property
     def scorer(self) -> MolScorer:
         return MolScorer(self.rows.states, self._pair_gate)
 
@@ -192,12 +192,12 @@ class Segment:
             allowed[self._known_rows(*wanted.deny)] = False
         return allowed
 
-    @cached_property
+    @lazy_property
     def _by_hash(self) -> tuple[Hashes, Indices]:
         order = np.argsort(self.rows.hashes, kind="stable")
         return self.rows.hashes[order], order
 
-    @cached_property
+    @lazy_property
     def _by_category(self) -> tuple[npt.NDArray[np.int32], Indices]:
         """Codes in order, and the row of each."""
         categories = self.rows.categories

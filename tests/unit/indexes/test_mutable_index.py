@@ -322,6 +322,21 @@ def test_readers_in_threads_never_see_half_a_batch() -> None:
     assert not failures
 
 
+def test_a_merge_is_wanted_when_enough_has_changed_and_not_again_for_what_it_covers(states: States) -> None:
+    index = make_index(states, 100)
+    index.upsert(batch(states, [f"n{row}" for row in range(MERGE_ROWS - 1)], [0] * (MERGE_ROWS - 1)))
+    assert not index.merge_wanted.is_set()
+    index.upsert(batch(states, ["one more"]))
+    assert index.merge_wanted.is_set()
+    index.merge_wanted.clear()
+
+    def change() -> None:
+        index.upsert(batch(states, ["i00000"]))
+
+    index.merge(change)
+    assert not index.merge_wanted.is_set()
+
+
 def test_writers_in_threads_lose_nothing(states: States) -> None:
     index = make_index(states, 10)
 

@@ -1,0 +1,32 @@
+"""An attribute that is computed when first asked for, without a lock.
+
+Python 3.11's `functools.cached_property` holds one lock per class attribute while any instance computes it (3.12 does
+not): a merge that measures a large segment would stop every search that needs the same attribute of a small one. Here
+racing threads compute it twice and keep an equal value.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar, overload
+
+Value = TypeVar("Value")
+
+
+class lazy_property(Generic[Value]):
+    """Decorates a method of no arguments; the value is kept in the instance's dictionary under the method's name."""
+
+    def __init__(self, make: Callable[[Any], Value]) -> None:
+        self._make = make
+        self._name = make.__name__
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Value: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | Value:
+        if instance is None:
+            return self
+        value = self._make(instance)
+        # Without __set__ the dictionary comes first from now on.
+        instance.__dict__[self._name] = value
+        return value
