@@ -32,7 +32,7 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 # At the Books shape (K = 100) a pool of 1,000 finds a threshold within 0.005 of the exact K-th score.
-_LEAST_POOL = 1_000
+DEFAULT_POOL = 1_000
 _POOL_PER_RESULT = 4
 # Items at and just below the K-th place: where gates are bounded best is where it matters.
 _CENTRE_ITEMS = 64
@@ -50,7 +50,7 @@ class _Start:
     centres: npt.NDArray[np.float64]
 
 
-class _TwoPass:
+class TwoPass:
     """What the strategies share. Certificate: always exact."""
 
     name: str
@@ -63,15 +63,27 @@ class _TwoPass:
         pair_gate: PairGate | None = None,
         *,
         tie_ranks: npt.NDArray[np.integer] | None = None,
+        pool_size: int = DEFAULT_POOL,
+        averages: AverageItems | None = None,
     ) -> None:
         """Prepare X items; `tie_ranks` (X,) is each item's place in id order (the row number when not given).
 
-        A MolScorer is shared, not copied. Raises: ValueError for an empty index or shapes that disagree.
+        `pool_size`: items scored for a threshold, raised to 4 k where that is more. A MolScorer is shared, not copied,
+        and so are `averages` of the same items. Raises: ValueError for an empty index, a pool_size below 1, or shapes
+        that disagree.
         """
+        if pool_size < 1:
+            raise ValueError(f"pool_size={pool_size} allowed: at least 1")
         self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
         self._ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
-        self._averages = AverageItems(self.scorer)
+        self._pool_size = pool_size
+        self._averages = AverageItems(self.scorer) if averages is None else averages
         self._bounds = BoundPass(self.scorer, low_precision=self._low_precision, by_gates=self._by_gates)
+
+    @property
+    def codes_nbytes(self) -> int:
+        """Bytes of what this strategy alone holds: neither the scorer's states nor the averages."""
+        return self._bounds.nbytes
 
     @property
     def num_items(self) -> int:
@@ -120,7 +132,7 @@ class _TwoPass:
         num_queries = len(queries)
         everything = np.full(num_queries, self.num_items, dtype=np.int64)
         started = time.perf_counter()
-        size = max(_LEAST_POOL, _POOL_PER_RESULT * k)
+        size = max(self._pool_size, _POOL_PER_RESULT * k)
         pools = best_averages(self._averages, queries, size, allowed)
         pooled = time.perf_counter()
         first = Pass("first_stage", pooled - started, everything)
@@ -131,6 +143,9 @@ class _TwoPass:
         if num_queries == 0 or sizes.max() < min(size, self.num_items):
             # Fewer than asked for: the pools are all that is allowed.
             return begin.pools, begin.scores, np.full(num_queries, -np.inf), passes
+        allowed, more = self._narrowed(queries, begin.thresholds, allowed)
+        passes += more
+        scored = time.perf_counter()
         found = self._bounds.survivors(queries, begin.thresholds, begin.centres, allowed)
         bounded = time.perf_counter()
         scores = self.scorer.scores_at(queries, found.rows)
@@ -140,6 +155,12 @@ class _TwoPass:
         if self._by_gates:
             passes += (Pass("gate_intervals", 0.0, found.tested),)
         return found.rows, scores, begin.thresholds, (*passes, Pass("full", full - bounded, counts))
+
+    def _narrowed(
+        self, queries: QueryStates, thresholds: npt.NDArray[np.float64], allowed: Mask | None
+    ) -> tuple[Mask | None, tuple[Pass, ...]]:
+        """A chance to rule items out before the pass over all of them, and the passes that it took."""
+        return allowed, ()
 
     def _start(self, queries: QueryStates, pools: list[Indices], k: int) -> _Start:
         """Thresholds and centres from the pools' scores."""
@@ -160,7 +181,7 @@ class _TwoPass:
         return _Start(pools, scores, thresholds, centres)
 
 
-class ExactAlgorithm1(_TwoPass):
+class ExactAlgorithm1(TwoPass):
     """The paper's Algorithm 1: drops items whose largest cosine is below the threshold. No further memory.
 
     Cost: X P d multiply-adds in float32; on a lightly trained model nearly every item survives.
@@ -171,7 +192,7 @@ class ExactAlgorithm1(_TwoPass):
     _by_gates = False
 
 
-class ExactGateBounds(_TwoPass):
+class ExactGateBounds(TwoPass):
     """Drops by intervals of the gates, from float32 cosines. Memory: the item gates again, in int8."""
 
     name = "exact_gate_bounds"
@@ -179,7 +200,7 @@ class ExactGateBounds(_TwoPass):
     _by_gates = True
 
 
-class ExactLowPrecision(_TwoPass):
+class ExactLowPrecision(TwoPass):
     """Drops by intervals of the gates, from int8 cosines with their error. Memory: 332 bytes an item at 8 x 8 x 32.
 
     P = 1: the exact inner-product search by an int8 scan.

@@ -14,6 +14,9 @@ from mutable_as_index import MutableAsIndex
 from services.algorithms.indexes.adaptive import AdaptiveTopK
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
+from services.algorithms.indexes.exact import Exact
+from services.algorithms.indexes.exact_clusters import ExactClusters
+from services.algorithms.indexes.exact_two_pass import ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
 from services.algorithms.indexes.gpu import (
     DeviceBruteForce,
     DeviceCombinedTopK,
@@ -155,5 +158,10 @@ BUILDERS: list[Builder] = [
             items, gate, pair_pool_size=2, average_pool_size=8, device="cpu", **o
         ),
         exact=False,
+    ),
+    # Pools far smaller than the catalogues, so that the bound pass has something to drop.
+    *(
+        Builder(kind.name, lambda items, gate, kind=kind, **o: kind(items, gate, pool_size=4, **o), exact=True)
+        for kind in (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactClusters, Exact)
     ),
 ]

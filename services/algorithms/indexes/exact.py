@@ -1,0 +1,136 @@
+"""Exact top-K by whichever strategy is cheapest here, as measured on the searches themselves.
+
+All strategies give the same proven answer, so trying them costs nothing but time: per kind of request (batch size and
+K, by orders of magnitude) the first searches take turns, and then the cheapest per query stays. Which strategy pays
+depends on the model: on sharp gates bounds drop nearly everything, on a small catalogue nothing beats scoring it all.
+
+Letters: B queries, X items, K results.
+"""
+
+import threading
+import time
+from collections import defaultdict
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.exact_two_pass import DEFAULT_POOL, ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
+from services.algorithms.indexes.protocol import Mask, Pass, Pool, TopK, check_request, check_tie_ranks
+from services.algorithms.ops.mol_bounds import AverageItems
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+# The first turn of each also warms caches and threads; the second decides.
+_TURNS = 2
+
+_Kind = tuple[int, int]
+
+
+class Exact:
+    """The cheapest exact strategy, BruteForce included. Certificate: always exact.
+
+    The first pass of an answer is named "strategy:<name>" and takes no time. Memory: exact_low_precision's, and the
+    item gates once more in int8. The bounds rest on the gates being a softmax, as every gate here is.
+    """
+
+    name = "exact"
+
+    def __init__(
+        self,
+        items: ItemStates | MolScorer,
+        pair_gate: PairGate | None = None,
+        *,
+        tie_ranks: npt.NDArray[np.integer] | None = None,
+        pool_size: int = DEFAULT_POOL,
+    ) -> None:
+        """Prepare X items; `tie_ranks` (X,) is each item's place in id order (the row number when not given).
+
+        `pool_size`: items scored for a threshold, raised to 4 k where that is more. A MolScorer is shared, not copied.
+        Raises: ValueError for an empty index, a pool_size below 1, or shapes that disagree.
+        """
+        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
+        self._ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
+        self._averages = AverageItems(self.scorer)
+        self._bounding = [
+            kind(self.scorer, tie_ranks=self._ranks, pool_size=pool_size, averages=self._averages)
+            for kind in (ExactLowPrecision, ExactGateBounds, ExactAlgorithm1)
+        ]
+        self.strategies = (*self._bounding, BruteForce(self.scorer, tie_ranks=self._ranks))
+        self._lock = threading.Lock()
+        # Seconds per query of each strategy's turns so far, in the order of `strategies`.
+        self._measured: dict[_Kind, list[list[float]]] = defaultdict(lambda: [[] for _ in self.strategies])
+        self._started: dict[_Kind, int] = defaultdict(int)
+
+    @property
+    def num_items(self) -> int:
+        return self.scorer.num_items
+
+    @property
+    def nbytes(self) -> int:
+        codes = sum(strategy.codes_nbytes for strategy in self._bounding)
+        return self.scorer.nbytes + int(self._ranks.nbytes) + self._averages.nbytes + codes
+
+    def chosen(self, *, batch: int, k: int) -> str | None:
+        """The name of the strategy that such requests have settled on, None while they take turns."""
+        with self._lock:
+            measured = self._measured[_kind(batch, k)]
+        if any(len(turns) < _TURNS for turns in measured):
+            return None
+        return self.strategies[_cheapest(measured)].name
+
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+        """The exact top `k` among the allowed items. See `Index.search`."""
+        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.scorer.check(queries)
+        kind = _kind(len(queries), k)
+        number = self._turn(kind)
+        started = time.perf_counter()
+        answer = self.strategies[number].search(queries, k, allowed)
+        self._note(kind, number, (time.perf_counter() - started) / max(1, len(queries)))
+        return TopK(
+            item_indices=answer.item_indices,
+            scores=answer.scores,
+            certificates=answer.certificates,
+            passes=(self._said(number, len(queries)), *answer.passes),
+        )
+
+    def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
+        """The `size` best by s in float32, and the best score left out plus its error bound."""
+        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.scorer.check(queries)
+        kind = _kind(len(queries), size)
+        number = self._turn(kind)
+        started = time.perf_counter()
+        pool = self.strategies[number].first_stage(queries, size, allowed)
+        self._note(kind, number, (time.perf_counter() - started) / max(1, len(queries)))
+        passes = (self._said(number, len(queries)), *pool.passes)
+        return Pool(item_indices=pool.item_indices, scores=pool.scores, bounds=pool.bounds, passes=passes)
+
+    def _turn(self, kind: _Kind) -> int:
+        """Whose turn it is: each strategy's in order, then the cheapest's."""
+        with self._lock:
+            started = self._started[kind]
+            self._started[kind] += 1
+            measured = self._measured[kind]
+            if started < _TURNS * len(self.strategies) or not all(measured):
+                return started % len(self.strategies)
+            return _cheapest(measured)
+
+    def _note(self, kind: _Kind, number: int, seconds: float) -> None:
+        with self._lock:
+            turns = self._measured[kind][number]
+            if len(turns) < _TURNS:
+                turns.append(seconds)
+
+    def _said(self, number: int, num_queries: int) -> Pass:
+        return Pass(f"strategy:{self.strategies[number].name}", 0.0, np.zeros(num_queries, dtype=np.int64))
+
+
+def _cheapest(measured: list[list[float]]) -> int:
+    return int(np.argmin([turns[-1] for turns in measured]))
+
+
+def _kind(batch: int, k: int) -> _Kind:
+    """Requests that cost alike: batch sizes by powers of 4, K by powers of 10."""
+    return ((max(1, batch) - 1).bit_length() // 2, len(str(k)))
