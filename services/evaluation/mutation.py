@@ -54,9 +54,13 @@ class World:
 
 @dataclass(slots=True)
 class Observed:
-    """What one run saw. Times in seconds, `compute` the searching thread's own; `applied[v]`: events in version v."""
+    """What one run saw. In seconds: `latencies` from arrival, `service` from the call, `compute` the thread's own.
+
+    `applied[v]`: events that version v reflects.
+    """
 
     latencies: list[float] = field(default_factory=list)
+    service: list[float] = field(default_factory=list)
     compute: list[float] = field(default_factory=list)
     answers: list[tuple[int, list[int], int]] = field(default_factory=list)
     lags: list[float] = field(default_factory=list)
@@ -207,8 +211,9 @@ def _search(subject: Subject, seen: Observed, seconds: float, pace: float) -> No
         if wait > 0:
             time.sleep(wait)
         query = len(seen.latencies) % _QUERIES
-        computed = time.thread_time()
+        called, computed = time.perf_counter(), time.thread_time()
         answer, version = subject.search(query, K)
+        seen.service.append(time.perf_counter() - called)
         seen.compute.append(time.thread_time() - computed)
         seen.latencies.append(time.perf_counter() - began - arrival)
         seen.answers.append((query, answer, version))
@@ -235,6 +240,8 @@ def _row(world: World, name: str, rate: int, seconds: float, seen: Observed, qui
         "quiet_p99_milliseconds": float(np.percentile(undisturbed, 99)),
         "milliseconds_ratio": float(np.median(milliseconds) / np.median(undisturbed)),
         "p99_ratio": float(np.percentile(milliseconds, 99) / np.percentile(undisturbed, 99)),
+        "service_p99_milliseconds": 1e3 * float(np.percentile(seen.service, 99)),
+        "service_p99_ratio": float(np.percentile(seen.service, 99) / np.percentile(quiet.service, 99)),
         "compute_milliseconds": 1e3 * float(np.median(seen.compute)),
         "compute_ratio": float(np.median(seen.compute) / np.median(quiet.compute)),
         "compute_p99_ratio": float(np.percentile(seen.compute, 99) / np.percentile(quiet.compute, 99)),

@@ -15,7 +15,7 @@ import torch
 
 from services.algorithms.indexes.mutable import MutableIndex
 
-_NICENESS = 5
+_NICENESS = 3  # half the weight of a search's thread: on a busy machine a merge still ends before the delta grows long
 _PAUSE_S = 0.0001  # as long as the slices between pauses: half of the interpreter's time stays free
 
 
