@@ -2,7 +2,9 @@
 
 Centroids and packed codes are copied in; `add` is never called, for it would encode again by plain l2 and undo the
 anisotropy. Fast-scan indexes are made from these by FAISS's own constructors; their scores come from 8-bit tables and
-are coarse. FAISS is optional: it is imported when a function is called. All indexes score by inner product.
+are coarse. A quantizer with a rotation becomes an IndexPreTransform around the same index, which rotates queries
+(`faiss.extract_index_ivf` finds what is inside). FAISS is optional: it is imported when a function is called. All
+indexes score by inner product.
 
 Letters: X points, d width, C cells, m subspaces.
 """
@@ -28,6 +30,10 @@ def packed_codes(codes: CodeArray, code_bits: int) -> CodeArray:
 
 def product_index(quantizer: ProductQuantizer, codes: CodeArray) -> Any:
     """faiss.IndexPQ over codes (X, m), ids 0 .. X - 1."""
+    return _rotating(quantizer, _product_index(quantizer, codes))
+
+
+def _product_index(quantizer: ProductQuantizer, codes: CodeArray) -> Any:
     import faiss
 
     _check_codes(quantizer, codes)
@@ -47,7 +53,7 @@ def product_fast_scan(quantizer: ProductQuantizer, codes: CodeArray) -> Any:
     import faiss
 
     _check_four_bits(quantizer)
-    return faiss.IndexPQFastScan(product_index(quantizer, codes))
+    return _rotating(quantizer, faiss.IndexPQFastScan(_product_index(quantizer, codes)))
 
 
 def inverted_index(
@@ -57,9 +63,20 @@ def inverted_index(
     ids: npt.NDArray[np.int64] | None = None,
 ) -> Any:
     """faiss.IndexIVFPQ over cells (X,) and codes (X, m); ids (X,) default to 0 .. X - 1."""
+    return _rotating(quantizer.residuals, _inverted_index(quantizer, cells, codes, ids))
+
+
+def _inverted_index(
+    quantizer: InvertedFileQuantizer,
+    cells: npt.NDArray[np.int64],
+    codes: CodeArray,
+    ids: npt.NDArray[np.int64] | None,
+) -> Any:
     import faiss
 
     residuals, centres = quantizer.residuals, np.ascontiguousarray(quantizer.cells.centres)
+    if residuals.rotation is not None:
+        centres = centres @ residuals.rotation
     _check_codes(residuals, codes)
     if cells.shape != (len(codes),) or (len(cells) and not 0 <= cells.min() <= cells.max() < len(centres)):
         raise ValueError(f"cells must be {len(codes)} numbers from 0 to {len(centres) - 1}")
@@ -99,7 +116,21 @@ def inverted_fast_scan(
     import faiss
 
     _check_four_bits(quantizer.residuals)
-    return faiss.IndexIVFPQFastScan(inverted_index(quantizer, cells, codes, ids))
+    index = faiss.IndexIVFPQFastScan(_inverted_index(quantizer, cells, codes, ids))
+    return _rotating(quantizer.residuals, index)
+
+
+def _rotating(quantizer: ProductQuantizer, index: Any) -> Any:
+    if quantizer.rotation is None:
+        return index
+    import faiss
+
+    turn: Any = faiss.LinearTransform(quantizer.width, quantizer.width, False)
+    # FAISS multiplies from the left.
+    faiss.copy_array_to_vector(np.ascontiguousarray(quantizer.rotation.T).ravel(), turn.A)
+    turn.is_trained = True
+    turn.is_orthonormal = True
+    return faiss.IndexPreTransform(turn, index)
 
 
 def _check_codes(quantizer: ProductQuantizer, codes: CodeArray) -> None:

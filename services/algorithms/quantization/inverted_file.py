@@ -56,12 +56,14 @@ def train_inverted_file(
     code_bits: int,
     threshold: float = DEFAULT_THRESHOLD,
     cell_threshold: float = 0.0,
+    rotate: bool = False,
     seed: int = 0,
     on_step: Callable[[str, float], None] | None = None,
 ) -> InvertedFileQuantizer:
     """Learn C cells and the residuals' codebooks for points (X, d).
 
-    threshold and errors as `train_product_quantizer`; cell_threshold as `train_vector_quantizer` (0: plain k-means).
+    threshold and errors as `train_product_quantizer`; cell_threshold as `train_vector_quantizer` (0: plain k-means);
+    rotate as there, off here so that FAISS's inverted index is not wrapped in a transform unless asked for.
     """
     checked = checked_points(points)
     cells = train_vector_quantizer(checked, num_centres=num_cells, threshold=cell_threshold, seed=seed)
@@ -72,6 +74,7 @@ def train_inverted_file(
         threshold=threshold,
         seed=seed,
         centres=cells.centres[cells.assign(checked)],
+        rotate=rotate,
         on_step=on_step,
     )
     return InvertedFileQuantizer(cells=cells, residuals=residuals)

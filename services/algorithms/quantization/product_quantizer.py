@@ -18,6 +18,7 @@ from torch import Tensor
 from services.algorithms.quantization.codebook_solve import solve_codebooks
 from services.algorithms.quantization.encoding import decode, encode
 from services.algorithms.quantization.k_means import product_k_means
+from services.algorithms.quantization.rotation import balancing_rotation
 from services.algorithms.quantization.score_aware import ErrorWeights
 from services.algorithms.quantization.targets import (
     Targets,
@@ -45,16 +46,20 @@ class ProductQuantizer:
 
     Shapes: codebooks (m, k, d / m) float32, k = 16 (4-bit codes) or 256 (8-bit codes). `threshold` is T as a share of
     `scale`, the root mean square norm of the training points: 0.2 means the paper's T = .2 for unit vectors, and any
-    other unit of length gives the same codes.
+    other unit of length gives the same codes. rotation (d, d), where there is one, is orthogonal: what the codebooks
+    stand for is x @ rotation.
     """
 
     codebooks: FloatArray
     threshold: float
     scale: float
+    rotation: FloatArray | None = None
 
     def __post_init__(self) -> None:
         if self.codebooks.ndim != 3 or self.codebooks.shape[1] not in (16, 256):
             raise ValueError(f"codebooks has shape {self.codebooks.shape}; expected (m, 16 or 256, d / m)")
+        if self.rotation is not None and self.rotation.shape != (self.width, self.width):
+            raise ValueError(f"rotation has shape {self.rotation.shape}; expected {(self.width, self.width)}")
 
     @property
     def num_subspaces(self) -> int:
@@ -97,7 +102,8 @@ class ProductQuantizer:
             weights = relative_weights(checked, threshold=self.threshold, scale=self.scale)
         elif len(weights.ratio) != len(checked):
             raise ValueError(f"weights are for {len(weights.ratio)} points; there are {len(checked)}")
-        targets = score_aware_targets(checked, weights, centres=centres)
+        rotation = None if self.rotation is None else torch.from_numpy(self.rotation)
+        targets = score_aware_targets(checked, weights, centres=centres).rotated(rotation)
         return encode(targets, torch.from_numpy(self.codebooks)).to(torch.uint8).numpy()
 
     def decode(self, codes: CodeArray) -> FloatArray:
@@ -106,7 +112,8 @@ class ProductQuantizer:
             raise ValueError(f"codes has shape {codes.shape}; expected (X, {self.num_subspaces})")
         if codes.size and int(codes.max()) >= self.codebooks.shape[1]:
             raise ValueError(f"codes holds {int(codes.max())}; there are {self.codebooks.shape[1]} codewords")
-        return decode(torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(self.codebooks)).numpy()
+        words = decode(torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(self.codebooks)).numpy()
+        return words if self.rotation is None else words @ self.rotation.T
 
 
 def train_product_quantizer(
@@ -118,12 +125,15 @@ def train_product_quantizer(
     seed: int = 0,
     centres: FloatArray | None = None,
     weights: ErrorWeights | None = None,
+    rotate: bool = True,
     on_step: Callable[[str, float], None] | None = None,
 ) -> ProductQuantizer:
     """Learn codebooks for points (X, d).
 
     threshold is T as a share of the points' root mean square norm; 0 gives plain l2. `centres` (X, d) and
     `weights` (quadrature_weights, measured_weights) as in `encode`, which then wants them too.
+    `rotate` first turns the points so that subspaces share the variance (MiniLM at 192 bits: recall 1@10 .95 in place
+    of .91); it costs d^2 multiplications per query.
     `on_step` hears the mean loss after each step ("encode", "solve"). Equal points and seed give equal codebooks on one
     machine. At most max(8,192, 128 k) points, drawn by seed, are used.
     Raises: ValueError for d not divisible by m, code_bits other than 4 or 8, fewer points than codewords, non-finite
@@ -150,9 +160,16 @@ def train_product_quantizer(
         most=max(_MIN_TRAINING_POINTS, _TRAINING_POINTS_PER_CODEWORD * num_codewords),
         generator=generator,
     )
+    rotation = balancing_rotation(targets.vectors, num_subspaces) if rotate else None
+    targets = targets.rotated(rotation)
     codebooks = product_k_means(targets.vectors, num_subspaces, num_codewords, generator)
     codebooks = _refined(targets, codebooks, on_step)
-    return ProductQuantizer(codebooks=codebooks.numpy(), threshold=threshold, scale=scale)
+    return ProductQuantizer(
+        codebooks=codebooks.numpy(),
+        threshold=threshold,
+        scale=scale,
+        rotation=None if rotation is None else rotation.numpy(),
+    )
 
 
 def _check_centres(centres: FloatArray | None, points: FloatArray) -> None:

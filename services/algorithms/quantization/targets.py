@@ -8,7 +8,7 @@ score is an inner product with the whole point.
 Letters: X points, d width.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,12 @@ class Targets:
             stiffness=self.stiffness[rows],
             weights=self.weights[rows],
         )
+
+    def rotated(self, rotation: Tensor | None) -> "Targets":
+        """The same targets seen after x @ rotation (d, d); losses do not change."""
+        if rotation is None:
+            return self
+        return replace(self, vectors=self.vectors @ rotation, directions=self.directions @ rotation)
 
     def losses(self, decoded: Tensor) -> Tensor:
         """Weighted loss (X,) of stand-ins (X, d), in float64."""

@@ -1,6 +1,7 @@
 """Product codebooks under the score-aware loss: each step against a naive solution, and bad input by name."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from services.algorithms.quantization import ProductQuantizer, train_product_qua
 from services.algorithms.quantization.codebook_solve import solve_codebooks
 from services.algorithms.quantization.encoding import decode, encode
 from services.algorithms.quantization.k_means import product_k_means
+from services.algorithms.quantization.rotation import balancing_rotation, dealt
 from services.algorithms.quantization.score_aware import quadrature_weights, score_aware_loss
 from services.algorithms.quantization.targets import Targets, relative_weights, score_aware_targets
 
@@ -184,7 +186,7 @@ def test_short_and_zero_points_are_encoded_by_plain_l2() -> None:
     quantizer = train_product_quantizer(points, num_subspaces=4, code_bits=4, threshold=0.4, seed=0)
     short = 0.3 * quantizer.scale * points[:50] / np.linalg.norm(points[:50], axis=1, keepdims=True)
     short[0] = 0
-    plain = ProductQuantizer(codebooks=quantizer.codebooks, threshold=0.0, scale=quantizer.scale)
+    plain = replace(quantizer, threshold=0.0)
     np.testing.assert_array_equal(quantizer.encode(short), plain.encode(short))
     assert (quantizer.encode(points) != plain.encode(points)).any()
 
@@ -226,8 +228,8 @@ def test_the_parallel_direction_of_a_residual_is_the_datapoints_own() -> None:
 def test_other_weight_functions_train_too() -> None:
     points = clustered(800, 8, 17)
     weights = quadrature_weights(np.linalg.norm(points, axis=1), 8, lambda score: np.maximum(score, 0) ** 2)
-    quantizer = train_product_quantizer(points, num_subspaces=4, code_bits=4, seed=0, weights=weights)
-    plain = train_product_quantizer(points, num_subspaces=4, code_bits=4, seed=0, threshold=0)
+    quantizer = train_product_quantizer(points, num_subspaces=4, code_bits=4, seed=0, weights=weights, rotate=False)
+    plain = train_product_quantizer(points, num_subspaces=4, code_bits=4, seed=0, threshold=0, rotate=False)
     targets = score_aware_targets(points, weights)
 
     def loss(codes: np.ndarray, codebooks: np.ndarray) -> float:
@@ -235,6 +237,31 @@ def test_other_weight_functions_train_too() -> None:
 
     ours = loss(quantizer.encode(points, weights=weights), quantizer.codebooks)
     assert ours < 0.9 * loss(plain.encode(points), plain.codebooks)
+
+
+def test_a_rotation_shares_the_variance_and_changes_no_inner_product() -> None:
+    rng = np.random.default_rng(21)
+    # Four wide axes side by side: without a rotation one subspace has nearly all the variance.
+    points = (rng.normal(size=(1_000, 16)) * ([4.0] * 4 + [0.5] * 12)).astype(np.float32)
+    rotation = balancing_rotation(torch.from_numpy(points), 4).numpy()
+    np.testing.assert_allclose(rotation @ rotation.T, np.eye(16), atol=1e-5)
+    variances = (points @ rotation).var(axis=0).reshape(4, 4)
+    assert np.ptp(np.log(variances).sum(axis=1)) < 0.3
+    assert np.ptp(np.log(points.var(axis=0)).reshape(4, 4).sum(axis=1)) > 10
+    turned, plain = (
+        train_product_quantizer(points, num_subspaces=4, code_bits=4, seed=0, rotate=rotate) for rotate in (True, False)
+    )
+    assert plain.rotation is None
+
+    def loss(quantizer: ProductQuantizer) -> float:
+        return float(score_aware_loss(points, quantizer.decode(quantizer.encode(points)), 0.2 * quantizer.scale).sum())
+
+    assert loss(turned) < 0.7 * loss(plain)
+
+
+@given(sizes=st.lists(st.floats(0, 100), min_size=12, max_size=12), num_groups=st.sampled_from([1, 2, 3, 4, 6, 12]))
+def test_every_direction_is_dealt_once(sizes: list[float], num_groups: int) -> None:
+    assert sorted(dealt(sizes, num_groups)) == list(range(12))
 
 
 def test_no_points_have_no_codes() -> None:
@@ -281,5 +308,7 @@ def test_bad_input_to_encode_and_decode_is_named() -> None:
         quantizer.decode(np.zeros((2, 3), dtype=np.uint8))
     with pytest.raises(ValueError, match="codes holds 16"):
         quantizer.decode(np.full((2, 4), 16, dtype=np.uint8))
+    with pytest.raises(ValueError, match=r"rotation has shape \(3, 3\); expected \(8, 8\)"):
+        replace(quantizer, rotation=np.eye(3, dtype=np.float32))
     with pytest.raises(ValueError, match="codebooks has shape"):
         ProductQuantizer(codebooks=np.ones((2, 10, 4), dtype=np.float32), threshold=0.2, scale=1.0)

@@ -29,8 +29,8 @@ QUERIES = clustered(7, 24, 1)
 SHAPES = [(8, 4), (3, 4), (4, 8)]
 
 
-def product(num_subspaces: int, code_bits: int) -> tuple[ProductQuantizer, np.ndarray]:
-    quantizer = train_product_quantizer(POINTS, num_subspaces=num_subspaces, code_bits=code_bits, seed=0)
+def product(num_subspaces: int, code_bits: int, *, rotate: bool = False) -> tuple[ProductQuantizer, np.ndarray]:
+    quantizer = train_product_quantizer(POINTS, num_subspaces=num_subspaces, code_bits=code_bits, seed=0, rotate=rotate)
     return quantizer, quantizer.encode(POINTS)
 
 
@@ -100,6 +100,37 @@ def test_inverted_fast_scan_scores_are_within_their_tables_error(num_subspaces: 
     cell_scores = QUERIES @ quantizer.cells.centres.T
     bound = table_error(quantizer.residuals) + 2 * float(np.ptp(cell_scores, axis=1).max()) / 255
     assert np.abs(scores - np.take_along_axis(expected, ids, axis=1)).max() < bound
+
+
+@pytest.mark.parametrize("code_bits", [4, 8])
+def test_a_rotation_travels_with_the_codes(code_bits: int) -> None:
+    quantizer, codes = product(4, code_bits, rotate=True)
+    expected = QUERIES @ quantizer.decode(codes).T
+    scores, ids = product_index(quantizer, codes).search(QUERIES, 40)
+    np.testing.assert_allclose(scores, np.take_along_axis(expected, ids, axis=1), atol=1e-5)
+    np.testing.assert_allclose(scores, -np.sort(-expected, axis=1)[:, :40], atol=1e-5)
+    coarse = train_inverted_file(POINTS, num_cells=10, num_subspaces=4, code_bits=code_bits, seed=0, rotate=True)
+    cells, codes = coarse.encode(POINTS)
+    expected = QUERIES @ coarse.decode(cells, codes).T
+    index = inverted_index(coarse, cells, codes)
+    gc.collect()
+    faiss.extract_index_ivf(index).nprobe = 10
+    scores, ids = index.search(QUERIES, 40)
+    np.testing.assert_allclose(scores, np.take_along_axis(expected, ids, axis=1), atol=1e-5)
+
+
+def test_a_rotated_fast_scan_finds_what_the_decoder_ranks_first() -> None:
+    quantizer, codes = product(8, 4, rotate=True)
+    expected = QUERIES @ quantizer.decode(codes).T
+    scores, ids = product_fast_scan(quantizer, codes).search(QUERIES, 40)
+    assert np.abs(scores - np.take_along_axis(expected, ids, axis=1)).max() < 0.05 * expected.std()
+    coarse = train_inverted_file(POINTS, num_cells=10, num_subspaces=8, code_bits=4, seed=0, rotate=True)
+    cells, codes = coarse.encode(POINTS)
+    index = inverted_fast_scan(coarse, cells, codes)
+    faiss.extract_index_ivf(index).nprobe = 10
+    expected = QUERIES @ coarse.decode(cells, codes).T
+    scores, ids = index.search(QUERIES, 40)
+    assert np.abs(scores - np.take_along_axis(expected, ids, axis=1)).max() < 0.05 * expected.std()
 
 
 @given(num_points=st.integers(0, 70), num_subspaces=st.integers(1, 9), seed=st.integers(0, 100))

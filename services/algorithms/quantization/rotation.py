@@ -1,0 +1,38 @@
+"""A rotation before product quantization that gives every subspace its share of the variance.
+
+Principal directions dealt out so that the products of the variances within the subspaces are as equal as can be: the
+parametric solution of optimized product quantization (Ge et al., TPAMI 2014, section 3.3), one eigenvalue problem in
+place of an alternation. Inner products do not change. It knows no codebook.
+
+Letters: X points, d width, m subspaces.
+"""
+
+import torch
+from torch import Tensor
+
+# Variances below this share of the largest are noise of the decomposition (pixels that are always black, say).
+_SMALLEST_SHARE = 1e-9
+
+
+def balancing_rotation(vectors: Tensor, num_subspaces: int) -> Tensor:
+    """An orthogonal matrix R (d, d) float32, to be applied as x @ R, from vectors (X, d)."""
+    exact = vectors.double()
+    centred = exact - exact.mean(dim=0)
+    variances, directions = torch.linalg.eigh(centred.T @ centred)
+    logs = variances.clamp(min=max(float(variances[-1]) * _SMALLEST_SHARE, 1e-300)).log()
+    # Shifted so that none is negative: then every direction added makes a subspace fuller.
+    order = dealt((logs - logs.min()).tolist(), num_subspaces)
+    rotation: Tensor = directions[:, order].float()
+    return rotation.contiguous()
+
+
+def dealt(sizes: list[float], num_groups: int) -> list[int]:
+    """Numbers of the d sizes, group after group of d / m, each dealt (largest first) to the lightest with room."""
+    room = len(sizes) // num_groups
+    groups: list[list[int]] = [[] for _ in range(num_groups)]
+    loads = [0.0] * num_groups
+    for number in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        group = min((place for place in range(num_groups) if len(groups[place]) < room), key=loads.__getitem__)
+        groups[group].append(number)
+        loads[group] += sizes[number]
+    return [number for group in groups for number in group]
