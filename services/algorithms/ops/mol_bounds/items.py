@@ -23,14 +23,14 @@ _CHUNK = 32_768
 
 
 class BoundItems:
-    """Codes of X items. `low_precision` False leaves the components' codes out (the pass then takes float32 cosines).
+    """Codes of X items. Without `low_precision` components have none (the pass then takes float32 cosines).
 
     Arrays: codes (X, d4, PX, 4) uint8 with 128 for zero, scales (X,), component_errors (X,) = max over p_x of
     ||g - g~||, item_errors (X,) = sqrt(sum over p_x of ||g - g~||^2); gates (X, L) int8 with gate_scales (P,) and
     gate_errors (P,) = max |x - x~|; gate_reach (P,) = max |x|.
     """
 
-    def __init__(self, scorer: MolScorer, *, low_precision: bool) -> None:
+    def __init__(self, scorer: MolScorer, *, low_precision: bool, with_gates: bool) -> None:
         """Code the items of `scorer`. Raises: ValueError for components wider than 65,536."""
         self.lanes = Lanes(
             num_query_components=scorer.num_query_components,
@@ -48,7 +48,7 @@ class BoundItems:
             self._code_components(scorer)
         self.gates: npt.NDArray[np.int8] | None = None
         self.gate_scales = self.gate_errors = self.gate_reach = np.zeros(self.lanes.num_pairs)
-        if scorer.gated and self.lanes.num_pairs > 1:
+        if with_gates and scorer.gated and self.lanes.num_pairs > 1:
             self._code_gates(scorer)
 
     @property

@@ -94,8 +94,8 @@ class BoundPass:
         the largest cosine (plain Algorithm 1). `kernels`: a library, None for PyTorch, "best" for this processor's.
         """
         self.scorer = scorer
-        self.items = BoundItems(scorer, low_precision=low_precision)
         self.by_gates = by_gates and scorer.num_pairs > 1
+        self.items = BoundItems(scorer, low_precision=low_precision, with_gates=self.by_gates)
         self._int8: Int8Network | None = None
         self._native_network: _Network | None = None
         if low_precision and self.by_gates and scorer.pair_gate is not None:

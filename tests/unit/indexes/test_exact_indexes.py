@@ -1,0 +1,148 @@
+"""The exact strategies equal BruteForce to the last bit, drop what they claim to drop, and choose by measurement."""
+
+import numpy as np
+import pytest
+from retrieval_scene import make_items, make_pair_gate, make_queries
+
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.exact import Exact
+from services.algorithms.indexes.exact_clusters import ExactClusters
+from services.algorithms.indexes.exact_two_pass import ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
+from services.algorithms.indexes.protocol import EXACT, TopK
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.evaluation.proof import prove_at_scale, prove_on_small_catalogues, wrong_answers
+
+STRATEGIES = [ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactClusters, Exact]
+
+
+def scene(seed: int, count: int) -> tuple[QueryStates, ItemStates, PairGate]:
+    rng = np.random.default_rng(seed)
+    items, queries = make_items(rng, count, 4, 2, 16, spread=0.3), make_queries(rng, 5, 4, 2, 16)
+    queries.components[...] = (queries.components + queries.components[:, :1]) / 2
+    return queries, items, make_pair_gate(rng, 8, 12, scale=0.1)
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("filtered", [False, True])
+def test_answers_equal_brute_force_to_the_last_bit(kind: type, filtered: bool) -> None:
+    queries, items, gate = scene(0, 4000)
+    items.components[100:140] = items.components[100]  # forty ties
+    items.gate[100:140] = items.gate[100]
+    queries.components[0] = items.components[100, 0]
+    ranks = np.random.default_rng(1).permutation(4000)
+    allowed = np.random.default_rng(2).random((5, 4000)) < 0.3 if filtered else None
+    wanted = BruteForce(items, gate, tie_ranks=ranks).search(queries, 20, allowed)
+    index = kind(items, gate, tie_ranks=ranks, pool_size=30)
+    for _ in range(10):  # `Exact` takes a turn with every strategy
+        answer = index.search(queries, 20, allowed)
+        assert np.array_equal(answer.item_indices, wanted.item_indices)
+        assert np.array_equal(answer.scores, wanted.scores)
+        assert set(answer.certificates) == {EXACT}
+
+
+@pytest.mark.parametrize("kind", [ExactGateBounds, ExactLowPrecision, ExactClusters])
+def test_gate_bounds_score_few_items_in_full_and_say_so(kind: type) -> None:
+    queries, items, gate = scene(3, 4000)
+    answer = kind(items, gate, pool_size=100).search(queries, 10)
+    touched = {done.name: done.touched for done in answer.passes}
+    assert touched["first_stage"].tolist() == touched["bounds"].tolist() == [4000] * 5
+    assert touched["threshold"].tolist() == [100] * 5
+    assert (touched["gate_intervals"] <= 4000).all()
+    assert (touched["full"] <= touched["gate_intervals"]).all()
+    assert touched["full"].mean() < 400
+    assert (touched["full"] >= 10).all()
+
+
+def test_plain_algorithm_1_lets_more_through_than_the_gate_bounds() -> None:
+    queries, items, gate = scene(4, 4000)
+    scored = [
+        next(
+            done.touched for done in kind(items, gate, pool_size=100).search(queries, 10).passes if done.name == "full"
+        )
+        for kind in (ExactAlgorithm1, ExactGateBounds)
+    ]
+    assert scored[0].mean() > 3 * scored[1].mean()
+
+
+def test_tight_groups_of_items_are_skipped_unseen() -> None:
+    rng = np.random.default_rng(5)
+    centres = make_items(rng, 8, 2, 2, 16).components
+    items = ItemStates(components=np.repeat(centres, 600, axis=0) + 1e-3 * rng.normal(size=(4800, 2, 16)).astype("f4"))
+    gate = make_pair_gate(rng, 4, 6, scale=0.1)
+    queries = QueryStates(components=centres[[1, 6]])
+    index = ExactClusters(items, gate, pool_size=50)
+    answer = index.search(queries, 10)
+    wanted = BruteForce(items, gate).search(queries, 10)
+    assert np.array_equal(answer.item_indices, wanted.item_indices)
+    tested = next(done.touched for done in answer.passes if done.name == "gate_intervals")
+    assert (tested <= 1200).all()
+
+
+def test_the_choice_is_the_strategy_that_was_measured_to_be_cheapest() -> None:
+    queries, items, gate = scene(6, 3000)
+    index = Exact(items, gate, pool_size=50)
+    assert index.chosen(batch=5, k=10) is None
+    said = [index.search(queries, 10).passes[0].name for _ in range(12)]
+    names = [f"strategy:{strategy.name}" for strategy in index.strategies]
+    assert said[:8] == names * 2
+    chosen = index.chosen(batch=5, k=10)
+    assert said[8:] == [f"strategy:{chosen}"] * 4
+    assert index.chosen(batch=5, k=2000) is None  # another kind of request is measured by itself
+    assert index.chosen(batch=100, k=10) is None
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_memory_counts_the_codes_beside_the_states(kind: type) -> None:
+    _, items, gate = scene(7, 1000)
+    scorer = MolScorer(items, gate)
+    index = kind(scorer)
+    beside = index.nbytes - scorer.nbytes - 8 * 1000
+    gates, codes, average = 16, 2 * 16 + 16 + 12, 16
+    holds = {ExactAlgorithm1: 0, ExactGateBounds: gates, ExactLowPrecision: codes, Exact: codes + gates}
+    # Clusters: a number per item, and about four centres of two components.
+    wanted = 1000 * (holds.get(kind, codes + 4) + average)
+    assert wanted <= beside <= wanted + 2_000
+
+
+def test_a_pool_size_below_1_is_refused() -> None:
+    _, items, gate = scene(8, 10)
+    for kind in STRATEGIES:
+        with pytest.raises(ValueError, match="pool_size=0 allowed: at least 1"):
+            kind(items, gate, pool_size=0)
+
+
+def test_the_proof_holds_on_awkward_catalogues() -> None:
+    proof = prove_on_small_catalogues(num_queries=600, largest=800, seed=11)
+    assert proof.holds, proof
+    assert proof.queries == 600
+    assert set(proof.wrong) == {"brute_force", *(kind.name for kind in STRATEGIES)}
+
+
+def test_the_proof_at_scale_compares_with_every_item() -> None:
+    queries, items, gate = scene(9, 3000)
+    scorer = MolScorer(items, gate)
+    proof = prove_at_scale(scorer, queries, [ExactLowPrecision(scorer, pool_size=50)], k=10, seed=9)
+    assert proof.holds
+    assert proof.queries == 5
+    assert proof.scored_share["exact_low_precision"] < 0.5
+
+
+def test_the_proof_notices_a_wrong_row_a_wrong_score_and_a_missing_claim() -> None:
+    queries, items, gate = scene(10, 500)
+    scorer = MolScorer(items, gate)
+    answer = BruteForce(scorer).search(queries, 5)
+    exact = np.stack(scorer.scores_float64_at(queries, [np.arange(500)] * 5))
+    assert wrong_answers(answer, exact, 5) == 0
+    left_out = int(np.argmin(exact[2]))
+    rows, scores = answer.item_indices.copy(), answer.scores.copy()
+    rows[2, 4] = left_out
+    scores[0, 0] += 1e-6
+
+    def changed(**fields: object) -> TopK:
+        whole = {name: getattr(answer, name) for name in ("item_indices", "scores", "certificates", "passes")}
+        return TopK(**{**whole, **fields})
+
+    assert wrong_answers(changed(item_indices=rows), exact, 5) == 1
+    assert wrong_answers(changed(scores=scores), exact, 5) == 1
+    assert wrong_answers(changed(item_indices=answer.item_indices[:, :4]), exact, 5) == 5
