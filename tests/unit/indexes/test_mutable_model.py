@@ -10,8 +10,10 @@ from mutable_scene import CATEGORIES, MODEL, Build, Oracle, States
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.exact import Exact
 from services.algorithms.indexes.item_batch import ItemBatch
 from services.algorithms.indexes.mutable import MutableIndex
+from services.algorithms.indexes.quantized import Quantized
 from services.algorithms.indexes.snapshot import load_snapshot, restore, write_snapshot
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.version import Version, search_version
@@ -141,8 +143,14 @@ def one_compute_thread():
 
 @pytest.mark.parametrize(
     ("build", "shape", "operations"),
-    [(BruteForce, (2, 2, 6), 30_000), (whole_pool, (2, 3, 5), 30_000), (BruteForce, (1, 1, 8), 40_000)],
-    ids=["brute-force", "top-k-avg-all", "dot-product"],
+    [
+        (BruteForce, (2, 2, 6), 30_000),
+        (BruteForce, (1, 1, 8), 30_000),
+        (whole_pool, (2, 3, 5), 15_000),
+        (Exact, (2, 2, 6), 15_000),
+        (Quantized, (1, 1, 8), 10_000),
+    ],
+    ids=["brute-force", "dot-product", "top-k-avg-all", "exact", "quantized-exact"],
 )
 def test_random_operations_leave_what_a_dictionary_would_hold(build, shape, operations, tmp_path) -> None:
     p_q, p_x, d = shape
