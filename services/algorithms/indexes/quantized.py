@@ -45,13 +45,13 @@ class Quantized:
         *,
         pool_size: int = 1,
         visit: Visit | None = None,
-        cells: Cells | None = None,
+        cells: Cells | CellScan | None = None,
         seed: int = 0,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
         """Code X items; `pool_size` is N, the best by code that are evaluated exactly (raised to k).
 
-        `visit` None: exact. `cells` None: `default_cells`. A MolScorer is shared, not copied.
+        `visit` None: exact. `cells` None: `default_cells`. A MolScorer and a CellScan of the same items are shared.
         Raises: ValueError for an empty index, more than one component pair, or shapes and sizes that disagree.
         """
         check_pool_size("pool_size", pool_size)
@@ -61,8 +61,13 @@ class Quantized:
         self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
         self.pool_size, self.visit = pool_size, visit
         vectors = self.scorer.components.numpy()[:, 0]
-        chosen = default_cells(*vectors.shape) if cells is None else cells
-        self.cells = CellScan(vectors, cells=chosen, seed=seed, tie_ranks=self.ranks)
+        if isinstance(cells, CellScan):
+            if cells.num_items != self.num_items:
+                raise ValueError(f"cells hold {cells.num_items} items; the index has {self.num_items}")
+            self.cells = cells
+        else:
+            chosen = default_cells(*vectors.shape) if cells is None else cells
+            self.cells = CellScan(vectors, cells=chosen, seed=seed, tie_ranks=self.ranks)
         self._largest_norm = float(self.scorer.magnitudes.norms.max(initial=0))
 
     @property
