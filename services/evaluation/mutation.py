@@ -35,6 +35,28 @@ _QUIET_PART = 2  # a quiet slice is half as long
 _QUERIES = 64
 _CHECKED = 60  # answers per row compared with an exact search
 
+_COLUMNS = (
+    "shape",
+    "num_items",
+    "algorithm",
+    "changes_per_second",
+    "applied_per_second",
+    "searches",
+    "milliseconds",
+    "p99_milliseconds",
+    "p99_ratio",
+    "service_p99_ratio",
+    "compute_ratio",
+    "speedup",
+    "recall_100",
+    "recall_100_at_end",
+    "recall_100_fresh",
+    "exact",
+    "bytes_per_item",
+    "peak_bytes_per_item",
+    "merges",
+)
+
 # A dot product of a common width, which FAISS and hnswlib do as well.
 DOT = Shape(
     name="dot-32", num_items=100_000, num_query_components=1, num_item_components=1, component_width=32, gated=False
@@ -88,9 +110,16 @@ def rows(
             world = make_world(shape, num_items, seed)
             for name, start in _subjects(world, algorithms, threads):
                 found += measure(world, name, start, rates=rates, seconds=each, seed=seed, progress=progress)
+        for row in found:
+            row["speedup"] = _baseline(found, row)["milliseconds"] / row["milliseconds"]
         return found
     finally:
         torch.set_num_threads(before)
+
+
+def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows' columns for a page."""
+    return [{column: row.get(column) for column in _COLUMNS} for row in found]
 
 
 def make_world(shape: Shape, num_items: int, seed: int) -> World:
@@ -139,12 +168,23 @@ def measure(
     return found
 
 
+def _baseline(found: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+    """What a row's speedup is against: scoring everything, by FAISS where it can, at the same shape and rate."""
+    same = [
+        other
+        for other in found
+        if (other["shape"], other["changes_per_second"]) == (row["shape"], row["changes_per_second"])
+    ]
+    wanted = ("faiss flat", "brute_force", row["algorithm"])
+    return min((other for other in same if other["algorithm"] in wanted), key=lambda o: wanted.index(o["algorithm"]))
+
+
 def _plan(quick: bool) -> list[tuple[Shape, int, tuple[str, ...]]]:
     if quick:
-        return [(DOT, 20_000, ("brute_force",)), (shape_named("ml-1m"), 3_706, ("top_k_avg(500)",))]
+        return [(DOT, 20_000, ("brute_force",)), (shape_named("ml-1m"), 3_706, ("brute_force", "top_k_avg(500)"))]
     return [
         (DOT, DOT.num_items, ("brute_force",)),
-        (shape_named("ml-20m"), shape_named("ml-20m").num_items, ("top_k_avg(4000)", "brute_force")),
+        (shape_named("ml-20m"), shape_named("ml-20m").num_items, ("brute_force", "top_k_avg(4000)")),
     ]
 
 

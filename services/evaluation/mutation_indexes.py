@@ -63,12 +63,15 @@ class Mutable:
         )
         self._merging = BackgroundMerge(self.index)
         self._merging.start()
-        self._most_bytes = 0
+        self._most_bytes = self._answered = self._proven = self._touched = 0
 
     def search(self, query: int, k: int) -> tuple[list[int], int]:
         one = slice(query, query + 1)
         gate = None if self._queries.gate is None else self._queries.gate[one]
         answer = self.index.search(QueryStates(components=self._queries.components[one], gate=gate), k)
+        self._answered += 1
+        self._proven += answer.certificates[0].kind == "exact"
+        self._touched += sum(int(step.touched[0]) for step in answer.passes)
         return [int(item_id) for item_id in answer.item_ids[0]], _number(answer.version)
 
     def apply(self, items: Sequence[int], states: Sequence[int], removed: Sequence[int]) -> int:
@@ -84,7 +87,13 @@ class Mutable:
 
     def close(self) -> dict[str, float]:
         self._merging.close()
-        return {"merges": self._merging.merges, "merge_seconds": self._merging.seconds, "peak_bytes": self._most_bytes}
+        return {
+            "merges": self._merging.merges,
+            "merge_seconds": self._merging.seconds,
+            "peak_bytes": self._most_bytes,
+            "exact": self._proven / max(1, self._answered),
+            "touched": self._touched / max(1, self._answered),
+        }
 
 
 class _Locked:

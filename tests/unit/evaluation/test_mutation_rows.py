@@ -55,5 +55,6 @@ def test_every_index_finds_what_is_held_while_it_changes(kind: str) -> None:
     for row in (quiet, busy):
         assert row["searches"] > 0 < row["quiet_searches"]
         assert row["milliseconds"] <= row["p99_milliseconds"]
+        assert row.get("exact", 1.0) == 1.0
         for recall in ("recall_100", "recall_100_at_end", "recall_100_fresh"):
             assert row[recall] == 1.0 if kind != "hnswlib" else row[recall] > 0.95
