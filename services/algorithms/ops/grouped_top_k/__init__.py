@@ -10,6 +10,7 @@ Letters: B queries, Q vectors per query (P_q), X items, S item components (P_x),
 
 import ctypes
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.native import address, load_kernels
+from services.algorithms.ops.grouped_top_k.tiled import tiled_top_k
 
 __all__ = ["GroupedBest", "GroupedTopK", "grouped_top_k"]
 
@@ -176,38 +178,29 @@ class GroupedTopK:
     def _search_torch(
         self, queries: FloatArray, size: int, allowed: npt.NDArray[np.bool_] | None, best: GroupedBest
     ) -> None:
-        """Tiles of items against all vectors; scores and ranks as one integer, so that topk settles ties by rank."""
         num_queries, num_vectors, width = queries.shape
-        flat = torch.from_numpy(queries).view(-1, width)
         keep = min(size + 1, self.num_items)
-        step = max(_PANEL, min(self.num_items, (1 << 20) // len(flat)) // _PANEL * _PANEL)
         ranks = torch.arange(self.num_items) if self._ranks is None else torch.from_numpy(self._ranks.astype(np.int64))
+
+        def mask(start: int, stop: int) -> torch.Tensor:
+            rows = np.atleast_2d(np.asarray(allowed))[:, None, start:stop]
+            return torch.from_numpy(np.broadcast_to(rows, (num_queries, num_vectors, stop - start)).copy()).flatten(
+                0, 1
+            )
+
         for group in range(self.num_groups):
-            kept = torch.full((len(flat), keep), torch.iinfo(torch.int64).min)
-            for x in range(0, self.num_items, step):
-                items = self._rows(x, min(x + step, self.num_items), group)
-                # Adding 0 makes -0 equal to +0; flipping the lower bits of negative floats makes integers of one order.
-                bits = (flat @ items.T).add_(0.0).view(torch.int32)
-                keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-                keys = (keys << 32).add_(0xFFFFFFFF - ranks[x : x + step])
-                if allowed is not None:
-                    mask = torch.from_numpy(np.ascontiguousarray(np.atleast_2d(allowed)[:, x : x + step]))
-                    view = keys.view(num_queries, num_vectors, -1)
-                    view.masked_fill_(~mask[:, None, :], torch.iinfo(torch.int64).min)
-                candidates = torch.cat([kept, keys], dim=1)
-                kept = torch.topk(candidates, keep, dim=1).values
-            found = kept.numpy().reshape(num_queries, num_vectors, keep)
-            real = found > np.iinfo(np.int64).min
-            bits_found = (found >> 32).astype(np.int32)
-            scores = np.where(bits_found < 0, bits_found ^ 0x7FFFFFFF, bits_found).astype(np.int32).view(np.float32)
-            scores = np.where(real, scores, -np.inf).astype(np.float32)
-            rows = 0xFFFFFFFF - (found & 0xFFFFFFFF)
-            if self._row_of_rank is not None:
-                rows = self._row_of_rank[np.where(real, rows, 0)].astype(np.int64)
-            best.rows[:, :, group] = np.where(real, rows, -1)[..., :size]
-            best.scores[:, :, group] = scores[..., :size]
+            rows, scores = tiled_top_k(
+                torch.from_numpy(queries).view(-1, width),
+                partial(self._rows, group=group),
+                None if allowed is None else mask,
+                ranks,
+                keep,
+            )
+            shape = (num_queries, num_vectors, keep)
+            best.rows[:, :, group] = rows.numpy().reshape(shape)[..., :size]
+            best.scores[:, :, group] = scores.numpy().reshape(shape)[..., :size]
             if keep > size:
-                best.following[:, :, group] = scores[..., size]
+                best.following[:, :, group] = scores.numpy().reshape(shape)[..., size]
 
     def _rows(self, start: int, stop: int, group: int) -> torch.Tensor:
         """Vectors start..stop-1 of one component in float32, (n, d); `start` is a multiple of the panel."""
