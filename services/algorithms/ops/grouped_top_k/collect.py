@@ -33,6 +33,7 @@ def collect_best(
     Shapes: items (X, S, d), queries (B, Q, d) of one dtype, ranks (X,), allowed (1 or B, X) uint8 -> keys (B, Q, S,
     size) int64 descending, `NO_KEY` beyond the allowed items, and a boolean without axes, on the device.
     """
+    queries, allowed = queries.contiguous(), None if allowed is None else allowed.contiguous()
     num_queries, vectors, width = queries.shape
     num_items, num_groups, _ = items.shape
     rows = num_queries * vectors
@@ -102,6 +103,7 @@ def collect_values(values: torch.Tensor, thresholds: torch.Tensor, capacity: int
     Returns: places (B, capacity) int64 in no order, -1 beyond; counts (B,) int32, above `capacity` where it was not
     enough. -inf is never collected.
     """
+    values, thresholds = values.contiguous(), thresholds.contiguous()
     places = torch.full((len(values), capacity), -1, dtype=torch.int64, device=values.device)
     counts = torch.zeros(len(values), dtype=torch.int32, device=values.device)
     if values.numel():

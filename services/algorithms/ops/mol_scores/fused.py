@@ -144,6 +144,9 @@ class FusedItems:
         `KernelErrorModel`, allowed (1 or B, X) uint8. -inf where there is no allowed item. `grouped`: the lower
         bounds are those of the best of every `TILE` items, (B, ceil(n / TILE)).
         """
+        # The kernels take rows of a matrix to lie one after the other; a slice of columns would not.
+        components, rows = components.contiguous(), None if rows is None else rows.contiguous()
+        allowed = None if allowed is None else allowed.contiguous()
         num_queries = len(components)
         count = len(self.components) if rows is None else rows.shape[1]
         lower_width = triton.cdiv(count, TILE) if grouped else count

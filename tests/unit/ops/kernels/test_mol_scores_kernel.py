@@ -102,7 +102,9 @@ def test_rows_are_scored_as_in_the_whole_catalogue_and_no_row_is_no_item(
     rows = torch.randint(shape[1], (shape[0], 70), generator=torch.Generator().manual_seed(2)).to(kernel_device)
     rows[:, 5] = -1
     rows[0, 60:] = -1
-    upper_of_rows, lower_of_rows = scorer.bounds(prepared, rows=rows)
+    # A slice of a wider matrix: its rows do not lie one after the other.
+    wider = torch.nn.functional.pad(rows, (0, 9))
+    upper_of_rows, lower_of_rows = scorer.bounds(prepared, rows=wider[:, :70])
     for found, whole in ((upper_of_rows, upper), (lower_of_rows, lower)):
         wanted = torch.where(rows >= 0, whole.gather(1, rows.clamp_min(0)), -torch.inf)
         assert torch.equal(found, wanted) or torch.allclose(found, wanted, rtol=0, atol=1e-6)
