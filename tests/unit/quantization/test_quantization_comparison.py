@@ -1,0 +1,120 @@
+"""The comparison at equal bits on a small set whose answers are known, and the embedding sets' edges."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from embedding_scene import clustered
+
+from services.evaluation.embeddings import EmbeddingSet, EmbeddingSource, minilm_queries, sift
+from services.evaluation.minilm import WordPieces
+from services.evaluation.quantization import (
+    FAISS_PQ,
+    OURS,
+    UNROTATED,
+    Rate,
+    compare,
+    plot,
+    summary,
+)
+
+pytest.importorskip("faiss", reason="faiss is an optional extra")
+
+ALL = clustered(1_400, 24, 0)
+SMALL = EmbeddingSet(name="clusters", items=ALL[:1_000], queries=ALL[1_000:1_200], logged=ALL[1_200:])
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "token", "##ization", "##s", "$", "5", "u", ".", "cafe", "中"]
+
+
+def test_at_equal_bits_the_score_aware_codes_have_the_lower_loss_and_error() -> None:
+    rows = {row["algorithm"]: row for row in compare(SMALL, Rate(num_subspaces=6, code_bits=4))}
+    assert {row["bits"] for row in rows.values()} == {24}
+    for ours in (OURS, UNROTATED):
+        assert rows[ours]["score_aware_loss"] < rows[FAISS_PQ]["score_aware_loss"]
+        assert rows[ours]["relative_error"] < rows[FAISS_PQ]["relative_error"]
+    for row in rows.values():
+        assert 0 <= row["recall_1_at_1"] <= row["recall_1_at_10"] <= row["recall_1_at_100"] <= 1
+
+
+def test_codes_that_reproduce_every_item_find_every_best_one() -> None:
+    few = EmbeddingSet(name="few", items=SMALL.items[:16], queries=SMALL.queries, logged=SMALL.logged)
+    (row,) = compare(few, Rate(num_subspaces=1, code_bits=4), methods=(OURS,))
+    assert row["recall_1_at_1"] == 1
+    assert row["relative_error"] < 1e-3
+    assert row["score_aware_loss"] < 1e-6
+
+
+def test_items_with_equal_codes_share_their_rank() -> None:
+    same = EmbeddingSet(
+        name="same", items=np.repeat(SMALL.items[:1], 101, axis=0), queries=SMALL.queries, logged=SMALL.logged
+    )
+    (row,) = compare(same, Rate(num_subspaces=1, code_bits=4), methods=(OURS,))
+    # The best stands at rank 50 of 101 equals: not in the first ten, in the first hundred.
+    assert (row["recall_1_at_10"], row["recall_1_at_100"]) == (0, 1)
+
+
+def test_an_unknown_method_is_named() -> None:
+    with pytest.raises(ValueError, match="method is 'scann'"):
+        compare(SMALL, Rate(num_subspaces=6, code_bits=4), methods=("scann",))
+
+
+def test_rows_of_several_seeds_become_one_with_its_spread(tmp_path: Path) -> None:
+    rows = [
+        {"kind": "rate", **row}
+        for seed in (0, 1)
+        for row in compare(SMALL, Rate(num_subspaces=6, code_bits=4), methods=(OURS,), seed=seed)
+    ]
+    (joined,) = summary(rows)
+    values = [row["recall_1_at_10"] for row in rows]
+    assert joined["seeds"] == 2
+    assert joined["recall_1_at_10"] == pytest.approx(np.mean(values))
+    assert joined["recall_1_at_10_spread"] == pytest.approx(max(values) - min(values))
+    assert joined["threshold"] == rows[0]["threshold"]
+    plot([*rows, {**rows[0], "kind": "threshold"}], tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").read_text().count("<svg") == 1
+
+
+def test_word_pieces_are_berts() -> None:
+    pieces = WordPieces(WORDS)
+    named = [WORDS[number] for number in pieces.token_ids("Tokenization's $5 U. Café中 xyz")]
+    assert named == [
+        *("[CLS]", "token", "##ization", "[UNK]", "[UNK]", "$", "5", "u", ".", "cafe", "中", "[UNK]", "[SEP]")
+    ]
+    assert len(pieces.token_ids("token " * 1_000)) == 256
+
+
+def test_a_missing_data_set_says_where_it_was_sought(tmp_path: Path) -> None:
+    source = EmbeddingSource(environ={"FRESHET_DATA": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)})
+    with pytest.raises(ValueError, match=r"no-such-set\.parquet is not on this machine; looked in FRESHET_DATA"):
+        source.file("no-such-set.parquet")
+    assert source.kept("vectors.npy") == tmp_path / "freshet" / "data" / "embeddings" / "vectors.npy"
+
+
+def test_real_sets_are_split_without_a_shared_row() -> None:
+    source = EmbeddingSource()
+    try:
+        found = sift(source, seed=0)
+    except ValueError as error:
+        pytest.skip(str(error))
+    assert found.items.shape == (4_000, 128)
+    assert found.queries.shape == (500, 128)
+    rows = {row.tobytes() for row in found.queries} | {row.tobytes() for row in found.logged}
+    assert not rows & {row.tobytes() for row in found.items}
+
+
+def test_kept_vectors_of_another_shape_are_refused(tmp_path: Path) -> None:
+    real = EmbeddingSource()
+    try:
+        path = real.file("queries/queries.parquet")
+    except ValueError as error:
+        pytest.skip(str(error))
+    folder = tmp_path / "data" / "queries"
+    folder.mkdir(parents=True)
+    (folder / "queries.parquet").symlink_to(path)
+    source = EmbeddingSource(environ={"FRESHET_DATA": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path)})
+    kept = [entry.name for entry in real.kept("x").parent.glob("minilm-*.npy")]
+    if not kept:
+        pytest.skip("no MiniLM vectors in the cache yet")
+    source.kept(kept[0]).parent.mkdir(parents=True)
+    np.save(source.kept(kept[0]), np.zeros((3, 384), dtype=np.float32))
+    with pytest.raises(ValueError, match=r"has shape \(3, 384\); expected \(145979, 384\); delete it"):
+        minilm_queries(source, seed=0)
