@@ -11,7 +11,7 @@ import torch
 
 from services.algorithms.ops.mol_bounds.int8_network import Int8Network
 from services.algorithms.ops.mol_bounds.items import BoundItems
-from services.algorithms.ops.mol_bounds.tables import TURN, WEIGHT_ERROR, QueryTables
+from services.algorithms.ops.mol_bounds.tables import TURN, QueryTables
 
 
 def exp_silu(values: torch.Tensor) -> torch.Tensor:
@@ -162,5 +162,5 @@ def cannot_be_dropped(
         lightest, heaviest = interval_weights(low[:, pairs], high[:, pairs])
         above = spread[:, pairs] - threshold[:, None]
         terms = torch.where(above > 0, heaviest, lightest) * above
-        keep = ~(terms.sum(dim=-1) + WEIGHT_ERROR * terms.abs().sum(dim=-1) < 0)
+        keep = ~(terms.sum(dim=-1) + float(scalars[6]) * terms.abs().sum(dim=-1) < 0)
     return rows[keep.numpy()], tested

@@ -26,7 +26,7 @@ Doubles = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]
 
 UNIT = 2.0**-24
-WEIGHT_ERROR = 0.0045  # of exp(SiLU) from a grid of 1 / 128 (e^(1.0999 / 256) - 1 = 0.0043) and of sums of weights
+WEIGHT_ERROR = 0.0045  # of exp(SiLU) from a grid of 1 / 128 (e^(1.0999 / 256) - 1 = 0.0043)
 TURN = -1.2784645  # where SiLU is smallest
 _UP = 1 + 2.0**-20
 
@@ -109,7 +109,7 @@ def query_tables(
     scalars[:, 3] += 8 * UNIT * np.sqrt(lanes.num_pairs) * (2 * magnitude + largest_centre)
     scalars[:, 3] *= _UP
     scalars[:, 5] = slack
-    scalars[:, 6] = WEIGHT_ERROR
+    scalars[:, 6] = WEIGHT_ERROR + slack
     widths = np.abs(gates) * items.gate_errors
     widths += 16 * UNIT * (np.abs(gates) * items.gate_reach + np.abs(expansion.middle) + 4) + 1e-9
     cosine_reach = np.maximum(largest + residuals.max(axis=1, initial=0.0), 1e-20) * coded_norm
