@@ -15,7 +15,7 @@ import numpy.typing as npt
 from services.algorithms.indexes.background_merge import BackgroundMerge
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.indexes.item_batch import ItemBatch
-from services.algorithms.indexes.mutable import MutableIndex
+from services.algorithms.indexes.mutable import MutableIndex, only
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 IntArray = npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ class Mutable:
             ItemBatch(item_ids=[_name(item) for item in held[0].tolist()], states=_states(pool, held[1])),
             gate,
             model_version="benchmark",
-            build=lambda scorer, _: make_index(wanted, scorer, np.arange(scorer.num_items)),
+            build=only(lambda scorer, _: make_index(wanted, scorer, np.arange(scorer.num_items))),
         )
         self._merging = BackgroundMerge(self.index)
         self._merging.start()

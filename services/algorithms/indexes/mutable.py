@@ -10,7 +10,7 @@ Letters: B queries, K results, P_x item components, P pairs, d component width.
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,9 +35,22 @@ _ROW_OVERHEAD = 160  # bytes per row beside states: an id as a Python object, ha
 
 
 class Build(Protocol):
-    """Makes the main segment's algorithm. Rows come in order of ids, so the row number is the tie rank."""
+    """Makes the main segment's algorithms by name, the default one first.
 
-    def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Index: ...
+    Rows come in order of ids, so the row number is the tie rank. The scorer is there to be shared.
+    """
+
+    def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]: ...
+
+
+def only(make: Callable[[MolScorer, PairGate | None], Index]) -> Build:
+    """A build of one algorithm under its own name."""
+
+    def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
+        index = make(items, pair_gate)
+        return {index.name: index}
+
+    return build
 
 
 class IndexFullError(ValueError):
@@ -121,23 +134,36 @@ class MutableIndex:
         main = 0 if version.main is None else version.main.segment.nbytes
         return Memory(main=main, delta=delta, building=self._building)
 
-    def search(self, queries: QueryStates, k: int, filters: ItemFilter | Sequence[ItemFilter] | None = None) -> Answer:
+    def search(
+        self,
+        queries: QueryStates,
+        k: int,
+        filters: ItemFilter | Sequence[ItemFilter] | None = None,
+        *,
+        algorithm: str | None = None,
+    ) -> Answer:
         """The top `k` of s among the items that pass: `filters` is one for all queries, one per query, or None.
 
-        All answers speak of the newest version. An index without items makes empty, exact answers.
-        Raises: ValueError naming what is wrong with `k`, the filters or the queries' shapes.
+        `algorithm` is a name of the build's, its first for None. All answers speak of the newest version. An index
+        without items makes empty, exact answers.
+        Raises: ValueError naming what is wrong with `k`, the filters, the algorithm or the queries' shapes.
         """
-        return search_version(self._version, self.shape, queries, k, filters, self._codes)
+        return search_version(self._version, self.shape, queries, k, filters, self._codes, algorithm)
 
     def first_stage(
-        self, queries: QueryStates, size: int, filters: ItemFilter | Sequence[ItemFilter] | None = None
+        self,
+        queries: QueryStates,
+        size: int,
+        filters: ItemFilter | Sequence[ItemFilter] | None = None,
+        *,
+        algorithm: str | None = None,
     ) -> PoolAnswer:
         """A pool of `size` items by the algorithm's first stage, and a bound on everything outside it.
 
         While there is a delta, the first stage's pool is scored in full and the `size` best of it and the delta are
         taken by s; then the pool's scores are s, too. Raises as `search` does.
         """
-        return pool_of_version(self._version, self.shape, queries, size, filters, self._codes)
+        return pool_of_version(self._version, self.shape, queries, size, filters, self._codes, algorithm)
 
     def apply(self, *, upserts: ItemBatch | None = None, removals: Sequence[str] = ()) -> Change:
         """Insert or replace some items and remove others, as one version.
@@ -271,12 +297,13 @@ class MutableIndex:
         self._tail = Tail(self.shape, self.pair_gate)
 
     def _searchable(self, segment: Segment) -> Segment:
-        """Build the algorithm over a segment, and let one query go through it: what is made lazily is made now."""
+        """Build the algorithms over a segment, and let a query go through each: what is made lazily is made now."""
         segment.prepare()
-        segment.index = self._build(segment.scorer, self.pair_gate)
+        segment.indexes = self._build(segment.scorer, self.pair_gate)
         components = np.zeros((1, self.shape.num_query_components, self.shape.width), dtype=np.float32)
         gate = np.zeros((1, self.shape.num_pairs), dtype=np.float32) if self.shape.gated else None
-        segment.index.search(QueryStates(components=components, gate=gate), 1)
+        for index in segment.indexes.values():
+            index.search(QueryStates(components=components, gate=gate), 1)
         return segment
 
     def _publish(self) -> None:

@@ -91,12 +91,12 @@ class HashedFilter:
 
 
 class Segment:
-    """n >= 1 rows, their scorer, and an index over them where one was built."""
+    """n >= 1 rows, their scorer, and the algorithms that were built over them, by name."""
 
     def __init__(self, rows: Rows, pair_gate: PairGate | None) -> None:
         self.rows = rows
         self._pair_gate = pair_gate
-        self.index: Index | None = None
+        self.indexes: Mapping[str, Index] = {}
         self._log = np.empty(16, dtype=np.int32)
         self.num_dead = 0
         self._is_dead = np.zeros(len(rows), dtype=bool)  # the writer's view, ahead of any reader's
@@ -113,7 +113,9 @@ class Segment:
     def nbytes(self) -> int:
         """Bytes of everything held: states, the index or scorer over them, ids, categories, masks and the log."""
         rows = self.rows
-        searchable = self.index.nbytes if self.index is not None else self.scorer.nbytes
+        # The algorithms share one scorer, and each counts it.
+        shared = self.scorer.nbytes
+        searchable = shared + sum(index.nbytes - shared for index in self.indexes.values())
         ids = rows.ids.nbytes + rows.id_bytes + rows.hashes.nbytes + sum(part.nbytes for part in self._by_hash)
         categories = 2 * rows.categories.codes.nbytes + rows.categories.offsets.nbytes
         return searchable + ids + categories + 2 * len(rows) + self._log.nbytes

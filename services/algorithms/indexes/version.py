@@ -24,8 +24,8 @@ from services.algorithms.indexes.merged_answer import (
     merged_certificate,
     tie_tolerance,
 )
-from services.algorithms.indexes.protocol import EXACT, Mask, Pass, check_request, empty_answer
-from services.algorithms.indexes.segment import HashedFilter
+from services.algorithms.indexes.protocol import EXACT, Index, Mask, Pass, check_request, empty_answer
+from services.algorithms.indexes.segment import HashedFilter, Segment
 from services.algorithms.indexes.segment_merge import Order, Pause, Source, order_by_id
 from services.algorithms.ops.mol_scores.shapes import check_queries
 from services.algorithms.states import QueryStates
@@ -67,6 +67,7 @@ def search_version(
     k: int,
     filters: ItemFilter | Sequence[ItemFilter] | None,
     codes: Mapping[str, int],
+    algorithm: str | None = None,
 ) -> Answer:
     """The top `k` of s in one version; `codes` maps category names. See `MutableIndex.search`."""
     wanted = _checked(version, shape, queries, k, filters, codes)
@@ -74,9 +75,9 @@ def search_version(
     parts: list[PartialAnswer] = []
     passes: tuple[Pass, ...] = ()
     top = None
-    if version.main is not None and version.main.num_living and version.main.segment.index is not None:
+    if version.main is not None and version.main.num_living:
         segment = version.main.segment
-        top = version.main.segment.index.search(queries, k, _mask(version.main, wanted))
+        top = _named(segment, algorithm).search(queries, k, _mask(version.main, wanted))
         passes = top.passes
         error = segment.scorer.error_bounds_float64(queries)
         parts.append(as_partial(segment, top, error))
@@ -114,6 +115,7 @@ def pool_of_version(
     size: int,
     filters: ItemFilter | Sequence[ItemFilter] | None,
     codes: Mapping[str, int],
+    algorithm: str | None = None,
 ) -> PoolAnswer:
     """The main segment's first stage and the delta, as one pool. See `MutableIndex.first_stage`."""
     wanted = _checked(version, shape, queries, size, filters, codes)
@@ -121,9 +123,9 @@ def pool_of_version(
     parts: list[PartialAnswer] = []
     passes: tuple[Pass, ...] = ()
     delta = version.delta() if len(queries) else []
-    if version.main is not None and version.main.num_living and version.main.segment.index is not None:
+    if version.main is not None and version.main.num_living:
         segment = version.main.segment
-        pool = version.main.segment.index.first_stage(queries, size, _mask(version.main, wanted))
+        pool = _named(segment, algorithm).first_stage(queries, size, _mask(version.main, wanted))
         bounds, passes = pool.bounds.copy(), pool.passes
         rows = [row[row >= 0] for row in pool.item_indices]
         scores = [row[: len(kept)] for row, kept in zip(pool.scores, rows, strict=True)]
@@ -152,6 +154,16 @@ def pool_of_version(
         version=version.name,
         passes=(*passes, Pass("delta", time.perf_counter() - started, touched)),
     )
+
+
+def _named(segment: Segment, algorithm: str | None) -> Index:
+    """The main segment's algorithm of a name; the first one for None."""
+    indexes = segment.indexes
+    if algorithm is None:
+        return next(iter(indexes.values()))
+    if algorithm not in indexes:
+        raise ValueError(f"algorithm={algorithm!r} allowed: {', '.join(indexes)}")
+    return indexes[algorithm]
 
 
 def _checked(

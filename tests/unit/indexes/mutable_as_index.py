@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.item_batch import ItemBatch
-from services.algorithms.indexes.mutable import MutableIndex
+from services.algorithms.indexes.mutable import MutableIndex, only
 from services.algorithms.indexes.protocol import Index, Mask, Pool, TopK, check_request, check_tie_ranks
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
@@ -43,7 +43,7 @@ class MutableAsIndex:
 
         rows = np.arange(len(items))
         first, later = rows[::2], rows[1::2]
-        self.index = MutableIndex(some(first, first), gate, model_version="model", build=build)
+        self.index = MutableIndex(some(first, first), gate, model_version="model", build=only(build))
         if len(later):
             self.index.upsert(some(later, later[::-1]))  # each with another's state at first
             self.index.remove(self.ids[later[::3]].tolist())

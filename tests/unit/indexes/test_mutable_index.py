@@ -5,16 +5,18 @@ import time
 
 import numpy as np
 import pytest
-from mutable_scene import MODEL, States
+from mutable_scene import MODEL, Build, States
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.background_merge import BackgroundMerge
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.item_batch import ItemBatch
-from services.algorithms.indexes.mutable import MERGE_ROWS, IndexFullError, MutableIndex
+from services.algorithms.indexes.mutable import MERGE_ROWS, IndexFullError, MutableIndex, only
+from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 
 @pytest.fixture
@@ -27,10 +29,10 @@ def batch(states: States, item_ids: list[str], numbers: list[int] | None = None,
     return ItemBatch(item_ids=item_ids, states=states.of(rows), **more)  # type: ignore[arg-type]
 
 
-def make_index(states: States, count: int = 0, **more: object) -> MutableIndex:
+def make_index(states: States, count: int = 0, *, build: Build = BruteForce, **more: object) -> MutableIndex:
     ids = [f"i{row:05d}" for row in range(count)]
     first = batch(states, ids, [row % len(states) for row in range(count)])
-    return MutableIndex(first, states.pair_gate, model_version=MODEL, **{"build": BruteForce, **more})  # type: ignore[arg-type]
+    return MutableIndex(first, states.pair_gate, model_version=MODEL, build=only(build), **more)  # type: ignore[arg-type]
 
 
 def held(index: MutableIndex, states: States, wanted: ItemFilter | None = None) -> list[str]:
@@ -199,6 +201,25 @@ def test_a_batch_that_makes_no_sense_is_refused_by_name_and_changes_nothing(stat
     assert index.version.name == name
 
 
+def test_algorithms_by_name_share_one_changing_catalogue(states: States) -> None:
+    def build(scorer: MolScorer, pair_gate: PairGate | None) -> dict[str, Index]:
+        return {"all": BruteForce(scorer, pair_gate), "few": TopKAvg(scorer, pair_gate, pool_size=1)}
+
+    ids = [f"i{row:05d}" for row in range(100)]
+    index = MutableIndex(batch(states, ids), states.pair_gate, model_version=MODEL, build=build)
+    one = make_index(states, 100, build=lambda scorer, gate: TopKAvg(scorer, gate, pool_size=1))
+    assert index.memory.main - one.memory.main <= 100 * 8  # tie ranks: the states are held once
+    index.upsert(batch(states, ["n"], [200]))
+    query = states.query([0])
+    assert index.search(query, 101, algorithm="all").item_ids == index.search(query, 101).item_ids
+    assert index.search(query, 1).certificates[0].kind == "exact"
+    assert index.search(query, 1, algorithm="few").certificates[0].kind != "exact"
+    assert len(index.first_stage(query, 5, algorithm="few").item_ids[0]) == 5
+    for call in (index.search, index.first_stage):
+        with pytest.raises(ValueError, match="algorithm='most' allowed: all, few"):
+            call(query, 5, algorithm="most")
+
+
 @pytest.mark.parametrize("absent", [[1], [0, 1]])
 def test_an_item_may_lack_components(states: States, absent: list[int]) -> None:
     partial = states.of([0])
@@ -276,7 +297,7 @@ def test_readers_in_threads_never_see_half_a_batch() -> None:
         ),
         None,
         model_version=MODEL,
-        build=BruteForce,
+        build=only(BruteForce),
     )
     query = QueryStates(components=np.array([[[1.0, 0.0]]], dtype=np.float32))
     failures: list[str] = []

@@ -12,7 +12,7 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact import Exact
 from services.algorithms.indexes.item_batch import ItemBatch
-from services.algorithms.indexes.mutable import MutableIndex
+from services.algorithms.indexes.mutable import MutableIndex, only
 from services.algorithms.indexes.quantized import Quantized
 from services.algorithms.indexes.snapshot import load_snapshot, restore, write_snapshot
 from services.algorithms.indexes.top_k_avg import TopKAvg
@@ -37,7 +37,7 @@ class Run:
         self.states, self.build, self.folder = states, build, folder
         self.oracle = Oracle(IDS, states)
         self.index = MutableIndex(
-            ItemBatch(item_ids=[], states=states.of([])), states.pair_gate, model_version=MODEL, build=build
+            ItemBatch(item_ids=[], states=states.of([])), states.pair_gate, model_version=MODEL, build=only(build)
         )
         self.held: tuple[Version, Oracle] | None = None
         self.counts: dict[str, int] = {}
@@ -116,7 +116,7 @@ class Run:
     def restart(self) -> None:
         snapshot = load_snapshot(write_snapshot(self.folder, self.index), model_version=MODEL)
         assert snapshot.index_version == self.index.version.name
-        self.index = restore(snapshot, self.states.pair_gate, build=self.build)
+        self.index = restore(snapshot, self.states.pair_gate, build=only(self.build))
         assert self.index.version.name == snapshot.index_version
 
     def check(self, version: Version, oracle: Oracle, k: int, wanted: ItemFilter | None) -> None:

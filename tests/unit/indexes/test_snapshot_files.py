@@ -14,7 +14,7 @@ from retrieval_scene import make_pair_gate
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.item_batch import ItemBatch
-from services.algorithms.indexes.mutable import MutableIndex
+from services.algorithms.indexes.mutable import MutableIndex, only
 from services.algorithms.indexes.snapshot import SnapshotError, load_snapshot, restore, snapshots, write_snapshot
 from services.algorithms.tensor_file import read_tensors
 from services.algorithms.tensor_writer import SlicedTensor, write_tensors
@@ -30,7 +30,7 @@ def states() -> States:
 def make_index(states: States, count: int = 40) -> MutableIndex:
     """Items in main, in a block and in the tail, some of each dead."""
     index = MutableIndex(
-        ItemBatch(item_ids=[], states=states.of([])), states.pair_gate, model_version=MODEL, build=BruteForce
+        ItemBatch(item_ids=[], states=states.of([])), states.pair_gate, model_version=MODEL, build=only(BruteForce)
     )
     for group in ("日", "b", "a"):
         ids = [f"{group}{row}" for row in range(count)]
@@ -44,7 +44,7 @@ def make_index(states: States, count: int = 40) -> MutableIndex:
 def test_a_snapshot_brings_everything_back_and_goes_on_from_there(states: States, tmp_path: Path) -> None:
     index = make_index(states)
     snapshot = load_snapshot(write_snapshot(tmp_path, index), model_version=MODEL)
-    again = restore(snapshot, states.pair_gate, build=BruteForce)
+    again = restore(snapshot, states.pair_gate, build=only(BruteForce))
     assert snapshot.index_version == again.version.name == index.version.name
     queries = states.query([0, 1, 2])
     before, after = index.search(queries, 200), again.search(queries, 200)
@@ -58,7 +58,7 @@ def test_a_snapshot_brings_everything_back_and_goes_on_from_there(states: States
 
 def test_states_are_mapped_from_the_file_not_copied(states: States, tmp_path: Path) -> None:
     snapshot = load_snapshot(write_snapshot(tmp_path, make_index(states)), model_version=MODEL)
-    index = restore(snapshot, states.pair_gate, build=BruteForce)
+    index = restore(snapshot, states.pair_gate, build=only(BruteForce))
     assert index.version.main is not None
     held = index.version.main.segment.rows.states.components
     base = held
@@ -71,7 +71,7 @@ def test_an_empty_index_has_a_snapshot_too(states: States, tmp_path: Path) -> No
     index = make_index(states)
     index.remove([f"{group}{row}" for group in ("日", "b", "a") for row in range(40)])
     again = restore(
-        load_snapshot(write_snapshot(tmp_path, index), model_version=MODEL), states.pair_gate, build=BruteForce
+        load_snapshot(write_snapshot(tmp_path, index), model_version=MODEL), states.pair_gate, build=only(BruteForce)
     )
     assert again.num_items == 0
     again.upsert(ItemBatch(item_ids=["x"], states=states.of([0])))
@@ -142,7 +142,7 @@ def test_a_manifest_of_a_later_format_is_refused(states: States, tmp_path: Path)
 def test_a_pair_gate_of_another_shape_is_refused(states: States, tmp_path: Path) -> None:
     snapshot = load_snapshot(write_snapshot(tmp_path, make_index(states)), model_version=MODEL)
     with pytest.raises(SnapshotError, match=r"items\.gate has 4 pairs but pair_gate has 6"):
-        restore(snapshot, make_pair_gate(np.random.default_rng(0), 6, 3), build=BruteForce)
+        restore(snapshot, make_pair_gate(np.random.default_rng(0), 6, 3), build=only(BruteForce))
 
 
 def test_the_newest_two_snapshots_stay(states: States, tmp_path: Path) -> None:
@@ -173,13 +173,13 @@ from pathlib import Path
 import numpy as np
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.item_batch import ItemBatch
-from services.algorithms.indexes.mutable import MutableIndex
+from services.algorithms.indexes.mutable import MutableIndex, only
 from services.algorithms.indexes.snapshot import write_snapshot
 from services.algorithms.states import ItemStates
 rng = np.random.default_rng(0)
 items = ItemStates(components=rng.normal(size=(20_000, 1, 32)).astype(np.float32))
 ids = [f"item-{row}" for row in range(len(items))]
-index = MutableIndex(ItemBatch(item_ids=ids, states=items), None, model_version="model-1", build=BruteForce)
+index = MutableIndex(ItemBatch(item_ids=ids, states=items), None, model_version="model-1", build=only(BruteForce))
 while True:
     index.remove([ids.pop()])
     print(write_snapshot(Path(sys.argv[1]), index).name, flush=True)
