@@ -10,6 +10,8 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 from services.algorithms.ops.mol_scores.device import DeviceScorer, Precision
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.evaluation.generator import generate
+from services.evaluation.shapes import shape_named
 
 # (B, X, P_q, P_x, d, G): the papers' component counts, then sizes that nothing divides, one row and one query.
 SHAPES = [
@@ -139,6 +141,15 @@ def test_wide_components_in_small_chunks_score_as_in_one(kernel_device: torch.de
     assert (lower <= exact).all()
     assert (exact <= upper).all()
     assert np.abs((upper + lower) / 2 - exact).max() < CLOSE["float16"]
+
+
+def test_on_fitted_states_the_certified_error_leaves_few_items_in_doubt(kernel_device: torch.device) -> None:
+    fitted = generate(shape_named("ml-1m"), num_items=1500, num_queries=2, seed=0)
+    scorer = DeviceScorer(fitted.items, fitted.pair_gate, device=kernel_device, kernels=True)
+    upper, lower = scorer.bounds(scorer.prepare(fitted.queries))
+    assert float((upper - lower).mean()) / 2 < 0.01
+    threshold = torch.topk(lower, 20, dim=1).values[:, -1:]
+    assert int((upper >= threshold).sum(dim=1).max()) <= 40
 
 
 def test_no_queries_make_no_bounds(kernel_device: torch.device) -> None:
