@@ -87,8 +87,8 @@ void pack(const float* weights, int64_t rows, int64_t depth, float* packed) {
     });
 }
 
-// out[r] = bias[r] + sum_k weights[k][r] * in[k] for one block of R rows: the loop that most of the time goes to. It is a
-// function of its own, because inlined beside SiLU the compiler keeps SiLU's constants in registers and the sums in
+// out[r] = bias[r] + sum_k weights[k][r] * in[k] for one block of R rows: the loop that most of the time goes to. It is
+// a function of its own, because inlined beside SiLU the compiler keeps SiLU's constants in registers and the sums in
 // memory (8x8x32, G 128, B 32: 0.41 instead of 0.28 us per pair; and 0.24 since it starts from the bias instead of
 // from what `out` held).
 template <typename Real, int R, int V, typename In>
@@ -292,9 +292,9 @@ struct Chosen {
     }
 };
 
-// Brings the next tile's items into the cache, a few at a time, while this tile is being scored: with one query there is
-// too little work per item to hide the memory's latency otherwise (8x8x32, G 128, X 200,000: 0.43 against 0.37 us per
-// pair). Rows gathered at random from as many gain nothing by it (0.55 us either way), nor does any finer pace.
+// Brings the next tile's items into the cache, a few at a time, while this tile is being scored: with one query there
+// is too little work per item to hide the memory's latency otherwise (8x8x32, G 128, X 200,000: 0.43 against 0.37 us
+// per pair). Rows gathered at random from as many gain nothing by it (0.55 us either way), nor does any finer pace.
 class Prefetch {
 public:
     Prefetch(const Problem& problem, Chosen items)
