@@ -16,7 +16,12 @@ import numpy.typing as npt
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact import Exact
 from services.algorithms.indexes.exact_clusters import ExactClusters
-from services.algorithms.indexes.exact_two_pass import ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
+from services.algorithms.indexes.exact_two_pass import (
+    ExactAlgorithm1,
+    ExactExpandedGates,
+    ExactGateBounds,
+    ExactLowPrecision,
+)
 from services.algorithms.indexes.protocol import Index, TopK, take_queries
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
@@ -66,7 +71,7 @@ def prove_on_small_catalogues(
         if allowed is not None:
             exact[:, ~allowed] = -np.inf
         scorer = MolScorer(items, gate)
-        kinds = (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactClusters, Exact)
+        kinds = (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, ExactClusters, Exact)
         for index in (BruteForce(scorer), *(kind(scorer, pool_size=_SMALL_POOL) for kind in kinds)):
             tally.add(index, index.search(queries, k, allowed), exact, k)
         tally.catalogues += 1

@@ -15,9 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.exact_two_pass import DEFAULT_POOL, ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
+from services.algorithms.indexes.exact_two_pass import (
+    DEFAULT_POOL,
+    ExactAlgorithm1,
+    ExactExpandedGates,
+    ExactGateBounds,
+    ExactLowPrecision,
+    TwoPass,
+)
 from services.algorithms.indexes.protocol import Mask, Pass, Pool, TopK, check_request, check_tie_ranks
-from services.algorithms.ops.mol_bounds import AverageItems
+from services.algorithms.ops.mol_bounds import AverageItems, BoundItems
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
@@ -52,10 +59,13 @@ class Exact:
         self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
         self._ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
         self._averages = AverageItems(self.scorer)
-        self._bounding = [
-            kind(self.scorer, tie_ranks=self._ranks, pool_size=pool_size, averages=self._averages)
-            for kind in (ExactLowPrecision, ExactGateBounds, ExactAlgorithm1)
-        ]
+
+        def strategy(kind: type[TwoPass], codes: BoundItems | None = None) -> TwoPass:
+            return kind(self.scorer, tie_ranks=self._ranks, pool_size=pool_size, averages=self._averages, codes=codes)
+
+        coded, by_gates = strategy(ExactLowPrecision), strategy(ExactGateBounds)
+        self._codes = (coded.codes, by_gates.codes)
+        self._bounding = (coded, strategy(ExactExpandedGates, coded.codes), by_gates, strategy(ExactAlgorithm1))
         self.strategies = (*self._bounding, BruteForce(self.scorer, tie_ranks=self._ranks))
         self._lock = threading.Lock()
         # Seconds per query of each strategy's turns so far, in the order of `strategies`.
@@ -68,7 +78,7 @@ class Exact:
 
     @property
     def nbytes(self) -> int:
-        codes = sum(strategy.codes_nbytes for strategy in self._bounding)
+        codes = sum(codes.nbytes for codes in self._codes)
         return self.scorer.nbytes + int(self._ranks.nbytes) + self._averages.nbytes + codes
 
     def chosen(self, *, batch: int, k: int) -> str | None:

@@ -50,12 +50,9 @@ class ExactClusters(TwoPass):
         self._clusters, self._centres, self._radii = _cluster(self.scorer)
 
     @property
-    def codes_nbytes(self) -> int:
-        return super().codes_nbytes + 4 * (self._clusters.size + self._centres.numel() + self._radii.size)
-
-    @property
     def nbytes(self) -> int:
-        return super().nbytes + self.codes_nbytes - super().codes_nbytes
+        clusters = int(self._clusters.nbytes) + 4 * self._centres.numel() + int(self._radii.nbytes)
+        return super().nbytes + clusters
 
     def _narrowed(
         self, queries: QueryStates, thresholds: npt.NDArray[np.float64], allowed: Mask | None

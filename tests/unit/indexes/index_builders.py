@@ -16,7 +16,12 @@ from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact import Exact
 from services.algorithms.indexes.exact_clusters import ExactClusters
-from services.algorithms.indexes.exact_two_pass import ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
+from services.algorithms.indexes.exact_two_pass import (
+    ExactAlgorithm1,
+    ExactExpandedGates,
+    ExactGateBounds,
+    ExactLowPrecision,
+)
 from services.algorithms.indexes.gpu import (
     DeviceBruteForce,
     DeviceCombinedTopK,
@@ -162,6 +167,6 @@ BUILDERS: list[Builder] = [
     # Pools far smaller than the catalogues, so that the bound pass has something to drop.
     *(
         Builder(kind.name, lambda items, gate, kind=kind, **o: kind(items, gate, pool_size=4, **o), exact=True)
-        for kind in (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactClusters, Exact)
+        for kind in (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, ExactClusters, Exact)
     ),
 ]

@@ -41,8 +41,9 @@ STRATEGIES = pytest.mark.parametrize(
         {"low_precision": False, "by_gates": False},
         {"low_precision": False, "by_gates": True},
         {"low_precision": True, "by_gates": True},
+        {"low_precision": True, "by_gates": True, "expanded": True},
     ],
-    ids=["largest cosine", "gate intervals", "int8"],
+    ids=["largest cosine", "gate intervals", "int8", "int8 cosines, expanded gates"],
 )
 
 

@@ -7,8 +7,8 @@ here is a softmax, hence a distribution: that, and nothing else about training, 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, L lanes.
 """
 
-from services.algorithms.ops.mol_bounds.items import AverageItems
+from services.algorithms.ops.mol_bounds.items import AverageItems, BoundItems
 from services.algorithms.ops.mol_bounds.pools import best_averages
 from services.algorithms.ops.mol_bounds.survivors import BoundPass, Survivors
 
-__all__ = ["AverageItems", "BoundPass", "Survivors", "best_averages"]
+__all__ = ["AverageItems", "BoundItems", "BoundPass", "Survivors", "best_averages"]

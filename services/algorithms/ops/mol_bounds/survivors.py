@@ -86,19 +86,25 @@ class BoundPass:
         *,
         low_precision: bool,
         by_gates: bool = True,
+        expanded: bool = False,
+        items: BoundItems | None = None,
         kernels: ctypes.CDLL | str | None = "best",
     ) -> None:
         """Prepare the scorer's items.
 
-        `low_precision`: int8 cosines with their error, else float32 cosines, tile by tile. `by_gates` False stops at
-        the largest cosine (plain Algorithm 1). `kernels`: a library, None for PyTorch, "best" for this processor's.
+        `low_precision`: int8 cosines with their error, and the gate's network in int8, or `expanded` around a centre;
+        else float32 cosines, tile by tile, and the expansion. `by_gates` False stops at the largest cosine (plain
+        Algorithm 1). `items`: codes of the same scorer and precision, to be shared. `kernels`: a library, None for
+        PyTorch, "best" for this processor's.
         """
         self.scorer = scorer
         self.by_gates = by_gates and scorer.num_pairs > 1
-        self.items = BoundItems(scorer, low_precision=low_precision, with_gates=self.by_gates)
+        if items is None:
+            items = BoundItems(scorer, low_precision=low_precision, with_gates=self.by_gates)
+        self.items = items
         self._int8: Int8Network | None = None
         self._native_network: _Network | None = None
-        if low_precision and self.by_gates and scorer.pair_gate is not None:
+        if low_precision and not expanded and self.by_gates and scorer.pair_gate is not None:
             self._int8 = int8_network(scorer.pair_gate, self.items.lanes, TURN)
             self._network_arrays = {name: _aligned(getattr(self._int8, name)) for name in _NETWORK_ARRAYS}
             self._native_network = _Network(
@@ -106,8 +112,8 @@ class BoundPass:
                 zero=self._int8.zero,
                 hidden_vectors=self._int8.hidden_vectors,
             )
-        expanded = scorer.pair_gate if self.by_gates and self._int8 is None else None
-        self._network = NetworkBounds(expanded, scorer.num_pairs)
+        around_centres = scorer.pair_gate if self.by_gates and self._int8 is None else None
+        self._network = NetworkBounds(around_centres, scorer.num_pairs)
         self._kernels = load_kernels("mol_bounds") if isinstance(kernels, str) else kernels
 
     @property
