@@ -77,6 +77,7 @@ class CapturedCalls(Generic[Output]):
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        # Other threads may use the card meanwhile; only this one must not wait for it.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             output = function(own)
         return _Captured(graph, own, output)
