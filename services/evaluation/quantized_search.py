@@ -70,14 +70,14 @@ class Built:
 def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> list[dict[str, Any]]:
     """One row per set, library and batch: queries per second at the cheapest setting with recall@100 >= .99.
 
-    Leaves one thread to PyTorch and FAISS. `quick`: 100,000 items of either set, without hnswlib, whose build takes
-    minutes.
+    Leaves one thread to PyTorch and FAISS. `quick`: 100,000 items of either set, without what takes minutes to build:
+    hnswlib, and anisotropic codebooks of wide vectors.
     """
     torch.set_num_threads(1)
     results = []
     for data in _sets(quick, seed, source or EmbeddingSource()):
         chosen: list[tuple[Built, Setting, float]] = []
-        for build in _libraries(quick):
+        for build in _libraries(quick, data.items.shape[1]):
             started = time.perf_counter()
             built = build(data.items, seed)
             seconds = time.perf_counter() - started
@@ -191,13 +191,14 @@ def _with_answers(name: str, items: FloatArray, queries: FloatArray) -> VectorSe
     return VectorSet(name=name, items=items, queries=queries, exact=exact)
 
 
-def _libraries(quick: bool) -> Iterator[Callable[[FloatArray, int], Built]]:
+def _libraries(quick: bool, width: int) -> Iterator[Callable[[FloatArray, int], Built]]:
     yield _quantized
     yield _quantized_exact
     if importlib.util.find_spec("scann"):
         yield _scann
     if importlib.util.find_spec("faiss"):
-        yield _faiss_anisotropic
+        if not quick or width <= 64:
+            yield _faiss_anisotropic
         yield _faiss_plain
         yield _faiss_flat
     if importlib.util.find_spec("hnswlib") and not quick:

@@ -86,7 +86,7 @@ def test_the_best_by_code_are_those_of_the_reference_with_its_bound(kernel: str)
                 assert left_out.max() <= answer.bounds[query]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     kernel=st.sampled_from([None, *_RUNNABLE]),
     seed=st.integers(0, 2**32 - 1),

@@ -137,6 +137,8 @@ def encode(
         whole = decoded if projection is None else decoded @ projection.T
         np.maximum.at(errors, owner, np.linalg.norm(residuals - whole, axis=1))
         padded[slots[start : start + chunk], :coded_width] = codes.astype(np.uint8)
+    # Decoding and subtracting in float32 may hide as much of an error.
+    roundings = (width + 16) * 2.0**-24 * radii * (1 if projection is None else coded_width**0.5)
     parts = padded.reshape(-1, LANES, groups, per_byte, 4).transpose(0, 2, 3, 1, 4).reshape(-1, groups, per_byte, 64)
     packed = parts[:, :, 0] if bits == 8 else parts[:, :, 0] | (parts[:, :, 1] << 4)
     return CellCodes(
@@ -146,7 +148,7 @@ def encode(
         centres=centres,
         projection=projection,
         scales=scales,
-        errors=_rounded_up(errors),
+        errors=_rounded_up(errors + roundings),
         code_norms=_rounded_up(code_norms),
         radii=_rounded_up(radii),
         spreads=np.sqrt(squares / counts).astype(np.float32),
