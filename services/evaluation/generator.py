@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
-from services.evaluation.fitted import QUICK, Fitted
+from services.evaluation.fitted import PAPER, Fitted
 from services.evaluation.scene import IntArray, Scene
 from services.evaluation.shapes import Shape
 
@@ -41,12 +41,14 @@ def generate(
     num_queries: int,
     seed: int,
     labels_per_query: int = 1,
-    fitted: Fitted = QUICK,
+    fitted: Fitted = PAPER,
 ) -> Scene:
     """Items, queries, pair gate and labels at `shape`, with `num_items` instead of the shape's X where given.
 
     Labels are drawn from softmax(s / temperature) over all items, `labels_per_query` times for each query
-    (`Scene.label_draws`; 0 leaves them out and saves their scoring pass). Equal arguments make equal scenes.
+    (`Scene.label_draws`; 0 leaves them out and saves their scoring pass). At the shape's own size the temperature is
+    the one at which the exact top 100 holds `shape.hit_rate_100` of them, else the fitted one. Equal arguments make
+    equal scenes.
     Raises: ValueError for num_items or num_queries below 1.
     Cost: X P_x r (r + d) multiply-adds and one scoring of all pairs for the labels; memory: the result and 50 MB.
     """
@@ -60,14 +62,10 @@ def generate(
     pair_gate = make_pair_gate(world)
     draws = np.empty((num_queries, 0), dtype=np.int64)
     if labels_per_query:
-        draws = draw_labels(
-            items,
-            queries,
-            pair_gate,
-            temperature=fitted.label_temperature,
-            seed=seed,
-            per_query=labels_per_query,
-        )
+        temperature = fitted.label_temperature
+        if shape.hit_rate_100 is not None and count == shape.num_items:
+            temperature = temperature_for(shape.hit_rate_100, items, queries, pair_gate)
+        draws = draw_labels(items, queries, pair_gate, temperature=temperature, seed=seed, per_query=labels_per_query)
     return Scene(name=shape.name, items=items, queries=queries, pair_gate=pair_gate, label_draws=draws)
 
 
@@ -134,7 +132,7 @@ def make_items(world: World, count: int) -> ItemStates:
     return ItemStates(components=components, gate=gate)
 
 
-def average_items(shape: Shape, count: int, *, seed: int, fitted: Fitted = QUICK) -> FloatArray:
+def average_items(shape: Shape, count: int, *, seed: int, fitted: Fitted = PAPER) -> FloatArray:
     """The averaged components (X, d) of the items that `generate` makes, without ever holding those."""
     world = World.drawn(shape, fitted, seed, num_items=count)
     averages = np.empty((count, shape.component_width), dtype=np.float32)
@@ -238,6 +236,25 @@ def draw_labels(
             drawn = np.searchsorted(sums, sums[-1] * rng.random(per_query), side="right")
             labels[query] = np.minimum(drawn, len(row) - 1)
     return labels
+
+
+def temperature_for(
+    hit_rate: float, items: ItemStates, queries: QueryStates, pair_gate: PairGate | None, *, results: int = 100
+) -> float:
+    """The softmax temperature at which the `results` best hold the share `hit_rate` of labels, over a few queries."""
+    gate = None if queries.gate is None else queries.gate[:_LABEL_QUERIES]
+    few = QueryStates(components=queries.components[:_LABEL_QUERIES], gate=gate)
+    scores = MolScorer(items, pair_gate).scores(few)
+    scores -= scores.max(axis=1, keepdims=True)
+    split = max(0, scores.shape[1] - results)
+    scores.partition(split, axis=1)
+    low, high = 1e-3, 1.0
+    for _ in range(12):
+        middle = float(np.sqrt(low * high))
+        weights = np.exp(scores / np.float32(middle))
+        held = float((weights[:, split:].sum(axis=1) / weights.sum(axis=1)).mean())
+        low, high = (middle, high) if held > hit_rate else (low, middle)
+    return float(np.sqrt(low * high))
 
 
 def _views(rng: np.random.Generator, count: int, latent: int, fitted: Fitted) -> npt.NDArray[np.float64]:

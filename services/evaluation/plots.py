@@ -73,7 +73,7 @@ def plot_growth(rows: Sequence[Row], path: Path) -> None:
         panel.set_title(label, loc="left", fontsize=10)
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
-        panel.legend(frameon=False, fontsize=8)
+        panel.legend(frameon=False, fontsize=8, bbox_to_anchor=(1.01, 1), loc="upper left")
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from services.algorithms.ops.mol_scores import mol_scores
-from services.evaluation.fitted import QUICK, QUICK_MOMENTS
+from services.evaluation.fitted import ML_1M_MOMENTS, QUICK, QUICK_MOMENTS
 from services.evaluation.generator import draw_labels, generate
 from services.evaluation.moments import Moments, clustering, measure
 from services.evaluation.shapes import SHAPES, Shape, shape_named
@@ -22,7 +22,18 @@ FITTED_SHAPE = Shape(
 
 @pytest.fixture(scope="module")
 def moments() -> list[Moments]:
-    return [measure(generate(FITTED_SHAPE, num_queries=24, seed=seed, labels_per_query=0)) for seed in range(3)]
+    return [
+        measure(generate(FITTED_SHAPE, num_queries=16, seed=seed, labels_per_query=0, fitted=QUICK))
+        for seed in range(3)
+    ]
+
+
+@pytest.fixture(scope="module")
+def books() -> list[Moments]:
+    scenes = (
+        generate(SHAPES["books"], num_items=3_706, num_queries=6, seed=seed, labels_per_query=0) for seed in range(2)
+    )
+    return [measure(scene) for scene in scenes]
 
 
 @pytest.mark.parametrize(
@@ -49,8 +60,40 @@ def test_generated_statistics_are_the_fitted_ones(moments: list[Moments], name: 
     assert np.abs(found - wanted).max() <= tolerance, f"{name}: generated {found}, trained {wanted}"
 
 
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [
+        ("cosine_mean", 0.04),
+        # Half the width makes cosines vary more: .21 in the trained 32-wide model, .14 in this 64-wide one.
+        ("cosine_sd", 0.07),
+        ("pair_correlation", 0.08),
+        ("average_sd", 0.06),
+        ("popularity_share", 0.12),
+        ("score_sd", 0.05),
+        ("score_heights", 0.7),
+        ("average_correlation", 0.04),
+        ("average_recall", 0.03),
+    ],
+)
+def test_the_papers_shapes_have_the_eight_by_four_models_statistics(
+    books: list[Moments], name: str, tolerance: float
+) -> None:
+    found = np.mean([getattr(each, name) for each in books], axis=0)
+    wanted = np.asarray(getattr(ML_1M_MOMENTS, name))
+    assert np.abs(found - wanted).max() <= tolerance, f"{name}: generated {found}, trained {wanted}"
+
+
+def test_labels_hit_the_exact_top_100_as_often_as_the_papers() -> None:
+    shape = SHAPES["ml-1m"]
+    scene = generate(shape, num_queries=8, seed=2, labels_per_query=200)
+    scores = mol_scores(scene.queries, scene.items, scene.pair_gate)
+    best = np.argsort(-scores, axis=1)[:, :100]
+    hits = np.mean([np.isin(drawn, row).mean() for drawn, row in zip(scene.label_draws, best, strict=True)])
+    assert abs(hits - 0.70) < 0.1
+
+
 def test_isotropic_noise_would_fail_these_tolerances() -> None:
-    scene = generate(FITTED_SHAPE, num_queries=8, seed=0)
+    scene = generate(FITTED_SHAPE, num_queries=8, seed=0, fitted=QUICK)
     rng = np.random.default_rng(0)
     for components in (scene.items.components, scene.queries.components):
         noise = rng.standard_normal(components.shape, dtype=np.float32)

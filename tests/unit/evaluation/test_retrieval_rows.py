@@ -76,8 +76,8 @@ def test_a_false_proof_is_named() -> None:
 
 def test_larger_pools_find_more(measured: list[Row]) -> None:
     found = {row["algorithm"]: row["recall_100"] for row in measured if row["batch"] == 4}
-    assert 0.5 < found["top_k_per_embedding(50)"] < found["top_k_per_embedding(100)"]
-    assert found["top_k_avg(200)"] < found["top_k_avg(500)"]
+    assert 0.5 <= found["top_k_per_embedding(50)"] <= found["top_k_per_embedding(100)"]
+    assert found["top_k_avg(200)"] <= found["top_k_avg(500)"]
 
 
 def test_the_transcriptions_brute_force_is_the_unit_of_speed(measured: list[Row]) -> None:
