@@ -178,7 +178,7 @@ class AverageScan:
         norms = np.linalg.norm(components.astype(np.float64), axis=-1, keepdims=True)
         extended = np.concatenate([components, _round_up(norms)], axis=2)
         best = self._averages.scan.search(extended, 1, left_out)
-        return best.scores[:, :, 0, 0].max(axis=1, initial=-np.inf).astype(np.float64)
+        return np.asarray(best.scores[:, :, 0, 0].max(axis=1, initial=-np.inf), dtype=np.float64)
 
 
 class _Averages:
