@@ -18,8 +18,16 @@ import torch
 from services.algorithms.indexes.adaptive import AdaptiveTopK
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
-from services.algorithms.indexes.exact_two_pass import ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
+from services.algorithms.indexes.exact import Exact
+from services.algorithms.indexes.exact_clusters import ExactClusters
+from services.algorithms.indexes.exact_two_pass import (
+    ExactAlgorithm1,
+    ExactExpandedGates,
+    ExactGateBounds,
+    ExactLowPrecision,
+)
 from services.algorithms.indexes.protocol import Index
+from services.algorithms.indexes.quantized_pools import QuantizedTopKAvg
 from services.algorithms.indexes.recall_estimate import calibrate
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
@@ -76,7 +84,14 @@ def contenders(shape: Shape, num_items: int, *, quick: bool) -> list[Contender]:
     if quick:
         # A proof that lets every item through costs more than brute force and says nothing new; two pool sizes each
         # already show the trade.
-        left_out = {"exact_algorithm_1", "top_k_per_embedding(10)", "top_k_per_embedding(50)", "combined_top_k(50,500)"}
+        left_out = {
+            "exact_algorithm_1",
+            "exact_clusters",
+            "quantized_top_k_avg(2000)",
+            "top_k_per_embedding(10)",
+            "top_k_per_embedding(50)",
+            "combined_top_k(50,500)",
+        }
         found = [one for one in found if one.name not in left_out and not one.name.startswith("adaptive_combined")]
     return [one for one in found if one.largest_pool <= num_items // 2]
 
@@ -105,7 +120,7 @@ def _exact() -> list[Contender]:
             transcribed=lambda paper, queries: paper.brute_force(queries, RESULTS),
         )
     ]
-    for algorithm in (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision):
+    for algorithm in (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, ExactClusters, Exact):
         found.append(
             Contender(
                 name=algorithm.name,
@@ -148,6 +163,15 @@ def _average() -> list[Contender]:
             largest_pool=AVERAGE_POOLS[0],
         )
     )
+    found += [
+        Contender(
+            name=f"quantized_top_k_avg({size})",
+            build=partial(_quantized_with, size=size),
+            floor=_pooled_floor((average_scan,)),
+            largest_pool=size,
+        )
+        for size in AVERAGE_POOLS[-2:]
+    ]
     return found
 
 
@@ -196,6 +220,11 @@ def _combined_with(bench: Bench, *, pairs: int, average: int) -> Any:
         "combined_top_k", lambda scorer: CombinedTopK(scorer, pair_pool_size=pairs, average_pool_size=average)
     )
     return _with_sizes(held, pool_size=pairs, average_pool_size=average)
+
+
+def _quantized_with(bench: Bench, *, size: int) -> Index:
+    held = bench.held("quantized_top_k_avg", lambda scorer: QuantizedTopKAvg(scorer, pool_size=size))
+    return _with_sizes(held, pool_size=size)  # type: ignore[no-any-return]
 
 
 def _adaptive_recall(bench: Bench) -> Index:

@@ -46,6 +46,10 @@ def retrieval(
     ] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Queries per call; may be repeated.")] = None,
     bundle: Annotated[Path | None, typer.Option(help="A trained model in place of the generated ml-1m.")] = None,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="First compare exact strategies with float64 on 100,000 random queries.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="cpu, or cuda for the table of the GPU's algorithms.")] = "cpu",
     quick: Quick = False,
     out: Out = None,
     seed: Seed = 0,
@@ -64,6 +68,11 @@ def retrieval(
     from services.evaluation import benchmarks
     from services.evaluation.shapes import SHAPES, shape_named
 
+    if device not in ("cpu", "cuda"):
+        raise CommandError(f"device={device!r}; allowed: cpu, cuda", status=ExitStatus.USAGE)
+    if device == "cuda":
+        _on_gpu(shape or [], batch or [], quick=quick, seed=seed, as_json=as_json)
+        return
     chosen = shape or list(SHAPES)
     with _sentences():
         for name in chosen:
@@ -74,13 +83,15 @@ def retrieval(
             )
         batches = tuple(dict.fromkeys(batch)) if batch else None
         report = _run(
-            lambda request: benchmarks.retrieval(request, shapes=chosen, batches=batches, bundle=bundle),
+            lambda request: benchmarks.retrieval(request, shapes=chosen, batches=batches, bundle=bundle, prove=prove),
             out=out,
             quick=quick,
             seed=seed,
             as_json=as_json,
         )
     wrong = benchmarks.wrong_proofs(report["rows"])
+    if report["proof"] is not None and not report["proof"]["holds"]:
+        wrong.append(f"against float64: {report['proof']['wrong']}")
     if wrong:
         raise CommandError(f"proven exact, and wrong: {'; '.join(wrong)}", advice="please report this with the seed")
 
@@ -111,6 +122,20 @@ def mutation(*, quick: Quick = False, out: Out = None, seed: Seed = 0, as_json: 
 
     with _sentences():
         _run(benchmarks.mutation, out=out, quick=quick, seed=seed, as_json=as_json)
+
+
+def _on_gpu(shapes: list[str], batches: list[int], *, quick: bool, seed: int, as_json: bool) -> None:
+    """Hand over to the GPU's table, whose exit status says whether there was a card and whether proofs held."""
+    import torch
+
+    from services.evaluation import gpu
+
+    if not torch.cuda.is_available():
+        raise CommandError(gpu.NO_CARD, advice="--device cpu", status=ExitStatus.UNAVAILABLE)
+    chosen = [word for name in shapes for word in ("--shape", name)]
+    chosen += [word for size in batches for word in ("--batch", str(size))]
+    chosen += ["--seed", str(seed), *(["--quick"] if quick else []), *(["--json"] if as_json else [])]
+    raise typer.Exit(gpu.main(chosen))
 
 
 def _run(

@@ -30,3 +30,9 @@ def test_a_bundle_without_its_shape_is_a_usage_error() -> None:
     result = RUNNER.invoke(app, ["bench", "retrieval", "--shape", "books", "--bundle", "somewhere", "--json"])
     assert result.exit_code == 2
     assert "ml-1m" in json.loads(result.output.splitlines()[-1])["error"]
+
+
+def test_an_unknown_device_is_a_usage_error() -> None:
+    result = RUNNER.invoke(app, ["bench", "retrieval", "--device", "tpu", "--json"])
+    assert result.exit_code == 2
+    assert "tpu" in json.loads(result.output.splitlines()[-1])["error"]
