@@ -1,5 +1,7 @@
 """The candidates process's settings: the shared ones, the algorithms, and the sizes of batches, memory and audits."""
 
+from typing import Literal
+
 from pydantic import Field, field_validator
 
 from services.algorithms.indexes.by_name import parse_algorithm
@@ -13,7 +15,9 @@ class CandidatesSettings(ProcessSettings):
 
     port: int = Field(default=50052, ge=0, le=65535, validation_alias="FRESHET_CANDIDATES_PORT")
     # Names with their sizes, separated by spaces; the first one answers requests that name none.
-    algorithms: str = Field(default="brute_force top_k_avg(1000)", validation_alias="FRESHET_CANDIDATES_ALGORITHMS")
+    algorithms: str = Field(default="exact top_k_avg(1000)", validation_alias="FRESHET_CANDIDATES_ALGORITHMS")
+    # Where the items are scored: in this machine's memory, or copied to a CUDA card.
+    device: Literal["cpu", "cuda"] = Field(default="cpu", validation_alias="FRESHET_CANDIDATES_DEVICE")
     # What the items may take; 0 is whatever the machine has left.
     max_memory_mb: int = Field(default=0, ge=0, validation_alias=MEMORY_VARIABLE)
     # Searches computed together; more wait, and beyond the queue they are refused.

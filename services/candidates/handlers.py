@@ -6,6 +6,7 @@ batch at a time with the threads it was given.
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +23,18 @@ from services.common.errors import InvalidRequest, PreconditionFailed
 MAX_K = 10_000
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedIndexes:
+    """Indexes by name, the first one for requests that name none, over one copy of the item states.
+
+    states_nbytes: that copy, which every index counts as its own; copies_nbytes: what else holds the states.
+    """
+
+    indexes: Mapping[str, Index]
+    states_nbytes: int
+    copies_nbytes: int
+
+
 class Search:
     """Answers searches from one catalogue through the indexes by name."""
 
@@ -29,26 +42,26 @@ class Search:
         self,
         *,
         catalogue: Catalogue,
-        indexes: Mapping[str, Index],
+        loaded: LoadedIndexes,
         audit: Audit,
         metrics: CandidatesMetrics,
         max_batch: int,
         max_queue: int,
     ) -> None:
-        """`indexes` by name, the first one for requests that name none, all over the catalogue's scorer."""
-        self._catalogue, self._indexes, self._metrics, self._audit = catalogue, indexes, metrics, audit
+        self._catalogue, self._metrics, self._audit = catalogue, metrics, audit
+        self._indexes = indexes = loaded.indexes
         self._names = _short_names(indexes)
         self._batcher: Batcher[SearchQuery, Found] = Batcher(
             self.find_all, max_batch=max_batch, max_queue=max_queue, name="candidates", on_batch=metrics.batch
         )
-        states = catalogue.scorer.nbytes
-        added = {name: index.nbytes - states for name, index in indexes.items()}
+        added = {name: index.nbytes - loaded.states_nbytes for name, index in indexes.items()}
+        held = loaded.states_nbytes + loaded.copies_nbytes + sum(added.values()) + catalogue.rules.nbytes
         self.info = IndexInfo(
             model_version=catalogue.model_version,
             index_version=catalogue.index_version,
             algorithm=next(iter(indexes)),
             num_items=catalogue.num_items,
-            bytes_per_item=(states + sum(added.values()) + catalogue.rules.nbytes) / catalogue.num_items,
+            bytes_per_item=held / catalogue.num_items,
             added_bytes_per_item={name: size / catalogue.num_items for name, size in added.items()},
         )
         metrics.loaded(self.info)

@@ -9,18 +9,21 @@ import grpc
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields
 
 from services.algorithms.bundle import Bundle
 from services.algorithms.catalogue import required_bytes
+from services.algorithms.indexes.by_name import parse_algorithm
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import QueryStates
-from services.candidates.bootstrap import load_catalogue, make_search
+from services.candidates.bootstrap import load_catalogue, make_device_indexes, make_search
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import SERVICE, CandidatesServicer
+from services.common.config import ConfigError
 from services.common.rpc_server import RpcServer
 
 FIRST, FULL = candidates_pb2.STAGE_FIRST, candidates_pb2.STAGE_FULL
@@ -187,12 +190,14 @@ async def test_concurrent_searches_each_get_their_own_answer(running: Running) -
 async def test_index_info_and_metrics_tell_bytes_per_item(running: Running) -> None:
     info = await running.stub.GetIndexInfo(candidates_pb2.GetIndexInfoRequest())
     assert (info.algorithm, info.num_items) == ("brute_force", 60)
-    # Components 2 x 8, gate 8, mean 8 and radius, all float32, two tie ranks, and one category entry.
-    assert info.bytes_per_item == 4 * (16 + 8 + 8 + 1) + 2 * 8 + 8
+    added = {one.name: one.added_bytes_per_item for one in info.algorithms}
+    assert list(added) == ["brute_force", "top_k_avg(15)"]
+    # Components 2 x 8 and gate 8 in float32; tie ranks; one category entry.
+    assert info.bytes_per_item == pytest.approx(4 * (16 + 8) + sum(added.values()) + 8)
+    assert added["brute_force"] == 8
+    # Means of 8 values at the least in half precision, and tie ranks.
+    assert 2 * 8 + 8 <= added["top_k_avg(15)"] <= 4 * 9 + 16
     assert running.registry.get_sample_value("freshet_candidates_bytes_per_item") == info.bytes_per_item
-    assert [one.name for one in info.algorithms] == ["brute_force", "top_k_avg(15)"]
-    # Tie ranks; and the mean and radius besides.
-    assert [one.added_bytes_per_item for one in info.algorithms] == [8, 8 + 4 * (8 + 1)]
     await running.stub.Search(running.request())
     for stage in ("queue", "filter", "full", "float64"):
         assert running.registry.get_sample_value("freshet_candidates_stage_seconds_count", {"stage": stage}) == 1
@@ -275,6 +280,46 @@ def test_a_model_beyond_the_memory_limit_is_refused_naming_both_values(tmp_path:
     needed = required_bytes(bundle.manifest) / (1 << 20)
     with pytest.raises(MemoryError, match=rf"3000 items needs {needed:.1f} MiB; allowed: 1.0 MiB"):
         load_catalogue(settings)
+
+
+def test_every_algorithm_can_be_loaded_and_answers(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    names = "exact top_k_avg(20) top_k_per_embedding(5) combined_top_k(5,20) quantized_top_k_avg(20) exact_clusters"
+    settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path, algorithms=names)
+    search = make_search(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
+    assert list(search.info.added_bytes_per_item) == names.split()
+    assert all(added > 0 for added in search.info.added_bytes_per_item.values())
+
+
+def test_an_algorithm_that_the_model_cannot_have_is_refused_with_the_setting(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path, algorithms="quantized(5)")
+    with pytest.raises(ConfigError, match=r"FRESHET_CANDIDATES_ALGORITHMS='quantized\(5\)': items make 8 pairs"):
+        make_search(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card here")
+def test_a_card_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path, device="cuda")
+    with pytest.raises(ConfigError, match="FRESHET_CANDIDATES_DEVICE='cuda' but PyTorch sees no CUDA card here"):
+        make_search(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
+
+
+async def test_searches_are_answered_from_a_torch_device(tmp_path: Path) -> None:
+    # The same code that a card runs, on PyTorch's own CPU: tests/gpu asks a card.
+    bundle = make_bundle(tmp_path / "bundle")
+    settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path)
+    catalogue = load_catalogue(settings)
+    names = ["exact", "top_k_avg(60)", "top_k_per_embedding(60)", "combined_top_k(60,60)"]
+    loaded = make_device_indexes([parse_algorithm(name) for name in names], catalogue, torch.device("cpu"))
+    assert list(loaded.indexes) == names
+    assert loaded.copies_nbytes == catalogue.scorer.nbytes
+    queries = half(make_queries(np.random.default_rng(5), 1, 4, 2, 8))
+    exact = mol_scores_reference(queries, bundle.item_states, bundle.pair_gate).numpy()[0]
+    for index in loaded.indexes.values():
+        assert index.nbytes >= loaded.states_nbytes
+        assert index.search(queries, 5).item_indices[0].tolist() == np.argsort(-exact)[:5].tolist()
 
 
 def test_algorithms_beyond_the_memory_limit_are_refused_naming_both_values(tmp_path: Path) -> None:

@@ -10,18 +10,27 @@ from services.algorithms.ops.mol_scores import MolScorer
 
 def written(name: str) -> str:
     """A known name with numbers for its letters: "combined_top_k(N1,N2)" -> "combined_top_k(7,7)"."""
-    return name.replace("N1", "7").replace("N2", "7").replace("N", "7")
+    return name.replace("N1", "7").replace("N2", "7").replace("N", "7").replace("C", "7")
 
 
 @pytest.mark.parametrize("name", known_algorithms())
 def test_every_known_name_builds_an_index_of_that_name(name: str) -> None:
     rng = np.random.default_rng(0)
-    scorer = MolScorer(make_items(rng, 40, 2, 2, 8), make_pair_gate(rng, 4, 6))
+    p_q = p_x = 1 if name.startswith("quantized(") else 2
+    gate = None if p_x == 1 else make_pair_gate(rng, 4, 6)
+    scorer = MolScorer(make_items(rng, 40, p_q, p_x, 8), gate)
     algorithm = parse_algorithm(written(name))
     assert algorithm.text == written(name)
     index = make_index(algorithm, scorer, np.arange(40))
     assert index.name == algorithm.name
-    assert index.search(make_queries(rng, 2, 2, 2, 8), 5).item_indices.shape == (2, 5)
+    assert index.search(make_queries(rng, 2, p_q, p_x, 8), 5).item_indices.shape == (2, 5)
+
+
+def test_a_mixture_is_refused_where_only_dot_products_can_be_searched() -> None:
+    rng = np.random.default_rng(0)
+    scorer = MolScorer(make_items(rng, 40, 2, 2, 8), make_pair_gate(rng, 4, 6))
+    with pytest.raises(ValueError, match="items make 4 pairs; allowed: 1, a plain dot product"):
+        make_index(parse_algorithm("quantized(7)"), scorer, np.arange(40))
 
 
 @pytest.mark.parametrize(
