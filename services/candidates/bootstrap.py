@@ -14,7 +14,6 @@ from services.algorithms.catalogue import Catalogue, catalogue_from_bundle, requ
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import Algorithm, make_index, parse_algorithm
 from services.algorithms.indexes.gpu_by_name import make_device_index
-from services.algorithms.indexes.protocol import Index
 from services.algorithms.ops.mol_scores.device import DeviceScorer
 from services.algorithms.states import ItemStates
 from services.candidates.audit import Audit
@@ -64,7 +63,7 @@ def make_device_indexes(algorithms: Sequence[Algorithm], catalogue: Catalogue, d
     """
     items = ItemStates(components=catalogue.scorer.components.numpy(), gate=catalogue.scorer.item_gate)
     scorer = DeviceScorer(items, catalogue.scorer.pair_gate, device=device)
-    indexes: dict[str, Index] = {one.text: make_device_index(one, scorer, catalogue.tie_ranks) for one in algorithms}
+    indexes = {one.text: make_device_index(one, scorer, catalogue.tie_ranks) for one in algorithms}
     return LoadedIndexes(indexes=indexes, states_nbytes=scorer.nbytes, copies_nbytes=catalogue.scorer.nbytes)
 
 
