@@ -71,8 +71,8 @@ class Bundle:
         """Raises: BundleError where the embeddings were brought from elsewhere."""
         if self.manifest.encoder is None:
             raise BundleError(
-                f"bundle {self.path} holds embeddings brought from elsewhere and no encoder: candidates and reranker can "
-                "serve it, and callers bring their query vectors"
+                f"bundle {self.path} holds embeddings brought from elsewhere and no encoder: candidates and reranker "
+                "can serve it, and callers bring their query vectors"
             )
         return self.manifest.encoder
 
