@@ -49,7 +49,10 @@ up: setup ## Start the local stack (needs a bundle: make demo, or freshet train)
 down: ## Stop the local stack
 	@$(BIN)/freshet down
 
-bench: setup ## Measure again and rewrite docs/benchmarks (a quarter of an hour)
+bench: setup ## Measure again and rewrite docs/benchmarks (hours; `freshet bench <what> --quick` for minutes)
+	@$(BIN)/freshet bench retrieval --prove
+	@$(BIN)/freshet bench quantization
+	@$(BIN)/freshet bench mutation
 	@for seed in 0 1 2; do $(BIN)/freshet train --preset quick --split time --epochs 4 --seed $$seed --no-export \
 	  --out .freshet/bench/$$seed --json > docs/benchmarks/training-$$seed.json || exit 1; done
 	@$(BIN)/freshet demo --keep --json > docs/benchmarks/demo.json

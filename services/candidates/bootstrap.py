@@ -13,7 +13,7 @@ from services.algorithms.bundle import load_bundle
 from services.algorithms.catalogue import Catalogue, catalogue_from_bundle, required_bytes
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import Algorithm, make_index, parse_algorithm
-from services.algorithms.indexes.gpu_by_name import make_device_index
+from services.algorithms.indexes.gpu.by_name import make_device_index
 from services.algorithms.ops.mol_scores.device import DeviceScorer
 from services.algorithms.states import ItemStates
 from services.candidates.audit import Audit

@@ -96,15 +96,20 @@ def quantization(request: Request) -> Report:
     )
 
 
-def mutation(request: Request) -> Report:
-    """Searches while items change, beside FAISS and hnswlib; writes mutation.{md,json}."""
+def mutation(request: Request, *, seconds: float | None = None, rates: tuple[int, ...] | None = None) -> Report:
+    """Searches while items change, beside FAISS and hnswlib; writes mutation.{md,json}.
+
+    `seconds` per row and changes a second (`rates`): the plan's own where not given.
+    """
     from services.evaluation import mutation as changes
 
     began = time.perf_counter()
-    found = changes.rows(quick=request.quick, seed=request.seed, progress=request.say)
+    found = changes.rows(
+        quick=request.quick, seed=request.seed, seconds=seconds, rates=rates or changes.RATES, progress=request.say
+    )
     report = _report("mutation", request, found, began)
     question = "What do searches cost, and what do they find, while items are inserted, updated and deleted?"
-    return _written(request, report, plain_page("Mutation", question, found, request.how))
+    return _written(request, report, plain_page("Mutation", question, changes.summary(found), request.how))
 
 
 def wrong_proofs(rows: list[dict[str, Any]]) -> list[str]:

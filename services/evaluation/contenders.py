@@ -18,16 +18,16 @@ import torch
 from services.algorithms.indexes.adaptive import AdaptiveTopK
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
-from services.algorithms.indexes.exact import Exact
-from services.algorithms.indexes.exact_clusters import ExactClusters
-from services.algorithms.indexes.exact_two_pass import (
+from services.algorithms.indexes.exact.cheapest import Exact
+from services.algorithms.indexes.exact.clusters import ExactClusters
+from services.algorithms.indexes.exact.two_pass import (
     ExactAlgorithm1,
     ExactExpandedGates,
     ExactGateBounds,
     ExactLowPrecision,
 )
 from services.algorithms.indexes.protocol import Index
-from services.algorithms.indexes.quantized_pools import QuantizedTopKAvg
+from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg
 from services.algorithms.indexes.recall_estimate import calibrate
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.algorithms.indexes.gpu import (
+from services.algorithms.indexes.gpu.index import (
     DeviceBruteForce,
     DeviceCombinedTopK,
     DeviceIndex,

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from services.algorithms.indexes.protocol import Index, Pool, take_queries
-from services.algorithms.indexes.quantized import Quantized
+from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.states import ItemStates, QueryStates
 from services.evaluation.floors import Rates, Work, average_scan, pool_scores

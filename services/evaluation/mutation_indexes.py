@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.indexes.background_merge import BackgroundMerge
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
-from services.algorithms.indexes.item_batch import ItemBatch
-from services.algorithms.indexes.mutable import MutableIndex, only
+from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
+from services.algorithms.indexes.mutable.index import MutableIndex, only
+from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 IntArray = npt.NDArray[np.int64]

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.exact import Exact
-from services.algorithms.indexes.exact_clusters import ExactClusters
-from services.algorithms.indexes.exact_two_pass import (
+from services.algorithms.indexes.exact.cheapest import Exact
+from services.algorithms.indexes.exact.clusters import ExactClusters
+from services.algorithms.indexes.exact.two_pass import (
     ExactAlgorithm1,
     ExactExpandedGates,
     ExactGateBounds,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.algorithms.indexes.gpu import DeviceBruteForce, DeviceIndex, DeviceTopKAvg, DeviceTopKPerEmbedding
+from services.algorithms.indexes.gpu.index import DeviceBruteForce, DeviceIndex, DeviceTopKAvg, DeviceTopKPerEmbedding
 from services.algorithms.indexes.protocol import take_queries
 from services.algorithms.ops.grouped_top_k.device import best_of_groups
 from services.algorithms.ops.mol_scores.device import DeviceScorer, Precision

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
-from services.algorithms.indexes.exact import Exact
-from services.algorithms.indexes.exact_clusters import ExactClusters
-from services.algorithms.indexes.exact_two_pass import ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
+from services.algorithms.indexes.exact.cheapest import Exact
+from services.algorithms.indexes.exact.clusters import ExactClusters
+from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
 from services.algorithms.indexes.protocol import Index, Indices
-from services.algorithms.indexes.quantized import Quantized
-from services.algorithms.indexes.quantized_pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
+from services.algorithms.indexes.quantized.dot_products import Quantized
+from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer

@@ -112,16 +112,38 @@ def quantization(*, quick: Quick = False, out: Out = None, seed: Seed = 0, as_js
 
 @app.command("mutation")
 @reports_errors
-def mutation(*, quick: Quick = False, out: Out = None, seed: Seed = 0, as_json: AsJson = False) -> None:
+def mutation(
+    *,
+    rate: Annotated[
+        list[int] | None, typer.Option(min=0, help="Changes per second; may be repeated. Default: 0 to 10,000.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1.0, help="Seconds per row. Default: 60; with --quick 4.")
+    ] = None,
+    quick: Quick = False,
+    out: Out = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
     """Search latency and recall while items are inserted, updated and deleted, beside FAISS and hnswlib.
 
     Example:  freshet bench mutation --quick --json
+
+    Example:  freshet bench mutation --rate 0 --rate 1000 --seconds 600
     """
     wait_without_spinning()
     from services.evaluation import benchmarks
 
     with _sentences():
-        _run(benchmarks.mutation, out=out, quick=quick, seed=seed, as_json=as_json)
+        _run(
+            lambda request: benchmarks.mutation(
+                request, seconds=seconds, rates=tuple(dict.fromkeys(rate)) if rate else None
+            ),
+            out=out,
+            quick=quick,
+            seed=seed,
+            as_json=as_json,
+        )
 
 
 def _on_gpu(shapes: list[str], batches: list[int], *, quick: bool, seed: int, as_json: bool) -> None:

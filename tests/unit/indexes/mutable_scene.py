@@ -10,7 +10,7 @@ import numpy as np
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.filters import ItemFilter
-from services.algorithms.indexes.item_batch import ItemBatch
+from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference

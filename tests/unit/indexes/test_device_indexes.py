@@ -9,8 +9,8 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import Algorithm
-from services.algorithms.indexes.gpu import DeviceBruteForce, DeviceTopKAvg
-from services.algorithms.indexes.gpu_by_name import make_device_index
+from services.algorithms.indexes.gpu.by_name import make_device_index
+from services.algorithms.indexes.gpu.index import DeviceBruteForce, DeviceTopKAvg
 from services.algorithms.indexes.protocol import take_queries
 from services.algorithms.ops.mol_scores.device import DeviceScorer
 

@@ -5,9 +5,9 @@ import pytest
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.exact import Exact
-from services.algorithms.indexes.exact_clusters import ExactClusters
-from services.algorithms.indexes.exact_two_pass import (
+from services.algorithms.indexes.exact.cheapest import Exact
+from services.algorithms.indexes.exact.clusters import ExactClusters
+from services.algorithms.indexes.exact.two_pass import (
     ExactAlgorithm1,
     ExactExpandedGates,
     ExactGateBounds,

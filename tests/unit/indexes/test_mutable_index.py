@@ -8,10 +8,10 @@ import pytest
 from mutable_scene import MODEL, Build, States
 
 from services.algorithms.filters import ItemFilter
-from services.algorithms.indexes.background_merge import BackgroundMerge
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.item_batch import ItemBatch
-from services.algorithms.indexes.mutable import MERGE_ROWS, IndexFullError, MutableIndex, only
+from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
+from services.algorithms.indexes.mutable.index import MERGE_ROWS, IndexFullError, MutableIndex, only
+from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.ops.mol_scores import MolScorer

@@ -10,13 +10,13 @@ from mutable_scene import CATEGORIES, MODEL, Build, Oracle, States
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.exact import Exact
-from services.algorithms.indexes.item_batch import ItemBatch
-from services.algorithms.indexes.mutable import MutableIndex, only
-from services.algorithms.indexes.quantized import Quantized
-from services.algorithms.indexes.snapshot import load_snapshot, restore, write_snapshot
+from services.algorithms.indexes.exact.cheapest import Exact
+from services.algorithms.indexes.mutable.index import MutableIndex, only
+from services.algorithms.indexes.mutable.item_batch import ItemBatch
+from services.algorithms.indexes.mutable.snapshot import load_snapshot, restore, write_snapshot
+from services.algorithms.indexes.mutable.version import Version, search_version
+from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.top_k_avg import TopKAvg
-from services.algorithms.indexes.version import Version, search_version
 
 SEED = 20261121
 IDS = [f"item-{number}" for number in range(700)] + ["å", "日本", "Z" * 128, "item-1 "]

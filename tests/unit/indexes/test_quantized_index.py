@@ -8,8 +8,8 @@ import pytest
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.quantized import Quantized
-from services.algorithms.indexes.quantized_pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
+from services.algorithms.indexes.quantized.dot_products import Quantized
+from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit

@@ -13,9 +13,15 @@ from mutable_scene import MODEL, States
 from retrieval_scene import make_pair_gate
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.item_batch import ItemBatch
-from services.algorithms.indexes.mutable import MutableIndex, only
-from services.algorithms.indexes.snapshot import SnapshotError, load_snapshot, restore, snapshots, write_snapshot
+from services.algorithms.indexes.mutable.index import MutableIndex, only
+from services.algorithms.indexes.mutable.item_batch import ItemBatch
+from services.algorithms.indexes.mutable.snapshot import (
+    SnapshotError,
+    load_snapshot,
+    restore,
+    snapshots,
+    write_snapshot,
+)
 from services.algorithms.tensor_file import read_tensors
 from services.algorithms.tensor_writer import SlicedTensor, write_tensors
 
@@ -172,9 +178,9 @@ import sys
 from pathlib import Path
 import numpy as np
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.item_batch import ItemBatch
-from services.algorithms.indexes.mutable import MutableIndex, only
-from services.algorithms.indexes.snapshot import write_snapshot
+from services.algorithms.indexes.mutable.item_batch import ItemBatch
+from services.algorithms.indexes.mutable.index import MutableIndex, only
+from services.algorithms.indexes.mutable.snapshot import write_snapshot
 from services.algorithms.states import ItemStates
 rng = np.random.default_rng(0)
 items = ItemStates(components=rng.normal(size=(20_000, 1, 32)).astype(np.float32))

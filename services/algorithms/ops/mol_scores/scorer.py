@@ -7,13 +7,13 @@ Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, 
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.algorithms.lazy import lazy_property
 from services.algorithms.native import load_kernels
 from services.algorithms.ops.mol_scores import rounding
 from services.algorithms.ops.mol_scores.native import NativeScores
@@ -74,7 +74,7 @@ class MolScorer:
         """The gates (n, P) of items start..stop-1; None where items bring none."""
         return None if self._item_gate is None else self._item_gate[start:stop]
 
-    @cached_property
+    @lazy_property
     def gate_range(self) -> tuple[DoubleVector, DoubleVector] | None:
         """The least and the largest item gate of each pair (P,), which bounds on gating weights rest on; None without.
 
@@ -96,7 +96,7 @@ class MolScorer:
         gate = 0 if self._item_gate is None else self._item_gate.size * 4
         return self._components.numel() * 4 + gate
 
-    @cached_property
+    @lazy_property
     def magnitudes(self) -> rounding.ItemMagnitudes:
         """The largest item values, which error bounds and certificates rest on."""
         backend = self._tiled if self._native is None else self._native

@@ -12,12 +12,12 @@ component write its rows in place; weights and gates are permuted once to match.
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.algorithms.lazy import lazy_property
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 FloatMatrix = npt.NDArray[np.float32]
@@ -74,7 +74,7 @@ class TiledScores:
             raise ValueError(f"tile_bytes is {tile_bytes}; one query-item pair needs {bytes_per_pair}")
         self._pairs_per_tile = tile_bytes // bytes_per_pair
 
-    @cached_property
+    @lazy_property
     def _gate(self) -> torch.Tensor | None:
         return None if self._item_gate is None else as_tensor(self._item_gate.T[self._pair_order])
 
@@ -137,7 +137,7 @@ class TiledScores:
             norms = np.maximum(norms, torch.linalg.vector_norm(rows, dim=-1).amax(dim=0).numpy())
         return norms
 
-    @cached_property
+    @lazy_property
     def _weights_float64(self) -> _GateWeights | None:
         return None if self._weights is None else self._weights.double()
 

@@ -357,7 +357,8 @@ struct Query {
         tier.clear();
         const bool full = count >= wanted;
         if (full) cut();
-        if (full && !search->prove) most = std::min(most, search->probes - visited);
+        // Which cells are visited must not depend on how large the tiers are: `probes`, then one by one until full.
+        if (!search->prove) most = std::min(most, std::max<int64_t>(search->probes - visited, full ? 0 : 1));
         most = std::min(most, cells->num_cells - visited);
         if (most <= 0 || wanted == 0) return false;
         const int64_t padded = (int64_t)keys.size();

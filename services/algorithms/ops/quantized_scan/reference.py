@@ -53,11 +53,15 @@ def search_reference(
         visited = np.zeros(codes.num_cells, dtype=bool)
         scanned = 0
         order = np.argsort(-keys, kind="stable")
-        for start in range(0, len(order) if wanted else 0, _CELLS_AT_ONCE):
-            cells = order[start : start + _CELLS_AT_ONCE]
-            if len(found) >= wanted:
-                if not prove:
-                    cells = cells[: max(0, probes - start)]
+        start = 0
+        while start < len(order) and wanted:
+            full = len(found) >= wanted
+            most = _CELLS_AT_ONCE
+            if not prove:
+                most = min(most, max(probes - start, 0 if full else 1))
+            cells = order[start : start + most]
+            start += most
+            if full:
                 hopeless = keys[cells] + (rounding if prove else 0) < threshold
                 cells = cells[~hopeless] if prove or reach > 0 else cells
             if not len(cells):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
-from services.algorithms.indexes.gpu import (
+from services.algorithms.indexes.gpu.index import (
     DeviceBruteForce,
     DeviceCombinedTopK,
     DeviceIndex,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.algorithms.filters import ItemFilter
-from services.algorithms.indexes.delta import TailView, all_scores, candidates
-from services.algorithms.indexes.item_batch import ItemShape
-from services.algorithms.indexes.merged_answer import (
+from services.algorithms.indexes.mutable.delta import TailView, all_scores, candidates
+from services.algorithms.indexes.mutable.item_batch import ItemShape
+from services.algorithms.indexes.mutable.merged_answer import (
     Answer,
     PartialAnswer,
     PoolAnswer,
@@ -24,9 +24,9 @@ from services.algorithms.indexes.merged_answer import (
     merged_certificate,
     tie_tolerance,
 )
+from services.algorithms.indexes.mutable.segment import HashedFilter, Segment
+from services.algorithms.indexes.mutable.segment_merge import Order, Pause, Source, order_by_id
 from services.algorithms.indexes.protocol import EXACT, Index, Mask, Pass, check_request, empty_answer
-from services.algorithms.indexes.segment import HashedFilter, Segment
-from services.algorithms.indexes.segment_merge import Order, Pause, Source, order_by_id
 from services.algorithms.ops.mol_scores.shapes import check_queries
 from services.algorithms.states import QueryStates
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.exact_two_pass import (
+from services.algorithms.indexes.exact.two_pass import (
     DEFAULT_POOL,
     ExactAlgorithm1,
     ExactExpandedGates,

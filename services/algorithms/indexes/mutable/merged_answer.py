@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.algorithms.indexes.mutable.segment import Ids, Segment
 from services.algorithms.indexes.protocol import (
     ESTIMATE,
     EXACT,
@@ -23,7 +24,6 @@ from services.algorithms.indexes.protocol import (
     certificate,
 )
 from services.algorithms.indexes.ranking import order_by_score_then_id
-from services.algorithms.indexes.segment import Ids, Segment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Self
 
 import torch
 
-from services.algorithms.indexes.mutable import MutableIndex
+from services.algorithms.indexes.mutable.index import MutableIndex
 
 _NICENESS = 3  # half the weight of a search's thread: on a busy machine a merge still ends before the delta grows long
 _PAUSE_S = 0.0001  # as long as the slices between pauses: half of the interpreter's time stays free

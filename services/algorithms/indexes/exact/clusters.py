@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.algorithms.indexes.exact_two_pass import DEFAULT_POOL, TwoPass
+from services.algorithms.indexes.exact.two_pass import DEFAULT_POOL, TwoPass
 from services.algorithms.indexes.protocol import Mask, Pass
 from services.algorithms.ops.mol_bounds import AverageItems
 from services.algorithms.ops.mol_scores import MolScorer

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.algorithms.indexes.device_answer import DeviceAnswer, exact_answer
-from services.algorithms.indexes.device_averages import Averages
-from services.algorithms.indexes.device_graphs import CapturedCalls
 from services.algorithms.indexes.gate_bounds import GateBounds
+from services.algorithms.indexes.gpu.answer import DeviceAnswer, exact_answer
+from services.algorithms.indexes.gpu.averages import Averages
+from services.algorithms.indexes.gpu.graphs import CapturedCalls
 from services.algorithms.indexes.pools import check_pool_size
 from services.algorithms.indexes.protocol import (
     EXACT,

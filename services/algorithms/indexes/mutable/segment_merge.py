@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.indexes.mutable.segment import CategoryLists, Ids, Rows, Segment
 from services.algorithms.indexes.protocol import Indices
-from services.algorithms.indexes.segment import CategoryLists, Ids, Rows, Segment
 from services.algorithms.states import ItemStates
 
 Pause = Callable[[], None]

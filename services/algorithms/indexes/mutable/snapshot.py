@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.indexes.item_batch import ItemBatch, ItemShape
-from services.algorithms.indexes.mutable import Build, MutableIndex
-from services.algorithms.indexes.segment_merge import gather_categories, gather_ids, state_slices
+from services.algorithms.indexes.mutable.index import Build, MutableIndex
+from services.algorithms.indexes.mutable.item_batch import ItemBatch, ItemShape
+from services.algorithms.indexes.mutable.segment_merge import gather_categories, gather_ids, state_slices
 from services.algorithms.manifest import BundleError, FileEntry
 from services.algorithms.states import ItemStates, PairGate
 from services.algorithms.tensor_file import read_tensors, tensor_places

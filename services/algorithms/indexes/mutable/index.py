@@ -17,13 +17,13 @@ from typing import Protocol
 import numpy as np
 
 from services.algorithms.filters import ItemFilter
-from services.algorithms.indexes.delta import TAIL_ROWS, Tail, TailView, join_blocks
-from services.algorithms.indexes.item_batch import Change, ItemBatch, check_ids, shape_of
-from services.algorithms.indexes.merged_answer import Answer, PoolAnswer
+from services.algorithms.indexes.mutable.delta import TAIL_ROWS, Tail, TailView, join_blocks
+from services.algorithms.indexes.mutable.item_batch import Change, ItemBatch, check_ids, shape_of
+from services.algorithms.indexes.mutable.merged_answer import Answer, PoolAnswer
+from services.algorithms.indexes.mutable.segment import Segment, hash_ids, rows_of
+from services.algorithms.indexes.mutable.segment_merge import Pause, Source, gather, order_by_id
+from services.algorithms.indexes.mutable.version import Version, pool_of_version, search_version
 from services.algorithms.indexes.protocol import Index, Indices
-from services.algorithms.indexes.segment import Segment, hash_ids, rows_of
-from services.algorithms.indexes.segment_merge import Pause, Source, gather, order_by_id
-from services.algorithms.indexes.version import Version, pool_of_version, search_version
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import PairGate, QueryStates
 

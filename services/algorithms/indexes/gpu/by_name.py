@@ -6,7 +6,7 @@
 from collections.abc import Callable, Sequence
 
 from services.algorithms.indexes.by_name import Algorithm
-from services.algorithms.indexes.gpu import (
+from services.algorithms.indexes.gpu.index import (
     DeviceBruteForce,
     DeviceCombinedTopK,
     DeviceTopKAvg,

@@ -1,0 +1,1 @@
+"""An index that changes while it answers: versions, a delta beside the main structure, merges, snapshots."""
