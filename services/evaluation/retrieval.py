@@ -50,12 +50,12 @@ class Plan:
 
 
 def plans(names: list[str], *, batches: tuple[int, ...] | None, quick: bool) -> list[Plan]:
-    """What a run measures. Quick keeps every shape at full size, with fewer queries and, for Books, B = 8 for 32."""
+    """What a run measures. Quick keeps every shape at full size, with fewer queries, and B = 8 for 32 at the largest."""
     found = []
     for name in names:
-        largest = name == "books"
+        largest = name in ("books", "nq320k")
         chosen = batches or ((1, 8) if quick and largest else (1, 32))
-        count = {"books": (16, 64), "nq320k": (32, 128)}.get(name, (64, 256))[0 if quick else 1]
+        count = {"books": (16, 64), "nq320k": (16, 128)}.get(name, (64, 256))[0 if quick else 1]
         count = max(count, *chosen)
         found.append(Plan(shape=SHAPES[name], batches=chosen, num_queries=count, seconds=0.3 if quick else 8.0))
     return found

@@ -47,7 +47,7 @@ def retrieval(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Queries per call; may be repeated.")] = None,
     bundle: Annotated[Path | None, typer.Option(help="A trained model in place of the generated ml-1m.")] = None,
     prove: Annotated[
-        bool, typer.Option("--prove", help="First compare exact strategies with float64 on 100,000 random queries.")
+        bool, typer.Option("--prove", help="First compare answers and certificates with float64 on 100,000 queries.")
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, or cuda for the table of the GPU's algorithms.")] = "cpu",
     quick: Quick = False,
@@ -91,7 +91,7 @@ def retrieval(
         )
     wrong = benchmarks.wrong_proofs(report["rows"])
     if report["proof"] is not None and not report["proof"]["holds"]:
-        wrong.append(f"against float64: {report['proof']['wrong']}")
+        wrong.append(f"against float64: {report['proof']}")
     if wrong:
         raise CommandError(f"proven exact, and wrong: {'; '.join(wrong)}", advice="please report this with the seed")
 

@@ -13,7 +13,7 @@ from services.algorithms.indexes.exact.two_pass import (
     ExactGateBounds,
     ExactLowPrecision,
 )
-from services.algorithms.indexes.protocol import EXACT, TopK
+from services.algorithms.indexes.protocol import EXACT, Certificate, TopK
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.evaluation.proof import prove_at_scale, prove_on_small_catalogues, wrong_answers
@@ -127,7 +127,11 @@ def test_the_proof_holds_on_awkward_catalogues() -> None:
     proof = prove_on_small_catalogues(num_queries=600, largest=800, seed=11)
     assert proof.holds, proof
     assert proof.queries == 600
-    assert set(proof.wrong) == {"brute_force", *(kind.name for kind in STRATEGIES)}
+    heuristics = {"top_k_avg", "top_k_per_embedding", "combined_top_k", "quantized_top_k_avg"}
+    assert set(proof.wrong) == {"brute_force", *(kind.name for kind in STRATEGIES), *heuristics}
+    for name, kinds in proof.certificates.items():
+        assert sum(kinds.values()) == 600
+        assert name in heuristics or set(kinds) == {"exact"}
 
 
 def test_the_proof_at_scale_compares_with_every_item() -> None:
@@ -144,7 +148,7 @@ def test_the_proof_notices_a_wrong_row_a_wrong_score_and_a_missing_claim() -> No
     scorer = MolScorer(items, gate)
     answer = BruteForce(scorer).search(queries, 5)
     exact = np.stack(scorer.scores_float64_at(queries, [np.arange(500)] * 5))
-    assert wrong_answers(answer, exact, 5) == 0
+    assert wrong_answers(answer, exact, 5, must_be_exact=True) == 0
     left_out = int(np.argmin(exact[2]))
     rows, scores = answer.item_indices.copy(), answer.scores.copy()
     rows[2, 4] = left_out
@@ -154,6 +158,23 @@ def test_the_proof_notices_a_wrong_row_a_wrong_score_and_a_missing_claim() -> No
         whole = {name: getattr(answer, name) for name in ("item_indices", "scores", "certificates", "passes")}
         return TopK(**{**whole, **fields})
 
-    assert wrong_answers(changed(item_indices=rows), exact, 5) == 1
-    assert wrong_answers(changed(scores=scores), exact, 5) == 1
-    assert wrong_answers(changed(item_indices=answer.item_indices[:, :4]), exact, 5) == 5
+    assert wrong_answers(changed(item_indices=rows), exact, 5, must_be_exact=True) == 1
+    assert wrong_answers(changed(scores=scores), exact, 5, must_be_exact=True) == 1
+    assert wrong_answers(changed(item_indices=answer.item_indices[:, :4]), exact, 5, must_be_exact=True) == 5
+
+
+def test_the_proof_notices_a_gap_too_narrow() -> None:
+    queries, items, gate = scene(10, 500)
+    scorer = MolScorer(items, gate)
+    answer = BruteForce(scorer).search(queries, 5)
+    exact = np.stack(scorer.scores_float64_at(queries, [np.arange(500)] * 5))
+    # The best item of query 1 is missing from its answer, and a worse one is in its place.
+    rows, scores = answer.item_indices.copy(), answer.scores.copy()
+    order = np.argsort(-exact[1])
+    rows[1], scores[1] = order[1:6], exact[1][order[1:6]]
+    gap = float(exact[1][order[0]] - exact[1][order[5]])
+    for claimed, wrong in ((gap + 1e-6, 0), (gap - 1e-6, 1), (None, 0)):
+        certificates = (answer.certificates[0], Certificate(claimed), *answer.certificates[2:])
+        changed = TopK(item_indices=rows, scores=scores, certificates=certificates, passes=answer.passes)
+        assert wrong_answers(changed, exact, 5, must_be_exact=False) == wrong
+        assert wrong_answers(changed, exact, 5, must_be_exact=True) == 1
