@@ -50,7 +50,7 @@ class Plan:
 
 
 def plans(names: list[str], *, batches: tuple[int, ...] | None, quick: bool) -> list[Plan]:
-    """What a run measures. Quick keeps every shape at full size, with fewer queries, and B = 8 for 32 at the largest."""
+    """What a run measures. Quick keeps every shape at full size, fewer queries, and B = 8 for 32 at the largest."""
     found = []
     for name in names:
         largest = name in ("books", "nq320k")
