@@ -127,6 +127,10 @@ def main() -> None:
         "`make bench` measures again and rewrites this page. Latencies count from the scheduled moment, arrivals on a "
         "clock. The machine is shared, so speeds are lower bounds.",
         "",
+        "The retrieval library has pages of its own, written by `freshet bench`: [retrieval](retrieval.md) (every "
+        "algorithm beside its PyTorch transcription and the machine's floor), [quantization](quantization.md) (codes at "
+        "equal bits, search beside `scann`), [mutation](mutation.md) (searches while items change).",
+        "",
         "## The demo: 40 recommendations a second beside 200 events a second",
         "",
         *demo_table(),

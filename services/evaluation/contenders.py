@@ -93,6 +93,11 @@ def contenders(shape: Shape, num_items: int, *, quick: bool) -> list[Contender]:
             "combined_top_k(50,500)",
         }
         found = [one for one in found if one.name not in left_out and not one.name.startswith("adaptive_combined")]
+        # Minutes of calibrating, and of coding wide vectors.
+        if num_items > 50_000:
+            found = [one for one in found if not one.name.startswith("adaptive")]
+        if shape.component_width > 256:
+            found = [one for one in found if not one.name.startswith("quantized")]
     return [one for one in found if one.largest_pool <= num_items // 2]
 
 

@@ -40,6 +40,8 @@ from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 _UNIT = 2.0**-24  # float32 roundoff
 _WITNESSES = 32  # items beyond the pool whose reach is looked at first
+# Components taken to float64 together: 1 MB stays in cache (at 109,739 x 4 x 768: 17 s with 1.6 GB at once).
+_FLOATS_AT_ONCE = 1 << 17
 _FAN = 17  # directions of (Delta, ||f||) for which the farthest item is known
 
 
@@ -192,13 +194,16 @@ class _Averages:
         self._directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
         self._farthest = np.zeros(_FAN)
         self._largest_mean = 0.0
-        for x in range(0, num_items, 65_536):
-            rows = np.arange(x, min(x + 65_536, num_items))
-            exact = scorer.components_of(rows).astype(np.float64)
+        components = scorer.components.numpy()
+        step = max(1, _FLOATS_AT_ONCE // (scorer.num_item_components * width))
+        for x in range(0, num_items, step):
+            rows = slice(x, min(x + step, num_items))
+            exact = components[rows].astype(np.float64)
             means = exact.mean(axis=1).astype(np.float32)
             if storage == "bfloat16":
                 means = _to_bfloat16(means)
-            radii = np.linalg.norm(exact - means[:, None].astype(np.float64), axis=-1).max(axis=1)
+            exact -= means[:, None].astype(np.float64)
+            radii = np.sqrt(np.einsum("xpd,xpd->xp", exact, exact).max(axis=1))
             stored = _round_up(radii, bfloat16=storage == "bfloat16")
             vectors[rows, 0, :-1], vectors[rows, 0, -1] = means, stored
             lengths = np.linalg.norm(means.astype(np.float64), axis=1)
