@@ -76,10 +76,6 @@ class ProductQuantizer:
         """4 or 8."""
         return int(self.codebooks.shape[1]).bit_length() - 1
 
-    @property
-    def bits_per_point(self) -> int:
-        return self.num_subspaces * self.code_bits
-
     def encode(
         self,
         points: npt.NDArray[np.floating],

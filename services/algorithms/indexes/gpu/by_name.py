@@ -9,13 +9,14 @@ from services.algorithms.indexes.by_name import Algorithm
 from services.algorithms.indexes.gpu.index import (
     DeviceBruteForce,
     DeviceCombinedTopK,
+    DeviceIndex,
     DeviceTopKAvg,
     DeviceTopKPerEmbedding,
 )
-from services.algorithms.indexes.protocol import Index, Indices
+from services.algorithms.indexes.protocol import Indices
 from services.algorithms.ops.mol_scores.device import DeviceScorer
 
-_ALGORITHMS: dict[str, Callable[[DeviceScorer, Indices, Sequence[int]], Index]] = {
+_ALGORITHMS: dict[str, Callable[[DeviceScorer, Indices, Sequence[int]], DeviceIndex]] = {
     "brute_force": lambda scorer, ranks, sizes: DeviceBruteForce(scorer, tie_ranks=ranks),
     "exact": lambda scorer, ranks, sizes: DeviceBruteForce(scorer, tie_ranks=ranks),
     "top_k_avg": lambda scorer, ranks, sizes: DeviceTopKAvg(scorer, pool_size=sizes[0], tie_ranks=ranks),
@@ -28,7 +29,7 @@ _ALGORITHMS: dict[str, Callable[[DeviceScorer, Indices, Sequence[int]], Index]] 
 }
 
 
-def make_device_index(algorithm: Algorithm, scorer: DeviceScorer, tie_ranks: Indices) -> Index:
+def make_device_index(algorithm: Algorithm, scorer: DeviceScorer, tie_ranks: Indices) -> DeviceIndex:
     """Build it over states that are on a device. Raises: ValueError for one that a card does not serve."""
     if algorithm.name not in _ALGORITHMS:
         raise ValueError(f"algorithm={algorithm.text!r} is not served from a card; allowed: {', '.join(_ALGORITHMS)}")

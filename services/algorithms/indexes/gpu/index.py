@@ -13,6 +13,7 @@ Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, 
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -64,7 +65,7 @@ class _Found:
     answer: DeviceAnswer
 
 
-class DeviceIndex:
+class DeviceIndex(ABC):
     """What the algorithms share: states on a device, searches under one lock, more room where a search needs it."""
 
     name = ""
@@ -180,14 +181,19 @@ class DeviceIndex:
         answer = exact_answer(self.scorer, prepared, self._ranks, pool.rows, mask, k=k, capacity=capacity)
         return _Found(pool=pool, answer=answer)
 
+    @abstractmethod
+    def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
+        """See `Index.first_stage`."""
+
     def _least_pool(self, k: int) -> int:
         """The least N that an answer of `k` items asks for from the start."""
         return 1
 
+    @abstractmethod
     def _pool(self, prepared: DeviceQueries, mask: torch.Tensor | None, size: int, plain: bool) -> _DevicePool:
         """First-stage pools, without waiting for the device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _bounds(
         self,
         queries: QueryStates,
@@ -197,7 +203,6 @@ class DeviceIndex:
         kth_scores: Scores,
     ) -> Scores:
         """No allowed item outside the pool has s above this: (B,); -inf: nothing left out; NaN: no proof."""
-        raise NotImplementedError
 
     def _mask(self, allowed: Mask | None) -> torch.Tensor | None:
         if allowed is None:

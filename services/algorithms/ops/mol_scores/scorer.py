@@ -70,10 +70,6 @@ class MolScorer:
         """The items' part of the gate (X, P), if they have one; not to be written to."""
         return self._item_gate
 
-    def item_gates(self, start: int, stop: int) -> FloatMatrix | None:
-        """The gates (n, P) of items start..stop-1; None where items bring none."""
-        return None if self._item_gate is None else self._item_gate[start:stop]
-
     @lazy_property
     def gate_range(self) -> tuple[DoubleVector, DoubleVector] | None:
         """The least and the largest item gate of each pair (P,), which bounds on gating weights rest on; None without.
