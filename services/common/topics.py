@@ -22,10 +22,12 @@ FORGETS = "forgets"
 EXPOSURES = "exposures"
 DEAD_LETTER_SUFFIX = ".dead-letter"
 INTERACTIONS_DEAD_LETTER = INTERACTIONS + DEAD_LETTER_SUFFIX
+ATTRIBUTIONS_DEAD_LETTER = ATTRIBUTIONS + DEAD_LETTER_SUFFIX
+ITEMS_DEAD_LETTER = ITEMS + DEAD_LETTER_SUFFIX
 
 DAY_MS = 24 * 3600 * 1000
 NUM_PARTITIONS = 8
-# A dead letter is a whole record of `interactions` (Kafka's own limit: 1 MiB) with the reason beside it.
+# A dead letter is a whole record (Kafka's own limit: 1 MiB) with the reason beside it.
 MAX_DEAD_LETTER_BYTES = 2 << 20
 
 
@@ -47,15 +49,15 @@ TOPICS: tuple[Topic, ...] = (
         name=INTERACTIONS,
         settings=_FOREVER | {"message.timestamp.type": "LogAppendTime", "compression.type": "uncompressed"},
     ),
-    Topic(name=ATTRIBUTIONS, settings={"retention.ms": str(30 * DAY_MS)}),
+    # As long as a rebuild may need them: what is forgotten or undone is found here again, and a new memory is filled.
+    Topic(name=ATTRIBUTIONS, settings=_FOREVER),
     Topic(name=ITEMS, num_partitions=1, settings=_COMPACTED),
     Topic(name=INDEX_DELTAS, num_partitions=1, settings=_COMPACTED),
     Topic(name=FORGETS, num_partitions=1, settings=_COMPACTED),
     Topic(name=EXPOSURES, settings={"retention.ms": str(90 * DAY_MS)}),
-    Topic(
-        name=INTERACTIONS_DEAD_LETTER,
-        num_partitions=1,
-        settings=_FOREVER | {"max.message.bytes": str(MAX_DEAD_LETTER_BYTES)},
+    *(
+        Topic(name=name, num_partitions=1, settings=_FOREVER | {"max.message.bytes": str(MAX_DEAD_LETTER_BYTES)})
+        for name in (INTERACTIONS_DEAD_LETTER, ATTRIBUTIONS_DEAD_LETTER, ITEMS_DEAD_LETTER)
     ),
 )
 

@@ -1,0 +1,1 @@
+"""The refresher process: attributions in, refreshed item states out (PEFA)."""
