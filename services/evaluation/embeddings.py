@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from services.algorithms.bundle import Bundle
+from services.algorithms.models.sentence_encoder import WIDTH, MiniLM, model_folder
 from services.algorithms.states import FloatArray
 from services.datasets.locate import Locator
-from services.evaluation.minilm import WIDTH, MiniLM, model_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

