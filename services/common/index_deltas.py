@@ -1,0 +1,286 @@
+"""The topic `index-deltas`: its records as dataclasses and bytes, and whole batches out of a stream of them.
+
+The refresher writes through this module, candidates and reranker read through it, so that both sides agree on keys,
+limits, and on what a position of the topic means: *+o* is every batch that a record at or before offset o closed. That
+is a function of the topic alone, so two readers that name the same position serve the same content. It knows neither
+Kafka nor what an item state is good for.
+
+Letters: P_q, P_x query and item components, P = P_q * P_x, d component width.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from freshet.v1 import events_pb2
+from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from services.common.errors import InvalidRequest
+from services.common.events import validate_id
+
+FloatArray = npt.NDArray[np.float32]
+
+# A writer closes its batch at latest here; a reader closes it for a writer that does not.
+MAX_BATCH_RECORDS = 10_000
+
+_FLOAT = np.dtype("<f4")
+_HALF = np.dtype("<f2")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ItemDelta:
+    """An item's state as refreshed, whole: components (P_x, d), gate (P,) or None for a plain dot product.
+
+    model_share: lambda in [0, 1], 0 for an item that the model never saw. dropped: the refresher has no state for it
+    any more (then the arrays are empty): back to the bundle's, or gone where the bundle has none.
+    Raises: InvalidRequest naming the field.
+    """
+
+    item_id: str
+    components: FloatArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
+    gate: FloatArray | None = None
+    model_share: float = 1.0
+    num_interactions: int = 0
+    dropped: bool = False
+
+    def __post_init__(self) -> None:
+        validate_id("item_id", self.item_id)
+        if not 0 <= self.model_share <= 1:
+            raise InvalidRequest.of("model_share", self.model_share, "0-1")
+        if self.num_interactions < 0:
+            raise InvalidRequest.of("num_interactions", self.num_interactions, "0 or more")
+        if not self.dropped:
+            _check_matrix(self.components)
+            if self.gate is not None and (self.gate.ndim != 1 or not np.isfinite(self.gate).all()):
+                raise InvalidRequest.of("gate", self.gate.shape, "(P,) finite numbers")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MemoryDelta:
+    """One remembered interaction: a query state's components (P_q, d), in half precision on the wire, and its item.
+
+    event_time_ms: Unix milliseconds. dropped: the entry left the memory (then the array is empty).
+    Raises: InvalidRequest naming the field.
+    """
+
+    entry_id: str
+    item_id: str = ""
+    components: FloatArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
+    weight: float = 1.0
+    type: str = ""
+    event_time_ms: int = 0
+    dropped: bool = False
+
+    def __post_init__(self) -> None:
+        validate_id("entry_id", self.entry_id)
+        if not math.isfinite(self.weight):
+            raise InvalidRequest.of("weight", self.weight, "a finite number")
+        if not self.dropped:
+            validate_id("item_id", self.item_id)
+            _check_matrix(self.components)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class IndexDelta:
+    """One record: a change, whose it is, and how far its writer was.
+
+    partition and offset: the record of `attributions` that it reflects; the partition names the writer, and `batch`
+    counts its batches. newest_recorded_ms: when the broker took the newest interaction that the batch reflects, Unix
+    milliseconds; None before any. A batch names each key once.
+    """
+
+    model_version: str
+    partition: int
+    offset: int
+    batch: int
+    last_of_batch: bool
+    change: ItemDelta | MemoryDelta
+    newest_recorded_ms: int | None = None
+
+    @property
+    def key(self) -> bytes:
+        """The record's key."""
+        if isinstance(self.change, ItemDelta):
+            return item_key(self.model_version, self.change.item_id)
+        return memory_key(self.model_version, self.change.entry_id)
+
+
+def item_key(model_version: str, item_id: str) -> bytes:
+    """The key of an item's record."""
+    return f"{model_version}/item/{item_id}".encode()
+
+
+def memory_key(model_version: str, entry_id: str) -> bytes:
+    """The key of a remembered interaction's record."""
+    return f"{model_version}/memory/{entry_id}".encode()
+
+
+def is_of_model(key: bytes | None, model_version: str) -> bool:
+    """Whether a record is of this model; the others are told from their keys, unread."""
+    return key is not None and key.startswith(f"{model_version}/".encode())
+
+
+def encode(delta: IndexDelta) -> bytes:
+    """The value of a record; its key is `delta.key`."""
+    message = events_pb2.IndexDelta(
+        model_version=delta.model_version, batch=delta.batch, last_of_batch=delta.last_of_batch
+    )
+    message.reflects.partition, message.reflects.offset = delta.partition, delta.offset
+    if delta.newest_recorded_ms is not None:
+        _write_ms(message.newest_recorded_time, delta.newest_recorded_ms)
+    change = delta.change
+    num_components, width = change.components.shape
+    if isinstance(change, ItemDelta):
+        message.item.item_id = change.item_id
+        message.item.components = change.components.astype(_FLOAT).tobytes()
+        message.item.gate = b"" if change.gate is None else change.gate.astype(_FLOAT).tobytes()
+        message.item.num_components, message.item.component_width = num_components, width
+        message.item.model_share = change.model_share
+        message.item.num_interactions = change.num_interactions
+        message.item.dropped = change.dropped
+    else:
+        message.memory.entry_id, message.memory.item_id = change.entry_id, change.item_id
+        message.memory.components = change.components.astype(_HALF).tobytes()
+        message.memory.num_components, message.memory.component_width = num_components, width
+        message.memory.weight, message.memory.type = change.weight, change.type
+        _write_ms(message.memory.event_time, change.event_time_ms)
+        message.memory.dropped = change.dropped
+    value: bytes = message.SerializeToString()
+    return value
+
+
+def decode(key: bytes | None, value: bytes | None) -> IndexDelta:
+    """Read a record. Raises: InvalidRequest naming the field when it is not what a refresher writes."""
+    if not value:
+        raise InvalidRequest.of("value", "no bytes", "an IndexDelta")
+    try:
+        message = events_pb2.IndexDelta.FromString(value)
+    except DecodeError as exc:
+        raise InvalidRequest.of("value", f"{len(value)} unreadable bytes", "a whole IndexDelta message") from exc
+    kind = message.WhichOneof("change")
+    if kind is None:
+        raise InvalidRequest.of("change", "absent", "item or memory")
+    if not message.HasField("reflects") or message.reflects.partition < 0 or message.reflects.offset < 0:
+        raise InvalidRequest.of("reflects", "absent or negative", "a partition and an offset of 0 or more")
+    delta = IndexDelta(
+        model_version=message.model_version,
+        partition=message.reflects.partition,
+        offset=message.reflects.offset,
+        batch=message.batch,
+        last_of_batch=message.last_of_batch,
+        newest_recorded_ms=_read_ms(message.newest_recorded_time) if message.HasField("newest_recorded_time") else None,
+        change=_item(message.item) if kind == "item" else _memory(message.memory),
+    )
+    if key != delta.key:
+        raise InvalidRequest.of("key", "absent" if key is None else f"{len(key)} other bytes", "model/kind/id")
+    return delta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batch:
+    """The changes of one batch, in order, to be applied as one; `offset` is the record that closed it."""
+
+    offset: int
+    partition: int
+    deltas: Sequence[IndexDelta]
+    newest_recorded_ms: int | None
+
+
+class Batches:
+    """Whole batches of one model out of records in order of offset, whose writers may interleave.
+
+    A batch is closed by its last record, by the next batch of its writer (whoever wrote it ended in the middle, or
+    compaction took its last record), or at `MAX_BATCH_RECORDS`. Nothing needs the topic's end: compaction takes a
+    record only once a later batch of the same writer holds its key. Per key, a change that reflects less than what was
+    handed out before is left out, so a writer that was replaced and does not know it yet changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, list[IndexDelta]] = {}
+        self._reflected: dict[bytes, int] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Records that wait for the end of their batch."""
+        return sum(map(len, self._open.values()))
+
+    def add(self, offset: int, delta: IndexDelta) -> list[Batch]:
+        """Take the record at `offset`; return the batches that it closes (two: the one before, and its own)."""
+        closed: list[Batch] = []
+        waiting = self._open.setdefault(delta.partition, [])
+        if waiting and waiting[-1].batch != delta.batch:
+            # Another number: a writer that went on from an older checkpoint counts on from there, so it may be lower.
+            closed.append(self._close(offset, delta.partition))
+            waiting = self._open.setdefault(delta.partition, [])
+        waiting.append(delta)
+        if delta.last_of_batch or len(waiting) >= MAX_BATCH_RECORDS:
+            closed.append(self._close(offset, delta.partition))
+        return closed
+
+    def _close(self, offset: int, partition: int) -> Batch:
+        deltas = self._open.pop(partition)
+        known = [delta.newest_recorded_ms for delta in deltas if delta.newest_recorded_ms is not None]
+        newest: dict[bytes, IndexDelta] = {}
+        for delta in deltas:
+            key = delta.key
+            if delta.offset >= self._reflected.get(key, -1):
+                self._reflected[key] = delta.offset
+                newest.pop(key, None)  # a batch that was begun twice: the later one counts, in its place
+                newest[key] = delta
+        return Batch(
+            offset=offset,
+            partition=partition,
+            deltas=tuple(newest.values()),
+            newest_recorded_ms=max(known, default=None),
+        )
+
+
+def _item(message: events_pb2.ItemState) -> ItemDelta:
+    shape = (message.num_components, message.component_width)
+    if message.dropped:
+        return ItemDelta(item_id=message.item_id, dropped=True)
+    return ItemDelta(
+        item_id=message.item_id,
+        components=_array("components", message.components, _FLOAT, shape),
+        gate=_array("gate", message.gate, _FLOAT, (len(message.gate) // 4,)) if message.gate else None,
+        model_share=message.model_share,
+        num_interactions=message.num_interactions,
+    )
+
+
+def _memory(message: events_pb2.MemoryEntry) -> MemoryDelta:
+    if message.dropped:
+        return MemoryDelta(entry_id=message.entry_id, item_id=message.item_id, dropped=True)
+    return MemoryDelta(
+        entry_id=message.entry_id,
+        item_id=message.item_id,
+        components=_array("components", message.components, _HALF, (message.num_components, message.component_width)),
+        weight=message.weight,
+        type=message.type,
+        event_time_ms=_read_ms(message.event_time),
+    )
+
+
+def _array(name: str, data: bytes, dtype: np.dtype[np.floating], shape: tuple[int, ...]) -> FloatArray:
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise InvalidRequest.of(name, f"{len(data)} bytes", f"{math.prod(shape) * dtype.itemsize}, for shape {shape}")
+    return np.frombuffer(data, dtype).astype(np.float32).reshape(shape)
+
+
+def _check_matrix(components: FloatArray) -> None:
+    if components.ndim != 2 or not components.size:
+        raise InvalidRequest.of("components", components.shape, "(components, width), at least 1 of each")
+    if not np.isfinite(components).all():
+        raise InvalidRequest.of("components", "NaN or infinite values", "finite numbers")
+
+
+def _write_ms(stamp: Timestamp, ms: int) -> None:
+    stamp.seconds, rest = divmod(ms, 1000)
+    stamp.nanos = rest * 1_000_000
+
+
+def _read_ms(stamp: Timestamp) -> int:
+    return int(stamp.seconds * 1000 + stamp.nanos // 1_000_000)

@@ -1,0 +1,254 @@
+"""The records of `index-deltas`, and whole batches out of interleaved, broken-off and compacted streams of them."""
+
+import itertools
+
+import numpy as np
+import pytest
+from freshet.v1 import events_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.common.errors import InvalidRequest
+from services.common.index_deltas import (
+    MAX_BATCH_RECORDS,
+    Batches,
+    IndexDelta,
+    ItemDelta,
+    MemoryDelta,
+    decode,
+    encode,
+    is_of_model,
+    item_key,
+    memory_key,
+)
+
+MODEL = "0123abcd"
+
+
+def item(item_id: str = "a/b", value: float = 0.25, **rest: object) -> ItemDelta:
+    return ItemDelta(item_id=item_id, components=np.full((2, 3), value, dtype=np.float32), **rest)  # type: ignore[arg-type]
+
+
+def record(
+    change: ItemDelta | MemoryDelta, *, batch: int = 1, last: bool = True, partition: int = 0, offset: int = 0
+) -> IndexDelta:
+    return IndexDelta(
+        model_version=MODEL,
+        partition=partition,
+        offset=offset,
+        batch=batch,
+        last_of_batch=last,
+        change=change,
+        newest_recorded_ms=1_700_000_000_123 + offset,
+    )
+
+
+def test_an_item_survives_the_wire_bit_for_bit() -> None:
+    gate = np.array([0.1, -2.0, 3e-9, 4.0], dtype=np.float32)
+    sent = record(item("ü/1", 1 / 3, gate=gate, model_share=0.625, num_interactions=7), batch=9, partition=3, offset=41)
+    got = decode(sent.key, encode(sent))
+    assert (got.model_version, got.partition, got.offset, got.batch, got.last_of_batch, got.newest_recorded_ms) == (
+        MODEL, 3, 41, 9, True, 1_700_000_000_164,
+    )  # fmt: skip
+    assert isinstance(got.change, ItemDelta)
+    assert isinstance(sent.change, ItemDelta)
+    assert got.key == item_key(MODEL, "ü/1") == sent.key
+    assert got.change.components.tobytes() == sent.change.components.tobytes()
+    assert got.change.gate is not None
+    assert got.change.gate.tobytes() == gate.tobytes()
+    assert (got.change.model_share, got.change.num_interactions, got.change.dropped) == (0.625, 7, False)
+
+
+def test_a_remembered_interaction_survives_the_wire() -> None:
+    components = np.array([[0.5, -0.25]], dtype=np.float32)
+    sent = record(
+        MemoryDelta(
+            entry_id="2-77",
+            item_id="x",
+            components=components,
+            weight=-1.5,
+            type="rating",
+            event_time_ms=1_600_000_000_007,
+        ),
+        last=False,
+    )
+    got = decode(sent.key, encode(sent)).change
+    assert isinstance(got, MemoryDelta)
+    assert sent.key == memory_key(MODEL, "2-77")
+    np.testing.assert_array_equal(got.components, components)
+    assert (got.item_id, got.weight, got.type, got.event_time_ms) == ("x", -1.5, "rating", 1_600_000_000_007)
+
+
+def test_what_is_dropped_carries_no_arrays() -> None:
+    for change in (ItemDelta(item_id="a", dropped=True), MemoryDelta(entry_id="e", item_id="a", dropped=True)):
+        sent = record(change)
+        got = decode(sent.key, encode(sent)).change
+        assert got.dropped
+        assert got.components.size == 0
+
+
+def test_other_models_are_told_from_the_key_alone() -> None:
+    assert is_of_model(item_key(MODEL, "a"), MODEL)
+    assert not is_of_model(item_key(MODEL + "x", "a"), MODEL)
+    assert not is_of_model(None, MODEL)
+
+
+def broken(change: str) -> tuple[bytes | None, bytes | None]:
+    good = record(item("a", gate=np.ones(2, dtype=np.float32)))
+    message = events_pb2.IndexDelta.FromString(encode(good))
+    key: bytes | None = good.key
+    match change:
+        case "no bytes":
+            return key, None
+        case "torn":
+            return key, encode(good)[:-3]
+        case "no change":
+            message.ClearField("change")
+        case "no reflects":
+            message.ClearField("reflects")
+        case "negative reflects":
+            message.reflects.offset = -1
+        case "short components":
+            message.item.components = message.item.components[:-1]
+        case "NaN":
+            message.item.components = np.full(6, np.nan, dtype="<f4").tobytes()
+        case "ragged gate":
+            message.item.gate = b"abc"
+        case "share":
+            message.item.model_share = 1.01
+        case "share is NaN":
+            message.item.model_share = float("nan")
+        case "no components":
+            message.item.components, message.item.num_components = b"", 0
+        case "no id":
+            message.item.item_id = ""
+        case "another key":
+            key = item_key(MODEL, "b")
+        case "no key":
+            key = None
+    return key, message.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ("no bytes", "value"), ("torn", "value"), ("no change", "change"), ("no reflects", "reflects"),
+        ("negative reflects", "reflects"), ("short components", "components"), ("NaN", "components"),
+        ("ragged gate", "gate"), ("share", "model_share"), ("share is NaN", "model_share"),
+        ("no components", "components"), ("no id", "item_id"), ("another key", "key"), ("no key", "key"),
+    ],
+)  # fmt: skip
+def test_a_malformed_record_is_refused_with_the_field_named(change: str, names: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^{names}="):
+        decode(*broken(change))
+
+
+def test_memory_of_a_weight_that_is_no_number_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"^weight="):
+        MemoryDelta(entry_id="e", item_id="a", components=np.ones((1, 2), dtype=np.float32), weight=float("inf"))
+
+
+def feed(batches: Batches, records: list[tuple[int, IndexDelta]]) -> list[tuple[int, int, list[bytes]]]:
+    closed = [batch for offset, delta in records for batch in batches.add(offset, delta)]
+    return [(batch.offset, batch.partition, [delta.key for delta in batch.deltas]) for batch in closed]
+
+
+def keys(*item_ids: str) -> list[bytes]:
+    return [item_key(MODEL, item_id) for item_id in item_ids]
+
+
+def test_a_batch_comes_whole_with_its_last_record_and_writers_may_interleave() -> None:
+    batches = Batches()
+    records = [
+        (10, record(item("a"), last=False, partition=0)),
+        (11, record(item("b"), last=False, partition=1)),
+        (12, record(item("c"), partition=0)),
+        (15, record(item("d"), partition=1)),
+    ]
+    assert feed(batches, records) == [(12, 0, keys("a", "c")), (15, 1, keys("b", "d"))]
+    assert batches.num_open == 0
+
+
+def test_a_batch_that_broke_off_is_closed_by_the_next_of_its_writer_alone() -> None:
+    batches = Batches()
+    assert feed(batches, [(0, record(item("a"), last=False)), (1, record(item("z"), partition=1))]) == [
+        (1, 1, keys("z"))
+    ]
+    assert batches.num_open == 1
+    assert feed(batches, [(2, record(item("b"), batch=2))]) == [(2, 0, keys("a")), (2, 0, keys("b"))]
+
+
+def test_what_reflects_less_than_what_was_handed_out_is_left_out() -> None:
+    batches = Batches()
+    first = [(0, record(item("a"), offset=100)), (1, record(item("b"), batch=2, offset=101))]
+    late = [
+        (2, record(item("a"), batch=3, offset=99, last=False)),
+        (3, record(item("c"), batch=3, offset=99, last=False)),
+        (4, record(item("b"), batch=3, offset=101)),
+    ]
+    feed(batches, first)
+    assert feed(batches, late) == [(4, 0, keys("c", "b"))]
+
+
+def test_a_batch_begun_twice_counts_each_key_once_with_its_later_state() -> None:
+    batches = Batches()
+    again = [record(item("a", 0.1), last=False), record(item("a", 0.2), last=False), record(item("b"))]
+    (batch,) = [done for offset, delta in enumerate(again) for done in batches.add(offset, delta)]
+    changes = {delta.key: delta.change for delta in batch.deltas}
+    assert list(changes) == keys("a", "b")
+    assert changes[keys("a")[0]].components[0, 0] == np.float32(0.2)
+
+
+def test_a_batch_without_an_end_is_closed_at_the_limit() -> None:
+    batches = Batches()
+    change = item("a")
+    for offset in range(MAX_BATCH_RECORDS - 1):
+        assert not batches.add(offset, record(change, last=False))
+    (batch,) = batches.add(MAX_BATCH_RECORDS, record(item("b"), last=False))
+    assert batch.offset == MAX_BATCH_RECORDS
+    assert batches.num_open == 0
+
+
+def test_a_batch_says_the_newest_interaction_that_it_reflects() -> None:
+    batches = Batches()
+    batches.add(0, record(item("a"), last=False, offset=7))
+    (batch,) = batches.add(1, record(item("b"), offset=5))
+    assert batch.newest_recorded_ms == 1_700_000_000_130
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_reader_after_compaction_ends_where_the_live_one_is(data: st.DataObject) -> None:
+    """Compaction keeps the last record of each key, and everything behind some offset."""
+    log: list[tuple[int, IndexDelta]] = []
+    numbers = {0: itertools.count(), 1: itertools.count()}
+    written = {0: 0, 1: 0}
+    queues: dict[int, list[IndexDelta]] = {0: [], 1: []}
+    for _ in range(data.draw(st.integers(1, 25))):
+        writer = data.draw(st.integers(0, 1))
+        if not queues[writer]:
+            chosen = data.draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True))
+            number = next(numbers[writer])
+            for place, name in enumerate(chosen):
+                written[writer] += 1
+                state = item(f"{writer}{name}", float(written[writer]))
+                queues[writer].append(
+                    record(state, batch=number, last=place == len(chosen) - 1, partition=writer, offset=written[writer])
+                )
+        log.append((len(log), queues[writer].pop(0)))
+    for writer in (0, 1):  # what is open at the end is being written: it ends
+        log += [(len(log) + place, delta) for place, delta in enumerate(queues[writer])]
+    kept_from = data.draw(st.integers(0, len(log)))
+    last = {delta.key: offset for offset, delta in log}
+    compacted = [(offset, delta) for offset, delta in log if offset >= kept_from or last[delta.key] == offset]
+    assert content(log) == content(compacted)
+
+
+def content(log: list[tuple[int, IndexDelta]]) -> tuple[int, dict[bytes, bytes]]:
+    """What is served at the end, and its position."""
+    batches, held, position = Batches(), {}, -1
+    for offset, delta in log:
+        for batch in batches.add(offset, delta):
+            position = batch.offset
+            held.update({one.key: one.change.components.tobytes() for one in batch.deltas})
+    return position, held
