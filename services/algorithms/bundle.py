@@ -286,7 +286,7 @@ def _model_version(files: Mapping[str, FileEntry], encoder: EncoderShape | None,
         raise BundleError(f"{root / MANIFEST} lists {sorted(files)}; missing: {missing}")
     content = {
         "files": [[name, files[name].sha256] for name in sorted(_content_files(head))],
-        "encoder": None if encoder is None else asdict(encoder),
+        "encoder": None if encoder is None else encoder.described(),
         "head": asdict(head),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

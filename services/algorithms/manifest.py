@@ -16,6 +16,9 @@ FORMAT = 1
 ENCODER_KINDS = ("hstu", "sasrec")
 HEAD_KINDS = ("mol", "dot")
 
+# Fields that older bundles do not have.
+_ADDED_LATER = {"num_item_buckets"}
+
 Shape = TypeVar("Shape", bound="EncoderShape | HeadShape | FileEntry")
 
 
@@ -31,7 +34,11 @@ def _require_positive(owner: str, values: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderShape:
-    """Everything that fixes the encoder's weights and its inputs. `width` is D, `d_qk` and `d_v` are per head."""
+    """Everything that fixes the encoder's weights and its inputs. `width` is D, `d_qk` and `d_v` are per head.
+
+    `num_item_buckets` rows of the item embedding, behind the items', stand for items that training never saw
+    (`algorithms.item_buckets` says which); 0 where the model has none, as before there were any.
+    """
 
     kind: str
     num_blocks: int
@@ -42,13 +49,22 @@ class EncoderShape:
     max_history: int
     num_time_buckets: int = 0
     uses_user_index: bool = False
+    num_item_buckets: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in ENCODER_KINDS:
             raise BundleError(f"encoder.kind={self.kind!r}; allowed: {ENCODER_KINDS}")
         names = ("num_blocks", "num_heads", "width", "d_qk", "d_v")
         _require_positive("encoder", {name: getattr(self, name) for name in names})
+        if self.num_item_buckets < 0:
+            raise BundleError(f"encoder.num_item_buckets={self.num_item_buckets}; allowed: 0 or more")
         check_max_history(self.max_history)
+
+    def described(self) -> dict[str, Any]:
+        """Plain values as a manifest holds them. What a model has none of is left out, so that a bundle from before
+        the field existed keeps its content and with it its version."""
+        plain = asdict(self)
+        return {name: value for name, value in plain.items() if value or name not in _ADDED_LATER}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +157,8 @@ class Manifest:
     def write(self, path: Path) -> None:
         """Write aside, then rename into place."""
         aside = path.with_name(f".{path.name}.writing")
-        aside.write_text(json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+        plain = asdict(self) | {"encoder": None if self.encoder is None else self.encoder.described()}
+        aside.write_text(json.dumps(plain, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
         aside.replace(path)
 
 
@@ -157,5 +174,5 @@ def _build(path: Path, owner: str, raw: Any, kind: type[Shape]) -> Shape:
 
 def _check_names(path: Path, owner: str, raw: dict[str, Any], kind: type[Any]) -> None:
     wanted = {f.name for f in fields(kind)}
-    if raw.keys() != wanted:
+    if not wanted - _ADDED_LATER <= raw.keys() <= wanted:
         raise BundleError(f"{path}: {owner} has fields {sorted(raw)}; expected {sorted(wanted)}")

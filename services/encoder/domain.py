@@ -66,12 +66,15 @@ class EncodeJob:
     """One sequence for the model. Shapes: item_index (n,) dense, event_time (n,) seconds, oldest first.
 
     positions: the M positions (increasing, below n) whose states are wanted. user_index: -1 = unknown to training.
+    cache_key: of whom the next sequence will likely begin as this one does (0 or more), so that what was computed is
+    worth keeping under it; None: keep nothing.
     """
 
     item_index: npt.NDArray[np.int64]
     event_time: npt.NDArray[np.int64]
     user_index: int
     positions: Sequence[int]
+    cache_key: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,18 @@
 """From histories to encode jobs, and from the model's arrays to stored states.
 
-The model knows dense indices; everything outside knows string ids. Unknown items are left out here, and only here.
+The model knows dense indices; everything outside knows string ids. An item that training never saw becomes its hash
+bucket here, and only here; where the model has no buckets it is left out.
 
 Letters: M states wanted of one sequence, P_q query components, P component pairs, d component width.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 
+from services.algorithms.item_buckets import item_bucket
 from services.common.state_store import PackedState, StoredEvent
 from services.encoder.domain import EncodedStates, EncodeJob
 
@@ -18,26 +21,53 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vocabulary:
-    """What the model knows by number, and how much of a history it takes."""
+    """What the model knows by number, and how much of a history it takes.
+
+    untrained: items of `item_index` that the bundle holds without training having seen them.
+    """
 
     model_version: str
     item_index: Mapping[str, int]
     user_index: Mapping[str, int]
     max_history: int
+    num_item_buckets: int = 0
+    untrained: Set[str] = frozenset()
+
+    def row(self, item_id: str) -> int:
+        """What stands for an item inside a history: its dense index, else its bucket's, else UNKNOWN."""
+        index = self.item_index.get(item_id, UNKNOWN)
+        if self.num_item_buckets and (index == UNKNOWN or item_id in self.untrained):
+            return len(self.item_index) + item_bucket(item_id, self.num_item_buckets)
+        return index
+
+
+def cache_key(user_id: str) -> int:
+    """A user's key in the encoders' caches, 63 bits. What is cached is compared with what is asked for, so two users
+    with one key would cost time, never a wrong state."""
+    return int.from_bytes(blake2b(user_id.encode(), digest_size=8, person=b"encoder-cache").digest(), "little") >> 1
 
 
 def encode_job(
-    vocabulary: Vocabulary, user_id: str, events: Sequence[StoredEvent], wanted: Iterable[int]
+    vocabulary: Vocabulary,
+    user_id: str,
+    events: Sequence[StoredEvent],
+    wanted: Iterable[int],
+    *,
+    cached: bool = False,
 ) -> tuple[EncodeJob | None, dict[int, int]]:
     """A job for the states after the first n events, for each n in `wanted`.
 
-    Returns the job (None when no wanted prefix holds a known item), and for each n that has a state its row in the
-    job's answer.
+    `cached` says that this user's next job will likely begin as this one does (the stream's do).
+    Returns the job (None when no wanted prefix holds an item that can be encoded), and for each n that has a state its
+    row in the job's answer.
     """
     lengths = sorted(set(wanted))
     longest = lengths[-1] if lengths else 0
     get = vocabulary.item_index.get
-    dense = np.array([get(event[4], UNKNOWN) for event in events[:longest]], dtype=np.int64)
+    numbers = [get(event[4], UNKNOWN) for event in events[:longest]]
+    if vocabulary.num_item_buckets and (vocabulary.untrained or UNKNOWN in numbers):
+        numbers = [vocabulary.row(event[4]) for event in events[:longest]]
+    dense = np.array(numbers, dtype=np.int64)
     known = dense != UNKNOWN
     num_known = np.concatenate(([0], np.cumsum(known)))
     rows: dict[int, int] = {}
@@ -57,6 +87,7 @@ def encode_job(
         event_time=times[known],
         user_index=vocabulary.user_index.get(user_id, UNKNOWN),
         positions=positions,
+        cache_key=cache_key(user_id) if cached else None,
     )
     return job, rows
 

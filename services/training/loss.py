@@ -46,7 +46,7 @@ def batch_loss(
     groups = -(-len(targets) // group_size)
     drawn = torch.randint(model.num_items, (groups, config.num_negatives), generator=generator).to(targets.device)
     items, target_rows, negative_rows = _distinct(model.num_items, targets, drawn)
-    embedded = model.item_embedding.weight if items is None else model.item_embedding(items)
+    embedded = model.item_rows if items is None else model.item_embedding(items)
     negatives = Negatives(negative_rows, target_rows, group_size)
     if isinstance(model.head, MolHead):
         return _mixture_loss(model.head, config, encoded, users, embedded, negatives)

@@ -48,7 +48,8 @@ class SequentialModel(nn.Module):
         if num_users and not head.is_mixture:
             raise ValueError("a dot head has no user-id component; allowed: num_users=0")
         self.encoder_shape, self.head_shape, self.num_items = encoder, head, num_items
-        self.item_embedding = nn.Embedding(num_items, encoder.width)
+        # Buckets for items that training never saw lie behind the items.
+        self.item_embedding = nn.Embedding(num_items + encoder.num_item_buckets, encoder.width)
         nn.init.trunc_normal_(self.item_embedding.weight, std=0.02, a=-0.04, b=0.04)
         kind = HstuEncoder if encoder.kind == "hstu" else SasRecEncoder
         self.encoder = kind(encoder, dropout=dropouts.encoder)
@@ -66,7 +67,7 @@ class SequentialModel(nn.Module):
             self.head = DotHead(head, encoder.width, item_dropout=dropouts.item)
 
     def encode(self, item_index: Tensor, event_time: Tensor) -> Tensor:
-        """item_index (B, L) dense, PADDING at the end of rows; event_time (B, L) seconds -> (B, L, D)."""
+        """item_index (B, L) dense, from X on a bucket, PADDING at the end of rows; event_time (B, L) s -> (B, L, D)."""
         if item_index.shape[1] > self.encoder_shape.max_history:
             raise ValueError(f"history length={item_index.shape[1]}; allowed: at most {self.encoder_shape.max_history}")
         present = (item_index >= 0).unsqueeze(-1)
@@ -83,10 +84,15 @@ class SequentialModel(nn.Module):
         users = None if user_index is None else user_index.unsqueeze(1).expand(-1, position.shape[1])
         return self.head.query_states(chosen, users)
 
+    @property
+    def item_rows(self) -> Tensor:
+        """The items' embeddings (X, D), without the buckets': what can be recommended."""
+        return self.item_embedding.weight[: self.num_items]
+
     @torch.no_grad()
     def all_item_states(self) -> ItemStates:
         """The catalogue's states, in dense-index order."""
-        components, gate = self.head.item_states(self.item_embedding.weight)
+        components, gate = self.head.item_states(self.item_rows)
         return ItemStates(components=_array(components), gate=None if gate is None else _array(gate))
 
     @torch.no_grad()

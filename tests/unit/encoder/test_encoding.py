@@ -1,15 +1,18 @@
-"""Histories as the model sees them: known items only, few shapes, half precision."""
+"""Histories as the model sees them: known items or their buckets, few shapes, half precision."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from streams import VOCABULARY
 from tritonclient.utils import InferenceServerException
 
+from services.algorithms.item_buckets import item_bucket
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
 from services.common.state_store import StoredEvent
 from services.encoder.adapters.inference_server import InferenceServerEncoder, length_buckets, pad_jobs
 from services.encoder.domain import EncodedStates, EncodeJob
-from services.encoder.encoding import encode_job, pack_state
+from services.encoder.encoding import cache_key, encode_job, pack_state
 
 
 def history(*items: str) -> list[StoredEvent]:
@@ -30,6 +33,27 @@ def test_unknown_items_are_left_out_and_prefixes_find_their_rows() -> None:
 def test_a_history_without_known_items_makes_no_job() -> None:
     assert encode_job(VOCABULARY, "user-9", history("new", "newer"), [1, 2]) == (None, {})
     assert encode_job(VOCABULARY, "user-9", [], [0]) == (None, {})
+
+
+def test_items_that_training_never_saw_are_encoded_as_their_buckets() -> None:
+    vocabulary = replace(VOCABULARY, num_item_buckets=5, untrained=frozenset({"item-3"}))
+    job, rows = encode_job(vocabulary, "user-9", history("new", "item-1", "item-3", "new"), [1, 4])
+    assert job is not None
+    # Behind the 50 items; an item that the bundle lists and training never saw has nothing of its own to say either.
+    new, untrained = 50 + item_bucket("new", 5), 50 + item_bucket("item-3", 5)
+    assert job.item_index.tolist() == [new, 1, untrained, new]
+    assert rows == {1: 0, 4: 1}
+
+
+def test_only_jobs_of_the_stream_carry_a_key_and_it_is_the_users() -> None:
+    events = history("item-1")
+    plain, _ = encode_job(VOCABULARY, "user-9", events, [1])
+    keyed, _ = encode_job(VOCABULARY, "user-9", events, [1], cached=True)
+    assert plain is not None
+    assert plain.cache_key is None
+    assert keyed is not None
+    assert keyed.cache_key == cache_key("user-9") != cache_key("user-8")
+    assert 0 <= cache_key("user-9") < 2**63
 
 
 def test_states_are_stored_in_little_endian_half_precision() -> None:
