@@ -14,9 +14,13 @@ from services.common.state_store import StateReader
 from services.common.tracing import configure_tracing
 from services.gateway.adapters.interaction_log import KafkaInteractionLog
 from services.gateway.adapters.processes import RemoteCandidates, RemoteEncoder, RemoteReranker
+from services.gateway.adapters.refreshers import RemoteRefreshers
 from services.gateway.adapters.state_store import RedisUserStates
+from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.config import GatewaySettings
+from services.gateway.handlers.explain import Explain
+from services.gateway.handlers.get_freshness import GetFreshness
 from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.record import RecordInteractions
 from services.gateway.lag import AcknowledgedLag
@@ -49,6 +53,9 @@ async def run(settings: GatewaySettings) -> None:
             ("reranker", settings.reranker_address),
         )
     }
+    refresher_channels = {
+        address: rpc_client.channel(address, tracing.client_interceptors) for address in settings.refreshers
+    }
     # A connection for each call that may be in flight: a burst must not read as an outage.
     reader = StateReader(
         settings.redis_url, timeout_s=settings.state_timeout_ms / 1000, max_connections=settings.max_in_flight
@@ -61,12 +68,17 @@ async def run(settings: GatewaySettings) -> None:
     states = RedisUserStates(reader, bundle.model_version)
     lag = AcknowledgedLag(grace_seconds=settings.lag_grace_ms / 1000)
     metrics = GatewayMetrics()
+    encoder = RemoteEncoder(channels["encoder"])
+    candidates = RemoteCandidates(channels["candidates"])
+    reranker = RemoteReranker(channels["reranker"])
+    ends = KafkaStreamEnds(settings.kafka_bootstrap)
+    stage_timeout_s = settings.stage_timeout_ms / 1000
     breaker_seconds = settings.breaker_ms / 1000
     recommend = Recommend(
         states=states,
-        encoder=RemoteEncoder(channels["encoder"]),
-        candidates=RemoteCandidates(channels["candidates"]),
-        reranker=RemoteReranker(channels["reranker"]),
+        encoder=encoder,
+        candidates=candidates,
+        reranker=reranker,
         interactions=interactions,
         stream=stream,
         lag=lag,
@@ -84,16 +96,38 @@ async def run(settings: GatewaySettings) -> None:
         append_timeout_s=settings.append_timeout_ms / 1000,
         breaker_seconds=breaker_seconds,
     )
+    explain = Explain(
+        states=states,
+        encoder=encoder,
+        candidates=candidates,
+        reranker=reranker,
+        interactions=interactions,
+        titles=dict(zip(bundle.item_ids, bundle.titles, strict=True)),
+        model_version=bundle.model_version,
+        timeout_s=stage_timeout_s,
+    )
+    get_freshness = GetFreshness(
+        states=states,
+        ends=ends,
+        candidates=candidates,
+        reranker=reranker,
+        refreshers=RemoteRefreshers(refresher_channels),
+        stream=stream,
+        model_version=bundle.model_version,
+        timeout_s=stage_timeout_s,
+    )
 
     def add_services(server: grpc.aio.Server) -> list[str]:
-        _add_servicer(GatewayServicer(recommend, record), server)
+        servicer = GatewayServicer(recommend=recommend, record=record, explain=explain, get_freshness=get_freshness)
+        _add_servicer(servicer, server)
         return [SERVICE]
 
     async def on_drain() -> None:
         await stream.close()
+        await ends.close()
         await producer.close()
         await reader.close()
-        for channel in channels.values():
+        for channel in (*channels.values(), *refresher_channels.values()):
             await channel.close()
 
     await serve(process="gateway", settings=settings, add_services=add_services, on_drain=on_drain, tracing=tracing)

@@ -13,6 +13,8 @@ class GatewaySettings(ProcessSettings):
     encoder_address: str = Field(default="127.0.0.1:50051", validation_alias="FRESHET_ENCODER_ADDRESS")
     candidates_address: str = Field(default="127.0.0.1:50052", validation_alias="FRESHET_CANDIDATES_ADDRESS")
     reranker_address: str = Field(default="127.0.0.1:50053", validation_alias="FRESHET_RERANKER_ADDRESS")
+    # Comma separated: each holds some partitions of `attributions`. Only GetFreshness and ForgetUser ask them.
+    refresher_addresses: str = Field(default="127.0.0.1:50054", validation_alias="FRESHET_REFRESHER_ADDRESSES")
     # K': what the first stage proposes (at least twice k).
     pool_size: int = Field(default=200, ge=10, le=10_000, validation_alias="FRESHET_GATEWAY_POOL_SIZE")
     # For callers that set no deadline.
@@ -30,6 +32,16 @@ class GatewaySettings(ProcessSettings):
     @classmethod
     def _peer(cls, value: str) -> str:
         return check_address(value)
+
+    @field_validator("refresher_addresses")
+    @classmethod
+    def _peers(cls, value: str) -> str:
+        return ",".join(check_address(part.strip()) for part in value.split(",") if part.strip())
+
+    @property
+    def refreshers(self) -> tuple[str, ...]:
+        """The refreshers' addresses, one by one."""
+        return tuple(self.refresher_addresses.split(",")) if self.refresher_addresses else ()
 
     @property
     def limits(self) -> RecommendLimits:

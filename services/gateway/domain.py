@@ -133,13 +133,29 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexFreshness:
+    """What an index reflects of the stream: its last change (-1: none yet), and when the broker took the newest
+    interaction behind it (Unix milliseconds), with the seconds from then until it was served."""
+
+    deltas_offset: int = -1
+    newest_recorded_ms: int | None = None
+    lag_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """What the first stage proposes, in descending order of its scores; `bound` limits what it left out."""
+    """What the first stage proposes, in descending order of its scores; `bound` limits what it left out.
+
+    `votes` (one per item, or none) are the memory's; a final score is model_share * s + (1 - model_share) * vote.
+    """
 
     item_ids: Sequence[str]
     scores: Sequence[float]
     bound: float | None = None
+    votes: Sequence[float] = ()
+    model_share: float = 1.0
     index_version: str = ""
+    index_freshness: IndexFreshness | None = None
     queue_ms: float = 0.0
     search_ms: float = 0.0
 
@@ -155,10 +171,11 @@ class ScoredItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """What the reranker answers."""
+    """What the reranker answers; `index_version` is what its scores are of."""
 
     items: Sequence[ScoredItem]
     certificate: Certificate = ESTIMATE
+    index_version: str = ""
     queue_ms: float = 0.0
     rerank_ms: float = 0.0
 
@@ -194,6 +211,7 @@ class Recommendation:
     certificate: Certificate
     stage_times: StageTimes
     state_source: str
+    index_freshness: IndexFreshness | None = None
 
 
 @dataclass(frozen=True, slots=True)

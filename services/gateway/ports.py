@@ -3,7 +3,7 @@
 All raise the error tree of `services.common.errors`; timeouts are seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from services.common.events import Interaction
@@ -17,6 +17,8 @@ from services.gateway.domain import (
     StreamPosition,
     UserView,
 )
+from services.gateway.explanation import Similarity, Votes
+from services.gateway.freshness import PartitionProgress, ServedIndex
 
 
 class UserStates(Protocol):
@@ -30,6 +32,9 @@ class UserStates(Protocol):
 
     async def epoch(self) -> str | None:
         """The stream's current epoch; None when there is none yet."""
+
+    async def progress(self) -> tuple[str | None, Mapping[int, int]]:
+        """The epoch, and every partition's applied watermark (-1: nothing yet)."""
 
 
 class Encoder(Protocol):
@@ -47,6 +52,12 @@ class Candidates(Protocol):
     ) -> Pool:
         """At most `pool_size` allowed items."""
 
+    async def explain_votes(self, query_state: QueryState, item_id: str, *, timeout_s: float) -> Votes:
+        """Which remembered interactions vote for the item."""
+
+    async def served(self, timeout_s: float) -> ServedIndex:
+        """What searches are answered from now."""
+
 
 class Reranker(Protocol):
     """The full model over a pool, then rules and diversity."""
@@ -63,7 +74,28 @@ class Reranker(Protocol):
         diversity: float,
         timeout_s: float,
     ) -> Ranking:
-        """At most k items of the pool, best first."""
+        """At most k items of the pool, best first, by similarity and the pool's votes."""
+
+    async def explain(self, query_state: QueryState, item_id: str, *, max_pairs: int, timeout_s: float) -> Similarity:
+        """Where the item's similarity comes from; max_pairs 0 is all. Raises: NotFound for an unknown item."""
+
+    async def served(self, timeout_s: float) -> ServedIndex:
+        """What pools are scored with now."""
+
+
+class Refreshers(Protocol):
+    """The processes that fold attributions into item states."""
+
+    async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
+        """Progress of each partition of `attributions` that some refresher holds, and whether all of them answered.
+        Never raises: any number of them may be away."""
+
+
+class StreamEnds(Protocol):
+    """Where the log (Kafka) ends."""
+
+    async def interactions(self, timeout_s: float) -> Mapping[int, int]:
+        """Per partition of `interactions`, the offset that the next record will get."""
 
 
 class InteractionLog(Protocol):

@@ -4,12 +4,24 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
+from freshet.v1 import candidates_pb2, common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc, reranker_pb2
 
 from services.common import request_context
 from services.common.errors import InvalidRequest
 from services.common.events import Interaction, from_message
-from services.gateway.domain import Filter, FreshnessToken, HistoryEvent, Receipt, Recommendation, RecommendQuery
+from services.gateway.domain import (
+    Filter,
+    FreshnessToken,
+    HistoryEvent,
+    IndexFreshness,
+    Receipt,
+    Recommendation,
+    RecommendQuery,
+)
+from services.gateway.explanation import ExplainQuery, Explanation, Similarity, Votes
+from services.gateway.freshness import FreshnessReport, PartitionProgress
+from services.gateway.handlers.explain import Explain
+from services.gateway.handlers.get_freshness import GetFreshness
 from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.record import RecordInteractions
 
@@ -20,9 +32,13 @@ _NO_FILTER = Filter()
 class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     """GatewayService over the handlers."""
 
-    def __init__(self, recommend: Recommend, record: RecordInteractions) -> None:
+    def __init__(
+        self, *, recommend: Recommend, record: RecordInteractions, explain: Explain, get_freshness: GetFreshness
+    ) -> None:
         self._recommend = recommend
         self._record = record
+        self._explain = explain
+        self._get_freshness = get_freshness
 
     async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
         """The top K items for a user, or for a history in the request."""
@@ -61,6 +77,22 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         receipt = await self._record.undo(request.user_id, request.event_id)
         return gateway_pb2.UndoInteractionResponse(receipt=_receipt_message(receipt))
 
+    async def Explain(self, request: gateway_pb2.ExplainRequest, context: Any) -> gateway_pb2.ExplainResponse:
+        """Why an item has the score that it has for a user."""
+        query = ExplainQuery(
+            user_id=request.user_id,
+            item_id=request.item_id,
+            history=tuple(_history(request)) if request.history else (),
+            max_pairs=request.max_pairs,
+        )
+        return _explanation_message(await self._explain(query))
+
+    async def GetFreshness(
+        self, request: gateway_pb2.GetFreshnessRequest, context: Any
+    ) -> gateway_pb2.GetFreshnessResponse:
+        """How far every part of the system is."""
+        return _freshness_message(await self._get_freshness())
+
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
@@ -96,7 +128,7 @@ def _query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
     )
 
 
-def _history(request: gateway_pb2.RecommendRequest) -> list[HistoryEvent]:
+def _history(request: gateway_pb2.RecommendRequest | gateway_pb2.ExplainRequest) -> list[HistoryEvent]:
     return [
         HistoryEvent(
             event.item_id,
@@ -156,4 +188,94 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
         message.state_age_seconds = max(0, time.time_ns() // 1_000_000 - state.applied_ms) / 1000
         message.state_position.partition = state.position.partition
         message.state_position.offset = state.position.offset
+    if answer.index_freshness is not None:
+        message.index_freshness.CopyFrom(_index_freshness_message(answer.index_freshness))
     return message
+
+
+def _index_freshness_message(freshness: IndexFreshness) -> common_pb2.IndexFreshness:
+    message = common_pb2.IndexFreshness(deltas_offset=freshness.deltas_offset, lag_seconds=freshness.lag_seconds)
+    if freshness.newest_recorded_ms is not None:
+        message.newest_recorded_time.FromMilliseconds(freshness.newest_recorded_ms)
+    return message
+
+
+def _explanation_message(answer: Explanation) -> gateway_pb2.ExplainResponse:
+    of_model, of_refreshed, of_votes = answer.shares
+    return gateway_pb2.ExplainResponse(
+        score=answer.score,
+        similarity=None if answer.similarity is None else _similarity_message(answer.similarity),
+        votes=None if answer.votes is None else _votes_message(answer.votes),
+        share_of_model=of_model,
+        share_of_refreshed=of_refreshed,
+        share_of_votes=of_votes,
+        history=[
+            gateway_pb2.PastInteraction(item_id=past.item_id, title=past.title, age_seconds=past.age_seconds)
+            for past in answer.history
+        ],
+        model_version=answer.model_version,
+        state_source=answer.state_source,
+    )
+
+
+def _similarity_message(similarity: Similarity) -> reranker_pb2.ExplainScoreResponse:
+    return reranker_pb2.ExplainScoreResponse(
+        score=similarity.score,
+        from_model=similarity.from_model,
+        from_interactions=similarity.from_interactions,
+        model_share=similarity.model_share,
+        num_interactions=similarity.num_interactions,
+        pairs=[
+            reranker_pb2.PairContribution(
+                query_component=pair.query_component,
+                item_component=pair.item_component,
+                weight=pair.weight,
+                cosine=pair.cosine,
+                contribution=pair.contribution,
+                from_model=pair.from_model,
+            )
+            for pair in similarity.pairs
+        ],
+        title=similarity.title,
+        index_version=similarity.index_version,
+    )
+
+
+def _votes_message(votes: Votes) -> candidates_pb2.ExplainVotesResponse:
+    return candidates_pb2.ExplainVotesResponse(
+        vote=votes.vote,
+        num_neighbours=votes.num_neighbours,
+        model_share=votes.model_share,
+        voters=[
+            candidates_pb2.VotingInteractions(
+                type=voters.type,
+                count=voters.count,
+                newest_age_seconds=voters.newest_age_seconds,
+                oldest_age_seconds=voters.oldest_age_seconds,
+                vote=voters.vote,
+            )
+            for voters in votes.voters
+        ],
+        index_version=votes.index_version,
+    )
+
+
+def _progress_message(progress: PartitionProgress) -> gateway_pb2.PartitionProgress:
+    return gateway_pb2.PartitionProgress(
+        partition=progress.partition, applied_offset=progress.applied_offset, end_offset=progress.end_offset
+    )
+
+
+def _freshness_message(report: FreshnessReport) -> gateway_pb2.GetFreshnessResponse:
+    candidates, reranker = report.candidates, report.reranker
+    degradations: list[Any] = [int(kind) for kind in report.degradations]
+    return gateway_pb2.GetFreshnessResponse(
+        model_version=report.model_version,
+        index_version="" if candidates is None else candidates.index_version,
+        epoch=report.epoch,
+        interactions=map(_progress_message, report.interactions),
+        attributions=map(_progress_message, report.attributions),
+        candidates=None if candidates is None else _index_freshness_message(candidates.freshness),
+        reranker=None if reranker is None else _index_freshness_message(reranker.freshness),
+        degradations=degradations,
+    )

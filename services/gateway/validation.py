@@ -16,6 +16,7 @@ from services.common.events import (
     validate_id,
 )
 from services.gateway.domain import Filter, FreshnessToken, HistoryEvent, RecommendQuery
+from services.gateway.explanation import ExplainQuery
 
 MAX_K = 1000
 MAX_HISTORY = 1000
@@ -28,10 +29,7 @@ def check_query(query: RecommendQuery, now_ms: int) -> None:
     """Raise InvalidRequest for the first field of `query` that breaks its limit."""
     if not 1 <= query.k <= MAX_K:
         raise InvalidRequest.of("k", query.k, f"1-{MAX_K}")
-    if query.user_id:
-        validate_id("user_id", query.user_id)
-    elif not query.history:
-        raise InvalidRequest.of("user_id", "", f"1-{MAX_ID_BYTES} bytes of UTF-8, or empty with a history")
+    _check_asker(query.user_id, query.history)
     if not 0.0 <= query.diversity <= 1.0:  # NaN fails too
         raise InvalidRequest.of("diversity", query.diversity, "0-1")
     if query.history:
@@ -41,6 +39,20 @@ def check_query(query: RecommendQuery, now_ms: int) -> None:
     if query.token is not None:
         _check_token(query.token, query.user_id)
     _check_filter(query.filter)
+
+
+def check_explain(query: ExplainQuery, now_ms: int) -> None:
+    """Raise InvalidRequest for the first field of `query` that breaks its limit."""
+    validate_id("item_id", query.item_id)
+    _check_asker(query.user_id, query.history)
+    _check_history(query.history, now_ms)
+
+
+def _check_asker(user_id: str, history: Sequence[HistoryEvent]) -> None:
+    if user_id:
+        validate_id("user_id", user_id)
+    elif not history:
+        raise InvalidRequest.of("user_id", "", f"1-{MAX_ID_BYTES} bytes of UTF-8, or empty with a history")
 
 
 def _check_history(history: Sequence[HistoryEvent], now_ms: int) -> None:

@@ -1,10 +1,10 @@
 """Every port in memory, for tests and measurements: each can fail, be slow, and shows what it was asked."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.common.errors import FreshetError
+from services.common.errors import FreshetError, NotFound
 from services.common.events import Interaction
 from services.gateway.domain import (
     Certificate,
@@ -12,6 +12,7 @@ from services.gateway.domain import (
     Encoded,
     Filter,
     HistoryEvent,
+    IndexFreshness,
     Pool,
     QueryState,
     Ranking,
@@ -20,6 +21,8 @@ from services.gateway.domain import (
     StreamPosition,
     UserView,
 )
+from services.gateway.explanation import PairPart, Similarity, Voters, Votes
+from services.gateway.freshness import PartitionProgress, ServedIndex
 
 
 @dataclass
@@ -68,6 +71,10 @@ class MemoryUserStates(_Failing):
         await self._behave()
         return self.current_epoch
 
+    async def progress(self) -> tuple[str | None, Mapping[int, int]]:
+        await self._behave()
+        return self.current_epoch, dict(self.watermarks)
+
 
 @dataclass
 class MemoryEncoder(_Failing):
@@ -86,11 +93,13 @@ class MemoryEncoder(_Failing):
 
 @dataclass
 class MemoryCandidates(_Failing):
-    """A catalogue in a fixed order; filters by id only."""
+    """A catalogue in a fixed order; filters by id only. With a memory, the last item of a pool has the one vote."""
 
     item_ids: list[str] = field(default_factory=list)
     query_states: list[QueryState] = field(default_factory=list)
     pool_sizes: list[int] = field(default_factory=list)
+    model_share: float = 1.0
+    freshness: IndexFreshness = field(default_factory=lambda: IndexFreshness(deltas_offset=41, lag_seconds=0.25))
 
     async def search(
         self, query_state: QueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
@@ -104,7 +113,34 @@ class MemoryCandidates(_Failing):
             found = [item_id for item_id in found if item_id in filter.allow_item_ids]
         found = found[:pool_size]
         scores = [1.0 - place / 1000 for place in range(len(found))]
-        return Pool(item_ids=found, scores=scores, bound=0.5, index_version="index-1", queue_ms=1.0, search_ms=3.0)
+        has_votes = self.model_share < 1.0 and bool(found)
+        return Pool(
+            item_ids=found,
+            scores=scores,
+            bound=0.5,
+            votes=[0.0] * (len(found) - 1) + [0.5] if has_votes else (),
+            model_share=self.model_share if has_votes else 1.0,
+            index_version="index-1",
+            index_freshness=self.freshness,
+            queue_ms=1.0,
+            search_ms=3.0,
+        )
+
+    async def explain_votes(self, query_state: QueryState, item_id: str, *, timeout_s: float) -> Votes:
+        self.query_states.append(query_state)
+        await self._behave()
+        voters = [Voters(type="rating", count=2, newest_age_seconds=5.0, oldest_age_seconds=60.0, vote=0.5)]
+        return Votes(
+            vote=0.5 if self.model_share < 1.0 else 0.0,
+            num_neighbours=8 if self.model_share < 1.0 else 0,
+            model_share=self.model_share,
+            voters=voters if self.model_share < 1.0 else [],
+            index_version="index-1",
+        )
+
+    async def served(self, timeout_s: float) -> ServedIndex:
+        await self._behave()
+        return ServedIndex(index_version="index-1", freshness=self.freshness)
 
 
 @dataclass
@@ -112,6 +148,8 @@ class MemoryReranker(_Failing):
     """Turns the pool round, so that its order is told from the first stage's."""
 
     asked: list[tuple[int, float]] = field(default_factory=list)
+    pools: list[Pool] = field(default_factory=list)
+    titles: dict[str, str] = field(default_factory=dict)
 
     async def rerank(
         self,
@@ -126,10 +164,69 @@ class MemoryReranker(_Failing):
         timeout_s: float,
     ) -> Ranking:
         self.asked.append((max_per_category, diversity))
+        self.pools.append(pool)
         await self._behave()
         ids = list(reversed(pool.item_ids))[:k]
         items = [ScoredItem(item_id, 0.9 - place / 1000, "mol") for place, item_id in enumerate(ids)]
-        return Ranking(items=items, certificate=Certificate(CertificateKind.EXACT), queue_ms=1.0, rerank_ms=4.0)
+        return Ranking(
+            items=items,
+            certificate=Certificate(CertificateKind.EXACT),
+            index_version=pool.index_version,
+            queue_ms=1.0,
+            rerank_ms=4.0,
+        )
+
+    async def explain(self, query_state: QueryState, item_id: str, *, max_pairs: int, timeout_s: float) -> Similarity:
+        await self._behave()
+        if item_id not in self.titles:
+            raise NotFound(f"reranker: item_id={item_id!r} is in no index")
+        pairs = [
+            PairPart(
+                query_component=component,
+                item_component=0,
+                weight=0.5,
+                cosine=0.8,
+                contribution=0.4,
+                from_model=0.3,
+            )
+            for component in range(2)
+        ]
+        return Similarity(
+            score=0.8,
+            from_model=0.6,
+            from_interactions=0.2,
+            model_share=0.75,
+            num_interactions=12,
+            pairs=pairs[: max_pairs or None],
+            title=self.titles[item_id],
+            index_version="index-1",
+        )
+
+    async def served(self, timeout_s: float) -> ServedIndex:
+        await self._behave()
+        return ServedIndex(index_version="index-1", freshness=IndexFreshness(deltas_offset=40))
+
+
+@dataclass
+class MemoryRefreshers:
+    """What the refreshers that answer hold."""
+
+    held: list[PartitionProgress] = field(default_factory=list)
+    all_answer: bool = True
+
+    async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
+        return list(self.held), self.all_answer
+
+
+@dataclass
+class MemoryStreamEnds(_Failing):
+    """Set by hand."""
+
+    ends: dict[int, int] = field(default_factory=dict)
+
+    async def interactions(self, timeout_s: float) -> Mapping[int, int]:
+        await self._behave()
+        return dict(self.ends)
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """The user state store, through `services.common.state_store`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from services.common.state_store import StateReader
+from services.common.topics import NUM_PARTITIONS
 from services.gateway.domain import HistoryEvent, QueryState, StoredState, StreamPosition, UserView
 
 
@@ -42,3 +43,8 @@ class RedisUserStates:
         """The stream's current epoch."""
         epoch, _ = await self._reader.read_progress(0)
         return epoch
+
+    async def progress(self) -> tuple[str | None, Mapping[int, int]]:
+        """The epoch and every partition's applied watermark, in one round trip."""
+        epoch, progress = await self._reader.read_progress(NUM_PARTITIONS)
+        return epoch, {partition: found.watermark for partition, found in progress.items()}

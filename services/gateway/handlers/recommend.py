@@ -15,14 +15,13 @@ from services.common import request_context
 from services.common.errors import DeadlineExceeded
 from services.gateway.breaker import Breaker
 from services.gateway.domain import (
-    ESTIMATE,
-    Certificate,
     Degradation,
     Encoded,
     FreshnessToken,
     HistoryEvent,
     Pool,
     QueryState,
+    Ranking,
     Recommendation,
     RecommendQuery,
     ScoredItem,
@@ -135,25 +134,25 @@ class Recommend:
             work.mark(Degradation.NOT_FRESH)
 
         pool = None if query_state is None else await self._search(work, query_state)
-        index_version = "" if pool is None else pool.index_version
         if query_state is None or pool is None:
-            items, certificate = self._popular_items(work)
+            ranking = self._popular_items(work)
             stored, source = None, "none"
         else:
-            items, certificate = await self._rank(work, query_state, pool)
+            ranking = await self._rank(work, query_state, pool)
         if time.monotonic() > deadline:
             raise DeadlineExceeded("the deadline passed before the answer was ready")
         work.times.close((time.monotonic() - started) * 1000)
         answer = Recommendation(
-            items=items,
+            items=ranking.items,
             model_version=self._model_version,
-            index_version=index_version,
+            index_version=ranking.index_version,
             state=stored,
             token_honoured=work.token_honoured,
             degradations=work.degradations,
-            certificate=certificate,
+            certificate=ranking.certificate,
             stage_times=work.times,
             state_source=source,
+            index_freshness=None if pool is None else pool.index_freshness,
         )
         self._metrics.answered(answer, had_token=query.token is not None)
         return answer
@@ -275,11 +274,11 @@ class Recommend:
             work.times.first_stage_ms += pool.search_ms
         return pool
 
-    async def _rank(self, work: _Work, state: QueryState, pool: Pool) -> tuple[Sequence[ScoredItem], Certificate]:
+    async def _rank(self, work: _Work, state: QueryState, pool: Pool) -> Ranking:
         query = work.query
         if not pool.item_ids:
             # The filter allows nothing that the index has.
-            return (), ESTIMATE
+            return Ranking(items=(), index_version=pool.index_version)
         ranking = await self._attempt(
             work,
             "reranker",
@@ -298,16 +297,16 @@ class Recommend:
         if ranking is not None:
             work.times.queue_ms += ranking.queue_ms
             work.times.rerank_ms += ranking.rerank_ms
-            return ranking.items, ranking.certificate
+            return ranking
         work.mark(Degradation.FIRST_STAGE_ORDER)
         places = self._popular.limit_categories(pool.item_ids, query.k, query.max_per_category)
         items = [ScoredItem(pool.item_ids[place], pool.scores[place], "first_stage") for place in places]
-        return items, ESTIMATE
+        return Ranking(items=items, index_version=pool.index_version)
 
-    def _popular_items(self, work: _Work) -> tuple[Sequence[ScoredItem], Certificate]:
+    def _popular_items(self, work: _Work) -> Ranking:
         query = work.query
         work.mark(Degradation.POPULAR_FALLBACK)
-        return self._popular.top(query.k, query.filter, work.seen, query.max_per_category), ESTIMATE
+        return Ranking(items=self._popular.top(query.k, query.filter, work.seen, query.max_per_category))
 
     async def _attempt(
         self, work: _Work, dependency: str, limit_s: float, call: Callable[[float], Awaitable[T]]

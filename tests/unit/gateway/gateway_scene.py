@@ -9,11 +9,16 @@ from services.gateway.adapters.in_memory import (
     MemoryCandidates,
     MemoryEncoder,
     MemoryInteractionLog,
+    MemoryRefreshers,
     MemoryReranker,
+    MemoryStreamEnds,
     MemoryStreamStatus,
     MemoryUserStates,
 )
 from services.gateway.domain import QueryState, StoredState, StreamPosition
+from services.gateway.freshness import PartitionProgress
+from services.gateway.handlers.explain import Explain
+from services.gateway.handlers.get_freshness import GetFreshness
 from services.gateway.handlers.recommend import Recommend, RecommendLimits
 from services.gateway.handlers.record import RecordInteractions
 from services.gateway.lag import AcknowledgedLag
@@ -23,6 +28,7 @@ from services.gateway.popular import PopularItems
 ITEMS = ["a", "b", "c", "d", "e", "f"]
 COUNTS = np.array([10, 60, 30, 60, 20, 20], dtype=np.int64)
 CATEGORIES = [("x",), ("x",), ("y",), ("x", "y"), ("z",), ()]
+TITLES = {item_id: item_id.upper() for item_id in ITEMS}
 # By count, ties by id.
 POPULAR = ["b", "d", "c", "e", "f", "a"]
 
@@ -47,9 +53,13 @@ class Scene:
         default_factory=lambda: MemoryEncoder(query_state=query_state("request"), known_items=set(ITEMS))
     )
     candidates: MemoryCandidates = field(default_factory=lambda: MemoryCandidates(item_ids=list(ITEMS)))
-    reranker: MemoryReranker = field(default_factory=MemoryReranker)
+    reranker: MemoryReranker = field(default_factory=lambda: MemoryReranker(titles=dict(TITLES) | {"new": "New"}))
     interactions: MemoryInteractionLog = field(default_factory=MemoryInteractionLog)
     stream: MemoryStreamStatus = field(default_factory=MemoryStreamStatus)
+    ends: MemoryStreamEnds = field(default_factory=lambda: MemoryStreamEnds(ends={3: 9, 4: 2}))
+    refreshers: MemoryRefreshers = field(
+        default_factory=lambda: MemoryRefreshers(held=[PartitionProgress(partition=0, applied_offset=4, end_offset=5)])
+    )
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     limits: RecommendLimits = field(default_factory=RecommendLimits)
     lag_grace_s: float = 2.0
@@ -81,4 +91,22 @@ class Scene:
             metrics=self.metrics,
             append_timeout_s=self.append_timeout_s,
             breaker_seconds=self.breaker_seconds,
+        )
+        self.explain = Explain(
+            states=self.states,
+            encoder=self.encoder,
+            candidates=self.candidates,
+            reranker=self.reranker,
+            interactions=self.interactions,
+            titles=TITLES,
+            model_version="m1",
+        )
+        self.get_freshness = GetFreshness(
+            states=self.states,
+            ends=self.ends,
+            candidates=self.candidates,
+            reranker=self.reranker,
+            refreshers=self.refreshers,
+            stream=self.stream,
+            model_version="m1",
         )

@@ -14,6 +14,8 @@ from freshet.v1 import (
     common_pb2,
     encoder_pb2,
     encoder_pb2_grpc,
+    refresher_pb2,
+    refresher_pb2_grpc,
     reranker_pb2,
     reranker_pb2_grpc,
 )
@@ -22,16 +24,20 @@ from prometheus_client import CollectorRegistry
 
 from services.common import rpc_client
 from services.common.config import ProcessSettings
-from services.common.errors import DependencyUnavailable
+from services.common.errors import DeadlineExceeded, DependencyUnavailable
 from services.common.rpc_server import HealthState, RpcServer
 from services.gateway.adapters.processes import RemoteCandidates, RemoteEncoder, RemoteReranker
+from services.gateway.adapters.refreshers import RemoteRefreshers
+from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
-from services.gateway.domain import CertificateKind, Filter, HistoryEvent, Pool
+from services.gateway.domain import CertificateKind, Filter, HistoryEvent, IndexFreshness, Pool
+from services.gateway.freshness import PartitionProgress
 
 
 class Peers(
     encoder_pb2_grpc.EncoderServiceServicer,
     candidates_pb2_grpc.CandidatesServiceServicer,
+    refresher_pb2_grpc.RefresherServiceServicer,
     reranker_pb2_grpc.RerankerServiceServicer,
 ):
     def __init__(self) -> None:
@@ -42,7 +48,7 @@ class Peers(
         self.request = request
         return self.response
 
-    Encode = Search = Rerank = _answer
+    Encode = Search = Rerank = ExplainScore = ExplainVotes = GetIndexInfo = GetRerankerInfo = GetStatus = _answer
 
 
 @asynccontextmanager
@@ -52,6 +58,7 @@ async def peers(health: HealthState | None = None) -> AsyncIterator[tuple[Peers,
     def add(server: grpc.aio.Server) -> list[str]:
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
         candidates_pb2_grpc.add_CandidatesServiceServicer_to_server(servicer, server)
+        refresher_pb2_grpc.add_RefresherServiceServicer_to_server(servicer, server)
         reranker_pb2_grpc.add_RerankerServiceServicer_to_server(servicer, server)
         return ["freshet.v1.EncoderService"]
 
@@ -63,6 +70,12 @@ async def peers(health: HealthState | None = None) -> AsyncIterator[tuple[Peers,
     async with rpc_client.channel(f"127.0.0.1:{server.port}") as channel:
         yield servicer, channel
     await server.drain()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 async def test_encode_sends_times_and_reads_the_state() -> None:
@@ -81,7 +94,13 @@ async def test_encode_sends_times_and_reads_the_state() -> None:
 async def test_search_asks_the_first_stage_and_keeps_its_bound(bound: float | None) -> None:
     async with peers() as (servicer, channel):
         servicer.response = candidates_pb2.SearchResponse(
-            item_ids=["a", "b"], scores=[0.5, 0.25], bound=bound, index_version="i1"
+            item_ids=["a", "b"],
+            scores=[0.5, 0.25],
+            bound=bound,
+            index_version="i1",
+            votes=[0, 0.5],
+            model_share=0.75,
+            index_freshness=common_pb2.IndexFreshness(deltas_offset=7, lag_seconds=0.5),
         )
         pool = await RemoteCandidates(channel).search(
             query_state("q"), pool_size=20, filter=Filter(deny_categories=("x",)), seen=["c"], timeout_s=1.0
@@ -96,6 +115,20 @@ async def test_search_asks_the_first_stage_and_keeps_its_bound(bound: float | No
         bound,
         "i1",
     )
+    assert (list(pool.votes), pool.model_share) == ([0, 0.5], 0.75)
+    assert pool.index_freshness == IndexFreshness(deltas_offset=7, lag_seconds=0.5)
+
+
+async def test_an_index_without_a_memory_leaves_the_whole_score_to_the_model() -> None:
+    async with peers() as (servicer, channel):
+        servicer.response = candidates_pb2.SearchResponse(item_ids=["a"], scores=[0.5])
+        pool = await RemoteCandidates(channel).search(
+            query_state("q"), pool_size=20, filter=Filter(), seen=[], timeout_s=1.0
+        )
+        servicer.response = candidates_pb2.ExplainVotesResponse()
+        votes = await RemoteCandidates(channel).explain_votes(query_state("q"), "a", timeout_s=1.0)
+    assert (list(pool.votes), pool.model_share, pool.index_freshness) == ([], 1.0, None)
+    assert (votes.vote, votes.model_share) == (0, 1.0)
 
 
 async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> None:
@@ -103,10 +136,11 @@ async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> N
         servicer.response = reranker_pb2.RerankResponse(
             items=[common_pb2.ScoredItem(item_id="b", score=0.5, source="mol")],
             certificate=common_pb2.Certificate(kind=common_pb2.Certificate.KIND_BOUNDED, gap=0.125),
+            index_version="i+6",
         )
         ranking = await RemoteReranker(channel).rerank(
             query_state("q"),
-            Pool(item_ids=["a", "b"], scores=[1, 0], bound=0.5),
+            Pool(item_ids=["a", "b"], scores=[1, 0], bound=0.5, votes=[0, 0.5], model_share=0.75, index_version="i+7"),
             k=1,
             filter=Filter(),
             seen=["a", "z"],
@@ -119,13 +153,52 @@ async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> N
     assert (request.k, request.max_per_category, request.diversity) == (1, 2, 0.5)
     assert (ranking.certificate.kind, ranking.certificate.gap) == (CertificateKind.BOUNDED, 0.125)
     assert ranking.items[0].item_id == "b"
+    # The version that made the pool goes along; what comes back is the version that scored it.
+    assert (request.index_version, ranking.index_version) == ("i+7", "i+6")
+    assert (list(request.votes), request.model_share) == ([0, 0.5], 0.75)
+
+
+async def test_explanations_and_served_versions_are_read_whole() -> None:
+    async with peers() as (servicer, channel):
+        reranker, candidates = RemoteReranker(channel), RemoteCandidates(channel)
+        pair = reranker_pb2.PairContribution(query_component=1, weight=0.5, cosine=0.5, contribution=0.25)
+        servicer.response = reranker_pb2.ExplainScoreResponse(score=0.25, pairs=[pair], title="A", num_interactions=3)
+        similarity = await reranker.explain(query_state("q"), "a", max_pairs=4, timeout_s=1.0)
+        assert (servicer.request.item_id, servicer.request.max_pairs) == ("a", 4)
+        assert (similarity.title, similarity.num_interactions, similarity.pairs[0].contribution) == ("A", 3, 0.25)
+        servicer.response = candidates_pb2.ExplainVotesResponse(vote=0.5, num_neighbours=8, model_share=0.75)
+        servicer.response.voters.add(type="click", count=2, oldest_age_seconds=9)
+        votes = await candidates.explain_votes(query_state("q"), "a", timeout_s=1.0)
+        assert (votes.vote, votes.model_share, votes.voters[0].oldest_age_seconds) == (0.5, 0.75, 9)
+        servicer.response = candidates_pb2.GetIndexInfoResponse(index_version="i1")
+        # An index that never says how fresh it is reflects no change.
+        assert (await candidates.served(1.0)).freshness == IndexFreshness()
+        servicer.response = reranker_pb2.GetRerankerInfoResponse(index_version="i2")
+        servicer.response.index_freshness.newest_recorded_time.FromMilliseconds(5)
+        served = await reranker.served(1.0)
+        assert (served.index_version, served.freshness.newest_recorded_ms) == ("i2", 5)
+
+
+async def test_of_several_refreshers_the_silent_one_is_told_apart() -> None:
+    async with peers() as (servicer, channel), rpc_client.channel(f"127.0.0.1:{_free_port()}") as nowhere:
+        servicer.response = refresher_pb2.GetStatusResponse(
+            partitions=[refresher_pb2.RefreshedPartition(partition=2, folded_offset=4, end_offset=6)]
+        )
+        held = PartitionProgress(partition=2, applied_offset=4, end_offset=6)
+        assert await RemoteRefreshers({"one": channel}).folded(1.0) == ([held], True)
+        assert await RemoteRefreshers({"one": channel, "two": nowhere}).folded(1.0) == ([held], False)
+    assert await RemoteRefreshers({}).folded(1.0) == ([], False)
+
+
+async def test_an_absent_broker_says_no_ends_and_blocks_nobody() -> None:
+    ends = KafkaStreamEnds(f"127.0.0.1:{_free_port()}")
+    with pytest.raises((DependencyUnavailable, DeadlineExceeded), match="Kafka"):
+        await ends.interactions(0.2)
+    await ends.close()
 
 
 async def test_an_absent_peer_is_unavailable_and_found_again() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    async with rpc_client.channel(f"127.0.0.1:{port}") as channel:
+    async with rpc_client.channel(f"127.0.0.1:{_free_port()}") as channel:
         with pytest.raises(DependencyUnavailable, match="encoder"):
             await RemoteEncoder(channel).encode("ann", [HistoryEvent("a", 1)], 1.0)
 

@@ -15,13 +15,19 @@ from services.common import rpc_client
 from services.common.errors import DependencyUnavailable
 from services.common.rpc_server import RpcServer
 from services.gateway.config import GatewaySettings
+from services.gateway.domain import HistoryEvent, IndexFreshness
 from services.gateway.server import SERVICE, GatewayServicer
 
 
 @asynccontextmanager
 async def gateway(scene: Scene) -> AsyncIterator[Any]:
     def add(server: grpc.aio.Server) -> list[str]:
-        servicer = GatewayServicer(scene.recommend, scene.record)
+        servicer = GatewayServicer(
+            recommend=scene.recommend,
+            record=scene.record,
+            explain=scene.explain,
+            get_freshness=scene.get_freshness,
+        )
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(servicer, server)
         return [SERVICE]
 
@@ -146,3 +152,51 @@ async def test_kafka_down_is_unavailable_with_a_retry_hint() -> None:
             await stub.RecordInteractions(request, timeout=5)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert caught.value.trailing_metadata()["retry-after-ms"] == "500"
+
+
+async def test_index_freshness_and_votes_reach_answer_and_reranker() -> None:
+    scene = Scene()
+    scene.candidates.model_share = 0.75
+    scene.candidates.freshness = IndexFreshness(deltas_offset=41, newest_recorded_ms=1_500, lag_seconds=0.25)
+    async with gateway(scene) as stub:
+        answer = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2), timeout=5)
+        fallback = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="new", k=2), timeout=5)
+    freshness = answer.index_freshness
+    assert (freshness.deltas_offset, freshness.lag_seconds) == (41, 0.25)
+    assert freshness.newest_recorded_time.ToMilliseconds() == 1_500
+    (pool,) = scene.reranker.pools
+    assert (list(pool.votes), pool.model_share) == ([0.0, 0.0, 0.0, 0.0, 0.5], 0.75)
+    assert not fallback.HasField("index_freshness")
+
+
+async def test_an_explanation_crosses_the_wire() -> None:
+    scene = Scene()
+    scene.candidates.model_share = 0.5
+    scene.states.histories["ann"] = [HistoryEvent("c", 1_000)]
+    async with gateway(scene) as stub:
+        answer = await stub.Explain(gateway_pb2.ExplainRequest(user_id="ann", item_id="b", max_pairs=1), timeout=5)
+        unknown = await stub.Explain(gateway_pb2.ExplainRequest(user_id="new", item_id="b"), timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Explain(gateway_pb2.ExplainRequest(user_id="ann", item_id="zzz"), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert (answer.score, answer.state_source) == (pytest.approx(0.65), "stored")
+    assert answer.share_of_model + answer.share_of_refreshed + answer.share_of_votes == pytest.approx(1)
+    similarity = answer.similarity
+    assert (similarity.title, similarity.from_model, similarity.num_interactions) == ("B", 0.6, 12)
+    assert [(pair.weight, pair.cosine, pair.from_model) for pair in similarity.pairs] == [(0.5, 0.8, 0.3)]
+    assert [(v.type, v.count, v.oldest_age_seconds) for v in answer.votes.voters] == [("rating", 2, 60)]
+    assert [(past.item_id, past.title) for past in answer.history] == [("c", "C")]
+    assert (unknown.state_source, unknown.HasField("similarity")) == ("none", False)
+
+
+async def test_a_freshness_report_crosses_the_wire() -> None:
+    scene = Scene()
+    scene.reranker.failure = DependencyUnavailable("away")
+    async with gateway(scene) as stub:
+        report = await stub.GetFreshness(gateway_pb2.GetFreshnessRequest(), timeout=5)
+    assert (report.model_version, report.index_version, report.epoch) == ("m1", "index-1", "epoch-1")
+    (applied,) = report.interactions
+    assert (applied.partition, applied.applied_offset, applied.end_offset) == (3, 7, 9)
+    assert [progress.end_offset for progress in report.attributions] == [5]
+    assert (report.candidates.lag_seconds, report.HasField("reranker")) == (0.25, False)
+    assert list(report.degradations) == [gateway_pb2.DEGRADATION_FIRST_STAGE_ORDER]

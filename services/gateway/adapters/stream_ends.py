@@ -1,0 +1,61 @@
+"""Where the stream ends, asked with kafka-python in a thread of its own: its client waits, an event loop must not."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from kafka import KafkaConsumer
+from kafka.errors import KafkaError
+
+from services.common.errors import DeadlineExceeded, DependencyUnavailable
+from services.common.kafka import build_consumer
+from services.common.topics import INTERACTIONS
+
+
+class KafkaStreamEnds:
+    """Implements `ports.StreamEnds`. Connects when first asked; `close` at the end."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream-ends")
+        self._consumer: KafkaConsumer | None = None
+        self._asking: asyncio.Future[dict[int, int]] | None = None
+
+    async def interactions(self, timeout_s: float) -> Mapping[int, int]:
+        """Callers that come while the broker is being asked share its answer.
+
+        Raises: DependencyUnavailable; DeadlineExceeded when the broker took longer than `timeout_s`.
+        """
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().run_in_executor(self._thread, self._ask)
+            # Nobody may be left to read it when it fails.
+            self._asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._asking)
+        except TimeoutError as exc:
+            raise DeadlineExceeded(f"Kafka did not say within {timeout_s * 1000:.0f} ms where it ends") from exc
+
+    async def close(self) -> None:
+        """Let the thread end; an answer still on its way is not waited for."""
+        self._thread.submit(self._drop)
+        self._thread.shutdown(wait=False)
+
+    def _ask(self) -> dict[int, int]:
+        if self._consumer is None:
+            self._consumer = build_consumer(
+                self._bootstrap, INTERACTIONS, group_id="freshet-gateway", client_id="freshet-gateway-ends"
+            )
+        try:
+            ends = self._consumer.end_offsets(sorted(self._consumer.assignment()))
+        except (KafkaError, OSError) as exc:
+            self._drop()
+            raise DependencyUnavailable(f"Kafka at {self._bootstrap} did not say where it ends: {exc}") from exc
+        return {place.partition: offset for place, offset in ends.items()}
+
+    def _drop(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            with contextlib.suppress(Exception):
+                consumer.close(autocommit=False)

@@ -1,0 +1,110 @@
+"""Explain: the user's state as Recommend finds it, then where one item's score comes from.
+
+An explanation is whole or an error: a part that can't be asked is no zero. Only a user that nothing is known of is
+answered without a score, since Recommend would not score either. Knows ports, not processes.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+from services.common.errors import FreshetError
+from services.gateway.domain import HistoryEvent, QueryState
+from services.gateway.explanation import ExplainQuery, Explanation, PastInteraction
+from services.gateway.ports import Candidates, Encoder, InteractionLog, Reranker, UserStates
+from services.gateway.validation import check_explain, with_times
+
+MAX_PAST = 10
+
+
+class Explain:
+    """The handler; one per process, called concurrently. `titles` are the bundle's, by item id."""
+
+    def __init__(
+        self,
+        *,
+        states: UserStates,
+        encoder: Encoder,
+        candidates: Candidates,
+        reranker: Reranker,
+        interactions: InteractionLog,
+        titles: Mapping[str, str],
+        model_version: str,
+        timeout_s: float = 0.4,
+    ) -> None:
+        self._states = states
+        self._encoder = encoder
+        self._candidates = candidates
+        self._reranker = reranker
+        self._interactions = interactions
+        self._titles = titles
+        self._model_version = model_version
+        self._timeout_s = timeout_s
+
+    async def __call__(self, query: ExplainQuery) -> Explanation:
+        """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of a
+        dependency that did not answer."""
+        now_ms = time.time_ns() // 1_000_000
+        check_explain(query, now_ms)
+        state, history, source = await self._find_state(query, now_ms)
+        if state is None:
+            return Explanation(model_version=self._model_version, state_source=source)
+        newest = sorted(history, key=_time, reverse=True)[:MAX_PAST]
+        similarity, votes, titles = await asyncio.gather(
+            self._reranker.explain(state, query.item_id, max_pairs=query.max_pairs, timeout_s=self._timeout_s),
+            self._candidates.explain_votes(state, query.item_id, timeout_s=self._timeout_s),
+            self._titles_of(state, {event.item_id for event in newest}),
+        )
+        return Explanation(
+            model_version=self._model_version,
+            state_source=source,
+            similarity=similarity,
+            votes=votes,
+            history=[
+                PastInteraction(
+                    item_id=event.item_id,
+                    title=titles.get(event.item_id, ""),
+                    age_seconds=max(0, now_ms - _time(event)) / 1000,
+                )
+                for event in newest
+            ],
+        )
+
+    async def _find_state(
+        self, query: ExplainQuery, now_ms: int
+    ) -> tuple[QueryState | None, Sequence[HistoryEvent], str]:
+        """The request's history, else the stored state, else the stored history: the order of Recommend."""
+        if query.history:
+            history: Sequence[HistoryEvent] = with_times(query.history, now_ms)
+            source = "request"
+        else:
+            partition = self._interactions.partition_of(query.user_id)
+            view, history = await asyncio.gather(
+                self._states.read_user(query.user_id, with_seen=False, partition=partition),
+                self._states.read_history(query.user_id),
+            )
+            if view.state is not None:
+                return view.state.query_state, history, "stored"
+            source = "stored"
+        if not history:
+            return None, (), "none"
+        encoded = await self._encoder.encode(query.user_id, history, self._timeout_s)
+        return encoded.query_state, history, source if encoded.query_state is not None else "none"
+
+    async def _titles_of(self, state: QueryState, item_ids: set[str]) -> dict[str, str]:
+        """The bundle's titles; for items that came after it the reranker's, who reads the `items` topic."""
+        known = {item_id: self._titles[item_id] for item_id in item_ids if item_id in self._titles}
+        new = sorted(item_ids - known.keys())
+        found = await asyncio.gather(*(self._new_title(state, item_id) for item_id in new))
+        return known | dict(zip(new, found, strict=True))
+
+    async def _new_title(self, state: QueryState, item_id: str) -> str:
+        try:
+            answer = await self._reranker.explain(state, item_id, max_pairs=1, timeout_s=self._timeout_s)
+        except FreshetError:
+            return ""  # a title is a courtesy
+        return answer.title
+
+
+def _time(event: HistoryEvent) -> int:
+    return event.event_time_ms or 0

@@ -1,0 +1,96 @@
+"""GetFreshness: ask every part at once how far it is; what does not answer is marked and left out.
+
+Never fails: the report is most wanted when something is down. Knows ports, not processes.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
+
+import structlog
+
+from services.common.errors import FreshetError
+from services.gateway.domain import Degradation
+from services.gateway.freshness import UNKNOWN, FreshnessReport, PartitionProgress
+from services.gateway.ports import Candidates, Refreshers, Reranker, StreamEnds, StreamStatus, UserStates
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+
+class GetFreshness:
+    """The handler; `timeout_s` bounds each part's answer."""
+
+    def __init__(
+        self,
+        *,
+        states: UserStates,
+        ends: StreamEnds,
+        candidates: Candidates,
+        reranker: Reranker,
+        refreshers: Refreshers,
+        stream: StreamStatus,
+        model_version: str,
+        timeout_s: float = 0.4,
+    ) -> None:
+        self._states = states
+        self._ends = ends
+        self._candidates = candidates
+        self._reranker = reranker
+        self._refreshers = refreshers
+        self._stream = stream
+        self._model_version = model_version
+        self._timeout_s = timeout_s
+
+    async def __call__(self) -> FreshnessReport:
+        """Positions, versions and marks as they are now."""
+        progress, ends, candidates, reranker, (attributions, all_refreshers) = await asyncio.gather(
+            _or_none(self._states.progress()),
+            _or_none(self._ends.interactions(self._timeout_s)),
+            _or_none(self._candidates.served(self._timeout_s)),
+            _or_none(self._reranker.served(self._timeout_s)),
+            self._refreshers.folded(self._timeout_s),
+        )
+        marks = {
+            Degradation.STATE_STORE_DOWN: progress is None,
+            Degradation.STALE_STATE: not self._stream.encoder_serving,
+            Degradation.NOT_FRESH: ends is None or not all_refreshers,
+            Degradation.POPULAR_FALLBACK: candidates is None,
+            Degradation.FIRST_STAGE_ORDER: reranker is None,
+        }
+        epoch, applied = progress or (None, {})
+        return FreshnessReport(
+            model_version=self._model_version,
+            epoch=epoch or "",
+            interactions=_interactions(applied, ends or {}),
+            attributions=_newest(attributions),
+            candidates=candidates,
+            reranker=reranker,
+            degradations=[kind for kind, is_set in marks.items() if is_set],
+        )
+
+
+def _interactions(applied: Mapping[int, int], ends: Mapping[int, int]) -> list[PartitionProgress]:
+    return [
+        PartitionProgress(partition=partition, applied_offset=offset, end_offset=ends.get(partition, UNKNOWN))
+        for partition, offset in sorted(applied.items())
+    ]
+
+
+def _newest(found: list[PartitionProgress]) -> list[PartitionProgress]:
+    """One entry per partition: while one changes hands, two refreshers may speak for it."""
+    newest: dict[int, PartitionProgress] = {}
+    for progress in found:
+        known = newest.get(progress.partition)
+        if known is None or progress.applied_offset > known.applied_offset:
+            newest[progress.partition] = progress
+    return [newest[partition] for partition in sorted(newest)]
+
+
+async def _or_none(asked: Awaitable[T]) -> T | None:
+    try:
+        return await asked
+    except FreshetError as exc:
+        log.info("freshness_part_silent", error=type(exc).__name__, reason=exc.message)
+        return None

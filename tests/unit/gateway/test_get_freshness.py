@@ -1,0 +1,71 @@
+"""GetFreshness on in-memory ports: positions and versions, and one mark per part that is away."""
+
+from typing import Any
+
+import pytest
+from gateway_scene import Scene
+
+from services.common.errors import DependencyUnavailable
+from services.gateway.domain import Degradation
+from services.gateway.freshness import UNKNOWN, PartitionProgress
+
+DOWN = DependencyUnavailable("away")
+
+
+async def test_every_part_says_how_far_it_is() -> None:
+    report = await Scene().get_freshness()
+    assert (report.model_version, report.epoch) == ("m1", "epoch-1")
+    assert report.interactions == [PartitionProgress(partition=3, applied_offset=7, end_offset=9)]
+    assert report.attributions == [PartitionProgress(partition=0, applied_offset=4, end_offset=5)]
+    assert report.candidates is not None
+    assert (report.candidates.index_version, report.candidates.freshness.deltas_offset) == ("index-1", 41)
+    assert report.reranker is not None
+    assert report.reranker.freshness.deltas_offset == 40
+    assert report.degradations == []
+
+
+@pytest.mark.parametrize(
+    ("part", "mark", "lost"),
+    [
+        ("states", Degradation.STATE_STORE_DOWN, {"epoch": "", "interactions": []}),
+        ("candidates", Degradation.POPULAR_FALLBACK, {"candidates": None}),
+        ("reranker", Degradation.FIRST_STAGE_ORDER, {"reranker": None}),
+    ],
+)
+async def test_what_is_away_is_marked_and_the_rest_is_told(part: str, mark: Degradation, lost: dict[str, Any]) -> None:
+    scene = Scene()
+    whole = await scene.get_freshness()
+    getattr(scene, part).failure = DOWN
+    report = await scene.get_freshness()
+    assert report.degradations == [mark]
+    for name in ("epoch", "interactions", "attributions", "candidates", "reranker"):
+        assert getattr(report, name) == lost.get(name, getattr(whole, name))
+
+
+async def test_without_kafka_the_applied_offsets_stay_and_the_ends_are_unknown() -> None:
+    scene = Scene()
+    scene.ends.failure = DOWN
+    report = await scene.get_freshness()
+    assert report.interactions == [PartitionProgress(partition=3, applied_offset=7, end_offset=UNKNOWN)]
+    assert report.degradations == [Degradation.NOT_FRESH]
+
+
+async def test_a_silent_encoder_means_stale_states() -> None:
+    scene = Scene()
+    scene.stream.encoder_serving = False
+    assert (await scene.get_freshness()).degradations == [Degradation.STALE_STATE]
+
+
+async def test_a_refresher_that_is_away_leaves_its_partitions_out() -> None:
+    scene = Scene()
+    scene.refreshers.held, scene.refreshers.all_answer = [], False
+    report = await scene.get_freshness()
+    assert report.attributions == []
+    assert report.degradations == [Degradation.NOT_FRESH]
+
+
+async def test_a_partition_that_changes_hands_is_told_once_by_who_is_ahead() -> None:
+    scene = Scene()
+    ahead = PartitionProgress(partition=0, applied_offset=9, end_offset=12)
+    scene.refreshers.held = [scene.refreshers.held[0], ahead, scene.refreshers.held[0]]
+    assert (await scene.get_freshness()).attributions == [ahead]
