@@ -13,5 +13,5 @@ def test_several_refreshers_are_named_in_one_variable(monkeypatch: pytest.Monkey
 
 def test_a_refresher_without_a_port_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FRESHET_REFRESHER_ADDRESSES", "one:50054,two")
-    with pytest.raises(ConfigError, match="FRESHET_REFRESHER_ADDRESSES='one:50054,two' allowed: .*host:port"):
+    with pytest.raises(ConfigError, match=r"FRESHET_REFRESHER_ADDRESSES='one:50054,two' allowed: .*host:port"):
         load_settings(GatewaySettings)
