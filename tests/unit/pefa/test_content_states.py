@@ -1,0 +1,124 @@
+"""The ridge from content to item states: judged by leaving each item out, exact where content says all."""
+
+import numpy as np
+import pytest
+
+from services.algorithms.pefa.content import _RIDGES, ContentMap, _Decomposition, _unit, fit_content_map
+from services.algorithms.states import ItemStates
+
+
+def known_items(
+    *, num_items: int, told: float, seed: int, num_components: int = 2
+) -> tuple[np.ndarray, ItemStates, np.ndarray]:
+    """Contents (X, 5), states whose components follow them by the share `told`, and the true map (5, P_x, 4)."""
+    rng = np.random.default_rng(seed)
+    contents = rng.normal(size=(num_items, 5)).astype(np.float32)
+    truth = rng.normal(size=(5, num_components, 4))
+    components = told * np.einsum("xc,cpd->xpd", contents, truth)
+    components = components + (1 - told) * rng.normal(size=components.shape)
+    components /= np.linalg.norm(components, axis=-1, keepdims=True)
+    gate = rng.normal(size=(num_items, 3 * num_components)).astype(np.float32)
+    return contents, ItemStates(components=components.astype(np.float32), gate=gate), truth
+
+
+def refit_without(contents: np.ndarray, targets: np.ndarray, row: int, penalty: float) -> np.ndarray:
+    """The ridge prediction of one row by a fit that never saw it, solved plainly."""
+    others = np.arange(len(contents)) != row
+    content_mean, target_mean = contents[others].mean(axis=0), targets[others].mean(axis=0)
+    centred = contents[others] - content_mean
+    gram = centred.T @ centred + penalty * np.eye(centred.shape[1])
+    weight = np.linalg.solve(gram, centred.T @ (targets[others] - target_mean))
+    return np.asarray(target_mean + (contents[row] - content_mean) @ weight)
+
+
+@pytest.mark.parametrize("ridge", [1e-2, 1.0, 1e2])
+def test_the_left_out_cosine_is_that_of_refitting_without_each_item(ridge: float) -> None:
+    contents, items, _ = known_items(num_items=23, told=0.5, seed=1)
+    targets = items.components.reshape(23, -1).astype(np.float64)
+    exact = contents.astype(np.float64)
+    penalty = ridge * float(np.linalg.eigvalsh((exact - exact.mean(0)).T @ (exact - exact.mean(0))).mean())
+    cosines = []
+    for row in range(23):
+        predicted = _unit(refit_without(exact, targets, row, penalty).reshape(2, 4))
+        cosines.append((predicted * items.components[row]).sum(axis=-1).mean())
+    fit = _Decomposition(contents, items.components.reshape(23, -1))
+    assert fit.left_out_cosine(ridge, 2) == pytest.approx(np.mean(cosines), abs=1e-6)
+
+
+def test_blocks_of_items_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    contents, items, _ = known_items(num_items=40, told=0.7, seed=2)
+    whole = fit_content_map(contents, items)
+    monkeypatch.setattr("services.algorithms.pefa.content._BLOCK", 7)
+    parts = fit_content_map(contents, items)
+    assert parts.ridge == whole.ridge
+    np.testing.assert_allclose(parts.weight, whole.weight, atol=1e-6)
+    assert parts.left_out_cosine == pytest.approx(whole.left_out_cosine, abs=1e-9)
+
+
+def test_content_that_says_much_predicts_new_items_far_better_than_the_mean() -> None:
+    contents, items, truth = known_items(num_items=400, told=0.95, seed=3)
+    fitted = fit_content_map(contents, items)
+    new = np.random.default_rng(4).normal(size=(200, 5)).astype(np.float32)
+    wanted = _unit(np.einsum("xc,cpd->xpd", new, truth))
+    cosines = (fitted.states(new).components * wanted).sum(axis=-1)
+    assert cosines.mean() > 0.95
+    assert fitted.left_out_cosine > fitted.mean_state_cosine + 0.5
+    # The judgement speaks of items that the fit did not see.
+    assert cosines.mean() == pytest.approx(fitted.left_out_cosine, abs=0.05)
+
+
+def test_content_that_says_nothing_is_not_trusted_over_the_mean_state() -> None:
+    rng = np.random.default_rng(5)
+    components = _unit(1.0 + rng.normal(size=(60, 2, 4))).astype(np.float32)  # about one direction, by chance alone
+    fitted = fit_content_map(rng.normal(size=(60, 5)).astype(np.float32), ItemStates(components=components))
+    assert fitted.ridge >= 10
+    assert fitted.left_out_cosine == pytest.approx(fitted.mean_state_cosine, abs=0.005)
+    assert fitted.left_out_cosine >= fitted.mean_state_cosine
+
+
+def test_equal_contents_give_every_item_the_mean_state() -> None:
+    _, items, _ = known_items(num_items=30, told=0.5, seed=6)
+    fitted = fit_content_map(np.ones((30, 5), dtype=np.float32), items)
+    mean = _unit(items.components.mean(axis=0, dtype=np.float64))
+    np.testing.assert_allclose(fitted.states(np.full((1, 5), 7, np.float32)).components[0], mean, atol=1e-6)
+
+
+def test_states_have_components_of_length_one_and_the_mean_gate() -> None:
+    contents, items, _ = known_items(num_items=50, told=0.5, seed=7)
+    states = fit_content_map(contents, items).states(contents[:3])
+    np.testing.assert_allclose(np.linalg.norm(states.components, axis=-1), 1.0, atol=1e-6)
+    assert items.gate is not None
+    assert states.gate is not None
+    np.testing.assert_allclose(states.gate, np.repeat(items.gate.mean(axis=0)[None], 3, axis=0), atol=1e-6)
+
+
+def test_plain_dot_products_need_no_gate() -> None:
+    contents, items, _ = known_items(num_items=50, told=0.9, seed=8, num_components=1)
+    plain = ItemStates(components=items.components)
+    assert fit_content_map(contents, plain).states(contents).gate is None
+
+
+def test_a_trained_width_is_required_of_new_contents() -> None:
+    contents, items, _ = known_items(num_items=20, told=0.5, seed=9)
+    fitted: ContentMap = fit_content_map(contents, items)
+    with pytest.raises(ValueError, match=r"contents has shape \(2, 4\); expected \(B, 5\)"):
+        fitted.states(np.zeros((2, 4), dtype=np.float32))
+
+
+def test_contents_that_do_not_fit_the_items_are_refused_by_name() -> None:
+    contents, items, _ = known_items(num_items=20, told=0.5, seed=10)
+    with pytest.raises(ValueError, match=r"contents has shape \(19, 5\); expected \(20, D\)"):
+        fit_content_map(contents[:-1], items)
+    with pytest.raises(ValueError, match="num_items=2; allowed: at least 3"):
+        fit_content_map(contents[:2], ItemStates(components=items.components[:2]))
+    broken = contents.copy()
+    broken[3, 1] = np.nan
+    with pytest.raises(ValueError, match="contents holds NaN"):
+        fit_content_map(broken, items)
+
+
+def test_every_ridge_of_the_sweep_is_tried_and_the_best_is_kept() -> None:
+    contents, items, _ = known_items(num_items=80, told=0.4, seed=11)
+    fitted = fit_content_map(contents, items)
+    fit = _Decomposition(contents, items.components.reshape(80, -1))
+    assert fitted.left_out_cosine == max(fit.left_out_cosine(ridge, 2) for ridge in _RIDGES)
