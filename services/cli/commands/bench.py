@@ -3,33 +3,18 @@
 It gathers options and shows progress; what is measured, and how, is in services/evaluation.
 """
 
-import shlex
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli.measuring import AsJson, Out, Quick, Seed, in_sentences, measured
+from services.cli.output import CommandError, ExitStatus, reports_errors
 from services.cli.threads import wait_without_spinning
-
-if TYPE_CHECKING:
-    from services.evaluation.benchmarks import Request
 
 app = typer.Typer(
     name="bench", help="Measure algorithms beside their baselines; tables and plots.", no_args_is_help=True
 )
-
-_DOCS, _SCRATCH = Path("docs/benchmarks"), Path(".freshet/bench")
-
-Quick = Annotated[bool, typer.Option("--quick", help="Minutes instead of an hour: fewer queries and settings.")]
-Out = Annotated[
-    Path | None, typer.Option(help="Where tables and plots go. Default: docs/benchmarks; with --quick .freshet/bench.")
-]
-Seed = Annotated[int, typer.Option(min=0, help="Equal seeds make equal catalogues and queries.")]
-AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object that holds `rows`.")]
 
 
 @app.callback()
@@ -74,7 +59,7 @@ def retrieval(
         _on_gpu(shape or [], batch or [], quick=quick, seed=seed, as_json=as_json)
         return
     chosen = shape or list(SHAPES)
-    with _sentences():
+    with in_sentences(when_memory_ends="--shape ml-20m"):
         for name in chosen:
             shape_named(name)
         if bundle is not None and "ml-1m" not in chosen:
@@ -82,7 +67,7 @@ def retrieval(
                 f"bundle={str(bundle)!r} takes the place of ml-1m; shape={', '.join(chosen)} leaves it out"
             )
         batches = tuple(dict.fromkeys(batch)) if batch else None
-        report = _run(
+        report = measured(
             lambda request: benchmarks.retrieval(request, shapes=chosen, batches=batches, bundle=bundle, prove=prove),
             out=out,
             quick=quick,
@@ -106,8 +91,8 @@ def quantization(*, quick: Quick = False, out: Out = None, seed: Seed = 0, as_js
     wait_without_spinning()
     from services.evaluation import benchmarks
 
-    with _sentences():
-        _run(benchmarks.quantization, out=out, quick=quick, seed=seed, as_json=as_json)
+    with in_sentences(when_memory_ends="--shape ml-20m"):
+        measured(benchmarks.quantization, out=out, quick=quick, seed=seed, as_json=as_json)
 
 
 @app.command("mutation")
@@ -134,8 +119,8 @@ def mutation(
     wait_without_spinning()
     from services.evaluation import benchmarks
 
-    with _sentences():
-        _run(
+    with in_sentences(when_memory_ends="--shape ml-20m"):
+        measured(
             lambda request: benchmarks.mutation(
                 request, seconds=seconds, rates=tuple(dict.fromkeys(rate)) if rate else None
             ),
@@ -158,45 +143,3 @@ def _on_gpu(shapes: list[str], batches: list[int], *, quick: bool, seed: int, as
     chosen += [word for size in batches for word in ("--batch", str(size))]
     chosen += ["--seed", str(seed), *(["--quick"] if quick else []), *(["--json"] if as_json else [])]
     raise typer.Exit(gpu.main(chosen))
-
-
-def _run(
-    measure: "Callable[[Request], dict[str, Any]]", *, out: Path | None, quick: bool, seed: int, as_json: bool
-) -> dict[str, Any]:
-    """Measure with a progress line on the terminal, say where the tables are, and print the report if asked to."""
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from services.evaluation.benchmarks import Request
-
-    folder = out or (_SCRATCH if quick else _DOCS)
-    how = shlex.join(["freshet", *sys.argv[1:]])
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring the machine", total=None)
-        report = measure(
-            Request(
-                how=how,
-                out=folder,
-                quick=quick,
-                seed=seed,
-                say=lambda line: progress.update(task, description=line),
-            )
-        )
-    page = folder / f"{report['benchmark']}.md"
-    if as_json:
-        emit_json(report)
-    else:
-        typer.echo(page.read_text(encoding="utf-8"))
-        typer.echo(f"{len(report['rows'])} rows in {report['seconds']:.0f} s; tables and plots in {page}")
-    return report
-
-
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """What evaluation raises, as sentences: its messages name field, value and what is allowed."""
-    try:
-        yield
-    except ValueError as error:
-        raise CommandError(str(error), advice="see --help for an example", status=ExitStatus.USAGE) from error
-    except MemoryError as error:
-        raise CommandError("there is not enough memory for this shape", advice="--shape ml-20m") from error
