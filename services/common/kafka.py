@@ -40,12 +40,13 @@ def partition_for(key: bytes, num_partitions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record to produce."""
+    """One record to produce. partition: None is where the default partitioner puts the key."""
 
     topic: str
     key: bytes
     value: bytes | None
     headers: Headers = ()
+    partition: int | None = None
 
 
 def build_producer(
@@ -280,19 +281,9 @@ class BulkProducer:
         Raises: DependencyUnavailable if any was not acknowledged in time; some may have been written all the same.
         """
         deadline = time.monotonic() + timeout_s
-        if self._producer is None:
-            self._producer = build_producer(
-                self._bootstrap,
-                client_id=self._client_id,
-                linger_ms=self._linger_ms,
-                batch_bytes=262_144,
-                delivery_timeout_ms=self._delivery_timeout_ms,
-                max_request_bytes=self._max_request_bytes,
-                security=self._security,
-            )
-        producer = self._producer
+        producer = self._connected()
         try:
-            futures = [producer.send(r.topic, r.value, r.key, list(r.headers)) for r in records]
+            futures = [producer.send(r.topic, r.value, r.key, list(r.headers), partition=r.partition) for r in records]
             if self._linger_ms and futures:
                 producer.flush(timeout=max(0.0, deadline - time.monotonic()))
             places = []
@@ -304,11 +295,36 @@ class BulkProducer:
             self.close()  # a producer that failed half-way is not asked to remember its sequence
             raise DependencyUnavailable(f"Kafka did not take the records: {exc}") from exc
 
+    def num_partitions(self, topic: str) -> int:
+        """How many partitions a topic has, for records that go into every one. Raises: DependencyUnavailable."""
+        producer = self._connected()
+        try:
+            found = producer.partitions_for(topic)
+        except (KafkaError, OSError) as exc:
+            self.close()
+            raise DependencyUnavailable(f"Kafka did not describe {topic!r}: {exc}") from exc
+        if not found:
+            raise DependencyUnavailable(f"Kafka has no topic {topic!r} yet")
+        return len(found)
+
     def close(self, timeout_s: float = 0.0) -> None:
         """Give the connection up; the next send_many makes a new one."""
         producer, self._producer = self._producer, None
         if producer is not None:
             close_producer(producer, timeout_s)
+
+    def _connected(self) -> KafkaProducer:
+        if self._producer is None:
+            self._producer = build_producer(
+                self._bootstrap,
+                client_id=self._client_id,
+                linger_ms=self._linger_ms,
+                batch_bytes=262_144,
+                delivery_timeout_ms=self._delivery_timeout_ms,
+                max_request_bytes=self._max_request_bytes,
+                security=self._security,
+            )
+        return self._producer
 
 
 def build_consumer(
