@@ -1,0 +1,40 @@
+"""What becomes of a record that nobody can read: its bytes and headers go to the dead-letter topic, with the reason.
+
+One form for every topic: the original key, value and headers, and in further headers why and from where. It knows how
+large a letter may be, not who writes it.
+"""
+
+from services.common.kafka import Headers, Record
+from services.common.topics import DEAD_LETTER_SUFFIX, MAX_DEAD_LETTER_BYTES
+
+# The rest is for the headers that say why, and for what Kafka puts around a record.
+MAX_LETTER_BYTES = MAX_DEAD_LETTER_BYTES - 65_536
+
+
+def dead_letter(
+    topic: str, partition: int, offset: int, key: bytes | None, value: bytes | None, headers: Headers, *, reason: str
+) -> Record:
+    """The record to write for one that was read from `topic` and cannot be used.
+
+    What no topic of ours could hold is cut, and says how long it was: a letter that cannot be sent would hold the
+    stream up for ever. The source position tells where the whole record lies.
+    """
+    key, value = key or b"", value or b""
+    headers = [(name, text or b"") for name, text in headers]
+    size = len(key) + len(value) + sum(len(name.encode()) + len(text) for name, text in headers)
+    if size > MAX_LETTER_BYTES:
+        room = MAX_LETTER_BYTES // 2
+        key, value = key[:room], value[:room]
+        headers = [("freshet-original-bytes", str(size).encode())]
+    return Record(
+        topic + DEAD_LETTER_SUFFIX,
+        key,
+        value,
+        [
+            *headers,
+            ("freshet-reason", reason.encode()),
+            ("freshet-source-topic", topic.encode()),
+            ("freshet-source-partition", str(partition).encode()),
+            ("freshet-source-offset", str(offset).encode()),
+        ],
+    )

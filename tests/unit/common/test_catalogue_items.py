@@ -1,0 +1,74 @@
+"""Item records: what survives the wire, what is refused and why, and the letter that a refused one becomes."""
+
+import pytest
+from freshet.v1 import events_pb2
+
+from services.common.dead_letters import MAX_LETTER_BYTES, dead_letter
+from services.common.errors import InvalidRequest
+from services.common.items import CatalogueItem, decode_item, encode_item, validate_item
+
+
+def test_an_item_survives_the_wire() -> None:
+    for item in (
+        CatalogueItem(item_id="ü", title="Größe", categories=("a", "b/c"), available=False),
+        CatalogueItem(item_id="1", withdrawn=True),
+        CatalogueItem(item_id="1"),
+    ):
+        assert decode_item(item.item_id.encode(), encode_item(item)) == item
+
+
+def test_an_item_without_the_field_is_available() -> None:
+    item = decode_item(b"1", events_pb2.Item(item_id="1").SerializeToString())
+    assert item.is_served
+    assert not CatalogueItem(item_id="1", withdrawn=True).is_served
+    assert not CatalogueItem(item_id="1", available=False).is_served
+
+
+@pytest.mark.parametrize(
+    ("item", "names"),
+    [
+        (CatalogueItem(item_id=""), "item_id"),
+        (CatalogueItem(item_id="x" * 129), "item_id"),
+        (CatalogueItem(item_id="a", title="é" * 257), "title"),
+        (CatalogueItem(item_id="a", title="\ud800"), "title"),
+        (CatalogueItem(item_id="a", categories=("x",) * 65), "categories"),
+        (CatalogueItem(item_id="a", categories=("",)), "categories"),
+        (CatalogueItem(item_id="a", categories=("x" * 129,)), "categories"),
+    ],
+)
+def test_what_is_beyond_a_limit_is_refused_with_the_field_named(item: CatalogueItem, names: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^{names}="):
+        validate_item(item)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "names"),
+    [
+        (b"a", None, "value"),
+        (b"a", b"\xff\xff", "value"),
+        (b"b", encode_item(CatalogueItem(item_id="a")), "key"),
+        (None, encode_item(CatalogueItem(item_id="a")), "key"),
+        (b"", encode_item(CatalogueItem(item_id="", title="t")), "item_id"),
+    ],
+)
+def test_a_malformed_record_is_refused_with_the_field_named(key: bytes | None, value: bytes | None, names: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^{names}="):
+        decode_item(key, value)
+
+
+def test_a_letter_holds_the_original_bytes_the_reason_and_the_place() -> None:
+    letter = dead_letter("items", 0, 17, b"k", b"\xff", [("h", b"1")], reason="value=1 unreadable bytes")
+    assert (letter.topic, letter.key, letter.value) == ("items.dead-letter", b"k", b"\xff")
+    assert dict(letter.headers) == {
+        "h": b"1",
+        "freshet-reason": b"value=1 unreadable bytes",
+        "freshet-source-topic": b"items",
+        "freshet-source-partition": b"0",
+        "freshet-source-offset": b"17",
+    }
+
+
+def test_a_letter_too_large_for_its_topic_is_cut_and_says_so() -> None:
+    letter = dead_letter("items", 0, 1, None, b"x" * (MAX_LETTER_BYTES + 1), [], reason="too large")
+    assert len(letter.value or b"") == MAX_LETTER_BYTES // 2
+    assert dict(letter.headers)["freshet-original-bytes"] == str(MAX_LETTER_BYTES + 1).encode()
