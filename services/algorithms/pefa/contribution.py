@@ -1,0 +1,162 @@
+"""What one interaction adds to its item's sums, as integers that never depend on the batch it was computed in.
+
+For a mixture of logits an item component gets w * sum_pq pi_(pq,px) f_pq(q), with pi the gating weights of the query
+state and the item's bundle state (never the refreshed one, else sums would depend on order); for one component it is
+w * q, the paper's Q^T Y (equation 7). Refreshed states are made elsewhere (refresh.py); types and values become
+weights in policy.py.
+
+Letters: n interactions, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.ops.mol_scores.shapes import check_shapes
+from services.algorithms.pefa.exact_floats import Doubles, exp_of_negative, silu, spare_bits, to_multiples
+from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+
+FixedPoint = npt.NDArray[np.int64]
+
+SCALE_BITS = 30
+"""Fixed point: an integer i stands for i * 2**-30, half of which (5e-10) is the most that a contribution is off."""
+SCALE = 2**SCALE_BITS
+
+# A component's values may not pass this (normalised ones stay below 1.001 in half precision), nor a weight that: with
+# them |contribution| <= 2 |w| 2**30, so sums of less than 2**31 in total weight stay below 2**62 (sums.py watches it).
+MAX_COMPONENT = 2.0
+MAX_WEIGHT = 2.0**16
+
+_QUERY_BITS = 24  # half precision holds multiples of 2**-24 only, so rounding a stored state changes nothing
+_COSINE_BITS = 24
+_HIDDEN_BITS = 20
+_SOFTMAX_BITS = 40  # 2**12 terms of at most 1 stay exact
+_SHARE_BITS = 24
+
+
+class Contributions:
+    """Interactions to fixed point, for one model. Holds the gate's network, rounded so that its sums are exact."""
+
+    def __init__(self, pair_gate: PairGate | None, *, leave_out: int | None = None) -> None:
+        """`leave_out`: the query component that says who the user is (the last one of a model with users), if any.
+
+        It is zeroed, as it is for a user that training never saw: an item must not learn whose id liked it.
+        """
+        self.pair_gate, self.leave_out = pair_gate, leave_out
+        self._network = None if pair_gate is None else _Network(pair_gate)
+
+    def __call__(self, queries: QueryStates, weights: npt.NDArray[np.float64], items: ItemStates) -> FixedPoint:
+        """Row i: what interaction i adds to its item. See `contributions`."""
+        components, weights = self._checked(queries, weights, items)
+        if components.shape[1] * items.components.shape[1] == 1:
+            per_item = components
+        else:
+            shares = self._pair_shares(queries.gate, components, items)
+            # Exact: multiples of 2**-24 on both sides, at most 2 in total.
+            per_item = np.matmul(shares.transpose(0, 2, 1), components)
+        return np.asarray(np.rint(per_item * (weights * SCALE)[:, None, None]).astype(np.int64))
+
+    def _checked(
+        self, queries: QueryStates, weights: npt.NDArray[np.float64], items: ItemStates
+    ) -> tuple[Doubles, Doubles]:
+        check_shapes(queries, items, self.pair_gate)
+        weights = np.asarray(weights, dtype=np.float64)
+        if not len(queries) == len(items) or weights.shape != (len(queries),):
+            raise ValueError(
+                f"{len(queries)} queries, weights of shape {weights.shape} and {len(items)} items; "
+                "allowed: one weight and one item row per query"
+            )
+        if not (np.abs(weights) <= MAX_WEIGHT).all():  # NaN included
+            worst = weights[~(np.abs(weights) <= MAX_WEIGHT)][0]
+            raise ValueError(f"weights hold {worst}; allowed: finite, at most {MAX_WEIGHT} in size")
+        num_components = queries.components.shape[1]
+        if self.leave_out is not None and not 0 <= self.leave_out < num_components:
+            raise ValueError(f"leave_out={self.leave_out} allowed: 0 to {num_components - 1}, or None")
+        for name, array in (("queries", queries.components), ("items", items.components)):
+            if array.size and np.abs(array).max() > MAX_COMPONENT:
+                raise ValueError(
+                    f"{name}.components reach {np.abs(array).max()}; allowed: at most {MAX_COMPONENT} in size "
+                    "(l2-normalised components)"
+                )
+        components = to_multiples(queries.components, _QUERY_BITS)
+        if self.leave_out is not None:
+            components[:, self.leave_out] = 0.0
+        return components, weights
+
+    def _pair_shares(self, query_gate: FloatArray | None, components: Doubles, items: ItemStates) -> Doubles:
+        """pi of each interaction and pair, (n, P_q, P_x), multiples of 2**-24."""
+        num_rows, num_query_components, _ = components.shape
+        item_bits = spare_bits(components.shape[2] * MAX_COMPONENT**2, _QUERY_BITS)
+        cosines = np.matmul(components, to_multiples(items.components, item_bits).transpose(0, 2, 1))
+        gate = np.zeros((num_rows, num_query_components * items.components.shape[1]))
+        if self._network is not None:
+            gate += self._network(cosines.reshape(gate.shape))
+        if query_gate is not None and items.gate is not None:
+            gate += query_gate.astype(np.float64) * items.gate
+        logits = silu(gate)
+        logits -= logits.max(axis=1, keepdims=True)
+        powers = to_multiples(exp_of_negative(logits), _SOFTMAX_BITS)
+        shares = to_multiples(powers / powers.sum(axis=1, keepdims=True), _SHARE_BITS)
+        return shares.reshape(num_rows, num_query_components, -1)
+
+
+def contributions(
+    queries: QueryStates,
+    weights: npt.NDArray[np.float64],
+    items: ItemStates,
+    pair_gate: PairGate | None,
+    *,
+    leave_out: int | None = None,
+) -> FixedPoint:
+    """What n interactions add to their items' sums, one row each.
+
+    Shapes: queries (n, P_q, d) and (n, P), weights (n,), items (n, P_x, d) and (n, P): row i is the bundle state of
+            interaction i's item, or `newcomers` where the bundle has none -> (n, P_x, d) int64, in units of 2**-30.
+    Exact:  a row's bits depend on that row alone, whatever the batch, the BLAS or the processor.
+    Raises: ValueError naming the field for shapes that disagree, values beyond the allowed sizes, or NaN.
+    Source: arXiv:2312.02429, equation 7 (P = 1); the mixture's form is the design's, "PEFA, streamed".
+    Cost:   n P (2 d + 2 G) multiply-adds in float64 and n (G + P) exponentials.
+    """
+    return Contributions(pair_gate, leave_out=leave_out)(queries, weights, items)
+
+
+def newcomers(count: int, *, num_components: int, width: int, mean_gate: FloatArray | None) -> ItemStates:
+    """Rows that stand for items without a bundle state: no components, the catalogue's mean gate.
+
+    With zero components every cosine is 0, so the pair weights come from the query's part of the gate alone.
+    Shapes: mean_gate (P,), None for a plain dot product -> components (count, P_x, d) of zeros, gate (count, P).
+    """
+    return ItemStates(
+        components=np.zeros((count, num_components, width), dtype=np.float32),
+        gate=None if mean_gate is None else np.tile(np.asarray(mean_gate, dtype=np.float32), (count, 1)),
+    )
+
+
+def mean_gate(items: ItemStates) -> FloatArray | None:
+    """The catalogue's mean item gate (P,), which a new item has until training; None without gates.
+
+    Raises: ValueError for a catalogue without items.
+    """
+    if items.gate is None:
+        return None
+    if not len(items):
+        raise ValueError("items holds 0 items; a mean gate needs at least 1")
+    return np.asarray(items.gate.mean(axis=0, dtype=np.float64).astype(np.float32))
+
+
+class _Network:
+    """The gate's W2 SiLU(W1 c + b1) + b2, on numbers short enough that no sum is rounded."""
+
+    def __init__(self, pair_gate: PairGate) -> None:
+        # |c| <= d MAX_COMPONENT^2 in theory, about 1 for normalised components; cosines are cut to 2.
+        first = 2 * float(np.abs(pair_gate.hidden_weight).sum(axis=1).max(initial=0))
+        self._bias = pair_gate.hidden_bias.astype(np.float64)
+        self._first = to_multiples(pair_gate.hidden_weight, spare_bits(first, _COSINE_BITS)).T
+        hidden = first + float(np.abs(self._bias).max(initial=0))
+        second = hidden * float(np.abs(pair_gate.out_weight).sum(axis=1).max(initial=0))
+        self._second = to_multiples(pair_gate.out_weight, spare_bits(second, _HIDDEN_BITS)).T
+        self._out_bias = pair_gate.out_bias.astype(np.float64)
+
+    def __call__(self, cosines: Doubles) -> Doubles:
+        short = to_multiples(np.clip(cosines, -2.0, 2.0), _COSINE_BITS)
+        hidden = to_multiples(silu(short @ self._first + self._bias), _HIDDEN_BITS)
+        return np.asarray(hidden @ self._second + self._out_bias)

@@ -1,0 +1,290 @@
+"""The interactions that PEFA-XL remembers: of all that survive, those with the smallest hashes of their ids.
+
+So what it holds is a function of the surviving set, not of the order or of who was there in between: a uniform sample
+of it, bounded. Who was turned away is gone, so beside the `capacity` that is visible a reserve is kept: taking out a
+visible entry moves the next one in from there. Once removals have used the reserve up, entries that survive in the log
+but are held no more are missing, `wants_refill` says so, and the memory is made anew beside this one by offering it
+everything that survives; until then it holds all that survives below a bound, and nothing else.
+
+Letters: P_q query components, d component width.
+"""
+
+import bisect
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Half = npt.NDArray[np.float16]
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+_NO_BOUND = 2**64  # above every hash
+_OBJECT_BYTES = 900  # the entry, its id, item, type and user, the array's head and the sorted list's pair: measured 880
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MemoryEntry:
+    """One remembered interaction. It never changes under its id.
+
+    `components` (P_q, d) in half precision: the query state that preceded the interaction. `user` is a pseudonym, and
+    empty where the entry has left the refresher.
+    """
+
+    entry_id: str
+    item_id: str
+    components: Half
+    weight: float
+    interaction_type: str
+    event_seconds: int
+    user: str = ""
+
+    def __post_init__(self) -> None:
+        if self.components.ndim != 2 or self.components.dtype != np.float16:
+            raise ValueError(
+                f"components has shape {self.components.shape} of {self.components.dtype}; expected (P_q, d) of float16"
+            )
+        if not np.isfinite(self.components).all():
+            raise ValueError(f"entry {self.entry_id!r}: components holds NaN or infinite values")
+        if not np.isfinite(self.weight):
+            raise ValueError(f"entry {self.entry_id!r}: weight={self.weight}; allowed: finite")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryChanges:
+    """What became visible and what ceased to be, net, since it was last asked for."""
+
+    entered: tuple[MemoryEntry, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+class QueryMemory:
+    """At most `capacity` visible entries of one model. Not for several writers at once."""
+
+    def __init__(self, *, capacity: int, num_components: int, width: int, reserve: int | None = None) -> None:
+        """`reserve`: entries held beside the visible ones, an eighth of `capacity` when not given; 0 is allowed."""
+        for name, value in (("capacity", capacity), ("num_components", num_components), ("width", width)):
+            if value < 1:
+                raise ValueError(f"{name}={value} allowed: at least 1")
+        self.capacity = capacity
+        self.reserve = capacity // 8 if reserve is None else reserve
+        if self.reserve < 0:
+            raise ValueError(f"reserve={reserve} allowed: 0 or more")
+        self.num_components, self.width = num_components, width
+        self._entries: dict[str, MemoryEntry] = {}
+        self._order: list[tuple[int, str]] = []
+        self._by_user: dict[str, set[str]] = {}
+        self._bound = _NO_BOUND
+        self._changed: dict[str, MemoryEntry | None] = {}  # what was visible before the first change not yet taken
+
+    def __len__(self) -> int:
+        """Visible entries."""
+        return min(len(self._order), self.capacity)
+
+    def __contains__(self, entry_id: object) -> bool:
+        """Whether an entry is held, visible or not."""
+        return entry_id in self._entries
+
+    def __iter__(self) -> Iterator[MemoryEntry]:
+        """The visible entries in order of their hashes."""
+        return (self._entries[entry_id] for _, entry_id in self._order[: self.capacity])
+
+    @property
+    def wants_refill(self) -> bool:
+        """Whether survivors may be missing: fewer than `capacity` are left after some had been turned away."""
+        return self._bound < _NO_BOUND and len(self._order) < self.capacity
+
+    @property
+    def bytes_per_entry(self) -> int:
+        """Bytes of one remembered query: 2 P_q d, and 900 for its ids and its place."""
+        return 2 * self.num_components * self.width + _OBJECT_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything held, the reserve included."""
+        return len(self._order) * self.bytes_per_entry
+
+    def admits(self, entry_id: str) -> bool:
+        """Whether `add` would hold such an entry; to be asked before making one, as most are turned away."""
+        if entry_id in self._entries:
+            return False
+        place = hash_of(entry_id)
+        full = len(self._order) >= self.capacity + self.reserve
+        return place < self._bound and not (full and (place, entry_id) > self._order[-1])
+
+    def add(self, entries: Iterable[MemoryEntry]) -> None:
+        """Offer entries; one that is held already is left alone.
+
+        Raises: ValueError naming the entry whose components have another shape; those before it are in.
+        """
+        for entry in entries:
+            if entry.components.shape != (self.num_components, self.width):
+                raise ValueError(
+                    f"entry {entry.entry_id!r} has components {entry.components.shape}; "
+                    f"this memory holds {(self.num_components, self.width)}"
+                )
+            if entry.entry_id in self._entries:
+                continue
+            pair = (hash_of(entry.entry_id), entry.entry_id)
+            if pair[0] >= self._bound:
+                continue
+            place = bisect.bisect_left(self._order, pair)
+            if place >= self.capacity + self.reserve:
+                self._bound = pair[0]
+                continue
+            self._order.insert(place, pair)
+            self._entries[entry.entry_id] = entry
+            if entry.user:
+                self._by_user.setdefault(entry.user, set()).add(entry.entry_id)
+            if place < self.capacity:
+                self._note(entry.entry_id, None)
+                if len(self._order) > self.capacity:
+                    hidden = self._order[self.capacity][1]
+                    self._note(hidden, self._entries[hidden])
+            if len(self._order) > self.capacity + self.reserve:
+                self._bound, last = self._order.pop()
+                self._drop(last)
+                # Of equal hashes some may be gone: all of them go, so that "below the bound" says what is held.
+                while self._order and self._order[-1][0] == self._bound:
+                    self._take_out(len(self._order) - 1)
+
+    def remove(self, entry_ids: Iterable[str]) -> tuple[str, ...]:
+        """Take entries out; returns those that were held. Others are passed over: most were never admitted."""
+        gone = []
+        for entry_id in entry_ids:
+            if entry_id in self._entries:
+                self._take_out(bisect.bisect_left(self._order, (hash_of(entry_id), entry_id)))
+                gone.append(entry_id)
+        return tuple(gone)
+
+    def entries_of(self, user: str) -> tuple[str, ...]:
+        """Ids of what is held of a user (by pseudonym), in order."""
+        return tuple(sorted(self._by_user.get(user, ())))
+
+    def forget(self, user: str) -> tuple[str, ...]:
+        """Take everything of a user out; returns the ids."""
+        return self.remove(self.entries_of(user))
+
+    def take_changes(self) -> MemoryChanges:
+        """What became visible and what ceased to be since the last call."""
+        visible = self._order[: self.capacity]
+        edge = visible[-1] if visible else (-1, "")
+        entered, left = [], []
+        for entry_id, before in sorted(self._changed.items()):
+            now = self._entries.get(entry_id)
+            if now is not None and (hash_of(entry_id), entry_id) > edge:
+                now = None
+            if now is not None and before is None:
+                entered.append(now)
+            elif now is None and before is not None:
+                left.append(entry_id)
+        self._changed.clear()
+        return MemoryChanges(entered=tuple(entered), left=tuple(left))
+
+    def digest(self) -> str:
+        """32 hex digits of the visible entries: equal sets of survivors make equal digests (unless `wants_refill`)."""
+        digest = hashlib.blake2b(repr((self.capacity, self.num_components, self.width)).encode(), digest_size=16)
+        for entry in self:
+            for text in (entry.entry_id, entry.item_id, entry.interaction_type, entry.user):
+                encoded = text.encode()
+                digest.update(len(encoded).to_bytes(4, "little") + encoded)
+            digest.update(np.ascontiguousarray(entry.components, dtype="<f2").data)
+            digest.update(np.array([entry.weight], dtype="<f8").tobytes())
+            digest.update(entry.event_seconds.to_bytes(8, "little", signed=True))
+        return digest.hexdigest()
+
+    def to_arrays(self) -> Arrays:
+        """Everything held, the reserve and the bound included, for a checkpoint."""
+        entries = [self._entries[entry_id] for _, entry_id in self._order]
+        texts = [
+            text.encode()
+            for entry in entries
+            for text in (entry.entry_id, entry.item_id, entry.interaction_type, entry.user)
+        ]
+        shape = (len(entries), self.num_components, self.width)
+        components = np.stack([entry.components for entry in entries]) if entries else np.empty(shape, np.float16)
+        return {
+            "text": np.frombuffer(b"".join(texts), dtype=np.uint8),
+            "text_ends": np.cumsum([len(text) for text in texts], dtype=np.int64),
+            "components": components,
+            "weights": np.array([entry.weight for entry in entries], dtype=np.float64),
+            "event_seconds": np.array([entry.event_seconds for entry in entries], dtype=np.int64),
+            "sizes": np.array([self.capacity, self.reserve, self._bound < _NO_BOUND], dtype=np.int64),
+            "bound": np.array([self._bound if self._bound < _NO_BOUND else 0], dtype=np.uint64),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[np.generic]]) -> "QueryMemory":
+        """A memory as `to_arrays` gave it; its changes begin anew. Raises: ValueError for arrays that do not fit."""
+        names = ("text", "text_ends", "components", "weights", "event_seconds", "sizes", "bound")
+        if missing := [name for name in names if name not in arrays]:
+            raise ValueError(f"arrays hold {sorted(arrays)}; missing: {missing}")
+        components = np.asarray(arrays["components"], dtype=np.float16)
+        weights, seconds = arrays["weights"].tolist(), arrays["event_seconds"].tolist()
+        ends = [0, *arrays["text_ends"].tolist()]
+        text = arrays["text"].tobytes()
+        num = len(weights)
+        if components.ndim != 3 or {len(components), len(seconds)} != {num} or len(ends) != 4 * num + 1:
+            raise ValueError(
+                f"components has shape {components.shape}, with {num} weights, {len(seconds)} times and "
+                f"{len(ends) - 1} texts; expected (n, P_q, d), n, n and 4 n"
+            )
+        if ends[-1] != len(text):
+            raise ValueError(f"text holds {len(text)} bytes; text_ends says {ends[-1]}")
+        capacity, reserve, bounded = (int(size) for size in arrays["sizes"].tolist())
+        _, num_components, width = components.shape
+        out = cls(capacity=capacity, reserve=reserve, num_components=num_components, width=width)
+        texts = [text[start:end].decode() for start, end in itertools.pairwise(ends)]
+        out.add(
+            MemoryEntry(
+                entry_id=texts[4 * place],
+                item_id=texts[4 * place + 1],
+                interaction_type=texts[4 * place + 2],
+                user=texts[4 * place + 3],
+                components=components[place],
+                weight=float(weights[place]),
+                event_seconds=int(seconds[place]),
+            )
+            for place in range(num)
+        )
+        out._bound = int(arrays["bound"].tolist()[0]) if bounded else _NO_BOUND
+        out._changed.clear()
+        return out
+
+    def _take_out(self, place: int) -> None:
+        entry_id = self._order.pop(place)[1]
+        if place < self.capacity:
+            self._note(entry_id, self._entries[entry_id])
+            if len(self._order) >= self.capacity:
+                self._note(self._order[self.capacity - 1][1], None)
+        self._drop(entry_id)
+
+    def _drop(self, entry_id: str) -> None:
+        entry = self._entries.pop(entry_id)
+        if entry.user:
+            of_user = self._by_user[entry.user]
+            of_user.discard(entry_id)
+            if not of_user:
+                del self._by_user[entry.user]
+
+    def _note(self, entry_id: str, before: MemoryEntry | None) -> None:
+        self._changed.setdefault(entry_id, before)
+
+
+def hash_of(entry_id: str) -> int:
+    """64 bits of an entry id's BLAKE2b: which entries are remembered, in every process and forever."""
+    return int.from_bytes(hashlib.blake2b(entry_id.encode(), digest_size=8).digest(), "big")
+
+
+def offer_all(memory: QueryMemory, entries: Sequence[MemoryEntry]) -> QueryMemory:
+    """A memory like `memory` made anew from everything that survives: what a refill ends in."""
+    anew = QueryMemory(
+        capacity=memory.capacity,
+        reserve=memory.reserve,
+        num_components=memory.num_components,
+        width=memory.width,
+    )
+    anew.add(entries)
+    return anew

@@ -1,0 +1,198 @@
+"""What feedback is worth, and how far an item may leave its model for it.
+
+`FeedbackPolicy` turns an interaction's type and value into a weight; `SharePolicy` turns an item's evidence, coherence
+and age into lambda, the model's share (1 = model only). Both have a text form, so that a benchmark's row can be pasted
+into a setting. Which policy is good is measured elsewhere, on held-out time (share_choice.py has the arithmetic).
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.pefa.contribution import MAX_WEIGHT
+
+Floats = npt.NDArray[np.float64]
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TypeWeight:
+    """How a value of one type becomes a weight: slope * (value - centre), clipped; or `slope` alone without a centre.
+
+    "rating:0.5@3" says 0.5 * (stars - 3): five stars weigh 1, one star -1.
+    """
+
+    slope: float = 1.0
+    centre: float | None = None
+    limit: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.slope) and (self.centre is None or math.isfinite(self.centre))):
+            raise ValueError(f"slope={self.slope}, centre={self.centre}; allowed: finite numbers")
+        if not 0 < self.limit <= MAX_WEIGHT / 2**8:  # decay multiplies a weight by up to 2**8
+            raise ValueError(f"limit={self.limit} allowed: more than 0, at most {MAX_WEIGHT / 2**8}")
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackPolicy:
+    """The weight of an interaction by its type and value; `other` weighs types that are not named."""
+
+    types: Mapping[str, TypeWeight] = field(default_factory=lambda: MappingProxyType({}))
+    other: TypeWeight = TypeWeight()
+
+    def weight(self, interaction_type: str, value: float) -> float:
+        """One interaction's weight; 0 says nothing and is not to be folded. Raises: ValueError for a value of NaN."""
+        if math.isnan(value):
+            raise ValueError("value=nan allowed: a number")
+        rule = self.types.get(interaction_type, self.other)
+        raw = rule.slope if rule.centre is None else rule.slope * (value - rule.centre)
+        return min(max(raw, -rule.limit), rule.limit)
+
+    def weights(self, types: Sequence[str], values: Sequence[float] | npt.NDArray[np.floating]) -> Floats:
+        """The weights (n,) of n interactions."""
+        return np.array([self.weight(kind, float(value)) for kind, value in zip(types, values, strict=True)])
+
+    @property
+    def text(self) -> str:
+        """As `parse` reads it."""
+        parts = [*sorted(self.types.items()), ("*", self.other)]
+        return ",".join(f"{name}:{_rule_text(rule)}" for name, rule in parts)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read "rating:0.5@3,purchase:2<2,*:1": type, slope, @centre, <limit (1 when left out, or the slope's size).
+
+        Raises: ValueError naming the part that cannot be read.
+        """
+        types: dict[str, TypeWeight] = {}
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            match = re.fullmatch(rf"([^:@<,]+):({_NUMBER})(?:@({_NUMBER}))?(?:<({_NUMBER}))?", part)
+            if match is None or match[1] in types:
+                raise ValueError(f"feedback={text!r}: {part!r}; allowed: type:slope[@centre][<limit], each type once")
+            slope, centre = float(match[2]), None if match[3] is None else float(match[3])
+            limit = float(match[4]) if match[4] else max(1.0, abs(slope) if centre is None else 1.0)
+            types[match[1]] = TypeWeight(slope=slope, centre=centre, limit=limit)
+        other = types.pop("*", TypeWeight())
+        return cls(MappingProxyType(types), other)
+
+
+# Ratings: three stars say nothing, one star as much against as five stars say for. Everything else counts once.
+DEFAULT_FEEDBACK = FeedbackPolicy.parse("rating:0.5@3,dislike:-1,*:1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharePolicy:
+    """lambda from what stands behind an item.
+
+    "evidence": lambda = least + (1 - least) prior / (prior + m), with m = evidence * coherence * 2^(-age / half-life):
+    the posterior mean direction under a von Mises-Fisher prior around the model's with concentration `prior`, in the
+    same units as a weight. As m is the length of the sum, refreshed components are a smooth function of it, so
+    feedback that nearly cancels moves nothing.
+    "fixed": lambda = least, the paper's constant, for items whose coherence reaches `min_coherence`; below that it
+    grows to 1 in proportion, because normalising a nearly cancelled sum would amplify noise to full length.
+    """
+
+    kind: Literal["evidence", "fixed"] = "evidence"
+    least: float = 0.0
+    prior: float = 10.0
+    half_life_seconds: float = math.inf
+    min_coherence: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("least", "min_coherence"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:  # NaN too
+                raise ValueError(f"{name}={value} allowed: 0 to 1")
+        if not self.prior > 0 or math.isinf(self.prior):
+            raise ValueError(f"prior={self.prior} allowed: more than 0")
+        if not self.half_life_seconds > 0:
+            raise ValueError(f"half_life_seconds={self.half_life_seconds} allowed: more than 0")
+
+    def model_share(
+        self, evidence: npt.ArrayLike, coherence: npt.ArrayLike, age_seconds: npt.ArrayLike
+    ) -> npt.NDArray[np.float64]:
+        """lambda in [0, 1], elementwise; 1 where there is no evidence or it cancels.
+
+        `age_seconds`: stream time since the last interaction; less than 0 (clocks differ) counts as 0.
+        Raises: ValueError naming an argument that holds NaN or negative evidence or coherence.
+        """
+        evidence, coherence = np.asarray(evidence, dtype=np.float64), np.asarray(coherence, dtype=np.float64)
+        age = np.maximum(np.asarray(age_seconds, dtype=np.float64), 0.0)
+        for name, values in (("evidence", evidence), ("coherence", coherence), ("age_seconds", age)):
+            if np.isnan(values).any() or (values < 0).any():
+                raise ValueError(f"{name} holds NaN or negative values; allowed: at least 0")
+        fading = np.exp2(-age / self.half_life_seconds)
+        if self.kind == "fixed":
+            ramp = np.ones_like(coherence)
+            if self.min_coherence:
+                ramp = np.minimum(coherence / self.min_coherence, 1.0)
+            strength = np.where((evidence > 0) & (coherence > 0), ramp * fading, 0.0)
+        else:
+            net = evidence * np.minimum(coherence, 1.0) * fading
+            strength = net / (self.prior + net)
+        return np.asarray(1.0 - (1.0 - self.least) * strength)
+
+    @property
+    def text(self) -> str:
+        """As `parse` reads it: "evidence(prior=10,least=0,half_life=30d)"."""
+        if self == FROZEN:
+            return "frozen"
+        half_life = "" if math.isinf(self.half_life_seconds) else f",half_life={self.half_life_seconds:.17g}s"
+        if self.kind == "fixed":
+            ramp = f",min_coherence={self.min_coherence:.17g}" if self.min_coherence else ""
+            return f"fixed(least={self.least:.17g}{ramp}{half_life})"
+        return f"evidence(prior={self.prior:.17g},least={self.least:.17g}{half_life})"
+
+    @classmethod
+    def parse(cls, text: str) -> "SharePolicy":
+        """Read a policy's text, or one of the names "frozen", "paper" and "default".
+
+        Raises: ValueError naming the text and what is allowed.
+        """
+        if text in NAMED_SHARES:
+            return NAMED_SHARES[text]
+        match = re.fullmatch(r"(evidence|fixed)\(([^()]*)\)", text.replace(" ", ""))
+        allowed = (
+            f"allowed: {', '.join(NAMED_SHARES)}, evidence(prior=10,least=0,half_life=30d) or "
+            "fixed(least=0.5,min_coherence=0.05,half_life=30d)"
+        )
+        if match is None:
+            raise ValueError(f"share={text!r}; {allowed}")
+        names = {"prior": "prior", "least": "least", "half_life": "half_life_seconds", "min_coherence": "min_coherence"}
+        values: dict[str, float] = {}
+        for part in filter(None, match[2].split(",")):
+            setting = re.fullmatch(rf"(\w+)=({_NUMBER}|inf)([smhd]?)", part)
+            if setting is None or setting[1] not in names or (setting[3] and setting[1] != "half_life"):
+                raise ValueError(f"share={text!r}: {part!r}; {allowed}")
+            values[names[setting[1]]] = float(setting[2]) * _UNITS[setting[3]]
+        kind: Literal["evidence", "fixed"] = "fixed" if match[1] == "fixed" else "evidence"
+        if kind == "fixed" and "least" not in values:
+            raise ValueError(f"share={text!r} without least; {allowed}")
+        return cls(
+            kind=kind,
+            prior=values.get("prior", 10.0),
+            least=values.get("least", 0.0),
+            half_life_seconds=values.get("half_life_seconds", math.inf),
+            min_coherence=values.get("min_coherence", 0.0),
+        )
+
+
+FROZEN = SharePolicy(kind="fixed", least=1.0)
+"""The model alone."""
+PAPER = SharePolicy(kind="fixed", least=0.5)
+"""Equation 8 with the paper's usually best lambda (its Table 4)."""
+DEFAULT_SHARE = SharePolicy(kind="evidence", prior=10.0, least=0.0)
+NAMED_SHARES: Mapping[str, SharePolicy] = MappingProxyType({"frozen": FROZEN, "paper": PAPER, "default": DEFAULT_SHARE})
+
+
+def _rule_text(rule: TypeWeight) -> str:
+    centre = "" if rule.centre is None else f"@{rule.centre:.17g}"
+    return f"{rule.slope:.17g}{centre}<{rule.limit:.17g}"

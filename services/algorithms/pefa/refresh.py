@@ -1,0 +1,65 @@
+"""Item states as everybody is served from them: the model's, moved toward those who took the item (PEFA-XS).
+
+g' = lambda g + (1 - lambda) Pi(sum), per component, with Pi(v) = v / ||v|| and Pi(0) = 0 with lambda = 1; not
+renormalised afterwards, and the gate stays the item's own, so that shares of model and memory stay defined.
+
+Letters: n items, P_x item components, P pairs, d component width.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.pefa.exact_floats import Doubles
+from services.algorithms.states import FloatArray, ItemStates
+
+
+def refreshed(base: ItemStates, sums: Doubles, share: npt.NDArray[np.floating]) -> ItemStates:
+    """States of n items from their bundle states, their sums and lambda.
+
+    Shapes: base (n, P_x, d) and (n, P), sums (n, P_x, d), share (n,) or (n, P_x) in [0, 1] -> as `base`.
+    A component whose sum is zero stays the model's whatever the share. An item that the model never saw comes as
+    `contribution.newcomers` (zero components, the catalogue's mean gate) with share 0.
+    Raises: ValueError for shapes that disagree, a share outside [0, 1] and sums that are not finite.
+    Source: arXiv:2312.02429, equation 8.
+    """
+    directions = unit(sums)
+    if sums.shape != base.components.shape:
+        raise ValueError(f"sums has shape {sums.shape}; the items' components have {base.components.shape}")
+    shares = model_shares(sums, share)[:, :, None]
+    components = shares * base.components + (1 - shares) * directions
+    return ItemStates(components=np.ascontiguousarray(components, dtype=np.float32), gate=base.gate)
+
+
+def model_shares(sums: Doubles, share: npt.NDArray[np.floating]) -> Doubles:
+    """lambda per component (n, P_x), as it takes effect: 1 where there is no sum.
+
+    Raises: ValueError as `refreshed` does.
+    """
+    share = np.asarray(share, dtype=np.float64)
+    if share.shape not in (sums.shape[:1], sums.shape[:2]):
+        raise ValueError(f"share has shape {share.shape}; expected {sums.shape[:1]} or {sums.shape[:2]}")
+    if not ((share >= 0) & (share <= 1)).all():
+        worst = share[~((share >= 0) & (share <= 1))][0]
+        raise ValueError(f"share holds {worst}; allowed: 0 to 1")
+    wide = share[:, None] if share.ndim == 1 else share
+    return np.where((sums != 0).any(axis=2), wide, 1.0)
+
+
+def unit(vectors: npt.NDArray[np.floating]) -> Doubles:
+    """Vectors along the last axis divided by their lengths in float64; zero ones stay zero.
+
+    Raises: ValueError for NaN or infinite values.
+    """
+    values = np.asarray(vectors, dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("vectors hold NaN or infinite values; every value must be finite")
+    # The largest value first, so that lengths neither vanish nor overflow.
+    largest = np.abs(values).max(axis=-1, keepdims=True, initial=0)
+    scaled = values / np.where(largest > 0, largest, 1.0)
+    lengths = np.sqrt((scaled * scaled).sum(axis=-1, keepdims=True))
+    return np.asarray(scaled / np.where(lengths > 0, lengths, 1.0))
+
+
+def memory_directions(sums: Doubles) -> FloatArray:
+    """Pi(sum) per component (n, P_x, d): what an explanation shows as the memory's part."""
+    return unit(sums).astype(np.float32)

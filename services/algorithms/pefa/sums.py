@@ -1,0 +1,344 @@
+"""Each item's sum of contributions, in integers: any order of adding and removing leaves the same bits.
+
+So a fold is equal to the batch computation over what survives, a forgotten user leaves what never seeing them would
+have left, and two processes can compare 16 bytes. It knows neither where contributions come from nor what a weight
+means; voiding what arrives later is the caller's ledger.
+
+Letters: n interactions or items asked for, P_x item components, d component width.
+"""
+
+import bisect
+import hashlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.pefa.contribution import SCALE, SCALE_BITS, FixedPoint
+from services.algorithms.pefa.decay import SEGMENT_HALF_LIVES, ForwardDecay
+from services.algorithms.pefa.exact_floats import Doubles
+
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+MAX_TOTAL_WEIGHT = 2**31
+"""The most that |weights| of one item and segment may add up to: 2 billion interactions of weight 1."""
+NEVER = np.iinfo(np.int64).min
+"""The last time of an item without interactions."""
+
+_GROWTH = 2
+_FIRST_ROWS = 64
+_ROW_OBJECT_BYTES = 400  # the id, two dictionary entries and the times' array as Python objects, measured 380
+_BYTES_PER_TIME = 8
+
+
+@dataclass(slots=True)
+class _Item:
+    """Where an item's sums lie, by segment, and when its interactions happened, ascending."""
+
+    rows: dict[int, int] = field(default_factory=dict)
+    seconds: "array[int]" = field(default_factory=lambda: array("q"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SumsOf:
+    """What the sums say of n items, all zero (and `last_seconds` NEVER) for one without interactions.
+
+    Shapes: sums (n, P_x, d), relative to the item's newest interaction where weights decay; evidence (n,) =
+    sum |w|, likewise; coherence (n,) = sum_px ||sum_px|| / evidence in [0, 1]: 1 when all interactions point one way,
+    0 when they cancel; counts (n,) interactions; last_seconds (n,) the newest event time.
+    """
+
+    sums: Doubles
+    evidence: Doubles
+    coherence: Doubles
+    counts: npt.NDArray[np.int64]
+    last_seconds: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Delta:
+    """A batch by row: distinct rows (r,), and what comes to each, (r, P_x, d), (r,) and (r,)."""
+
+    rows: FixedPoint
+    sums: FixedPoint
+    weights: FixedPoint
+    counts: FixedPoint
+
+    @classmethod
+    def of(cls, rows: FixedPoint, contributions: FixedPoint, weights: FixedPoint) -> "_Delta":
+        """Add up the interactions of each row; `rows` (n,) may repeat."""
+        if not len(rows):
+            return cls(rows, contributions, weights, np.zeros(0, dtype=np.int64))
+        order = np.argsort(rows, kind="stable")
+        distinct, starts = np.unique(rows[order], return_index=True)
+        sums = np.add.reduceat(contributions[order], starts, axis=0)
+        return cls(distinct, sums, np.add.reduceat(weights[order], starts), np.diff(np.append(starts, len(rows))))
+
+
+class ItemSums:
+    """Fixed-point sums of P_x components of width d by item id. Not for several writers at once."""
+
+    def __init__(self, *, num_components: int, width: int, decay: ForwardDecay | None = None) -> None:
+        for name, value in (("num_components", num_components), ("width", width)):
+            if value < 1:
+                raise ValueError(f"{name}={value} allowed: at least 1")
+        self.num_components, self.width = num_components, width
+        self.decay = decay or ForwardDecay()
+        self._items: dict[str, _Item] = {}
+        self._sums = np.zeros((_FIRST_ROWS, num_components, width), dtype=np.int64)
+        self._weights = np.zeros(_FIRST_ROWS, dtype=np.int64)
+        self._counts = np.zeros(_FIRST_ROWS, dtype=np.int64)
+        self._free: list[int] = []
+        self._used = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, item_id: object) -> bool:
+        return item_id in self._items
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    @property
+    def num_interactions(self) -> int:
+        return int(self._counts[: self._used].sum())
+
+    @property
+    def bytes_per_item(self) -> int:
+        """Bytes of one item and segment, beside 8 for each of its interactions: 8 P_x d + 416."""
+        return 8 * self.num_components * self.width + 16 + _ROW_OBJECT_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything held, free rows included."""
+        arrays = self._sums.nbytes + self._weights.nbytes + self._counts.nbytes
+        return arrays + self._used * _ROW_OBJECT_BYTES + _BYTES_PER_TIME * self.num_interactions
+
+    def add(
+        self,
+        item_ids: Sequence[str],
+        contributions: FixedPoint,
+        weights: npt.NDArray[np.float64],
+        event_seconds: npt.NDArray[np.int64],
+    ) -> None:
+        """Fold n interactions in.
+
+        `contributions` (n, P_x, d) as `contributions(...)` made them with these `weights` (n,): with decay, the
+        policy's weights times `decay.factors(event_seconds)`. All or nothing.
+        Raises: ValueError for shapes that disagree, or an item whose total weight would pass `MAX_TOTAL_WEIGHT`.
+        """
+        fixed, seconds = self._checked(item_ids, contributions, weights, event_seconds)
+        segments = self.decay.segments(seconds).tolist()
+        rows = np.empty(len(item_ids), dtype=np.int64)
+        for place, (item_id, segment) in enumerate(zip(item_ids, segments, strict=True)):
+            rows[place] = self._row(item_id, segment)
+        delta = _Delta.of(rows, contributions, fixed)
+        full = self._weights[delta.rows] > MAX_TOTAL_WEIGHT * SCALE - delta.weights
+        if full.any():
+            item_id = item_ids[int(np.flatnonzero(rows == delta.rows[full][0])[0])]
+            self._release(dict.fromkeys(zip(item_ids, segments, strict=True)))
+            raise ValueError(f"item {item_id!r}: weights add up to more than {MAX_TOTAL_WEIGHT}")
+        self._sums[delta.rows] += delta.sums
+        self._weights[delta.rows] += delta.weights
+        self._counts[delta.rows] += delta.counts
+        for item_id, second in zip(item_ids, seconds.tolist(), strict=True):
+            times = self._items[item_id].seconds
+            if not times or second >= times[-1]:  # streams come nearly in order
+                times.append(second)
+            else:
+                bisect.insort(times, second)
+
+    def remove(
+        self,
+        item_ids: Sequence[str],
+        contributions: FixedPoint,
+        weights: npt.NDArray[np.float64],
+        event_seconds: npt.NDArray[np.int64],
+    ) -> None:
+        """Take n interactions out again, given exactly as they were added. All or nothing.
+
+        Raises: ValueError for shapes that disagree, and for an interaction that is not in here.
+        """
+        fixed, seconds = self._checked(item_ids, contributions, weights, event_seconds)
+        segments = self.decay.segments(seconds).tolist()
+        rows = np.empty(len(item_ids), dtype=np.int64)
+        leaving: dict[tuple[str, int], int] = {}
+        for place, (item_id, segment, second) in enumerate(zip(item_ids, segments, seconds.tolist(), strict=True)):
+            leaving[item_id, second] = leaving.get((item_id, second), 0) + 1
+            item = self._items.get(item_id)
+            if item is None or _count(item.seconds, second) < leaving[item_id, second]:
+                raise ValueError(f"item {item_id!r} has no (further) interaction at {second} to remove")
+            rows[place] = item.rows[segment]
+        delta = _Delta.of(rows, contributions, fixed)
+        sums, total = self._sums[delta.rows] - delta.sums, self._weights[delta.rows] - delta.weights
+        counts = self._counts[delta.rows] - delta.counts
+        left_over = (counts == 0) & ((total != 0) | (sums != 0).any(axis=(1, 2)))
+        if left_over.any():
+            item_id = item_ids[int(np.flatnonzero(rows == delta.rows[left_over][0])[0])]
+            raise ValueError(f"item {item_id!r}: what is to be removed is not what had been added")
+        self._sums[delta.rows], self._weights[delta.rows], self._counts[delta.rows] = sums, total, counts
+        for item_id, second in zip(item_ids, seconds.tolist(), strict=True):
+            times = self._items[item_id].seconds
+            del times[bisect.bisect_left(times, second)]
+        self._release(dict.fromkeys(zip(item_ids, segments, strict=True)))
+
+    def of(self, item_ids: Sequence[str]) -> SumsOf:
+        """What the sums say of these items (n,), known or not."""
+        num = len(item_ids)
+        sums, weights = np.zeros((num, self.num_components, self.width)), np.zeros(num)
+        counts, last = np.zeros(num, dtype=np.int64), np.full(num, NEVER, dtype=np.int64)
+        found = [self._items.get(item_id) for item_id in item_ids]
+        places = [place for place, item in enumerate(found) if item is not None and len(item.rows) == 1]
+        rows = [next(iter(item.rows.values())) for item in found if item is not None and len(item.rows) == 1]
+        sums[places], weights[places], counts[places] = self._sums[rows], self._weights[rows], self._counts[rows]
+        for place, item in enumerate(found):
+            if item is None:
+                continue
+            last[place] = item.seconds[-1]
+            if len(item.rows) > 1:
+                newest = max(item.rows)
+                for segment in sorted(item.rows):  # one order, so that equal states read equal
+                    row, shift = item.rows[segment], SEGMENT_HALF_LIVES * max(segment - newest, -128)
+                    sums[place] += np.ldexp(self._sums[row].astype(np.float64), shift)
+                    weights[place] += np.ldexp(float(self._weights[row]), shift)
+                    counts[place] += self._counts[row]
+        if self.decay.half_life_seconds and num:
+            factors = np.where(counts > 0, self.decay.factors(np.where(counts > 0, last, self.decay.epoch_seconds)), 1)
+            sums /= factors[:, None, None]
+            weights /= factors
+        sums, weights = np.ldexp(sums, -SCALE_BITS), np.ldexp(weights, -SCALE_BITS)
+        lengths = np.sqrt((sums * sums).sum(axis=2)).sum(axis=1)
+        coherence = np.divide(lengths, weights, out=np.zeros(num), where=weights > 0)
+        return SumsOf(sums=sums, evidence=weights, coherence=np.minimum(coherence, 1), counts=counts, last_seconds=last)
+
+    def digest(self) -> str:
+        """32 hex digits of everything held, whatever the order that it came in."""
+        digest = hashlib.blake2b(repr((self.num_components, self.width, self.decay)).encode(), digest_size=16)
+        for name, values in sorted(self.to_arrays().items()):
+            digest.update(name.encode() + len(values).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(values).data)
+        return digest.hexdigest()
+
+    def to_arrays(self) -> Arrays:
+        """Everything held, for a checkpoint: equal states make equal bytes.
+
+        Ids as one UTF-8 text with the end of each; per item its number of segments, per segment the sums' row, and all
+        event times, item by item.
+        """
+        item_ids = sorted(self._items)
+        encoded = [item_id.encode() for item_id in item_ids]
+        items = [self._items[item_id] for item_id in item_ids]
+        segments = [sorted(item.rows) for item in items]
+        rows = [item.rows[segment] for item, own in zip(items, segments, strict=True) for segment in own]
+        seconds = [np.frombuffer(item.seconds, dtype=np.int64) for item in items]
+        return {
+            "id_text": np.frombuffer(b"".join(encoded), dtype=np.uint8),
+            "id_ends": np.cumsum([len(text) for text in encoded], dtype=np.int64),
+            "num_segments": np.array([len(own) for own in segments], dtype=np.int64),
+            "segments": np.array([segment for own in segments for segment in own], dtype=np.int64),
+            "sums": self._sums[rows],
+            "weights": self._weights[rows],
+            "counts": self._counts[rows],
+            "seconds": np.concatenate([*seconds, np.empty(0, dtype=np.int64)]),
+        }
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: Mapping[str, npt.NDArray[np.generic]], *, decay: ForwardDecay | None = None
+    ) -> "ItemSums":
+        """Sums as `to_arrays` gave them. Raises: ValueError naming an array that is missing or does not fit."""
+        names = ("id_text", "id_ends", "num_segments", "segments", "sums", "weights", "counts", "seconds")
+        if missing := [name for name in names if name not in arrays]:
+            raise ValueError(f"arrays hold {sorted(arrays)}; missing: {missing}")
+        sums = np.asarray(arrays["sums"], dtype=np.int64)
+        if sums.ndim != 3:
+            raise ValueError(f"sums has shape {sums.shape}; expected (rows, P_x, d)")
+        out = cls(num_components=sums.shape[1], width=sums.shape[2], decay=decay)
+        counts = np.asarray(arrays["counts"], dtype=np.int64)
+        ends, num_segments = arrays["id_ends"].astype(np.int64), arrays["num_segments"].astype(np.int64)
+        sizes = {len(sums), len(counts), len(arrays["weights"]), len(arrays["segments"]), int(num_segments.sum())}
+        last = int(ends[-1]) if len(ends) else 0
+        if len(sizes) > 1 or len(ends) != len(num_segments) or last != len(arrays["id_text"]):
+            raise ValueError(f"arrays disagree on the number of rows: {sorted(sizes)}, {len(ends)} item ids")
+        if int(counts.sum()) != len(arrays["seconds"]) or (counts < 1).any():
+            raise ValueError(f"counts add up to {int(counts.sum())} but there are {len(arrays['seconds'])} seconds")
+        text = arrays["id_text"].tobytes()
+        segments, seconds = arrays["segments"].tolist(), arrays["seconds"].astype(np.int64)
+        row = place = start = 0
+        for end, own in zip(ends.tolist(), num_segments.tolist(), strict=True):
+            number = int(counts[row : row + own].sum())
+            item = _Item({int(segments[at]): at for at in range(row, row + own)})
+            item.seconds.frombytes(np.ascontiguousarray(seconds[place : place + number]).tobytes())
+            out._items[text[start:end].decode()] = item
+            row, place, start = row + own, place + number, end
+        out._sums, out._counts = sums.copy(), counts.copy()
+        out._weights = np.array(arrays["weights"], dtype=np.int64)
+        out._used = len(sums)
+        return out
+
+    def _checked(
+        self,
+        item_ids: Sequence[str],
+        contributions: FixedPoint,
+        weights: npt.NDArray[np.float64],
+        event_seconds: npt.NDArray[np.int64],
+    ) -> tuple[FixedPoint, FixedPoint]:
+        num, wanted = len(item_ids), (len(item_ids), self.num_components, self.width)
+        if contributions.shape != wanted or contributions.dtype != np.int64:
+            raise ValueError(
+                f"contributions has shape {contributions.shape} of {contributions.dtype}; expected {wanted} of int64"
+            )
+        weights, seconds = np.asarray(weights, dtype=np.float64), np.asarray(event_seconds)
+        if weights.shape != (num,) or seconds.shape != (num,):
+            raise ValueError(f"weights {weights.shape} and event_seconds {seconds.shape}; expected ({num},) each")
+        if not np.isfinite(weights).all():
+            raise ValueError("weights holds NaN or infinite values; every value must be finite")
+        if num and seconds.dtype.kind not in "iu":
+            raise ValueError(f"event_seconds has dtype {seconds.dtype}; expected whole seconds")
+        return np.rint(np.abs(weights) * SCALE).astype(np.int64), seconds.astype(np.int64)
+
+    def _row(self, item_id: str, segment: int) -> int:
+        """The row of an item's segment, a new one where it has none."""
+        item = self._items.get(item_id)
+        if item is None:
+            item = self._items[item_id] = _Item()
+        row = item.rows.get(segment)
+        if row is None:
+            if self._free:
+                row = self._free.pop()
+            else:
+                if self._used == len(self._counts):
+                    self._grow()
+                row, self._used = self._used, self._used + 1
+            item.rows[segment] = row
+        return row
+
+    def _grow(self) -> None:
+        size = max(_FIRST_ROWS, _GROWTH * self._used)
+        for name in ("_sums", "_weights", "_counts"):
+            old = getattr(self, name)
+            new = np.zeros((size, *old.shape[1:]), dtype=np.int64)
+            new[: self._used] = old[: self._used]
+            setattr(self, name, new)
+
+    def _release(self, places: Mapping[tuple[str, int], None]) -> None:
+        """Forget rows that hold no interaction any more, so that they are as if never seen."""
+        for item_id, segment in places:
+            item = self._items[item_id]
+            row = item.rows[segment]
+            if not self._counts[row]:
+                del item.rows[segment]
+                self._free.append(row)
+                if not item.rows:
+                    del self._items[item_id]
+
+
+def _count(seconds: "array[int]", second: int) -> int:
+    """How often a time occurs."""
+    return bisect.bisect_right(seconds, second) - bisect.bisect_left(seconds, second)

@@ -1,0 +1,200 @@
+"""PEFA-XL: the remembered interactions nearest to a query vote for their items, while the memory changes.
+
+The similarity of two query states is the mean over their components of the cosines, the user-id component left out:
+a dot product of the components laid end to end. So the memory is an index of plain vectors, the retrieval library's
+mutable one, and a search speaks of one version of it. A vote says who cast it, which is its explanation.
+
+Letters: B queries, k neighbours, P_q query components, d component width, n entries.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.mutable.index import Memory, MutableIndex
+from services.algorithms.indexes.mutable.item_batch import ItemBatch
+from services.algorithms.indexes.protocol import Index
+from services.algorithms.indexes.quantized.dot_products import Quantized
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.pefa.memory import MemoryEntry
+from services.algorithms.pefa.refresh import unit
+from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+
+_SCANNED = 4096  # entries up to which scanning all vectors is quicker than their codes
+_ENTRY_BYTES = 500  # what an entry's texts and numbers take as Python objects, without its components
+_ATTEMPTS = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Voter:
+    """One of a query's k nearest remembered interactions and what it gave its item: weight * similarity / k."""
+
+    entry_id: str
+    item_id: str
+    interaction_type: str
+    event_seconds: int
+    weight: float
+    similarity: float
+    vote: float
+
+
+class VotingIndex:
+    """The memory as candidates search it. One writer at a time; any number of readers."""
+
+    def __init__(
+        self,
+        *,
+        num_components: int,
+        width: int,
+        model_version: str,
+        leave_out: int | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        """Empty, for states of P_q components of width d; `leave_out` is the user-id component, if the model has one.
+
+        `max_bytes` bounds the vectors; a change beyond it raises IndexFullError and changes nothing.
+        """
+        if leave_out is not None and not 0 <= leave_out < num_components:
+            raise ValueError(f"leave_out={leave_out} allowed: 0 to {num_components - 1}, or None")
+        kept = [component for component in range(num_components) if component != leave_out]
+        if not kept:
+            raise ValueError(f"num_components={num_components} with leave_out={leave_out} leaves none; allowed: 1 more")
+        self.num_components, self.width, self._kept = num_components, width, kept
+        nothing = ItemStates(components=np.empty((0, 1, len(kept) * width), dtype=np.float32))
+        self.index = MutableIndex(
+            ItemBatch(item_ids=(), states=nothing),
+            None,
+            model_version=model_version,
+            build=_build,
+            max_bytes=max_bytes,
+        )
+        self._entries: dict[str, MemoryEntry] = {}
+
+    def __len__(self) -> int:
+        return self.index.num_items
+
+    @property
+    def version(self) -> str:
+        """What its answers speak of: model version, number of changes and their digest."""
+        return self.index.version.name
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes of the vectors; the entries themselves take `bytes_per_entry` less those."""
+        return self.index.memory
+
+    @property
+    def bytes_per_entry(self) -> int:
+        """Bytes of one remembered query: its vector in float32 and as 8-bit codes, and 660 for ids, item and time."""
+        return 5 * len(self._kept) * self.width + 160 + _ENTRY_BYTES
+
+    def apply(self, *, upserts: Sequence[MemoryEntry] = (), removals: Sequence[str] = ()) -> str:
+        """Add entries and take others out, as one version, whose name is returned. Unknown removals are passed over.
+
+        Raises: ValueError for components of another shape and repeated ids, IndexFullError; nothing has changed then.
+        """
+        for entry in upserts:
+            if entry.components.shape != (self.num_components, self.width):
+                raise ValueError(
+                    f"entry {entry.entry_id!r} has components {entry.components.shape}; "
+                    f"this memory holds {(self.num_components, self.width)}"
+                )
+        batch = None
+        if upserts:
+            vectors = self._vectors(np.stack([entry.components for entry in upserts]))
+            batch = ItemBatch(
+                item_ids=[entry.entry_id for entry in upserts], states=ItemStates(components=vectors[:, None])
+            )
+        # An entry is there before its vector can be found and until after it cannot; `_found` sees to the rest.
+        new = {entry.entry_id: entry for entry in upserts if entry.entry_id not in self._entries}
+        self._entries.update(new)
+        try:
+            change = self.index.apply(upserts=batch, removals=removals)
+        except ValueError:
+            for entry_id in new:
+                del self._entries[entry_id]
+            raise
+        for entry_id in removals:
+            self._entries.pop(entry_id, None)
+        return change.version
+
+    def neighbours(self, queries: QueryStates, k: int) -> list[list[Voter]]:
+        """The k nearest entries of each query, nearest first, ties by entry id; fewer where the memory holds fewer.
+
+        `vote` is each one's part of equation 6, divided by k even when fewer were found.
+        Raises: ValueError for k below 1 or queries of another shape.
+        """
+        if k < 1:
+            raise ValueError(f"k={k} allowed: at least 1")
+        _, num_components, width = queries.components.shape
+        if (num_components, width) != (self.num_components, self.width):
+            raise ValueError(
+                f"queries have {num_components} components of width {width}; "
+                f"this memory holds {self.num_components} of {self.width}"
+            )
+        vectors = QueryStates(components=self._vectors(queries.components)[:, None])
+        for _ in range(_ATTEMPTS):
+            answer = self.index.search(vectors, k)
+            found = [[self._entries.get(entry_id) for entry_id in row] for row in answer.item_ids]
+            if all(entry is not None for row in found for entry in row):
+                break
+            # An entry was taken out between the search and here: that version is gone, ask the newest one.
+        return [
+            [_voter(entry, float(score), k) for entry, score in zip(row, scores, strict=False) if entry is not None]
+            for row, scores in zip(found, answer.scores, strict=True)
+        ]
+
+    def votes(self, queries: QueryStates, k: int) -> list[dict[str, float]]:
+        """What each query's k nearest entries say of items: (1/k) sum of weight * similarity, in similarity units.
+
+        Raises as `neighbours` does. Source: arXiv:2312.02429, equation 6 with D_ii = 1/k (section 3.1).
+        """
+        return [votes_of(voters) for voters in self.neighbours(queries, k)]
+
+    def _vectors(self, components: npt.NDArray[np.floating]) -> FloatArray:
+        """(n, P_q, d) -> (n, P' d): unit components end to end, so that dot products are mean cosines."""
+        kept = unit(components[:, self._kept]) / np.sqrt(len(self._kept))
+        return np.asarray(kept.reshape(len(kept), -1).astype(np.float32))
+
+
+def votes_of(voters: Sequence[Voter]) -> dict[str, float]:
+    """Votes by item, in the order of the nearest voter."""
+    votes: dict[str, float] = {}
+    for voter in voters:
+        votes[voter.item_id] = votes.get(voter.item_id, 0.0) + voter.vote
+    return votes
+
+
+def with_votes(
+    scores: npt.NDArray[np.floating], item_ids: Sequence[str], votes: Mapping[str, float], share: float
+) -> npt.NDArray[np.float64]:
+    """Final scores (n,) of n items from the model's (n,) and one query's votes: share * s + (1 - share) * vote.
+
+    Raises: ValueError for a share outside [0, 1]. Source: arXiv:2312.02429, equation 6.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share={share} allowed: 0 to 1")
+    given = np.array([votes.get(item_id, 0.0) for item_id in item_ids])
+    return np.asarray(share * np.asarray(scores, dtype=np.float64) + (1 - share) * given)
+
+
+def _voter(entry: MemoryEntry, similarity: float, k: int) -> Voter:
+    return Voter(
+        entry_id=entry.entry_id,
+        item_id=entry.item_id,
+        interaction_type=entry.interaction_type,
+        event_seconds=entry.event_seconds,
+        weight=entry.weight,
+        similarity=similarity,
+        vote=entry.weight * similarity / k,
+    )
+
+
+def _build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
+    """Exact either way: every vector, or 8-bit codes with a proven bound and float64 on what they leave open."""
+    del pair_gate
+    index: Index = BruteForce(items) if items.num_items <= _SCANNED else Quantized(items)
+    return {"nearest": index}
