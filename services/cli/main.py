@@ -9,14 +9,18 @@ from services.cli.commands import (
     bench,
     data,
     demo,
+    explain,
+    forget,
     import_past,
     index,
+    items,
     loadtest,
     recommend,
     record,
     search,
     stack,
     train,
+    watch,
 )
 
 _FIRST = "Begin here"
@@ -40,10 +44,14 @@ app.command("down", rich_help_panel=_STACK)(stack.down)
 app.command("status", rich_help_panel=_STACK)(stack.status)
 app.command("doctor", rich_help_panel=_STACK)(stack.doctor)
 app.command("serve", rich_help_panel=_STACK)(stack.serve)
+app.command("watch", rich_help_panel=_STACK)(watch.watch)
 app.command("recommend", rich_help_panel=_TALK)(recommend.recommend)
 app.command("record", rich_help_panel=_TALK)(record.record)
 app.command("undo", rich_help_panel=_TALK)(record.undo)
 app.command("search", rich_help_panel=_TALK)(search.search)
+app.command("explain", rich_help_panel=_TALK)(explain.explain)
+app.command("forget", rich_help_panel=_TALK)(forget.forget)
+app.add_typer(items.app, rich_help_panel=_TALK)
 app.command("train", rich_help_panel=_DATA)(train.train)
 app.command("export", rich_help_panel=_DATA)(train.export)
 app.command("index", rich_help_panel=_DATA)(index.index)

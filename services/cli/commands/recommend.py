@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import client
+from services.cli.durations import duration
 from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
 
 if TYPE_CHECKING:
-    from freshet.v1 import gateway_pb2
+    from freshet.v1 import common_pb2, gateway_pb2
 
 # A sequence without times is taken as one event a minute, the newest now: the model reads relative times.
 _SECONDS_BETWEEN_ITEMS = 60
@@ -69,7 +70,7 @@ def recommend(
             deny_categories=client.split_ids(deny_categories),
         ),
         context=client.parse_context(context or []),
-        history=_history(client.split_ids(items)),
+        history=history_of(client.split_ids(items)),
         freshness_token=client.parse_token(token) if token else None,
         max_per_category=max_per_category,
         diversity=diversity,
@@ -85,7 +86,8 @@ def recommend(
         _print_answer(answer, titles, subject=f"user {user}" if user else "this sequence")
 
 
-def _history(item_ids: list[str]) -> "list[gateway_pb2.HistoryEvent]":
+def history_of(item_ids: list[str]) -> "list[gateway_pb2.HistoryEvent]":
+    """The items as a history that ends now; they are given oldest first."""
     from freshet.v1 import gateway_pb2
 
     newest_s = int(time.time())
@@ -124,6 +126,16 @@ def certificate_text(answer: "gateway_pb2.RecommendResponse") -> str:
     return "estimate"
 
 
+def index_freshness(freshness: "common_pb2.IndexFreshness") -> dict[str, Any]:
+    """What the index reflects of everybody's stream: last change, and seconds from acknowledged to served."""
+    newest = freshness.newest_recorded_time
+    return {
+        "deltas_offset": freshness.deltas_offset,
+        "newest_recorded_time": newest.ToJsonString() if freshness.HasField("newest_recorded_time") else None,
+        "lag_seconds": freshness.lag_seconds if freshness.HasField("lag_seconds") else None,
+    }
+
+
 def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> dict[str, Any]:
     """The whole answer, provenance included, for `--json`."""
     times = answer.stage_times
@@ -146,6 +158,7 @@ def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> 
         if answer.HasField("state_position")
         else None,
         "token_honoured": answer.token_honoured,
+        "index_freshness": index_freshness(answer.index_freshness) if answer.HasField("index_freshness") else None,
         "certificate": certificate_text(answer),
         "degradations": degradation_names(answer),
         "stages_ms": {
@@ -190,18 +203,13 @@ def provenance_line(facts: dict[str, Any]) -> str:
     age = facts["state_age_seconds"]
     state = f"state {facts['state_source']}"
     if age is not None:
-        state += f" {_age(age)} old at {facts['state_position']}"
+        state += f" {duration(age)} old at {facts['state_position']}"
     stages = facts["stages_ms"]
     split = " ".join(f"{name} {stages[name]:.1f}" for name in ("queue", "encode", "first_stage", "rerank", "transport"))
     index = facts["index_version"] or "not asked"
+    if facts["index_freshness"] is not None and facts["index_freshness"]["lag_seconds"] is not None:
+        index += f" (lag {duration(facts['index_freshness']['lag_seconds'])})"
     return (
         f"model {facts['model_version']} · index {index} · {state} · {facts['certificate']} · "
         f"{stages['total']:.1f} ms ({split})"
     )
-
-
-def _age(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"

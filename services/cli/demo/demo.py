@@ -20,9 +20,9 @@ from services.cli.demo.display import Display, Stopwatch, figures
 from services.cli.demo.options import DEFAULT_STATE_DIR, DemoOptions
 from services.cli.demo.plan import ReplayPlan, ReplayResult
 from services.cli.demo.schedule import NUM_ACTIVE_USERS, replay_schedule
-from services.cli.demo.scrape import Buckets, quantile_ms, read_histogram
 from services.cli.demo.stream import past_items, planned_events, run_replay
 from services.cli.demo.summary import NOTES, event_counts, hit_rates, in_order, stream_figures
+from services.cli.scrape import Buckets, quantile_ms, read_histogram
 from services.common import topics
 from services.datasets import GlobalTimeSplit, Interactions, global_time_split, load_dataset
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import grpc
-from freshet.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+from freshet.v1 import candidates_pb2, common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc, reranker_pb2
 
 EPOCH = "ab12cd34"
 
@@ -19,6 +19,11 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
     def __init__(self) -> None:
         self.recorded: list[gateway_pb2.RecordInteractionsRequest] = []
         self.asked: list[gateway_pb2.RecommendRequest] = []
+        self.explained: list[gateway_pb2.ExplainRequest] = []
+        self.forgotten: list[gateway_pb2.ForgetUserRequest] = []
+        self.items: list[events_pb2.Item] = []
+        self.put_requests = 0
+        self.degradations: list[gateway_pb2.Degradation] = []
 
     def RecordInteractions(self, request, context):
         self.recorded.append(request)
@@ -59,6 +64,55 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
             answer.state_position.offset = 41
         if not answer.token_honoured:
             answer.degradations.append(gateway_pb2.DEGRADATION_TOKEN_NOT_HONOURED)
+        return answer
+
+    def Explain(self, request, context):
+        self.explained.append(request)
+        if request.item_id == "unknown":
+            context.abort(grpc.StatusCode.NOT_FOUND, "item_id='unknown' is in no index")
+        if request.user_id == "stranger":
+            return gateway_pb2.ExplainResponse(state_source="none")
+        pair = reranker_pb2.PairContribution(weight=0.75, cosine=0.5, contribution=0.375, from_model=0.25)
+        similarity = reranker_pb2.ExplainScoreResponse(
+            score=0.4, from_model=0.3, from_interactions=0.1, model_share=0.8, num_interactions=124, pairs=[pair],
+            title="Casablanca", index_version="i1+7",
+        )  # fmt: skip
+        voters = candidates_pb2.VotingInteractions(
+            type="rating", count=3, newest_age_seconds=120, oldest_age_seconds=86400, vote=0.2
+        )
+        votes = candidates_pb2.ExplainVotesResponse(
+            vote=0.2, num_neighbours=64, model_share=0.75, voters=[voters], index_version="i1+7"
+        )
+        return gateway_pb2.ExplainResponse(
+            score=0.35, similarity=similarity, votes=votes, share_of_model=0.64, share_of_refreshed=0.22,
+            share_of_votes=0.14, model_version="m1", state_source="stored",
+            history=[gateway_pb2.PastInteraction(item_id="661", title="Vertigo", age_seconds=7200)],
+        )  # fmt: skip
+
+    def ForgetUser(self, request, context):
+        self.forgotten.append(request)
+        found = {"history_events": 12, "summed_interactions": 30}
+        left = found if request.preview else {"history_events": 0, "summed_interactions": 0}
+        return gateway_pb2.ForgetUserResponse(
+            forget_id="f-1", found=found, left=left, is_applied=request.user_id != "slow",
+            remains=["the log keeps the interactions until its retention"],
+        )  # fmt: skip
+
+    def PutItems(self, request, context):
+        self.put_requests += 1
+        if any(item.item_id == "refused" for item in request.items):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "items[0].title='...' allowed: at most 512 bytes")
+        self.items.extend(request.items)
+        return gateway_pb2.PutItemsResponse(num_written=len(request.items))
+
+    def GetFreshness(self, request, context):
+        answer = gateway_pb2.GetFreshnessResponse(
+            model_version="m1", index_version="i1+7", epoch=EPOCH, degradations=self.degradations
+        )
+        answer.interactions.add(partition=0, applied_offset=9, end_offset=12)
+        answer.interactions.add(partition=1, applied_offset=-1, end_offset=-1)
+        answer.attributions.add(partition=0, applied_offset=4, end_offset=5)
+        answer.candidates.deltas_offset, answer.candidates.lag_seconds = 7, 0.25
         return answer
 
 

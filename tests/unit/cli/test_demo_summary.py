@@ -7,9 +7,9 @@ import numpy as np
 
 from services.cli.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult
 from services.cli.demo.replay import timeline
-from services.cli.demo.scrape import quantile_ms
 from services.cli.demo.story import choose_person, movement
 from services.cli.demo.summary import adds_up, event_counts, hit_rates, in_order, stream_figures
+from services.cli.scrape import quantile_ms
 
 
 def answered(place: int, latency_ms: float, *, error: str = "") -> Prediction:

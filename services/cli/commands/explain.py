@@ -1,0 +1,178 @@
+"""`freshet explain USER ITEM`: where one score comes from, in words, bars and a table.
+
+The model's own part, what interactions taught the item since (PEFA-XS), and which remembered interactions voted for it
+(PEFA-XL): those are shown as kinds and ages, never as people. Knows nothing of how the parts were computed.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli import client
+from services.cli.commands.recommend import history_of
+from services.cli.durations import duration
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+
+if TYPE_CHECKING:
+    from freshet.v1 import gateway_pb2
+
+_BAR = 30
+
+
+@reports_errors
+def explain(
+    user: Annotated[str, typer.Argument(help="User id.")],
+    item: Annotated[str, typer.Argument(help="Item id.")],
+    *,
+    items: Annotated[str, typer.Option(help="Item ids, oldest first: explain for this sequence instead.")] = "",
+    max_pairs: Annotated[int, typer.Option(min=0, help="Component pairs, largest first; 0: all.")] = 6,
+    gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")] = client.DEFAULT_GATEWAY,
+    timeout_ms: Annotated[int, typer.Option(min=1, help="Give up after this long.")] = 2000,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Say why an item has the score that it has for a user.
+
+    [bold]model[/] is what training knew; [bold]refreshed[/] is what people's interactions with the item have added to
+    its state since; [bold]votes[/] come from remembered interactions of people in a similar state. The exit status is
+    1 when nothing is known of the user: Recommend would answer popular items, and there is no score to explain.
+
+    Example:  freshet explain 42 1193
+
+    Example:  freshet explain me 1193 --items 661,914 --max-pairs 0
+    """
+    from freshet.v1 import gateway_pb2
+
+    request = gateway_pb2.ExplainRequest(
+        user_id=user, item_id=item, history=history_of(client.split_ids(items)), max_pairs=max_pairs
+    )
+    with client.gateway(gateway) as stub:
+        answer = client.call(stub.Explain, request, target=gateway, timeout_s=timeout_ms / 1000)
+    if answer.state_source == "none":
+        raise CommandError(
+            f"nothing is known of user {user}: there is no score to explain, Recommend would answer popular items",
+            advice=f"freshet record --user {user} --item {item}, then ask again",
+            status=ExitStatus.FAILED,
+        )
+    facts = as_dict(answer, user=user, item=item)
+    if as_json:
+        emit_json(facts)
+    else:
+        _print(facts)
+
+
+def as_dict(answer: "gateway_pb2.ExplainResponse", *, user: str, item: str) -> dict[str, Any]:
+    """The whole explanation, for `--json`."""
+    similarity, votes = answer.similarity, answer.votes
+    return {
+        "user_id": user,
+        "item_id": item,
+        "title": similarity.title or None,
+        "score": answer.score,
+        "shares": {
+            "model": answer.share_of_model,
+            "refreshed": answer.share_of_refreshed,
+            "votes": answer.share_of_votes,
+        },
+        "similarity": {
+            "score": similarity.score,
+            "from_model": similarity.from_model,
+            "from_interactions": similarity.from_interactions,
+            "model_share": similarity.model_share,
+            "num_interactions": similarity.num_interactions,
+            "pairs": [
+                {
+                    "query_component": pair.query_component,
+                    "item_component": pair.item_component,
+                    "weight": pair.weight,
+                    "cosine": pair.cosine,
+                    "contribution": pair.contribution,
+                    "from_model": pair.from_model,
+                }
+                for pair in similarity.pairs
+            ],
+        },
+        "votes": {
+            "vote": votes.vote,
+            "num_neighbours": votes.num_neighbours,
+            "model_share": votes.model_share,
+            "voters": [
+                {
+                    "type": voters.type,
+                    "count": voters.count,
+                    "newest_age_seconds": voters.newest_age_seconds,
+                    "oldest_age_seconds": voters.oldest_age_seconds,
+                    "vote": voters.vote,
+                }
+                for voters in votes.voters
+            ],
+        },
+        "history": [
+            {"item_id": past.item_id, "title": past.title or None, "age_seconds": past.age_seconds}
+            for past in answer.history
+        ],
+        "model_version": answer.model_version,
+        "index_version": similarity.index_version,
+        "votes_index_version": votes.index_version,
+        "state_source": answer.state_source,
+    }
+
+
+def _print(facts: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    out = console()
+    title = f"{facts['title']} ({facts['item_id']})" if facts["title"] else facts["item_id"]
+    out.print(f"[bold]{facts['score']:.4f}[/]  {title}, for user {facts['user_id']}", soft_wrap=True)
+    similarity, votes = facts["similarity"], facts["votes"]
+    of_s = votes["model_share"]
+    parts = Table.grid(padding=(0, 2))
+    for name, value, share, style, says in (
+        ("model", of_s * similarity["from_model"], facts["shares"]["model"], "cyan", "as it was trained"),
+        (
+            "refreshed",
+            of_s * similarity["from_interactions"],
+            facts["shares"]["refreshed"],
+            "green",
+            f"{similarity['num_interactions']} interactions reshaped the item; λ {similarity['model_share']:.2f}",
+        ),
+        (
+            "votes",
+            (1 - of_s) * votes["vote"],
+            facts["shares"]["votes"],
+            "magenta",
+            f"of {votes['num_neighbours']} nearest remembered; λ {of_s:.2f}"
+            if votes["num_neighbours"]
+            else "no memory is asked",
+        ),
+    ):
+        parts.add_row(
+            name, f"{value:+.4f}", f"{share:4.0%}", f"[{style}]{'█' * round(_BAR * share)}[/]", f"[dim]{says}[/]"
+        )
+    out.print(parts)
+    if similarity["pairs"]:
+        pairs = Table(box=None, header_style="dim", title="component pairs, largest first", title_justify="left")
+        for column in ("user part", "item part", "weight", "cosine", "adds", "of it model"):
+            pairs.add_column(column, justify="right")
+        for pair in similarity["pairs"]:
+            pairs.add_row(
+                str(pair["query_component"]),
+                str(pair["item_component"]),
+                *(f"{pair[name]:.4f}" for name in ("weight", "cosine", "contribution", "from_model")),
+            )
+        out.print(pairs)
+    for voters in votes["voters"]:
+        out.print(
+            f"voted: {voters['count']} x {voters['type']}, {duration(voters['newest_age_seconds'])} to "
+            f"{duration(voters['oldest_age_seconds'])} old, {voters['vote']:+.4f}",
+            soft_wrap=True,
+        )
+    if facts["history"]:
+        past = ", ".join(
+            f"{event['title'] or event['item_id']} ({duration(event['age_seconds'])})" for event in facts["history"]
+        )
+        out.print(f"the state rests on: {past}", soft_wrap=True, markup=False)
+    out.print(
+        f"model {facts['model_version']} · index {facts['index_version']} · state {facts['state_source']}",
+        style="dim",
+        soft_wrap=True,
+    )

@@ -1,0 +1,121 @@
+"""`freshet forget USER`: take a person out of everything that learned from them, and report what was where.
+
+Shows first what is there, asks, then removes. The gateway decides what forgetting means; this only shows its report.
+"""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli import client
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+
+if TYPE_CHECKING:
+    from freshet.v1 import gateway_pb2
+
+_PLACES = {
+    "history_events": "events of the history",
+    "seen_items": "seen items",
+    "query_states": "query states",
+    "summed_interactions": "interactions in item states",
+    "remembered_interactions": "remembered interactions",
+}
+
+
+@reports_errors
+def forget(
+    user: Annotated[str, typer.Argument(help="User id.")],
+    *,
+    preview: Annotated[bool, typer.Option("--preview", help="Only say what would be removed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")] = client.DEFAULT_GATEWAY,
+    timeout_ms: Annotated[int, typer.Option(min=1, help="Wait this long until every process has it.")] = 15_000,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Forget a user: history, seen items, states, and what they contributed to item states and memory, exactly.
+
+    What comes after counts again. It is final, so it shows what is there and asks first. The exit status is 0 when
+    every process has applied it, 3 when the time was up before that (it will be applied), 1 when you said no.
+
+    Example:  freshet forget 42 --preview
+
+    Example:  freshet forget 42 --yes --json
+    """
+    from freshet.v1 import gateway_pb2
+
+    with client.gateway(gateway) as stub:
+
+        def ask(*, only_preview: bool) -> "gateway_pb2.ForgetUserResponse":
+            request = gateway_pb2.ForgetUserRequest(user_id=user, preview=only_preview)
+            answer: gateway_pb2.ForgetUserResponse = client.call(
+                stub.ForgetUser, request, target=gateway, timeout_s=timeout_ms / 1000
+            )
+            return answer
+
+        if preview:
+            _show(ask(only_preview=True), user=user, preview=True, as_json=as_json)
+            return
+        if not yes:
+            if as_json or not sys.stdin.isatty():
+                raise CommandError(
+                    "forgetting is final and nobody is here to be asked",
+                    advice=f"freshet forget {user} --preview, then freshet forget {user} --yes",
+                    status=ExitStatus.USAGE,
+                )
+            _show(ask(only_preview=True), user=user, preview=True, as_json=False)
+            if not typer.confirm(f"forget user {user}?"):
+                raise CommandError("nothing was removed")
+        answer = ask(only_preview=False)
+    _show(answer, user=user, preview=False, as_json=as_json)
+    if not answer.is_applied:
+        raise typer.Exit(int(ExitStatus.UNAVAILABLE))
+
+
+def as_dict(answer: "gateway_pb2.ForgetUserResponse", *, user: str, preview: bool) -> dict[str, Any]:
+    """The report, for `--json`."""
+    return {
+        "user_id": user,
+        "preview": preview,
+        "forget_id": answer.forget_id or None,
+        "found": dict(sorted(answer.found.items())),
+        "left": dict(sorted(answer.left.items())),
+        "is_applied": answer.is_applied,
+        "remains": list(answer.remains),
+    }
+
+
+def _show(answer: "gateway_pb2.ForgetUserResponse", *, user: str, preview: bool, as_json: bool) -> None:
+    if as_json:
+        emit_json(as_dict(answer, user=user, preview=preview))
+        return
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim")
+    table.add_column(f"user {user}")
+    table.add_column("found", justify="right")
+    if not preview:
+        table.add_column("left", justify="right")
+    for place in [*_PLACES, *sorted(answer.found.keys() - _PLACES.keys())]:
+        if place not in answer.found:
+            continue
+        row = [_PLACES.get(place, place), f"{answer.found[place]:,}"]
+        if not preview:
+            left = answer.left.get(place, 0)
+            row.append(f"[{'green' if left == 0 else 'yellow'}]{left:,}[/]")
+        table.add_row(*row)
+    out = console()
+    out.print(table)
+    for sentence in answer.remains:
+        out.print(f"remains: {sentence}", style="dim", markup=False, soft_wrap=True)
+    if preview:
+        return
+    if answer.is_applied:
+        out.print(f"forgotten ({answer.forget_id})", style="green")
+    else:
+        out.print(
+            f"on its way ({answer.forget_id}): not every process has applied it yet; freshet forget {user} --preview "
+            "shows what is left",
+            style="yellow",
+            soft_wrap=True,
+        )

@@ -1,0 +1,144 @@
+"""`freshet items put | withdraw`: what can be recommended, beside what the model was trained on.
+
+An item needs no training: put it, and it is found after its first interactions. Every record is the item whole.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli import client
+from services.cli.output import CommandError, ExitStatus, emit_json, reports_errors
+
+if TYPE_CHECKING:
+    from freshet.v1 import events_pb2
+
+app = typer.Typer(name="items", help="Add, change and withdraw items.", no_args_is_help=True)
+
+# What one request may carry.
+_BATCH = 1000
+_FIELDS = frozenset({"item_id", "title", "categories", "available", "withdrawn"})
+_Gateway = Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")]
+_TimeoutMs = Annotated[int, typer.Option(min=1, help="Give up after this long.")]
+_Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@app.command()
+@reports_errors
+def put(
+    item: Annotated[str, typer.Argument(help="Item id, 1-128 bytes; or --file.")] = "",
+    *,
+    title: Annotated[str, typer.Option(help="At most 512 bytes.")] = "",
+    category: Annotated[list[str] | None, typer.Option(help="May be repeated; for filters.")] = None,
+    unavailable: Annotated[bool, typer.Option("--unavailable", help="Keep it, but do not answer it now.")] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines: item_id, and where wanted title, categories, available, withdrawn."),
+    ] = None,
+    gateway: _Gateway = client.DEFAULT_GATEWAY,
+    timeout_ms: _TimeoutMs = 5000,
+    as_json: _Json = False,
+) -> None:
+    """Add an item, or write its title, categories and availability anew; a withdrawn one comes back.
+
+    The item is written whole: what is not given is empty. It can be recommended once a few different people have
+    interacted with it (the operator's m), or at once where the catalogue's texts are encoded.
+
+    Example:  freshet items put new-1 --title "A Trip to the Moon" --category Sci-Fi
+
+    Example:  freshet items put --file catalogue.jsonl
+    """
+    from freshet.v1 import events_pb2
+
+    if bool(item) == (file is not None):
+        raise CommandError(
+            "give either one item id or --file",
+            advice='freshet items put new-1 --title "A Trip to the Moon"',
+            status=ExitStatus.USAGE,
+        )
+    if file is not None:
+        messages = list(_read(file))
+    else:
+        messages = [events_pb2.Item(item_id=item, title=title, categories=category or [], available=not unavailable)]
+    _write(messages, gateway=gateway, timeout_ms=timeout_ms, as_json=as_json, done="put")
+
+
+@app.command()
+@reports_errors
+def withdraw(
+    item: Annotated[list[str], typer.Argument(help="One or more item ids.")],
+    *,
+    gateway: _Gateway = client.DEFAULT_GATEWAY,
+    timeout_ms: _TimeoutMs = 5000,
+    as_json: _Json = False,
+) -> None:
+    """Take items out of every answer. What people taught them stays: putting one again brings it back.
+
+    Example:  freshet items withdraw new-1 new-2
+    """
+    from freshet.v1 import events_pb2
+
+    messages = [events_pb2.Item(item_id=item_id, withdrawn=True) for item_id in item]
+    _write(messages, gateway=gateway, timeout_ms=timeout_ms, as_json=as_json, done="withdrawn")
+
+
+def _write(messages: "list[events_pb2.Item]", *, gateway: str, timeout_ms: int, as_json: bool, done: str) -> None:
+    from freshet.v1 import gateway_pb2
+
+    written = 0
+    with client.gateway(gateway) as stub:
+        for start in range(0, len(messages), _BATCH):
+            request = gateway_pb2.PutItemsRequest(items=messages[start : start + _BATCH])
+            try:
+                answer = client.call(stub.PutItems, request, target=gateway, timeout_s=timeout_ms / 1000)
+            except CommandError as error:
+                if written:
+                    error.message += f" ({written:,} of {len(messages):,} items were written before)"
+                raise
+            written += answer.num_written
+    if as_json:
+        emit_json({"num_written": written})
+    else:
+        typer.echo(f"{done}: {written:,} {'item' if written == 1 else 'items'}")
+
+
+def _read(path: Path) -> "Iterator[events_pb2.Item]":
+    """The file's items. Raises CommandError (usage) naming line and field before anything is written."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path} cannot be read: {error}", status=ExitStatus.USAGE) from error
+    found = 0
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            found += 1
+            yield _item(line, where=f"{path}:{number}")
+    if not found:
+        raise CommandError(f"{path} holds no item", status=ExitStatus.USAGE)
+
+
+def _item(line: str, *, where: str) -> "events_pb2.Item":
+    from freshet.v1 import events_pb2
+
+    def refused(problem: str) -> CommandError:
+        return CommandError(
+            f"{where}: {problem}",
+            advice='one object a line, e.g. {"item_id": "new-1", "title": "A Trip to the Moon"}',
+            status=ExitStatus.USAGE,
+        )
+
+    try:
+        row: Any = json.loads(line)
+    except ValueError as error:
+        raise refused(f"not JSON: {error}") from error
+    if not isinstance(row, dict) or "item_id" not in row:
+        raise refused("no object with an item_id")
+    if unknown := sorted(row.keys() - _FIELDS):
+        raise refused(f"{unknown[0]}: allowed fields: {', '.join(sorted(_FIELDS))}")
+    try:
+        return events_pb2.Item(**row)
+    except (TypeError, ValueError) as error:
+        raise refused(str(error)) from error

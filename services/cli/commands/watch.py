@@ -1,0 +1,173 @@
+"""`freshet watch`: how fresh everything is, live in the terminal.
+
+Two sources: the gateway's GetFreshness (versions, positions, who is away), and the lag histograms on the processes'
+metrics ports. Quantiles are of what came since the watch began; with --once, since the processes started.
+"""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli import client
+from services.cli.durations import duration
+from services.cli.output import ExitStatus, console, emit_json, reports_errors
+
+if TYPE_CHECKING:
+    from freshet.v1 import gateway_pb2
+    from rich.console import RenderableType
+
+    from services.cli.lag import Lags
+
+_DEFAULT_STATE = Path(".freshet")
+
+
+@reports_errors
+def watch(
+    *,
+    state: Annotated[
+        Path, typer.Option("--state", envvar="FRESHET_STATE", help="The local stack whose metrics ports are read.")
+    ] = _DEFAULT_STATE,
+    gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port [the stack's].")] = "",
+    interval_s: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    timeout_ms: Annotated[int, typer.Option(min=1, help="Give up after this long.")] = 2000,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per look on stdout.")] = False,
+) -> None:
+    """Show live how far every part is, and how long events take to reach user states and the index.
+
+    [bold]behind[/] is how many records wait: interactions to reach user states, attributions to reach item states.
+    With --once the exit status is 0 when every part answered, 3 when some part is away. Ctrl-C ends it.
+
+    Example:  freshet watch
+
+    Example:  freshet watch --once --json
+    """
+    from freshet.v1 import gateway_pb2
+
+    from services.cli.lag import Lags
+    from services.cli.stack import Stack
+
+    stack = Stack(state)
+    target = gateway or stack.address("gateway")
+    lags = Lags.of(stack.ports, since_start=once)
+
+    with client.gateway(target) as stub:
+
+        def look() -> dict[str, Any]:
+            report = client.call(
+                stub.GetFreshness, gateway_pb2.GetFreshnessRequest(), target=target, timeout_s=timeout_ms / 1000
+            )
+            return as_dict(report, lags)
+
+        if once:
+            facts = look()
+            if as_json:
+                emit_json(facts)
+            else:
+                console().print(view(facts))
+            if facts["degradations"]:
+                raise typer.Exit(int(ExitStatus.UNAVAILABLE))
+            return
+        if as_json:
+            while True:
+                emit_json(look())
+                time.sleep(interval_s)
+        from rich.live import Live
+
+        with Live(view(look()), console=console(), auto_refresh=False) as live:
+            while True:
+                time.sleep(interval_s)
+                live.update(view(look()), refresh=True)
+
+
+def as_dict(report: "gateway_pb2.GetFreshnessResponse", lags: "Lags") -> dict[str, Any]:
+    """One look, for `--json` and for the table."""
+    from freshet.v1 import gateway_pb2
+
+    from services.cli.commands.recommend import index_freshness
+
+    def positions(found: Any) -> list[dict[str, int | None]]:
+        return [
+            {
+                "partition": progress.partition,
+                "applied_offset": progress.applied_offset,
+                "end_offset": progress.end_offset if progress.end_offset >= 0 else None,
+                "behind": progress.end_offset - 1 - progress.applied_offset if progress.end_offset >= 0 else None,
+            }
+            for progress in found
+        ]
+
+    return {
+        "time": time.time(),
+        "model_version": report.model_version,
+        "index_version": report.index_version,
+        "epoch": report.epoch or None,
+        "interactions": positions(report.interactions),
+        "attributions": positions(report.attributions),
+        "candidates": index_freshness(report.candidates) if report.HasField("candidates") else None,
+        "reranker": index_freshness(report.reranker) if report.HasField("reranker") else None,
+        "lag_ms": lags.read(),
+        "degradations": [
+            gateway_pb2.Degradation.Name(kind).removeprefix("DEGRADATION_").lower() for kind in report.degradations
+        ],
+    }
+
+
+def view(facts: dict[str, Any]) -> "RenderableType":
+    """One look for a person."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Text()
+    head.append(f"model {facts['model_version']}   index {facts['index_version'] or 'not known'}", style="bold")
+    if facts["degradations"]:
+        head.append(f"\naway: {', '.join(facts['degradations'])}", style="yellow")
+    lag = Table(box=None, header_style="dim", pad_edge=False)
+    for column in ("from the broker's acknowledgement to", "p50", "p99", "events"):
+        lag.add_column(column, justify="left" if column.startswith("from") else "right")
+    for name, found in facts["lag_ms"].items():
+        if found is None:
+            lag.add_row(name, "", "", Text("not served", style="dim"))
+            continue
+        shown = (duration(found[q] / 1000) if found[q] is not None else "–" for q in ("p50", "p99"))
+        lag.add_row(name, *shown, f"{found['count']:,}")
+    index = Table(box=None, header_style="dim", pad_edge=False)
+    for column in ("index of", "last change", "newest interaction in it", "it took"):
+        index.add_column(column)
+    for name in ("candidates", "reranker"):
+        served = facts[name]
+        if served is None:
+            index.add_row(name, Text("no answer", style="yellow"))
+            continue
+        took = served["lag_seconds"]
+        changed = str(served["deltas_offset"]) if served["deltas_offset"] >= 0 else "none yet"
+        index.add_row(name, changed, served["newest_recorded_time"] or "", "" if took is None else duration(took))
+    return Group(head, "", lag, "", index, "", _positions(facts))
+
+
+def _positions(facts: dict[str, Any]) -> "RenderableType":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("partition", justify="right")
+    topics = ("interactions", "attributions")
+    for topic in topics:
+        table.add_column(topic, justify="right")
+        table.add_column("behind", justify="right")
+    by_topic = {topic: {row["partition"]: row for row in facts[topic]} for topic in topics}
+    for partition in sorted(set().union(*by_topic.values())):
+        cells: list[Any] = []
+        for topic in topics:
+            row = by_topic[topic].get(partition)
+            if row is None:
+                cells += [Text("nobody", style="yellow"), ""]
+                continue
+            behind = row["behind"]
+            style = "dim" if behind == 0 else "yellow"
+            cells += [str(row["applied_offset"]), Text("?" if behind is None else f"{behind:,}", style=style)]
+        table.add_row(str(partition), *cells)
+    return table

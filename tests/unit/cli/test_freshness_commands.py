@@ -1,0 +1,202 @@
+"""explain, forget, items and watch as a person and a script meet them, over a real gRPC server on loopback."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from freshet.v1 import gateway_pb2
+from prometheus_client import CollectorRegistry, Histogram, start_http_server
+from typer.testing import CliRunner, Result
+
+from services.cli.lag import Lags
+from services.cli.main import app
+from tests.unit.cli.gateway_on_loopback import MemoryGateway, running_gateway
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[str, MemoryGateway]]:
+    with running_gateway() as running:
+        yield running
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+
+
+def test_explain_shows_parts_pairs_voters_and_the_users_own_past(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    result = run("explain", "42", "1193", "--gateway", target)
+    assert result.exit_code == 0, result.output
+    for shown in (
+        *("0.3500", "Casablanca (1193)", "64%", "22%", "14%", "124 interactions", "0.7500"),
+        *("voted: 3 x rating, 2.0 min to 1.0 d old", "Vertigo (2.0 h)", "model m1", "index i1+7"),
+        # lambda * from_model, lambda * from_interactions, (1 - lambda) * vote.
+        *("+0.2250", "+0.0750", "+0.0500"),
+    ):
+        assert shown in result.stdout
+    assert (server.explained[0].user_id, server.explained[0].item_id, server.explained[0].max_pairs) == (
+        "42",
+        "1193",
+        6,
+    )
+
+
+def test_explain_in_json_is_one_object_with_every_part(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    result = run("explain", "42", "1193", "--items", "1,2", "--gateway", target, "--json")
+    answer = json.loads(result.stdout)
+    assert answer["score"] == pytest.approx(0.35)
+    assert sum(answer["shares"].values()) == pytest.approx(1)
+    assert answer["similarity"]["pairs"][0]["from_model"] == 0.25
+    assert answer["votes"]["voters"][0]["type"] == "rating"
+    assert [event.item_id for event in server.explained[0].history] == ["1", "2"]
+
+
+def test_a_stranger_has_no_score_to_explain(gateway: tuple[str, MemoryGateway]) -> None:
+    target, _ = gateway
+    result = run("explain", "stranger", "1193", "--gateway", target)
+    assert result.exit_code == 1
+    assert "nothing is known of user stranger" in result.stderr
+
+
+def test_an_item_in_no_index_is_named(gateway: tuple[str, MemoryGateway]) -> None:
+    target, _ = gateway
+    result = run("explain", "42", "unknown", "--gateway", target)
+    assert result.exit_code == 2
+    assert "item_id='unknown'" in result.stderr
+
+
+def test_a_preview_removes_nothing(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    result = run("forget", "42", "--preview", "--gateway", target)
+    assert result.exit_code == 0, result.output
+    assert [request.preview for request in server.forgotten] == [True]
+    assert "interactions in item states" in result.stdout
+    assert "30" in result.stdout
+    assert "the log keeps" in result.stdout
+
+
+def test_forget_reports_what_was_found_and_what_is_left(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    result = run("forget", "42", "--yes", "--gateway", target, "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert [request.preview for request in server.forgotten] == [False]
+    assert answer["found"] == {"history_events": 12, "summed_interactions": 30}
+    assert set(answer["left"].values()) == {0}
+
+
+def test_a_forget_that_is_still_on_its_way_says_so(gateway: tuple[str, MemoryGateway]) -> None:
+    target, _ = gateway
+    result = run("forget", "slow", "--yes", "--gateway", target)
+    assert result.exit_code == 3
+    assert "not every process has applied it yet" in result.stdout
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_without_a_person_to_ask_nothing_is_forgotten(
+    gateway: tuple[str, MemoryGateway], more: tuple[str, ...]
+) -> None:
+    target, server = gateway
+    result = run("forget", "42", "--gateway", target, *more)
+    assert result.exit_code == 2
+    assert server.forgotten == []
+
+
+def test_an_item_is_put_whole(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    result = run("items", "put", "n1", "--title", "New", "--category", "A", "--category", "B", "--gateway", target)
+    assert result.exit_code == 0, result.output
+    (item,) = server.items
+    assert (item.item_id, item.title, list(item.categories), item.available) == ("n1", "New", ["A", "B"], True)
+    run("items", "put", "n1", "--unavailable", "--gateway", target)
+    assert server.items[-1].available is False
+
+
+def test_items_of_a_file_go_in_requests_of_a_thousand(gateway: tuple[str, MemoryGateway], tmp_path: Path) -> None:
+    target, server = gateway
+    lines = [json.dumps({"item_id": f"i{n}", "title": "T", "categories": ["c"]}) for n in range(1500)]
+    (tmp_path / "items.jsonl").write_text("\n".join([*lines, ""]))
+    result = run("items", "put", "--file", str(tmp_path / "items.jsonl"), "--gateway", target, "--json")
+    assert json.loads(result.stdout) == {"num_written": 1500}
+    assert (len(server.items), server.put_requests) == (1500, 2)
+
+
+def test_withdrawn_items_are_sent_as_withdrawn(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    assert run("items", "withdraw", "a", "b", "--gateway", target).exit_code == 0
+    assert [(item.item_id, item.withdrawn) for item in server.items] == [("a", True), ("b", True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"item_id": "a"}\n{"titel": 1}', ":2: no object with an item_id"),
+        ('{"item_id": "a", "titel": "x"}', ":1: titel: allowed fields"),
+        ('{"item_id": 5}', ":1: "),
+        ("not json", ":1: not JSON"),
+        ("\n", "holds no item"),
+    ],
+)
+def test_a_bad_file_writes_nothing_and_names_the_line(
+    gateway: tuple[str, MemoryGateway], tmp_path: Path, text: str, said: str
+) -> None:
+    target, server = gateway
+    (tmp_path / "items.jsonl").write_text(text)
+    result = run("items", "put", "--file", str(tmp_path / "items.jsonl"), "--gateway", target)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert server.items == []
+
+
+@pytest.mark.parametrize("arguments", [("items", "put"), ("items", "put", "a", "--file", "b"), ("items", "withdraw")])
+def test_items_without_an_item_is_wrong_use(arguments: tuple[str, ...]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_watch_shows_positions_versions_and_what_waits(gateway: tuple[str, MemoryGateway], tmp_path: Path) -> None:
+    target, _ = gateway
+    result = run("watch", "--once", "--gateway", target, "--state", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    for shown in ("model m1", "index i1+7", "250 ms", "nobody", "no answer"):
+        assert shown in result.stdout
+
+
+def test_watch_in_json_says_what_is_behind_and_fails_when_a_part_is_away(
+    gateway: tuple[str, MemoryGateway], tmp_path: Path
+) -> None:
+    target, server = gateway
+    server.degradations = [gateway_pb2.DEGRADATION_NOT_FRESH]
+    result = run("watch", "--once", "--json", "--gateway", target, "--state", str(tmp_path))
+    assert result.exit_code == 3
+    facts = json.loads(result.stdout)
+    assert [row["behind"] for row in facts["interactions"]] == [2, None]
+    assert facts["candidates"]["lag_seconds"] == 0.25
+    assert facts["reranker"] is None
+    assert facts["degradations"] == ["not_fresh"]
+
+
+def test_lags_are_quantiles_of_what_came_since_the_watch_began() -> None:
+    registry = CollectorRegistry()
+    lag = Histogram("lag_seconds", "", buckets=(0.1, 0.2, 1.0), registry=registry)
+    for _ in range(100):
+        lag.observe(0.9)
+    server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
+    addresses = {"state": (f"127.0.0.1:{server.server_port}", "lag_seconds"), "away": ("127.0.0.1:1", "lag_seconds")}
+    try:
+        lags = Lags(addresses, since_start=False)
+        for _ in range(10):
+            lag.observe(0.15)
+        found = lags.read()
+        whole = Lags(addresses, since_start=True).read()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert found["away"] is None
+    assert found["state"] is not None
+    assert found["state"]["count"] == 10
+    assert 100 <= found["state"]["p50"] <= 200
+    assert whole["state"] is not None
+    assert (whole["state"]["count"], whole["state"]["p50"] > 200) == (110, True)
