@@ -1,0 +1,54 @@
+"""The step graph's session in PyTorch: the same inputs and outputs as the exported file, without exporting one."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.algorithms.models.hstu import Past
+from services.algorithms.models.sequential import SequentialModel
+
+
+@dataclass(frozen=True)
+class Spec:
+    name: str
+    shape: list[Any]
+
+
+class StepSession:
+    """Counts what it encodes: `encoded` are the new events of each run."""
+
+    def __init__(self, model: SequentialModel) -> None:
+        self._model, self._shape = model, model.encoder_shape
+        self.encoded: list[int] = []
+
+    def get_inputs(self) -> list[Spec]:
+        heads, blocks = self._shape.num_heads, range(self._shape.num_blocks)
+        plain = ["item_index", "event_time", "position", "past_length", "past_time"]
+        plain += ["user_index"] if self._shape.uses_user_index else []
+        keys = [Spec(f"keys_{block}", ["batch", heads, self._shape.d_qk, "places"]) for block in blocks]
+        values = [Spec(f"values_{block}", ["batch", heads, "places", self._shape.d_v]) for block in blocks]
+        return [*(Spec(name, ["batch"]) for name in plain), *keys, *values]
+
+    def get_outputs(self) -> list[Spec]:
+        kept = [f"new_{spec.name}" for spec in self.get_inputs() if spec.name.startswith(("keys_", "values_"))]
+        return [Spec(name, []) for name in ["components", "gate", *kept]]
+
+    @torch.no_grad()
+    def run(self, outputs: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        given = {name: torch.from_numpy(array) for name, array in feeds.items()}
+        blocks = range(self._shape.num_blocks)
+        past = Past(
+            time=given["past_time"],
+            length=given["past_length"],
+            keys=[given[f"keys_{block}"] for block in blocks],
+            values=[given[f"values_{block}"] for block in blocks],
+        )
+        self.encoded.append(given["item_index"].shape[1])
+        (components, gate), keys, values = self._model.step(
+            given["item_index"], given["event_time"], given.get("user_index"), given["position"], past
+        )
+        assert gate is not None
+        assert outputs == [spec.name for spec in self.get_outputs()]
+        return [tensor.numpy() for tensor in (components, gate, *keys, *values)]
