@@ -46,6 +46,7 @@ PAIR_GATE = "pair_gate.safetensors"
 ITEMS = "items.parquet"
 USERS = "users.parquet"
 ENCODER_ONNX = "encoder.onnx"
+ENCODER_STEP_ONNX = "encoder_step.onnx"
 INFERENCE_SERVER_MODEL = "inference_server/encoder"
 
 _PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")

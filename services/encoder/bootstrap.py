@@ -5,15 +5,17 @@ import sys
 from typing import Any
 
 import grpc
+import numpy as np
 import structlog
 from freshet.v1 import encoder_pb2_grpc
 
-from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
 from services.common.kafka import BulkProducer, build_consumer
 from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateWriter
 from services.common.topics import INTERACTIONS, ensure_topics
 from services.common.tracing import configure_tracing
+from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.adapters.kafka_stream import KafkaStream
@@ -42,6 +44,27 @@ def vocabulary_of(bundle: Bundle) -> Vocabulary:
         item_index=bundle.item_index,
         user_index=bundle.user_index,
         max_history=bundle.max_history,
+        num_item_buckets=bundle.encoder.num_item_buckets,
+        untrained=frozenset(bundle.item_ids[row] for row in np.flatnonzero(bundle.counts == 0)),
+    )
+
+
+def model_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEncoder | InferenceServerEncoder:
+    """The bundle's model where the settings say that it runs."""
+    if settings.engine == "in-process":
+        return in_process_encoder(settings, bundle)
+    return inference_encoder(settings, bundle)
+
+
+def in_process_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEncoder:
+    """The bundle's model inside this process."""
+    has_step = ENCODER_STEP_ONNX in bundle.manifest.files
+    return InProcessEncoder(
+        bundle.file(ENCODER_ONNX),
+        bundle.file(ENCODER_STEP_ONNX) if has_step else None,
+        max_history=bundle.max_history,
+        cache_bytes=settings.cache_mib << 20,
+        max_rows=settings.max_encode_rows,
     )
 
 
@@ -128,7 +151,7 @@ async def run(settings: EncoderSettings) -> None:
     tracing = configure_tracing("encoder", settings.otlp_endpoint)
     metrics = EncoderMetrics()
     health = HealthState()
-    encoder = inference_encoder(settings, bundle)
+    encoder = model_encoder(settings, bundle)
     outbox = KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-encoder"))
     store = state_writer(settings)
     consumer = Consumer(

@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.algorithms.item_buckets import item_buckets
 from services.algorithms.models.sequential import SequentialModel
 from services.datasets import Interactions
 from services.training import checkpoint
 from services.training.loss import batch_loss
 from services.training.presets import TrainConfig
-from services.training.sequences import Batch, EpochBatches, Histories, IntArray
+from services.training.sequences import Batch, EpochBatches, Histories, IntArray, StandIns
 
 PARTS = ("data", "encoder", "mol", "optimizer")
 _SECONDS_BETWEEN_CHECKPOINTS = 30.0
@@ -97,6 +98,14 @@ def dense_users(config: TrainConfig, interactions: Interactions) -> IntArray | N
     return np.where(trained, np.cumsum(trained) - 1, -1)
 
 
+def _stand_ins(config: TrainConfig, interactions: Interactions) -> StandIns | None:
+    buckets = config.encoder.num_item_buckets
+    if not buckets:
+        return None
+    rows = interactions.num_items + item_buckets(interactions.item_ids, buckets)
+    return StandIns(rows=rows, probability=config.bucket_probability)
+
+
 class _Run:
     def __init__(self, config: TrainConfig, interactions: Interactions, out: Path | None, device: str) -> None:
         self.config, self.folder, self.device = config, out, torch.device(device)
@@ -106,6 +115,7 @@ class _Run:
             raise ValueError(f"{interactions.name}: no user has two events; training needs a next event to predict")
         self.identity: dict[str, Any] = {"config": config.as_dict(), "data": interactions.fingerprint()}
         self.user_index = dense_users(config, interactions)
+        self.stand_ins = _stand_ins(config, interactions)
         torch.manual_seed(config.seed)
         self.negatives = torch.Generator().manual_seed(config.seed)
         self.model = SequentialModel(
@@ -177,6 +187,7 @@ class _Run:
             batch_sequences=self.config.batch_sequences,
             seed=self.config.seed,
             epoch=epoch,
+            stand_ins=self.stand_ins,
         )
 
     def _step(self, batches: EpochBatches) -> None:

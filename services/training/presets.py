@@ -28,6 +28,8 @@ class TrainConfig:
     final_rate_fraction: float = 1.0
     mutual_information_weight: float = 0.001
     user_norm_weight: float = 0.0
+    # How often an item of a history is replaced by its hash bucket, so that the buckets' rows are trained.
+    bucket_probability: float = 0.0
     # Where nobody says how many epochs: at least this many positions, so that small data is not left half trained.
     default_min_positions: int = 0
 
@@ -40,6 +42,12 @@ class TrainConfig:
             _check(name, getattr(self, name), at_least=0, at_most=1)
         for name in ("encoder", "item", "user", "gate"):
             _check(f"dropouts.{name}", getattr(self.dropouts, name), at_least=0, at_most=0.95)
+        _check("bucket_probability", self.bucket_probability, at_least=0, at_most=0.5)
+        if (self.bucket_probability > 0) != (self.encoder.num_item_buckets > 0):
+            raise ValueError(
+                f"bucket_probability={self.bucket_probability}; with num_item_buckets="
+                f"{self.encoder.num_item_buckets} allowed: {'above 0' if self.encoder.num_item_buckets else '0'}"
+            )
         if not 0 < self.learning_rate <= 1:
             raise ValueError(f"learning_rate={self.learning_rate}; allowed: above 0, at most 1")
         if not 0 <= self.seed < 2**63:
@@ -81,6 +89,12 @@ def with_dot_head(config: TrainConfig) -> TrainConfig:
 def with_sasrec(config: TrainConfig) -> TrainConfig:
     """The same training with the SASRec encoder."""
     return replace(config, encoder=replace(config.encoder, kind="sasrec", num_time_buckets=0))
+
+
+def with_item_buckets(config: TrainConfig, num_item_buckets: int = 64, probability: float = 0.05) -> TrainConfig:
+    """The same training with hash buckets for items that it does not see; 0 buckets: without."""
+    encoder = replace(config.encoder, num_item_buckets=num_item_buckets)
+    return replace(config, encoder=encoder, bucket_probability=probability if num_item_buckets else 0.0)
 
 
 def _check(name: str, value: float, *, at_least: float, at_most: float = float("inf")) -> None:

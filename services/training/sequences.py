@@ -4,6 +4,9 @@ Each epoch cuts every user's history into windows that start on the grid of the 
 fresh offset per epoch), so that each event but a user's first is predicted exactly once. Windows of similar length
 share a batch. Everything follows from (seed, epoch), so an epoch can be taken up again at any batch.
 
+Of the inputs, never of what is to be predicted, a small share is replaced by hash buckets: the rows that will stand
+for items nobody has seen yet.
+
 Letters: B windows in a batch, L longest window in it, N positions to predict.
 """
 
@@ -84,11 +87,28 @@ def windows_before(histories: Histories, events: IntArray, users: IntArray, max_
     return PaddedWindows(items=items, times=histories.times[rows], lengths=lengths)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StandIns:
+    """rows (X,): what each item is replaced by, with this probability at each of its occurrences."""
+
+    rows: IntArray
+    probability: float
+
+
 class EpochBatches:
     """The batches of one epoch, addressable by number."""
 
-    def __init__(self, histories: Histories, *, max_history: int, batch_sequences: int, seed: int, epoch: int) -> None:
-        self._histories, self._seed, self._epoch = histories, seed, epoch
+    def __init__(
+        self,
+        histories: Histories,
+        *,
+        max_history: int,
+        batch_sequences: int,
+        seed: int,
+        epoch: int,
+        stand_ins: StandIns | None = None,
+    ) -> None:
+        self._histories, self._seed, self._epoch, self._stand_ins = histories, seed, epoch, stand_ins
         rng = np.random.default_rng([seed, epoch])
         self._starts, self._lengths, self._users = _windows(histories.offsets, max_history, rng)
         self._batches = _batches_by_length(self._lengths, batch_sequences, rng)
@@ -104,9 +124,14 @@ class EpochBatches:
         # Beyond a window's end the last event's time is repeated, as in serving.
         rows = self._starts[chosen, None] + np.minimum(steps, lengths[:, None] - 1)
         positions = np.flatnonzero(present)
-        np.random.default_rng([self._seed, self._epoch, number]).shuffle(positions)
+        rng = np.random.default_rng([self._seed, self._epoch, number])
+        rng.shuffle(positions)
+        items = self._histories.items[rows]
+        if self._stand_ins is not None:
+            replaced = rng.random(items.shape) < self._stand_ins.probability
+            items = np.where(replaced, self._stand_ins.rows[items], items)
         return Batch(
-            items=np.where(present, self._histories.items[rows], PADDING),
+            items=np.where(present, items, PADDING),
             times=self._histories.times[rows],
             users=self._users[chosen],
             positions=positions,

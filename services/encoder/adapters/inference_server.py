@@ -1,59 +1,32 @@
-"""The model port over the inference server (model "encoder"): pads sequences into few shapes, translates errors.
+"""The model port over the inference server (model "encoder"): sends padded batches, translates errors. Thread-safe.
 
-A call takes at most `max_rows` sequences, shortest first and grouped by length, so that one long history does not
-make every short one long and no call holds the server for long. Thread-safe.
+A job with a cache key goes to a model that keeps keys and values (the Python-backend one) with its key, and only its
+new events are encoded there; a model that keeps nothing (the native backend's) is sent the same job without it.
 
 Letters: B batch, L padded length, M positions wanted, P_q query components, P component pairs, d component width.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
+from services.algorithms.incremental_encoding import CacheCounts
 from services.common.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     FreshetError,
     PreconditionFailed,
 )
+from services.encoder.adapters.batches import PADDING_ITEM, IntArray, calls, length_buckets, pad_jobs
 from services.encoder.domain import EncodedStates, EncodeJob
 
 MODEL_NAME = "encoder"
-PADDING_ITEM = -1
-
-IntArray = npt.NDArray[np.int64]
-
-
-def length_buckets(max_history: int) -> list[int]:
-    """The lengths that sequences are padded to: few shapes, and below a third more work than unpadded."""
-    quarter = max_history // 4
-    return sorted({max(4, quarter // 2), max(4, quarter), 2 * quarter, 3 * quarter, max_history})
-
-
-def pad_jobs(jobs: Sequence[EncodeJob], buckets: Sequence[int]) -> dict[str, IntArray]:
-    """The model's inputs for some jobs: left-aligned, padded at the end.
-
-    Shapes: item_index (B, L), event_time (B, L), user_index (B, 1), position (B, M).
-    """
-    longest = max(len(job.item_index) for job in jobs)
-    length = next((bucket for bucket in buckets if bucket >= longest), longest)
-    most = max(len(job.positions) for job in jobs)
-    wanted = 1 << (most - 1).bit_length()
-    items = np.full((len(jobs), length), PADDING_ITEM, dtype=np.int64)
-    times = np.empty((len(jobs), length), dtype=np.int64)
-    positions = np.empty((len(jobs), wanted), dtype=np.int64)
-    for row, job in enumerate(jobs):
-        used = len(job.item_index)
-        items[row, :used] = job.item_index
-        times[row, :used] = job.event_time
-        times[row, used:] = job.event_time[-1]
-        positions[row, : len(job.positions)] = job.positions
-        positions[row, len(job.positions) :] = job.positions[-1]
-    users = np.array([[job.user_index] for job in jobs], dtype=np.int64)
-    return {"item_index": items, "event_time": times, "user_index": users, "position": positions}
+CACHE_KEY = "cache_key"
+KEPT = "kept"
 
 
 class InferenceServerEncoder:
@@ -83,6 +56,10 @@ class InferenceServerEncoder:
         self._uses_user_index = uses_user_index
         self._max_rows = max_rows
         self._timeout_s = timeout_s
+        # Whether the server's model keeps anything: asked when first needed, and again after an error.
+        self._keeps: bool | None = None
+        self._counts = CacheCounts()
+        self._counts_lock = threading.Lock()
         self._client = InferenceServerClient(
             url=address,
             channel_args=[
@@ -100,10 +77,7 @@ class InferenceServerEncoder:
 
         Raises: PreconditionFailed naming both versions; as `encode`.
         """
-        try:
-            config = self._client.get_model_config(MODEL_NAME, client_timeout=self._timeout_s).config
-        except InferenceServerException as exc:
-            raise _translated(exc, self._address, self._timeout_s) from exc
+        config = self._config()
         found = config.parameters["model_version"].string_value
         if found != self._model_version:
             raise PreconditionFailed(
@@ -118,29 +92,57 @@ class InferenceServerEncoder:
 
         Raises: DependencyUnavailable, DeadlineExceeded; PreconditionFailed when the server's model is another one.
         """
+        keyed = [number for number, job in enumerate(jobs) if job.cache_key is not None]
+        if keyed and not self._model_keeps():
+            keyed = []
+        plain = [number for number in range(len(jobs)) if number not in set(keyed)]
         results: list[EncodedStates | None] = [None] * len(jobs)
-        for numbers in self._calls(jobs):
-            for number, states in zip(numbers, self._call([jobs[n] for n in numbers]), strict=True):
+        for numbers in calls(jobs, plain, self._max_rows):
+            for number, states in zip(numbers, self._call([jobs[n] for n in numbers], keyed=False), strict=True):
+                results[number] = states
+        # In the order given: what one user's last job leaves is what the next begins with.
+        for start in range(0, len(keyed), self._max_rows):
+            numbers = keyed[start : start + self._max_rows]
+            for number, states in zip(numbers, self._call([jobs[n] for n in numbers], keyed=True), strict=True):
                 results[number] = states
         return [states for states in results if states is not None]
+
+    def drop(self, cache_keys: Sequence[int]) -> None:
+        """Have the server forget what it keeps under these keys. Raises: as `encode`."""
+        if not cache_keys or not self._model_keeps():
+            return
+        # An empty window takes the place of what was kept.
+        empty = np.full(1, PADDING_ITEM, dtype=np.int64)
+        jobs = [EncodeJob(empty, np.zeros(1, dtype=np.int64), -1, [0], cache_key=key) for key in cache_keys]
+        for start in range(0, len(jobs), self._max_rows):
+            list(self._call(jobs[start : start + self._max_rows], keyed=True))
+
+    def cache_counts(self) -> CacheCounts:
+        """What this process's jobs found kept, and how much the server's model holds."""
+        with self._counts_lock:
+            return self._counts
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
-    def _calls(self, jobs: Sequence[EncodeJob]) -> Iterator[list[int]]:
-        if len(jobs) <= 8:
-            if jobs:
-                yield list(range(len(jobs)))
-            return
-        by_length = sorted(range(len(jobs)), key=lambda number: len(jobs[number].item_index))
-        for start in range(0, len(by_length), self._max_rows):
-            yield by_length[start : start + self._max_rows]
+    def _config(self) -> Any:
+        try:
+            return self._client.get_model_config(MODEL_NAME, client_timeout=self._timeout_s).config
+        except InferenceServerException as exc:
+            raise _translated(exc, self._address, self._timeout_s) from exc
 
-    def _call(self, jobs: Sequence[EncodeJob]) -> Iterator[EncodedStates]:
+    def _model_keeps(self) -> bool:
+        if self._keeps is None:
+            self._keeps = CACHE_KEY in {tensor.name for tensor in self._config().input}
+        return self._keeps
+
+    def _call(self, jobs: Sequence[EncodeJob], *, keyed: bool) -> Iterator[EncodedStates]:
         arrays = pad_jobs(jobs, self._buckets)
         if not self._uses_user_index:
             del arrays["user_index"]
+        if keyed:
+            arrays[CACHE_KEY] = np.array([[job.cache_key] for job in jobs], dtype=np.int64)
         inputs = []
         for name, array in arrays.items():
             tensor = InferInput(name, list(array.shape), "INT64")
@@ -149,10 +151,15 @@ class InferenceServerEncoder:
         outputs = [InferRequestedOutput("components")]
         if self._has_gate:
             outputs.append(InferRequestedOutput("gate"))
+        if keyed:
+            outputs.append(InferRequestedOutput(KEPT))
         try:
             answer = self._client.infer(MODEL_NAME, inputs, outputs=outputs, client_timeout=self._timeout_s)
         except InferenceServerException as exc:
+            self._keeps = None
             raise _translated(exc, self._address, self._timeout_s) from exc
+        if keyed:
+            self._count(jobs, answer.as_numpy(KEPT))
         components = answer.as_numpy("components")
         gate = answer.as_numpy("gate") if self._has_gate else None
         expected = (len(jobs), arrays["position"].shape[1], *self._components_shape)
@@ -167,6 +174,14 @@ class InferenceServerEncoder:
         for row, job in enumerate(jobs):
             used = len(job.positions)
             yield EncodedStates(components[row, :used], None if gate is None else gate[row, :used])
+
+    def _count(self, jobs: Sequence[EncodeJob], kept: IntArray | None) -> None:
+        """kept (B, 2): events not encoded anew, and the bytes that the model holds afterwards."""
+        if kept is None:
+            return
+        lengths = [len(job.item_index) for job in jobs]
+        with self._counts_lock:
+            self._counts = self._counts.plus(kept[:, 0].tolist(), lengths, held_bytes=int(kept[-1, 1]))
 
 
 def _translated(exc: InferenceServerException, address: str, timeout_s: float) -> FreshetError:
