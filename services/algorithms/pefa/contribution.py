@@ -96,7 +96,7 @@ class Contributions:
         logits -= logits.max(axis=1, keepdims=True)
         powers = to_multiples(exp_of_negative(logits), _SOFTMAX_BITS)
         shares = to_multiples(powers / powers.sum(axis=1, keepdims=True), _SHARE_BITS)
-        return shares.reshape(num_rows, num_query_components, -1)
+        return shares.reshape(num_rows, num_query_components, items.components.shape[1])
 
 
 def contributions(

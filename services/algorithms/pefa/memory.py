@@ -131,9 +131,6 @@ class QueryMemory:
             if pair[0] >= self._bound:
                 continue
             place = bisect.bisect_left(self._order, pair)
-            if place >= self.capacity + self.reserve:
-                self._bound = pair[0]
-                continue
             self._order.insert(place, pair)
             self._entries[entry.entry_id] = entry
             if entry.user:
@@ -144,9 +141,8 @@ class QueryMemory:
                     hidden = self._order[self.capacity][1]
                     self._note(hidden, self._entries[hidden])
             if len(self._order) > self.capacity + self.reserve:
-                self._bound, last = self._order.pop()
-                self._drop(last)
-                # Of equal hashes some may be gone: all of them go, so that "below the bound" says what is held.
+                self._bound = self._order[-1][0]
+                # Entries of equal hash go together, so that "below the bound" says exactly what is held.
                 while self._order and self._order[-1][0] == self._bound:
                     self._take_out(len(self._order) - 1)
 
@@ -231,6 +227,8 @@ class QueryMemory:
                 f"components has shape {components.shape}, with {num} weights, {len(seconds)} times and "
                 f"{len(ends) - 1} texts; expected (n, P_q, d), n, n and 4 n"
             )
+        if len(arrays["sizes"]) != 3 or len(arrays["bound"]) != 1:
+            raise ValueError(f"sizes holds {len(arrays['sizes'])} and bound {len(arrays['bound'])}; expected 3 and 1")
         if ends[-1] != len(text):
             raise ValueError(f"text holds {len(text)} bytes; text_ends says {ends[-1]}")
         capacity, reserve, bounded = (int(size) for size in arrays["sizes"].tolist())

@@ -133,7 +133,7 @@ class SharePolicy:
         if self.kind == "fixed":
             ramp = np.ones_like(coherence)
             if self.min_coherence:
-                ramp = np.minimum(coherence / self.min_coherence, 1.0)
+                ramp = np.minimum(coherence, self.min_coherence) / self.min_coherence
             strength = np.where((evidence > 0) & (coherence > 0), ramp * fading, 0.0)
         else:
             net = evidence * np.minimum(coherence, 1.0) * fading

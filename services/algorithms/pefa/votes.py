@@ -108,14 +108,17 @@ class VotingIndex:
             batch = ItemBatch(
                 item_ids=[entry.entry_id for entry in upserts], states=ItemStates(components=vectors[:, None])
             )
-        # An entry is there before its vector can be found and until after it cannot; `_found` sees to the rest.
-        new = {entry.entry_id: entry for entry in upserts if entry.entry_id not in self._entries}
-        self._entries.update(new)
+        # An entry is there before its vector can be found and until after it cannot; `neighbours` sees to the rest.
+        before = {entry.entry_id: self._entries.get(entry.entry_id) for entry in upserts}
+        self._entries.update({entry.entry_id: entry for entry in upserts})
         try:
             change = self.index.apply(upserts=batch, removals=removals)
         except ValueError:
-            for entry_id in new:
-                del self._entries[entry_id]
+            for entry_id, old in before.items():
+                if old is None:
+                    del self._entries[entry_id]
+                else:
+                    self._entries[entry_id] = old
             raise
         for entry_id in removals:
             self._entries.pop(entry_id, None)
@@ -157,7 +160,7 @@ class VotingIndex:
     def _vectors(self, components: npt.NDArray[np.floating]) -> FloatArray:
         """(n, P_q, d) -> (n, P' d): unit components end to end, so that dot products are mean cosines."""
         kept = unit(components[:, self._kept]) / np.sqrt(len(self._kept))
-        return np.asarray(kept.reshape(len(kept), -1).astype(np.float32))
+        return np.asarray(kept.reshape(len(kept), len(self._kept) * self.width).astype(np.float32))
 
 
 def votes_of(voters: Sequence[Voter]) -> dict[str, float]:

@@ -1,0 +1,189 @@
+"""Policies: weights of feedback, lambda by evidence, coherence and age, and their text forms."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.algorithms.pefa.policy import (
+    DEFAULT_FEEDBACK,
+    DEFAULT_SHARE,
+    FROZEN,
+    NAMED_SHARES,
+    PAPER,
+    FeedbackPolicy,
+    SharePolicy,
+    TypeWeight,
+)
+from services.algorithms.pefa.share_choice import (
+    PAPER_SHARES,
+    choose,
+    least_squares_share,
+    prior_from_shares,
+    share_grid,
+)
+
+policies = st.builds(
+    SharePolicy,
+    kind=st.sampled_from(["evidence", "fixed"]),
+    least=st.floats(0, 1),
+    prior=st.floats(1e-3, 1e6),
+    half_life_seconds=st.one_of(st.just(math.inf), st.floats(1, 1e9)),
+    min_coherence=st.floats(0, 1),
+)
+amounts = st.floats(0, 1e9)
+
+
+@given(policies, amounts, st.floats(0, 1), st.floats(-1e6, 1e12))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_lambda_stays_between_least_and_one(policy: SharePolicy, evidence: float, coherence: float, age: float) -> None:
+    share = float(policy.model_share(evidence, coherence, age))
+    assert policy.least - 1e-12 <= share <= 1
+
+
+@given(policies, amounts, amounts, st.floats(0, 1), st.floats(0, 1), st.floats(0, 1e9), st.floats(0, 1e9))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_lambda_shrinks_with_evidence_and_coherence_and_grows_with_age(
+    policy: SharePolicy, e1: float, e2: float, c1: float, c2: float, a1: float, a2: float
+) -> None:
+    least, most = policy.model_share([max(e1, e2), min(e1, e2)], [max(c1, c2), min(c1, c2)], [min(a1, a2), max(a1, a2)])
+    assert least <= most + 1e-12
+
+
+def test_nothing_known_means_the_model_alone() -> None:
+    for policy in (*NAMED_SHARES.values(), SharePolicy(kind="fixed", least=0.0)):
+        assert policy.model_share([0.0, 5.0], [0.0, 0.0], [0.0, 0.0]).tolist() == [1.0, 1.0]
+
+
+def test_the_named_policies_are_what_their_names_say() -> None:
+    assert FROZEN.model_share(1e9, 1.0, 0.0) == 1
+    assert PAPER.model_share(0.3, 0.2, 1e9) == 0.5
+    assert DEFAULT_SHARE.model_share(DEFAULT_SHARE.prior, 1.0, 0.0) == pytest.approx(0.5)
+    assert SharePolicy(prior=10, half_life_seconds=60).model_share(20, 1.0, 60) == pytest.approx(0.5)
+    assert SharePolicy.parse("default") == DEFAULT_SHARE
+
+
+@given(policies)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_a_share_policys_text_says_all_that_matters(policy: SharePolicy) -> None:
+    read = SharePolicy.parse(policy.text)
+    arguments = (np.array([0, 1, 50, 1e6]), np.array([0.5, 0.01, 1, 0.3]), np.array([0, 1e3, 1e7, 10]))
+    if policy.kind == "fixed" or policy.min_coherence == 0:
+        assert read.model_share(*arguments).tolist() == policy.model_share(*arguments).tolist()
+    assert read.kind == policy.kind
+
+
+def test_times_have_units() -> None:
+    assert SharePolicy.parse("evidence(prior=5, half_life=30d)").half_life_seconds == 30 * 86400
+    assert SharePolicy.parse("fixed(least=0.3,half_life=2h)").half_life_seconds == 7200
+    assert SharePolicy.parse("evidence(half_life=inf)").half_life_seconds == math.inf
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "half",
+        "fixed()",
+        "fixed(least=1.5)",
+        "fixed(least=-0.1)",
+        "fixed(least=nan)",
+        "evidence(prior=0)",
+        "evidence(prior=inf)",
+        "evidence(half_life=0)",
+        "evidence(prior=3d)",
+        "evidence(age=3)",
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="allowed"):
+        SharePolicy.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [((-1.0, 0.5, 0.0), "evidence"), ((1.0, math.nan, 0.0), "coherence"), ((1.0, 1.0, math.nan), "age_seconds")],
+)
+def test_evidence_that_cannot_be_is_refused(arguments: tuple[float, float, float], name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} holds NaN or negative"):
+        DEFAULT_SHARE.model_share(*arguments)
+
+
+def test_a_clock_that_is_ahead_makes_no_item_younger_than_new() -> None:
+    policy = SharePolicy(half_life_seconds=60)
+    assert policy.model_share(5, 1, -3600) == policy.model_share(5, 1, 0)
+
+
+def test_ratings_weigh_by_their_distance_from_three_stars() -> None:
+    weights = DEFAULT_FEEDBACK.weights(["rating"] * 5 + ["click", "dislike"], [1, 2, 3, 4, 5, 7, 1])
+    assert weights.tolist() == [-1, -0.5, 0, 0.5, 1, 1, -1]
+
+
+def test_weights_are_clipped_and_types_told_apart() -> None:
+    policy = FeedbackPolicy.parse("watch:0.01@0<2,purchase:3,*:0")
+    assert policy.weights(["watch", "watch", "purchase", "view"], [50, 1e9, 1, 1]).tolist() == [0.5, 2, 3, 0]
+    assert FeedbackPolicy.parse(policy.text) == policy
+    assert FeedbackPolicy.parse(DEFAULT_FEEDBACK.text) == DEFAULT_FEEDBACK
+    assert FeedbackPolicy.parse("").weight("anything", 5.0) == 1
+
+
+@pytest.mark.parametrize("text", ["rating", "rating:x", "rating:1,rating:2", "a:1@", "a:1<0", "a:1<1e9", ":1"])
+def test_feedback_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="allowed"):
+        FeedbackPolicy.parse(text)
+
+
+def test_values_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="value=nan"):
+        DEFAULT_FEEDBACK.weight("rating", math.nan)
+    with pytest.raises(ValueError, match="finite"):
+        TypeWeight(slope=math.inf)
+
+
+def blend(rng: np.random.Generator, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    model, memory = rng.normal(size=(2, 50, 20))
+    wanted = 3 * (share * model + (1 - share) * memory) + rng.normal(size=(50, 1))
+    return model, memory, wanted
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_least_squares_finds_the_lambda_that_made_the_scores(seed: int, share: float) -> None:
+    assert least_squares_share(*blend(np.random.default_rng(seed), share)) == pytest.approx(share, abs=1e-6)
+
+
+def test_least_squares_leans_on_neither_what_misleads_nor_what_says_nothing_new() -> None:
+    model, memory, wanted = blend(np.random.default_rng(1), 0.5)
+    assert least_squares_share(model, -wanted, wanted) == 1
+    assert least_squares_share(model, memory, memory - 2 * model) == 0
+    assert least_squares_share(model, model, wanted) == 1
+    assert least_squares_share(model, np.zeros_like(model), wanted) == 1
+    with pytest.raises(ValueError, match="one shape"):
+        least_squares_share(model, memory[1:], wanted)
+    with pytest.raises(ValueError, match="NaN"):
+        least_squares_share(model, memory * np.nan, wanted)
+
+
+def test_a_prior_is_read_off_the_shares_it_makes() -> None:
+    evidence = np.array([0.5, 3, 20, 400])
+    shares = SharePolicy(prior=17).model_share(evidence, 1.0, 0.0)
+    assert prior_from_shares(evidence, shares, np.array([4.0, 3, 2, 1])) == pytest.approx(17)
+    assert prior_from_shares(evidence, np.ones(4), np.ones(4)) == math.inf
+    with pytest.raises(ValueError, match="shares hold 2"):
+        prior_from_shares(evidence, np.full(4, 2.0), np.ones(4))
+
+
+def test_the_grid_holds_the_papers_constants_and_choosing_takes_the_best() -> None:
+    grid = share_grid()
+    assert FROZEN in grid
+    assert {policy.least for policy in grid if policy.kind == "fixed"} == {1.0, *PAPER_SHARES}
+    assert len({policy.text for policy in grid}) == len(grid)
+    ranked = choose(grid, lambda policy: -abs(policy.prior - 30) - policy.least)
+    assert (ranked[0][0].prior, ranked[0][0].least) == (30.0, 0.0)
+    assert [value for _, value in ranked] == sorted((value for _, value in ranked), reverse=True)
+    with pytest.raises(ValueError, match="none"):
+        choose([], lambda _: 0.0)
+    with pytest.raises(ValueError, match="nan"):
+        choose(grid, lambda _: math.nan)

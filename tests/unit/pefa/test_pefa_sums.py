@@ -1,0 +1,245 @@
+"""Sums: any order of adding, removing and forgetting leaves the bits of the batch computation."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pefa_scene import Scene, make_scene
+
+from services.algorithms.pefa.contribution import SCALE, Contributions
+from services.algorithms.pefa.decay import ForwardDecay
+from services.algorithms.pefa.sums import MAX_TOTAL_WEIGHT, NEVER, ItemSums
+
+DAY = 86400
+DECAYS = [ForwardDecay(), ForwardDecay(half_life_seconds=DAY, epoch_seconds=10 * DAY)]
+
+
+def empty(scene: Scene, decay: ForwardDecay) -> ItemSums:
+    return ItemSums(num_components=scene.contributions.shape[1], width=scene.contributions.shape[2], decay=decay)
+
+
+class Fold:
+    """The scene's interactions as a fold sees them, with decayed weights."""
+
+    def __init__(self, scene: Scene, decay: ForwardDecay) -> None:
+        self.scene, self.decay = scene, decay
+        self.weights = scene.weights * decay.factors(scene.seconds)
+        self.contributions = Contributions(scene.pair_gate, leave_out=scene.leave_out)(
+            scene.queries, self.weights, scene.items
+        )
+
+    def columns(self, rows: list[int]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
+        item_ids = [self.scene.item_ids[row] for row in rows]
+        return item_ids, self.contributions[rows], self.weights[rows], self.scene.seconds[rows]
+
+    def batch(self, rows: list[int]) -> ItemSums:
+        """All of them at once, in order."""
+        sums = empty(self.scene, self.decay)
+        if rows:
+            sums.add(*self.columns(sorted(rows)))
+        return sums
+
+
+def random_batches(rng: np.random.Generator, rows: list[int]) -> list[list[int]]:
+    order = list(rng.permutation(rows)) if rows else []
+    cuts = sorted(rng.integers(0, len(order) + 1, 4))
+    return [[int(row) for row in part] for part in np.split(np.array(order, dtype=int), cuts)]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 60), st.sampled_from(DECAYS), st.booleans())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_any_order_with_undone_interactions_has_the_bits_of_the_survivors_batch(
+    seed: int, count: int, decay: ForwardDecay, mixture: bool
+) -> None:
+    p_q, p_x = (3, 2) if mixture else (1, 1)
+    fold = Fold(make_scene(seed, count, p_q=p_q, p_x=p_x), decay)
+    rng = np.random.default_rng(seed)
+    undone = [row for row in range(count) if rng.random() < 0.4]
+    sums = empty(fold.scene, decay)
+    added: list[int] = []
+    for batch in random_batches(rng, list(range(count))):
+        sums.add(*fold.columns(batch))
+        added += batch
+        due = [row for row in undone if row in added]  # undone some time after they were added
+        leave = [row for row in due if rng.random() < 0.5]
+        sums.remove(*fold.columns(leave))
+        undone = [row for row in undone if row not in leave]
+        added = [row for row in added if row not in leave]
+    sums.remove(*fold.columns(undone))
+    survivors = [row for row in added if row not in undone]
+    wanted = fold.batch(survivors)
+    assert sums.digest() == wanted.digest()
+    assert sorted(sums) == sorted(wanted)
+    ids = [f"item-{number}" for number in range(6)]
+    got, expected = sums.of(ids), wanted.of(ids)
+    for name in ("sums", "evidence", "coherence", "counts", "last_seconds"):
+        assert getattr(got, name).tobytes() == getattr(expected, name).tobytes()
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.sampled_from(DECAYS))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_a_forgotten_user_leaves_the_bits_of_never_having_been_seen(seed: int, count: int, decay: ForwardDecay) -> None:
+    fold = Fold(make_scene(seed, count), decay)
+    user = fold.scene.users[seed % count]
+    rng = np.random.default_rng(seed)
+    seen, never = empty(fold.scene, decay), empty(fold.scene, decay)
+    for batch in random_batches(rng, list(range(count))):
+        seen.add(*fold.columns(batch))
+    theirs = [row for row in range(count) if fold.scene.users[row] == user]
+    seen.remove(*fold.columns(theirs))
+    others = [row for row in range(count) if fold.scene.users[row] != user]
+    for batch in random_batches(rng, others):
+        never.add(*fold.columns(batch))
+    assert seen.digest() == never.digest()
+    assert {name: values.tobytes() for name, values in seen.to_arrays().items()} == {
+        name: values.tobytes() for name, values in never.to_arrays().items()
+    }
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 30), st.sampled_from(DECAYS))
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_a_checkpoint_restores_the_same_state_and_goes_on_the_same(seed: int, count: int, decay: ForwardDecay) -> None:
+    fold = Fold(make_scene(seed, count + 10), decay)
+    sums = fold.batch(list(range(count)))
+    restored = ItemSums.from_arrays(sums.to_arrays(), decay=decay)
+    assert restored.digest() == sums.digest()
+    more = fold.columns(list(range(count, count + 10)))
+    restored.add(*more)
+    restored.remove(*fold.columns(list(range(count))))
+    assert restored.digest() == fold.batch(list(range(count, count + 10))).digest()
+
+
+def test_what_is_read_is_the_weighted_sum() -> None:
+    scene = make_scene(1, 300)
+    sums = Fold(scene, DECAYS[0]).batch(list(range(300)))
+    read = sums.of(["item-1", "unknown"])
+    rows = [row for row in range(300) if scene.item_ids[row] == "item-1"]
+    assert np.array_equal(read.sums[0], scene.contributions[rows].sum(axis=0) / SCALE)
+    assert read.evidence[0] == pytest.approx(np.abs(scene.weights[rows]).sum(), abs=1e-7)
+    length = np.linalg.norm(read.sums[0], axis=1).sum()
+    assert read.coherence[0] == pytest.approx(length / read.evidence[0])
+    assert (read.counts[0], read.last_seconds[0]) == (len(rows), scene.seconds[rows].max())
+    assert (read.counts[1], read.last_seconds[1], read.evidence[1], read.coherence[1]) == (0, NEVER, 0, 0)
+    assert not read.sums[1].any()
+    assert read.age_seconds(int(scene.seconds[rows].max()) + 7).tolist() == [7, 0]
+    assert read.age_seconds(0).tolist() == [0, 0]  # clocks differ: never less than 0
+
+
+def test_forward_decay_halves_an_interactions_say_per_half_life() -> None:
+    decay = ForwardDecay(half_life_seconds=DAY, epoch_seconds=5)
+    scene = make_scene(2, 60, num_items=1)
+    sums = Fold(scene, decay).batch(list(range(60)))  # over 40 days: five segments
+    read = sums.of(["item-0"])
+    ages = scene.seconds.max() - scene.seconds
+    halved = scene.weights * 0.5 ** (ages / DAY)
+    wanted = Contributions(scene.pair_gate)(scene.queries, halved, scene.items).sum(axis=0) / SCALE
+    assert np.abs(read.sums[0] - wanted).max() < 1e-6
+    assert read.evidence[0] == pytest.approx(np.abs(halved).sum(), abs=1e-6)
+    assert len(np.unique(decay.segments(scene.seconds))) > 3
+
+
+def test_decay_factors_double_with_each_half_life_and_begin_anew_with_a_segment() -> None:
+    decay = ForwardDecay(half_life_seconds=100, epoch_seconds=1000)
+    times = np.array([1000, 1100, 1150, 1799, 1800, 999, -5])
+    assert decay.segments(times).tolist() == [0, 0, 0, 0, 1, -1, -2]
+    into = (times - 1000) % 800
+    assert np.allclose(decay.factors(times), 2.0 ** (into / 100), rtol=1e-14)
+    assert decay.factors(times)[[0, 4]] == pytest.approx([1.0, 1.0], rel=1e-15)
+    with pytest.raises(ValueError, match="half_life_seconds=-1 allowed: 0"):
+        ForwardDecay(half_life_seconds=-1)
+
+
+def test_coherence_is_one_when_all_point_one_way_and_zero_when_they_cancel() -> None:
+    sums = ItemSums(num_components=1, width=2)
+    right = np.array([[[SCALE, 0]]], dtype=np.int64)
+    for item_id, second_sign in (("liked", 1), ("torn", -1)):
+        sums.add([item_id, item_id], np.concatenate([right, second_sign * right]), np.ones(2), np.zeros(2, np.int64))
+    assert sums.of(["liked", "torn"]).coherence.tolist() == [1.0, 0.0]
+    assert sums.of(["liked", "torn"]).evidence.tolist() == [2.0, 2.0]
+
+
+def test_more_items_than_first_rows_keep_their_sums() -> None:
+    num = 1000
+    sums = ItemSums(num_components=1, width=1)
+    ids = [f"i{number}" for number in range(num)]
+    values = np.arange(num, dtype=np.int64)[:, None, None] * SCALE
+    sums.add(ids, values, np.ones(num), np.arange(num))
+    assert sums.of(ids).sums[:, 0, 0].tolist() == list(range(num))
+    sums.remove(ids[:500], values[:500], np.ones(500), np.arange(500))
+    assert len(sums) == 500
+    assert "i0" not in sums
+    assert "i999" in sums
+    sums.add(ids[:500], values[:500], np.ones(500), np.arange(500))  # rows are used again
+    assert sums.of(ids).sums[:, 0, 0].tolist() == list(range(num))
+    assert sums.num_interactions == num
+    assert sums.nbytes >= num * sums.bytes_per_item
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ((["a"], np.zeros((1, 2, 9), np.int64), np.ones(1), np.zeros(1, np.int64)), "contributions has shape"),
+        ((["a"], np.zeros((1, 2, 8)), np.ones(1), np.zeros(1, np.int64)), "float64"),
+        ((["a"], np.zeros((1, 2, 8), np.int64), np.ones(2), np.zeros(1, np.int64)), r"weights \(2,\)"),
+        ((["a"], np.zeros((1, 2, 8), np.int64), np.ones(1), np.zeros(2, np.int64)), r"event_seconds \(2,\)"),
+        ((["a"], np.zeros((1, 2, 8), np.int64), np.full(1, np.inf), np.zeros(1, np.int64)), "NaN or infinite"),
+        ((["a"], np.zeros((1, 2, 8), np.int64), np.ones(1), np.zeros(1)), "whole seconds"),
+    ],
+)
+def test_what_does_not_fit_changes_nothing(columns: tuple[object, ...], message: str) -> None:
+    sums = ItemSums(num_components=2, width=8)
+    before = sums.digest()
+    with pytest.raises(ValueError, match=message):
+        sums.add(*columns)
+    assert sums.digest() == before
+
+
+def test_removing_what_is_not_there_changes_nothing() -> None:
+    fold = Fold(make_scene(14, 20), DECAYS[0])
+    sums = fold.batch(list(range(10)))
+    before = sums.digest()
+    item_ids, contributions, weights, seconds = fold.columns([0])
+    with pytest.raises(ValueError, match="no \\(further\\) interaction"):
+        sums.remove(*fold.columns([0, 0]))
+    with pytest.raises(ValueError, match="no \\(further\\) interaction"):
+        sums.remove(["unknown"], contributions, weights, seconds)
+    with pytest.raises(ValueError, match="no \\(further\\) interaction"):
+        sums.remove(item_ids, contributions, weights, seconds + 1)
+    assert sums.digest() == before
+
+
+def test_removing_something_else_than_was_added_is_noticed_when_the_item_would_end() -> None:
+    fold = Fold(make_scene(15, 1), DECAYS[0])
+    sums = fold.batch([0])
+    before = sums.digest()
+    item_ids, contributions, weights, seconds = fold.columns([0])
+    with pytest.raises(ValueError, match="not what had been added"):
+        sums.remove(item_ids, contributions + 1, weights, seconds)
+    with pytest.raises(ValueError, match="not what had been added"):
+        sums.remove(item_ids, contributions, weights / 2, seconds)
+    assert sums.digest() == before
+
+
+def test_sums_refuse_to_overflow() -> None:
+    sums = ItemSums(num_components=1, width=1)
+    big = np.array([[[2**60]]], dtype=np.int64)
+    sums.add(["a"], big, np.array([float(MAX_TOTAL_WEIGHT - 1)]), np.zeros(1, np.int64))
+    before = sums.digest()
+    with pytest.raises(ValueError, match="item 'a': weights add up to more than"):
+        sums.add(["b", "a"], np.concatenate([big, big]), np.array([1.0, 2.0]), np.zeros(2, np.int64))
+    assert sums.digest() == before
+    assert "b" not in sums
+
+
+@pytest.mark.parametrize("name", ["id_text", "id_ends", "num_segments", "segments", "sums", "counts", "seconds"])
+def test_a_torn_checkpoint_is_refused(name: str) -> None:
+    arrays = Fold(make_scene(16, 20), DECAYS[0]).batch(list(range(20))).to_arrays()
+    with pytest.raises(ValueError, match="missing"):
+        ItemSums.from_arrays({key: values for key, values in arrays.items() if key != name})
+    with pytest.raises(ValueError, match=r"disagree|add up"):
+        ItemSums.from_arrays({**arrays, name: arrays[name][:-1]})
+
+
+def test_shapes_below_one_are_refused() -> None:
+    with pytest.raises(ValueError, match="width=0 allowed: at least 1"):
+        ItemSums(num_components=1, width=0)
