@@ -152,6 +152,7 @@ async def run(settings: EncoderSettings) -> None:
     metrics = EncoderMetrics()
     health = HealthState()
     encoder = model_encoder(settings, bundle)
+    metrics.watch_cache(encoder.cache_counts)
     outbox = KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-encoder"))
     store = state_writer(settings)
     consumer = Consumer(

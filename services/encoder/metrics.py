@@ -1,19 +1,48 @@
-"""The encoder's own figures beside those of the gRPC kit: records by outcome, lag, freshness, batches, encode time."""
+"""The encoder's own figures beside those of the gRPC kit: records by outcome, lag, freshness, batches, encode time, and
+what incremental encoding found kept."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from services.algorithms.incremental_encoding import CacheCounts
 from services.common.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
 
 _LARGE_BATCH_BUCKETS = (*BATCH_BUCKETS, 1024, 2048, 4096, 8192)
 _OUTCOMES = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late")
 
 
+class _CacheCollector(Collector):
+    """The cache counts by itself; it is asked when somebody scrapes."""
+
+    def __init__(self, counts: Callable[[], CacheCounts]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """Hit rate = hit / (hit + miss); work left = encoded / (reused + encoded)."""
+        counts = self._counts()
+        sequences = CounterMetricFamily(
+            "freshet_encoder_cache_sequences", "Sequences encoded with a cache key, by hit or miss.", labels=["outcome"]
+        )
+        sequences.add_metric(["hit"], counts.hits)
+        sequences.add_metric(["miss"], counts.misses)
+        yield sequences
+        events = CounterMetricFamily(
+            "freshet_encoder_cache_events", "Events of those sequences, reused or encoded.", labels=["outcome"]
+        )
+        events.add_metric(["reused"], counts.reused_events)
+        events.add_metric(["encoded"], counts.events - counts.reused_events)
+        yield events
+        yield GaugeMetricFamily("freshet_encoder_cache_bytes", "Bytes of keys and values kept.", counts.bytes)
+
+
 class EncoderMetrics:
     """Label values are few and known beforehand; the partition is the only number among them."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._registry = registry
         records = Counter(
             "freshet_encoder_records",
             "Records of the interactions topic by what became of them (unknown_items, undone, late are also applied).",
@@ -74,6 +103,10 @@ class EncoderMetrics:
             self._records[outcome].inc(count)
         for wait in freshness_seconds:
             self._freshness.observe(wait)
+
+    def watch_cache(self, counts: Callable[[], CacheCounts]) -> None:
+        """Export what a model adapter counts."""
+        self._registry.register(_CacheCollector(counts))
 
     def request_encoded(self, seconds: float) -> None:
         """One on-demand encode ended."""
