@@ -9,6 +9,7 @@ from services.cli.commands import (
     bench,
     data,
     demo,
+    evaluate,
     explain,
     forget,
     import_past,
@@ -58,6 +59,7 @@ app.command("index", rich_help_panel=_DATA)(index.index)
 app.command("import", rich_help_panel=_DATA)(import_past.import_past)
 app.add_typer(data.app, rich_help_panel=_DATA)
 app.add_typer(bench.app, rich_help_panel=_MEASURE)
+app.add_typer(evaluate.app, rich_help_panel=_MEASURE)
 app.command(
     "loadtest",
     rich_help_panel=_MEASURE,
