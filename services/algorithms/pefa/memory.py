@@ -22,7 +22,7 @@ Half = npt.NDArray[np.float16]
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 _NO_BOUND = 2**64  # above every hash
-_OBJECT_BYTES = 900  # the entry, its id, item, type and user, the array's head and the sorted list's pair: measured 880
+_OBJECT_BYTES = 800  # the entry, its id, item, type and user, the array's head and the sorted list's pair: measured 770
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -98,7 +98,7 @@ class QueryMemory:
 
     @property
     def bytes_per_entry(self) -> int:
-        """Bytes of one remembered query: 2 P_q d, and 900 for its ids and its place."""
+        """Bytes of one remembered query: 2 P_q d, and 800 for its ids and its place."""
         return 2 * self.num_components * self.width + _OBJECT_BYTES
 
     @property

@@ -29,7 +29,7 @@ NEVER = np.iinfo(np.int64).min
 
 _GROWTH = 2
 _FIRST_ROWS = 64
-_ROW_OBJECT_BYTES = 400  # the id, two dictionary entries and the times' array as Python objects, measured 380
+_ROW_OBJECT_BYTES = 440  # the id, two dictionary entries and the times' array as Python objects, measured 433
 _BYTES_PER_TIME = 8
 
 
@@ -116,7 +116,7 @@ class ItemSums:
 
     @property
     def bytes_per_item(self) -> int:
-        """Bytes of one item and segment, beside 8 for each of its interactions: 8 P_x d + 416."""
+        """Bytes of one item and segment, beside 8 for each of its interactions: 8 P_x d + 456."""
         return 8 * self.num_components * self.width + 16 + _ROW_OBJECT_BYTES
 
     @property

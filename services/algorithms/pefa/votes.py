@@ -7,6 +7,7 @@ mutable one, and a search speaks of one version of it. A vote says who cast it, 
 Letters: B queries, k neighbours, P_q query components, d component width, n entries.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from services.algorithms.pefa.refresh import unit
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
 
 _SCANNED = 4096  # entries up to which scanning all vectors is quicker than their codes
-_ENTRY_BYTES = 500  # what an entry's texts and numbers take as Python objects, without its components
+_OBJECT_BYTES = 340  # an entry's id, numbers and places in tables as Python objects, measured 320
 _ATTEMPTS = 100
 
 
@@ -39,6 +40,16 @@ class Voter:
     weight: float
     similarity: float
     vote: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Cast:
+    """What an entry needs to vote, beside its vector."""
+
+    item_id: str
+    interaction_type: str
+    event_seconds: int
+    weight: float
 
 
 class VotingIndex:
@@ -71,7 +82,7 @@ class VotingIndex:
             build=_build,
             max_bytes=max_bytes,
         )
-        self._entries: dict[str, MemoryEntry] = {}
+        self._casts: dict[str, _Cast] = {}
 
     def __len__(self) -> int:
         return self.index.num_items
@@ -88,8 +99,8 @@ class VotingIndex:
 
     @property
     def bytes_per_entry(self) -> int:
-        """Bytes of one remembered query: its vector in float32 and as 8-bit codes, and 660 for ids, item and time."""
-        return 5 * len(self._kept) * self.width + 160 + _ENTRY_BYTES
+        """Bytes of one remembered query: its vector in float32 and as 8-bit codes, and 340 for ids, item and time."""
+        return 5 * len(self._kept) * self.width + _OBJECT_BYTES
 
     def apply(self, *, upserts: Sequence[MemoryEntry] = (), removals: Sequence[str] = ()) -> str:
         """Add entries and take others out, as one version, whose name is returned. Unknown removals are passed over.
@@ -108,20 +119,20 @@ class VotingIndex:
             batch = ItemBatch(
                 item_ids=[entry.entry_id for entry in upserts], states=ItemStates(components=vectors[:, None])
             )
-        # An entry is there before its vector can be found and until after it cannot; `neighbours` sees to the rest.
-        before = {entry.entry_id: self._entries.get(entry.entry_id) for entry in upserts}
-        self._entries.update({entry.entry_id: entry for entry in upserts})
+        # A vote is there before its vector can be found and until after it cannot; `neighbours` sees to the rest.
+        before = {entry.entry_id: self._casts.get(entry.entry_id) for entry in upserts}
+        self._casts.update({entry.entry_id: _cast(entry) for entry in upserts})
         try:
             change = self.index.apply(upserts=batch, removals=removals)
         except ValueError:
             for entry_id, old in before.items():
                 if old is None:
-                    del self._entries[entry_id]
+                    del self._casts[entry_id]
                 else:
-                    self._entries[entry_id] = old
+                    self._casts[entry_id] = old
             raise
         for entry_id in removals:
-            self._entries.pop(entry_id, None)
+            self._casts.pop(entry_id, None)
         return change.version
 
     def neighbours(self, queries: QueryStates, k: int) -> list[list[Voter]]:
@@ -141,13 +152,17 @@ class VotingIndex:
         vectors = QueryStates(components=self._vectors(queries.components)[:, None])
         for _ in range(_ATTEMPTS):
             answer = self.index.search(vectors, k)
-            found = [[self._entries.get(entry_id) for entry_id in row] for row in answer.item_ids]
-            if all(entry is not None for row in found for entry in row):
+            casts = [[self._casts.get(entry_id) for entry_id in row] for row in answer.item_ids]
+            if all(cast is not None for row in casts for cast in row):
                 break
             # An entry was taken out between the search and here: that version is gone, ask the newest one.
         return [
-            [_voter(entry, float(score), k) for entry, score in zip(row, scores, strict=False) if entry is not None]
-            for row, scores in zip(found, answer.scores, strict=True)
+            [
+                _voter(entry_id, cast, float(score), k)
+                for entry_id, cast, score in zip(ids, row, scores, strict=False)
+                if cast is not None
+            ]
+            for ids, row, scores in zip(answer.item_ids, casts, answer.scores, strict=True)
         ]
 
     def votes(self, queries: QueryStates, k: int) -> list[dict[str, float]]:
@@ -184,15 +199,20 @@ def with_votes(
     return np.asarray(share * np.asarray(scores, dtype=np.float64) + (1 - share) * given)
 
 
-def _voter(entry: MemoryEntry, similarity: float, k: int) -> Voter:
+def _cast(entry: MemoryEntry) -> _Cast:
+    # Few types and items stand behind many entries: one string of each.
+    return _Cast(sys.intern(entry.item_id), sys.intern(entry.interaction_type), entry.event_seconds, entry.weight)
+
+
+def _voter(entry_id: str, cast: _Cast, similarity: float, k: int) -> Voter:
     return Voter(
-        entry_id=entry.entry_id,
-        item_id=entry.item_id,
-        interaction_type=entry.interaction_type,
-        event_seconds=entry.event_seconds,
-        weight=entry.weight,
+        entry_id=entry_id,
+        item_id=cast.item_id,
+        interaction_type=cast.interaction_type,
+        event_seconds=cast.event_seconds,
+        weight=cast.weight,
         similarity=similarity,
-        vote=entry.weight * similarity / k,
+        vote=cast.weight * similarity / k,
     )
 
 
