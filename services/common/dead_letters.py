@@ -4,7 +4,9 @@ One form for every topic: the original key, value and headers, and in further he
 large a letter may be, not who writes it.
 """
 
-from services.common.kafka import Headers, Record
+from collections.abc import Sequence
+
+from services.common.kafka import Record
 from services.common.topics import DEAD_LETTER_SUFFIX, MAX_DEAD_LETTER_BYTES
 
 # The rest is for the headers that say why, and for what Kafka puts around a record.
@@ -12,7 +14,15 @@ MAX_LETTER_BYTES = MAX_DEAD_LETTER_BYTES - 65_536
 
 
 def dead_letter(
-    topic: str, partition: int, offset: int, key: bytes | None, value: bytes | None, headers: Headers, *, reason: str
+    topic: str,
+    partition: int,
+    offset: int,
+    key: bytes | None,
+    value: bytes | None,
+    # Kafka's header values may be null.
+    headers: Sequence[tuple[str, bytes | None]],
+    *,
+    reason: str,
 ) -> Record:
     """The record to write for one that was read from `topic` and cannot be used.
 
@@ -20,18 +30,18 @@ def dead_letter(
     stream up for ever. The source position tells where the whole record lies.
     """
     key, value = key or b"", value or b""
-    headers = [(name, text or b"") for name, text in headers]
-    size = len(key) + len(value) + sum(len(name.encode()) + len(text) for name, text in headers)
+    kept = [(name, text or b"") for name, text in headers]
+    size = len(key) + len(value) + sum(len(name.encode()) + len(text) for name, text in kept)
     if size > MAX_LETTER_BYTES:
         room = MAX_LETTER_BYTES // 2
         key, value = key[:room], value[:room]
-        headers = [("freshet-original-bytes", str(size).encode())]
+        kept = [("freshet-original-bytes", str(size).encode())]
     return Record(
         topic + DEAD_LETTER_SUFFIX,
         key,
         value,
         [
-            *headers,
+            *kept,
             ("freshet-reason", reason.encode()),
             ("freshet-source-topic", topic.encode()),
             ("freshet-source-partition", str(partition).encode()),

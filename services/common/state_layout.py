@@ -2,7 +2,9 @@
 
 Only `state_store` uses this. Values are bounded, user keys carry a TTL, and the literal braces around the user id
 are Redis Cluster's hash tag, so one user's keys stay together. A user's position is written as
-`epoch|partition:offset,...`: what an earlier epoch left behind (a half-emptied Redis) then reads as absent.
+`epoch|partition:offset,...|partition:offset,...`: what an earlier epoch left behind (a half-emptied Redis) then reads
+as absent. The second list says up to where the user was forgotten: it is part of the text that every write compares,
+so a write that was prepared before a forget cannot bring back what the forget took away.
 """
 
 import hashlib
@@ -13,7 +15,11 @@ from typing import NamedTuple
 EPOCH_KEY = "stream:epoch"
 # Exists (with a TTL) while an import fills the store and the consumer has to wait.
 HOLD_KEY = "stream:hold"
-COUNT_FIELDS = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late")
+# The model versions that states were ever stored for; whoever stores one names it here first.
+MODELS_KEY = "stream:models"
+# Per reader of `forgets`, `epoch|offset` of the last record that it has applied to this store.
+FORGETS_KEY = "stream:forgets"
+COUNT_FIELDS = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten")
 STATE_FIELDS = (
     "components",
     "gate",
@@ -40,12 +46,14 @@ class RecentId(NamedTuple):
     """An event id (hashed) that came lately, the position that brought it, and what became of that record.
 
     `outcome` is the writer's own code (0-255): a record that is delivered again is counted as it was the first time.
+    item_id: the item of an interaction that counts, so that it can be undone after it has left the history; else "".
     """
 
     id_hash: int
     partition: int
     offset: int
     outcome: int
+    item_id: str = ""
 
 
 def _tagged(user_id: str) -> str:
@@ -106,37 +114,56 @@ def unpack_events(blob: bytes | None) -> list[StoredEvent]:
 
 def pack_recent(recent: Iterable[RecentId]) -> bytes:
     pack = _RECENT.pack
-    return b"".join([pack(*entry) for entry in recent])
+    return b"".join([pack(*entry[:4]) for entry in recent])
 
 
-def unpack_recent(blob: bytes | None) -> list[RecentId]:
-    return [RecentId._make(entry) for entry in _RECENT.iter_unpack(blob)] if blob else []
+def pack_recent_items(recent: Iterable[RecentId]) -> bytes:
+    """Their item ids, separated by NUL, in a field of their own: what an earlier version wrote still reads."""
+    return "\0".join([entry[4] for entry in recent]).encode()
 
 
-def pack_positions(epoch: str, positions: Mapping[int, int]) -> bytes:
-    return (epoch + "|" + ",".join([f"{p}:{positions[p]}" for p in sorted(positions)])).encode()
+def unpack_recent(blob: bytes | None, items: bytes | None) -> list[RecentId]:
+    if not blob:
+        return []
+    fixed = list(_RECENT.iter_unpack(blob))
+    item_ids = items.decode().split("\0") if items else [""] * len(fixed)
+    return [RecentId._make((*entry, item_id)) for entry, item_id in zip(fixed, item_ids, strict=True)]
 
 
-def unpack_positions(epoch: str, text: bytes | None) -> dict[int, int] | None:
-    """Last applied offset per partition; None when nothing is stored, or an earlier epoch stored it."""
-    if not text:
-        return None
-    written, _, rest = text.decode().partition("|")
-    if written != epoch:
-        return None
-    pairs = (pair.split(":") for pair in rest.split(",") if pair)
+def _pack_offsets(offsets: Mapping[int, int]) -> str:
+    return ",".join([f"{partition}:{offsets[partition]}" for partition in sorted(offsets)])
+
+
+def _unpack_offsets(text: str) -> dict[int, int]:
+    pairs = (pair.split(":") for pair in text.split(",") if pair)
     return {int(partition): int(offset) for partition, offset in pairs}
 
 
-# KEYS history, seen, state. ARGV: expected position, position, ttl seconds, events, recent, most seen items,
-# state operation (set, drop or keep), number of items no longer seen, those items, number of seen items,
+def pack_positions(epoch: str, positions: Mapping[int, int], forgotten: Mapping[int, int] | None = None) -> bytes:
+    """positions: last applied offset per partition. forgotten: last forgotten one, for users who were forgotten."""
+    text = f"{epoch}|{_pack_offsets(positions)}"
+    return (f"{text}|{_pack_offsets(forgotten)}" if forgotten else text).encode()
+
+
+def unpack_positions(epoch: str, text: bytes | None) -> tuple[dict[int, int], dict[int, int]] | None:
+    """(positions, forgotten) as packed; None when nothing is stored, or an earlier epoch stored it."""
+    if not text:
+        return None
+    written, positions, *forgotten = text.decode().split("|")
+    if written != epoch:
+        return None
+    return _unpack_offsets(positions), _unpack_offsets(forgotten[0]) if forgotten else {}
+
+
+# KEYS history, seen, state. ARGV: expected position, position, ttl seconds, events, recent, items of recent, most seen
+# items, state operation (set, drop or keep), number of items no longer seen, those items, number of seen items,
 # (time, item) each, then the state's fields and values.
 APPLY = """
 local current = redis.call('HGET', KEYS[1], 'position') or ''
 if current ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'position', ARGV[2], 'events', ARGV[4], 'recent', ARGV[5])
+redis.call('HSET', KEYS[1], 'position', ARGV[2], 'events', ARGV[4], 'recent', ARGV[5], 'recent_items', ARGV[6])
 redis.call('EXPIRE', KEYS[1], ARGV[3])
-local at = 8
+local at = 9
 local gone = tonumber(ARGV[at])
 for i = 1, gone do redis.call('ZREM', KEYS[2], ARGV[at + i]) end
 at = at + gone + 1
@@ -144,15 +171,24 @@ local seen = tonumber(ARGV[at])
 for i = 1, seen do redis.call('ZADD', KEYS[2], 'GT', ARGV[at + 2 * i - 1], ARGV[at + 2 * i]) end
 at = at + 2 * seen + 1
 if seen > 0 then
-  redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -(tonumber(ARGV[6]) + 1))
+  redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -(tonumber(ARGV[7]) + 1))
 end
 redis.call('EXPIRE', KEYS[2], ARGV[3])
-if ARGV[7] == 'set' then
+if ARGV[8] == 'set' then
   redis.call('HSET', KEYS[3], unpack(ARGV, at))
   redis.call('EXPIRE', KEYS[3], ARGV[3])
-elseif ARGV[7] == 'drop' then
+elseif ARGV[8] == 'drop' then
   redis.call('DEL', KEYS[3])
 end
+return 1
+"""
+
+# KEYS history, seen, then a state per model version. ARGV: expected position. What is to stay (the position, at least)
+# is written by APPLY in the same transaction.
+ERASE = """
+local current = redis.call('HGET', KEYS[1], 'position') or ''
+if current ~= ARGV[1] then return 0 end
+redis.call('DEL', unpack(KEYS))
 return 1
 """
 

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import redis
@@ -34,6 +34,7 @@ __all__ = [
     "StoredEvent",
     "StoredState",
     "UserHistory",
+    "UserKeys",
     "UserUpdate",
     "UserView",
     "hash_event_id",
@@ -77,12 +78,25 @@ class UserView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserHistory:
-    """A user's stored history as the writer needs it; `expected` is the position text that `apply` compares."""
+    """A user's stored history as the writer needs it; `expected` is the position text that `apply` compares.
+
+    forgotten: per partition, the last offset that was erased with the user; empty for who was never forgotten.
+    """
 
     events: list[StoredEvent] = field(default_factory=list)
     recent: list[RecentId] = field(default_factory=list)
     positions: dict[int, int] = field(default_factory=dict)
+    forgotten: dict[int, int] = field(default_factory=dict)
     expected: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserKeys:
+    """What is stored of a user: how many events and seen items, and the model versions that have a state."""
+
+    history_events: int
+    seen_items: int
+    state_model_versions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +114,7 @@ class UserUpdate:
     recent: Sequence[RecentId]
     seen_times: Mapping[str, int]
     unseen: Collection[str] = ()
+    forgotten: Mapping[int, int] = field(default_factory=dict)
     state: StoredState | None = None
     state_change: Literal["set", "drop", "keep"] = "keep"
 
@@ -216,6 +231,25 @@ class StateReader:
             blob = await cast(Awaitable[bytes | None], self._redis.hget(layout.history_key(user_id), "events"))
         return layout.unpack_events(blob)
 
+    async def read_keys(self, user_id: str) -> UserKeys:
+        """What is stored of the user, in two round trips. Raises: DependencyUnavailable."""
+        with _redis_errors():
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.hget(layout.history_key(user_id), "events")
+            pipeline.zcard(layout.seen_key(user_id))
+            pipeline.smembers(layout.MODELS_KEY)
+            events, seen_items, models = await pipeline.execute()
+            versions = sorted(model.decode() for model in models)
+            pipeline = self._redis.pipeline(transaction=False)
+            for version in versions:
+                pipeline.exists(layout.state_key(user_id, version))
+            stored = await pipeline.execute() if versions else []
+        return UserKeys(
+            history_events=len(layout.unpack_events(events)),
+            seen_items=seen_items,
+            state_model_versions=tuple(v for v, found in zip(versions, stored, strict=True) if found),
+        )
+
     async def ping(self) -> None:
         """Raises: DependencyUnavailable when Redis does not answer."""
         with _redis_errors():
@@ -290,7 +324,7 @@ class StateWriter:
         """The users' histories in one round trip; an unknown user's is empty. Raises: DependencyUnavailable."""
         pipeline = self._redis.pipeline(transaction=False)
         for user_id in user_ids:
-            pipeline.hmget(layout.history_key(user_id), ("position", "events", "recent"))
+            pipeline.hmget(layout.history_key(user_id), ("position", "events", "recent", "recent_items"))
         with _redis_errors():
             rows = pipeline.execute() if user_ids else []
         return {user_id: _history(epoch, *row) for user_id, row in zip(user_ids, rows, strict=True)}
@@ -310,6 +344,43 @@ class StateWriter:
         lost = sum(1 for reply in replies if reply != 1)
         if lost:
             raise Conflict(f"{lost} of {len(updates)} users were changed by another writer")
+
+    def forget(self, updates: Sequence[UserUpdate], epoch: str) -> None:
+        """Erase all that is stored of each user, states of every model version included, and write the update in its
+        place, in one transaction per user; a user without a history (`expected` is empty) is only erased.
+
+        Raises: Conflict when another writer was quicker with some of them; DependencyUnavailable.
+        """
+        lost = 0
+        with _redis_errors():
+            models = sorted(model.decode() for model in cast(set[bytes], self._redis.smembers(layout.MODELS_KEY)))
+            for update in updates:
+                keys = [layout.history_key(update.user_id), layout.seen_key(update.user_id)]
+                keys += [layout.state_key(update.user_id, version) for version in {*models, update.model_version}]
+                pipeline = self._redis.pipeline(transaction=True)
+                pipeline.eval(layout.ERASE, len(keys), *keys, update.expected)
+                if update.expected:
+                    pipeline.eval(layout.APPLY, 3, *self._apply_arguments(replace(update, expected=b""), epoch))
+                lost += any(reply != 1 for reply in pipeline.execute())
+        if lost:
+            raise Conflict(f"{lost} of {len(updates)} users were changed by another writer")
+
+    def add_model(self, model_version: str) -> None:
+        """Name a model version before its first state is stored, so that a forget finds them all. Idempotent."""
+        with _redis_errors():
+            self._redis.sadd(layout.MODELS_KEY, model_version)
+
+    def forgets_applied(self, reader: str, epoch: str) -> int:
+        """The last record of `forgets` that `reader` applied to this store in this epoch; -1: none yet."""
+        with _redis_errors():
+            found = cast(bytes | None, self._redis.hget(layout.FORGETS_KEY, reader))
+        written, _, offset = (found or b"").decode().partition("|")
+        return int(offset) if found and written == epoch else -1
+
+    def set_forgets_applied(self, reader: str, offset: int, epoch: str) -> None:
+        """Note that `reader` applied `forgets` up to this offset. Raises: DependencyUnavailable."""
+        with _redis_errors():
+            self._redis.hset(layout.FORGETS_KEY, reader, f"{epoch}|{offset}")
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
         """Move watermarks and add counts, once: a step whose from_watermark no longer holds is not taken.
@@ -339,10 +410,11 @@ class StateWriter:
             layout.seen_key(update.user_id),
             layout.state_key(update.user_id, update.model_version),
             update.expected,
-            layout.pack_positions(epoch, update.positions),
+            layout.pack_positions(epoch, update.positions, update.forgotten),
             self._ttl_seconds,
             layout.pack_events(update.events),
             layout.pack_recent(update.recent),
+            layout.pack_recent_items(update.recent),
             self._max_seen,
             update.state_change,
             len(update.unseen),
@@ -385,14 +457,18 @@ class StateWriter:
         raise AssertionError("unreachable")
 
 
-def _history(epoch: str, position: bytes | None, events: bytes | None, recent: bytes | None) -> UserHistory:
-    positions = layout.unpack_positions(epoch, position)
-    if positions is None:
+def _history(
+    epoch: str, position: bytes | None, events: bytes | None, recent: bytes | None, recent_items: bytes | None
+) -> UserHistory:
+    found = layout.unpack_positions(epoch, position)
+    if found is None:
         return UserHistory(expected=position or b"")
+    positions, forgotten = found
     return UserHistory(
         events=layout.unpack_events(events),
-        recent=layout.unpack_recent(recent),
+        recent=layout.unpack_recent(recent, recent_items),
         positions=positions,
+        forgotten=forgotten,
         expected=position or b"",
     )
 

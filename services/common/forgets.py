@@ -1,0 +1,68 @@
+"""Who is to be forgotten, up to where, on the topic `forgets`: its limits, and how a record is written and read.
+
+The gateway writes it, each encoder process reads it whole. Whatever is wrong is an InvalidRequest naming the field and
+what is allowed; the user's id is not repeated, since messages end up in logs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from freshet.v1 import events_pb2
+from google.protobuf.message import DecodeError
+
+from services.common.errors import InvalidRequest
+from services.common.events import validate_id
+
+MAX_PARTITION = 2**15 - 1
+MAX_OFFSET = 2**48 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """Everything of a user at or below these places of `interactions` (partition -> offset; -1: nothing of it) is to
+    count for nothing; what comes after counts again. requested_ms: Unix milliseconds."""
+
+    forget_id: str
+    user_id: str
+    up_to: Mapping[int, int]
+    requested_ms: int
+
+
+def encode_forget(forget: Forget) -> bytes:
+    """The value of a record; its key is the user id."""
+    message = events_pb2.Forget(forget_id=forget.forget_id, user_id=forget.user_id)
+    for partition in sorted(forget.up_to):
+        message.up_to.add(partition=partition, offset=forget.up_to[partition])
+    message.requested_time.FromMilliseconds(forget.requested_ms)
+    value: bytes = message.SerializeToString()
+    return value
+
+
+def decode_forget(key: bytes | None, value: bytes | None) -> Forget:
+    """Read and check a record. Raises: InvalidRequest naming the field."""
+    if not value:
+        raise InvalidRequest.of("value", "no bytes", "a Forget; a forget cannot be taken back")
+    try:
+        message = events_pb2.Forget.FromString(value)
+    except DecodeError as exc:
+        raise InvalidRequest.of("value", f"{len(value)} unreadable bytes", "a whole Forget message") from exc
+    validate_id("forget_id", message.forget_id)
+    validate_id("user_id", message.user_id)
+    if key != message.user_id.encode():
+        raise InvalidRequest.of("key", "absent" if key is None else f"{len(key)} other bytes", "the record's user_id")
+    if not message.up_to:
+        raise InvalidRequest.of("up_to", "absent", "at least one place")
+    up_to: dict[int, int] = {}
+    for place in message.up_to:
+        if not (0 <= place.partition <= MAX_PARTITION and -1 <= place.offset <= MAX_OFFSET):
+            raise InvalidRequest.of(
+                "up_to", f"{place.partition}:{place.offset}", f"partition 0-{MAX_PARTITION}, offset -1 to {MAX_OFFSET}"
+            )
+        up_to[place.partition] = max(place.offset, up_to.get(place.partition, -1))
+    requested = message.requested_time
+    return Forget(
+        forget_id=message.forget_id,
+        user_id=message.user_id,
+        up_to=up_to,
+        requested_ms=requested.seconds * 1000 + requested.nanos // 1_000_000,
+    )
