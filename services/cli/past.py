@@ -24,7 +24,7 @@ def import_interactions(
     Raises: BundleError; InvalidRequest, PreconditionFailed (the stream holds something else), DependencyUnavailable.
     """
     from services.encoder.bootstrap import run_import
-    from services.encoder.bulk_import import PastInteractions
+    from services.encoder.past_interactions import PastInteractions
     from services.encoder.config import EncoderSettings
 
     settings = EncoderSettings(

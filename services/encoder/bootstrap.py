@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -12,20 +13,27 @@ from freshet.v1 import encoder_pb2_grpc
 from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
 from services.common.kafka import BulkProducer, build_consumer
 from services.common.rpc_server import HealthState, serve
-from services.common.state_store import StateWriter
-from services.common.topics import INTERACTIONS, ensure_topics
+from services.common.state_store import StateReader, StateWriter
+from services.common.topics import FORGETS, INTERACTIONS, ensure_topics
 from services.common.tracing import configure_tracing
+from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.inference_server import InferenceServerEncoder
+from services.encoder.adapters.kafka_forgets import KafkaForgetLog
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.adapters.kafka_stream import KafkaStream
-from services.encoder.bulk_import import BulkImport, ImportReport, PastInteractions, Progressed
+from services.encoder.bulk_import import BulkImport, ImportReport, Progressed
 from services.encoder.config import DEVELOPMENT_PSEUDONYM_KEY, EncoderSettings, parse_partitions
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
+from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
+from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory
+from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
+from services.encoder.past_interactions import PastInteractions
+from services.encoder.reattribution import POLL_RECORDS, Reattribution, ReattributionReport
 from services.encoder.server import SERVICE, EncoderServicer
 
 log = structlog.get_logger()
@@ -35,6 +43,10 @@ _add_servicer: Any = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
 
 # The consumer's thread gives the interpreter up this often, so that a request's answer waits for at most a millisecond.
 SWITCH_INTERVAL_S = 0.001
+# The broker answers at once when a forget comes; this is how long it holds the question otherwise.
+FORGETS_FETCH_WAIT_MS = 500
+DESCRIBE_TIMEOUT_S = 1.0
+BULK_TIMEOUT_S = 120.0
 
 
 def vocabulary_of(bundle: Bundle) -> Vocabulary:
@@ -101,6 +113,23 @@ def kafka_stream(settings: EncoderSettings) -> KafkaStream:
     return KafkaStream(build)
 
 
+def forget_log(settings: EncoderSettings) -> KafkaForgetLog:
+    """The topic `forgets`, which every process reads whole."""
+
+    def build() -> Any:
+        ensure_topics(settings.kafka_bootstrap)
+        return build_consumer(
+            settings.kafka_bootstrap,
+            FORGETS,
+            group_id=settings.group_id,
+            client_id="freshet-encoder-forgets",
+            fetch_wait_ms=FORGETS_FETCH_WAIT_MS,
+            fetch_min_bytes=1,
+        )
+
+    return KafkaForgetLog(KafkaStream(build))
+
+
 def state_writer(settings: EncoderSettings) -> StateWriter:
     """User states and progress in Redis."""
     return StateWriter(settings.redis_url, ttl_seconds=settings.user_ttl_seconds, max_seen=settings.max_seen_items)
@@ -109,32 +138,82 @@ def state_writer(settings: EncoderSettings) -> StateWriter:
 def run_import(
     settings: EncoderSettings, past: PastInteractions, progress: Progressed = lambda phase, done, total: None
 ) -> ImportReport:
-    """Import past interactions (blocking); Kafka, Redis and the inference server must run, the encoder process not.
+    """Import past interactions (blocking); Kafka, Redis and the model must run.
 
     Raises: BundleError; InvalidRequest, PreconditionFailed, DependencyUnavailable as `BulkImport.run` says.
     """
     bundle = load_bundle(settings.bundle)
     stream = kafka_stream(settings.model_copy(update={"partitions": ""}))
-    writer = BulkProducer(
-        settings.kafka_bootstrap, client_id="freshet-import", linger_ms=50, delivery_timeout_ms=60_000
-    )
-    encoder = inference_encoder(settings, bundle)
+    forgets = forget_log(settings)
+    writer = bulk_producer(settings, "freshet-import")
+    encoder = model_encoder(settings, bundle)
     store = state_writer(settings)
     job = BulkImport(
         stream=stream,
         writer=writer,
+        outbox=KafkaOutbox(writer, timeout_s=BULK_TIMEOUT_S),
         store=store,
+        forgets=forgets,
         encoder=encoder,
         vocabulary=vocabulary_of(bundle),
+        pseudonym_key=pseudonym_key(settings),
         progress=progress,
     )
     try:
         return job.run(past)
     finally:
         stream.close()
+        forgets.close()
         writer.close(timeout_s=1.0)
         encoder.close()
         store.close()
+
+
+def run_reattribution(
+    settings: EncoderSettings, progress: Callable[[int, int], None] = lambda done, total: None
+) -> ReattributionReport:
+    """Encode all of `interactions` with the settings' bundle into attributions of its version (blocking).
+
+    Only Kafka must run: the model runs here, and nothing that the live system reads from is touched.
+    Raises: BundleError, PreconditionFailed, DependencyUnavailable.
+    """
+    bundle = load_bundle(settings.bundle)
+    # Its own group: what it commits says how far this model's attributions went out.
+    mine = settings.model_copy(
+        update={"group_id": f"freshet-attribute-{bundle.model_version}", "max_poll_records": POLL_RECORDS}
+    )
+    every = kafka_stream(mine.model_copy(update={"partitions": ""}))
+    forgets = forget_log(mine)
+    producer = bulk_producer(settings, "freshet-attribute")
+    encoder = in_process_encoder(settings, bundle)
+    try:
+        job = Reattribution(
+            open_stream=lambda partition: kafka_stream(mine.model_copy(update={"partitions": str(partition)})),
+            partitions=list(every.partitions()),
+            outbox=KafkaOutbox(producer, timeout_s=BULK_TIMEOUT_S),
+            forgets=forgets,
+            encoder=encoder,
+            vocabulary=vocabulary_of(bundle),
+            pseudonym_key=pseudonym_key(settings),
+            new_store=lambda: MemoryStore(max_seen=0),
+            progress=progress,
+        )
+        return job.run()
+    finally:
+        every.close()
+        forgets.close()
+        producer.close(timeout_s=1.0)
+        encoder.close()
+
+
+def bulk_producer(settings: EncoderSettings, client_id: str) -> BulkProducer:
+    """A producer for many records at once."""
+    return BulkProducer(settings.kafka_bootstrap, client_id=client_id, linger_ms=50, delivery_timeout_ms=60_000)
+
+
+def pseudonym_key(settings: EncoderSettings) -> bytes:
+    """The key of the hash that stands for users."""
+    return settings.pseudonym_key.get_secret_value().encode()
 
 
 async def run(settings: EncoderSettings) -> None:
@@ -155,6 +234,19 @@ async def run(settings: EncoderSettings) -> None:
     metrics.watch_cache(encoder.cache_counts)
     outbox = KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-encoder"))
     store = state_writer(settings)
+    reader = StateReader(settings.redis_url, timeout_s=DESCRIBE_TIMEOUT_S)
+    key = pseudonym_key(settings)
+    forgotten = Forgotten()
+    forgets = ForgetUsers(
+        log=forget_log(settings),
+        store=store,
+        outbox=outbox,
+        encoder=encoder,
+        forgotten=forgotten,
+        model_version=bundle.model_version,
+        pseudonym_key=key,
+        reader=f"{settings.group_id}:{settings.partitions}",
+    )
     consumer = Consumer(
         stream=kafka_stream(settings),
         outbox=outbox,
@@ -164,8 +256,10 @@ async def run(settings: EncoderSettings) -> None:
             outbox=outbox,
             encoder=encoder,
             vocabulary=vocabulary,
-            pseudonym_key=settings.pseudonym_key.get_secret_value().encode(),
+            pseudonym_key=key,
+            forgotten=forgotten,
         ),
+        forgets=forgets,
         metrics=metrics,
         limits=ConsumerLimits(min_records=min(512, settings.max_poll_records), max_records=settings.max_poll_records),
         on_ready=lambda: health.set_ready(True),
@@ -175,8 +269,12 @@ async def run(settings: EncoderSettings) -> None:
         encoder=encoder, vocabulary=vocabulary, max_batch=settings.max_encode_rows, max_queue=settings.max_queue
     )
 
+    describe_user = DescribeUser(
+        reader=reader, vocabulary=vocabulary, pseudonym_key=key, applied_up_to=forgets.applied_up_to
+    )
+
     def add_services(server: grpc.aio.Server) -> list[str]:
-        _add_servicer(EncoderServicer(on_demand, metrics, bundle.model_version), server)
+        _add_servicer(EncoderServicer(on_demand, describe_user, metrics, bundle.model_version), server)
         consumer.start()
         return [SERVICE]
 
@@ -185,6 +283,7 @@ async def run(settings: EncoderSettings) -> None:
         await on_demand.close()
         encoder.close()
         store.close()
+        await reader.close()
 
     await serve(
         process="encoder",

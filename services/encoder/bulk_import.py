@@ -3,25 +3,25 @@
 They are written onto `interactions` like any event, so that the topic stays the whole truth, and in the same run each
 user's history, seen items, state and position are computed and stored directly, which takes seconds where the consumer
 would take minutes. Event ids follow from the data's name and the row, and rows from the data's order: an import that
-broke off is continued by running it again, one that is done is found to be done. It takes plain columns and does not
-know where they came from. Imported interactions yield no attributions.
+broke off is continued by running it again, one that is done is found to be done. Attributions go out as the consumer
+would have sent them, from one pass of the model over each window. It takes plain columns and does not know where they
+came from.
 
 Letters: N interactions, U users, X items, L = max_history.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.history import trim
+from services.algorithms.history import trim, windows
 from services.common import events
 from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
-from services.common.events import Interaction
-from services.common.kafka import Record, partition_for
+from services.common.kafka import Record
 from services.common.state_store import (
     AdvanceStep,
     RecentId,
@@ -32,16 +32,19 @@ from services.common.state_store import (
     now_ms,
 )
 from services.common.topics import INTERACTIONS
-from services.encoder.domain import RECENT_IDS, EncodeJob, Outcome
+from services.encoder.domain import RECENT_IDS, Attribution, EncodedStates, EncodeJob, Outcome
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
-from services.encoder.ports import SequenceEncoder, Store, Stream
+from services.encoder.forgetting import Forgotten, check_same_log, pseudonym_of
+from services.encoder.past_interactions import Layout, PastInteractions, check, lay_out
+from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store, Stream
 
 _CONSUMED = "something consumes the stream during the import: stop the encoder process, and import again"
 
 # An import that dies gives the stream back after this long.
 HOLD_SECONDS = 60
 WRITE_CHUNK = 20_000
-USER_CHUNK = 256
+# Users are filled together until they have so many interactions: what the model answers for them is held in memory.
+FILL_CHUNK = 8_192
 
 # (phase, done, total): "write" counts interactions, "states" counts users.
 Progressed = Callable[[str, int, int], None]
@@ -55,61 +58,44 @@ class Writer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PastInteractions:
-    """N interactions, oldest first.
-
-    Shapes: users, items, types (N,) codes into user_ids, item_ids, type_names; timestamps (N,) Unix seconds, never
-    decreasing; values (N,). name: what the event ids are made of; another name is another import.
-    """
-
-    name: str
-    users: npt.NDArray[np.integer]
-    items: npt.NDArray[np.integer]
-    timestamps: npt.NDArray[np.int64]
-    values: npt.NDArray[np.floating]
-    types: npt.NDArray[np.integer]
-    user_ids: Sequence[str]
-    item_ids: Sequence[str]
-    type_names: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.users)
-
-    def event_id(self, row: int) -> str:
-        """Says which import and which row; the same for every run."""
-        return f"import-{self.name}-{row}"
-
-    def interaction(self, row: int) -> Interaction:
-        """One row as it goes onto the stream."""
-        return Interaction(
-            event_id=self.event_id(row),
-            user_id=self.user_ids[self.users[row]],
-            item_id=self.item_ids[self.items[row]],
-            type=self.type_names[self.types[row]],
-            value=float(self.values[row]),
-            event_time_ms=int(self.timestamps[row]) * 1000,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ImportReport:
-    """What an import did. written and users_filled are 0 for what an earlier run had done."""
+    """What an import did. written, users_filled and attributions are 0 for what an earlier run had done."""
 
     interactions: int
     written: int
     users_filled: int
+    attributions: int
     unknown_items: int
     write_seconds: float
     fill_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where each row lies: its partition and offset, and each partition's rows in order."""
+class _Rows:
+    """One user's rows, oldest first; all lie in one partition."""
 
-    partition: npt.NDArray[np.int32]
-    offset: npt.NDArray[np.int64]
-    rows: list[npt.NDArray[np.int64]]
+    user_id: str
+    partition: int
+    rows: npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A user on the way into the store. kept: the rows that count; first: the first of them (by number) to attribute;
+    state_at: number of a row -> (job, place in its answer) of the state after it."""
+
+    user: _Rows
+    update: UserUpdate
+    kept: npt.NDArray[np.int64]
+    first: int
+    state_at: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Filled:
+    users: int = 0
+    attributions: int = 0
+    unknown_items: int = 0
 
 
 class BulkImport:
@@ -123,17 +109,24 @@ class BulkImport:
         *,
         stream: Stream,
         writer: Writer,
+        outbox: Outbox,
         store: Store,
+        forgets: ForgetLog,
         encoder: SequenceEncoder,
         vocabulary: Vocabulary,
+        pseudonym_key: bytes,
         progress: Progressed = lambda phase, done, total: None,
         settle_seconds: float = 2.0,
     ) -> None:
         self._stream = stream
         self._writer = writer
+        self._outbox = outbox
         self._store = store
+        self._forgets = forgets
+        self._forgotten = Forgotten()
         self._encoder = encoder
         self._vocabulary = vocabulary
+        self._pseudonym_key = pseudonym_key
         self._progress = progress
         self._settle_seconds = settle_seconds
 
@@ -143,32 +136,37 @@ class BulkImport:
         Raises: InvalidRequest naming a row that breaks a limit (nothing is written); PreconditionFailed when the
         topic begins with other records, or something consumes it meanwhile; DependencyUnavailable.
         """
-        _check(past)
+        check(past)
         self._encoder.check()
         partitions = list(self._stream.partitions())
         if partitions != list(range(len(partitions))):
             raise PreconditionFailed(f"an import needs every partition of the topic, not {partitions}")
-        layout = _lay_out(past, len(partitions))
+        layout = lay_out(past, len(partitions))
         started = time.perf_counter()
         self._store.hold(HOLD_SECONDS)
         try:
             time.sleep(self._settle_seconds)
+            for record in self._forgets.read():
+                if record.forget is not None:
+                    self._forgotten.add(record.forget)
+            check_same_log(self._forgotten, self._stream.end_offsets())
             present = self._check_topic(past, layout)
             written = self._write(past, layout, present)
             filled_from = time.perf_counter()
-            users_filled, unknown = self._fill(past, layout)
+            filled = self._fill(past, layout, now_ms())
         finally:
             self._store.release()
         return ImportReport(
             interactions=len(past),
             written=written,
-            users_filled=users_filled,
-            unknown_items=unknown,
+            users_filled=filled.users,
+            attributions=filled.attributions,
+            unknown_items=filled.unknown_items,
             write_seconds=filled_from - started,
             fill_seconds=time.perf_counter() - filled_from,
         )
 
-    def _check_topic(self, past: PastInteractions, layout: _Layout) -> dict[int, int]:
+    def _check_topic(self, past: PastInteractions, layout: Layout) -> dict[int, int]:
         """How many of each partition's rows the topic already holds; what it begins with must be these rows."""
         present = {}
         for partition, end in self._stream.end_offsets().items():
@@ -180,7 +178,7 @@ class BulkImport:
                 self._expect(past, layout, partition, present[partition] - 1)
         return present
 
-    def _expect(self, past: PastInteractions, layout: _Layout, partition: int, offset: int) -> None:
+    def _expect(self, past: PastInteractions, layout: Layout, partition: int, offset: int) -> None:
         rows = layout.rows[partition]
         wanted = past.event_id(int(rows[offset])) if offset < len(rows) else None
         found = self._event_id_at(partition, offset)
@@ -206,7 +204,7 @@ class BulkImport:
                         return None
         raise PreconditionFailed(f"partition {partition} of {INTERACTIONS!r} cannot be read at offset {offset}")
 
-    def _write(self, past: PastInteractions, layout: _Layout, present: Mapping[int, int]) -> int:
+    def _write(self, past: PastInteractions, layout: Layout, present: Mapping[int, int]) -> int:
         """Write the rows that are not there yet, in the data's order. A run that breaks off leaves whole beginnings."""
         done = np.array([present.get(partition, 0) for partition in range(len(layout.rows))], dtype=np.int64)
         missing = np.flatnonzero(layout.offset >= done[layout.partition])
@@ -228,149 +226,213 @@ class BulkImport:
             interaction = past.interaction(row)
             yield Record(INTERACTIONS, interaction.user_id.encode(), events.encode_interaction(interaction))
 
-    def _fill(self, past: PastInteractions, layout: _Layout) -> tuple[int, int]:
+    def _fill(self, past: PastInteractions, layout: Layout, recorded_ms: int) -> _Filled:
+        """recorded_ms: when the broker had all of it."""
         epoch, _ = self._store.ensure_epoch()
+        self._store.add_model(self._vocabulary.model_version)
         progress = self._store.progress(range(len(layout.rows)), epoch)
-        known = np.array([item_id in self._vocabulary.item_index for item_id in past.item_ids], dtype=bool)
+        # What lies before went out, by an earlier import or the consumer, before the state store was lost.
+        attribute_from = self._stream.committed()
         behind = [p for p, rows in enumerate(layout.rows) if progress[p].watermark < len(rows) - 1]
         order = np.argsort(past.users, kind="stable")
         users, starts = np.unique(past.users[order], return_index=True)
         ends = np.append(starts, len(order))[1:]
-        todo = [(u, s, e) for u, s, e in zip(users, starts, ends, strict=True) if layout.partition[order[s]] in behind]
-        for start in range(0, len(todo), USER_CHUNK):
-            part = todo[start : start + USER_CHUNK]
-            self._fill_users(past, layout, epoch, [(past.user_ids[u], order[s:e]) for u, s, e in part])
+        todo = [
+            _Rows(past.user_ids[u], int(layout.partition[order[s]]), order[s:e])
+            for u, s, e in zip(users, starts, ends, strict=True)
+            if layout.partition[order[s]] in behind
+        ]
+        filled = _Filled()
+        for part in _parts(todo):
+            self._fill_users(past, layout, epoch, part, attribute_from, recorded_ms, filled)
             self._store.hold(HOLD_SECONDS)
-            self._progress("states", start + len(part), len(todo))
-        steps, unknown = [], 0
+            filled.users += len(part)
+            self._progress("states", filled.users, len(todo))
+        steps = []
         for partition in behind:
-            rows = layout.rows[partition][progress[partition].watermark + 1 :]
-            strange = int(np.count_nonzero(~known[past.items[rows]]))
-            unknown += strange
+            counts = self._count(past, layout.rows[partition], partition, progress[partition].watermark + 1)
+            filled.unknown_items += counts["unknown_items"]
             steps.append(
                 AdvanceStep(
                     partition=partition,
                     from_watermark=progress[partition].watermark,
                     to_watermark=len(layout.rows[partition]) - 1,
-                    counts={"applied": len(rows), "unknown_items": strange},
+                    counts=counts,
                 )
             )
         try:
             self._store.advance(steps, epoch)
         except Conflict as exc:
-            raise PreconditionFailed(
-                "something consumes the stream during the import: stop the encoder process"
-            ) from exc
+            raise PreconditionFailed(_CONSUMED) from exc
         self._stream.commit({step.partition: step.to_watermark + 1 for step in steps})
         self._stream.committed()  # answered after the commit is
-        return len(todo), unknown
+        return filled
+
+    def _count(self, past: PastInteractions, rows: npt.NDArray[np.int64], partition: int, first: int) -> dict[str, int]:
+        """What becomes of a partition's rows from offset `first` on."""
+        known = np.array([item_id in self._vocabulary.item_index for item_id in past.item_ids], dtype=bool)
+        up_to = [self._forgotten.up_to(user_id).get(partition, -1) for user_id in past.user_ids]
+        void = np.arange(first, len(rows)) <= np.array(up_to, dtype=np.int64)[past.users[rows[first:]]]
+        strange = ~known[past.items[rows[first:]]] & ~void
+        return {
+            "applied": len(rows) - first,
+            "unknown_items": int(np.count_nonzero(strange)),
+            "forgotten": int(np.count_nonzero(void)),
+        }
 
     def _fill_users(
-        self, past: PastInteractions, layout: _Layout, epoch: str, users: Sequence[tuple[str, npt.NDArray[np.int64]]]
+        self,
+        past: PastInteractions,
+        layout: Layout,
+        epoch: str,
+        users: Sequence[_Rows],
+        attribute_from: Mapping[int, int],
+        recorded_ms: int,
+        filled: _Filled,
     ) -> None:
-        stored = self._store.load_users([user_id for user_id, _ in users], epoch)
+        stored = self._store.load_users([user.user_id for user in users], epoch)
         jobs: list[EncodeJob] = []
-        pending: list[tuple[UserUpdate, int | None]] = []
-        for user_id, rows in users:
-            partition, last = int(layout.partition[rows[0]]), int(layout.offset[rows[-1]])
-            if stored[user_id].positions.get(partition, -1) >= last:
+        pending: list[_Pending] = []
+        for user in users:
+            last = int(layout.offset[user.rows[-1]])
+            applied = stored[user.user_id].positions.get(user.partition, -1)
+            if applied >= last:
                 continue  # an earlier run, or the consumer, has been here
-            update = self._user(past, layout, user_id, rows, stored[user_id].expected)
-            job, _ = encode_job(self._vocabulary, user_id, update.events, [len(update.events)])
-            pending.append((update, None if job is None else len(jobs)))
-            if job is not None:
-                jobs.append(job)
+            up_to = self._forgotten.up_to(user.user_id).get(user.partition, -1)
+            offsets = layout.offset[user.rows]
+            kept = user.rows[offsets > up_to]
+            first = int(np.searchsorted(layout.offset[kept], max(applied + 1, attribute_from[user.partition])))
+            work = _Pending(user, self._user(past, layout, user, kept, stored[user.user_id].expected), kept, first)
+            self._plan(past, layout, work, jobs)
+            pending.append(work)
         states = self._encoder.encode(jobs) if jobs else ()
         applied_ms = now_ms()
-        updates = []
-        for update, number in pending:
-            if number is None:
-                updates.append(update)
-                continue
-            newest = update.events[-1]
-            state = StoredState(
-                query_state=pack_state(states[number], 0),
-                model_version=update.model_version,
-                partition=newest.partition,
-                offset=newest.offset,
-                event_time_ms=newest.event_time_ms,
-                applied_ms=applied_ms,
-            )
-            updates.append(_with_state(update, state))
+        attributions = [a for work in pending for a in self._attributions(past, layout, work, states, recorded_ms)]
+        attributions.sort(key=lambda a: (a.partition, a.offset))
+        self._outbox.publish(attributions, ())
+        filled.attributions += len(attributions)
         try:
-            self._store.apply(updates, epoch)
+            self._store.apply([self._with_state(work, states, applied_ms) for work in pending], epoch)
         except Conflict as exc:
-            raise PreconditionFailed(
-                "something consumes the stream during the import: stop the encoder process"
-            ) from exc
+            raise PreconditionFailed(_CONSUMED) from exc
+
+    def _plan(self, past: PastInteractions, layout: Layout, work: _Pending, jobs: list[EncodeJob]) -> None:
+        """One job per window: the states before each interaction to attribute, and the one after the last."""
+        count = len(work.kept)
+        if not count:
+            return
+        # The state before interaction j is the one after j - 1; the history's own is the one after the last.
+        for window in windows(count, self._vocabulary.max_history, first_state=min(work.first, count) - 1):
+            events = [
+                StoredEvent(
+                    int(past.timestamps[row]) * 1000,
+                    work.user.partition,
+                    int(layout.offset[row]),
+                    0,
+                    past.item_ids[past.items[row]],
+                )
+                for row in work.kept[window.start : window.stop].tolist()
+            ]
+            lengths = range(window.first_state - window.start + 1, window.num_events + 1)
+            job, rows = encode_job(self._vocabulary, work.user.user_id, events, lengths)
+            if job is not None:
+                work.state_at.update({window.start + length - 1: (len(jobs), row) for length, row in rows.items()})
+                jobs.append(job)
+
+    def _attributions(
+        self,
+        past: PastInteractions,
+        layout: Layout,
+        work: _Pending,
+        states: Sequence[EncodedStates],
+        recorded_ms: int,
+    ) -> Iterator[Attribution]:
+        pseudonym = pseudonym_of(work.user.user_id, self._pseudonym_key)
+        for number in range(max(1, work.first), len(work.kept)):
+            if number - 1 not in work.state_at:
+                continue
+            job, place = work.state_at[number - 1]
+            row = int(work.kept[number])
+            yield Attribution(
+                event_id=past.event_id(row),
+                item_id=past.item_ids[past.items[row]],
+                state=pack_state(states[job], place),
+                model_version=self._vocabulary.model_version,
+                type=past.type_names[past.types[row]],
+                value=float(past.values[row]),
+                event_time_ms=int(past.timestamps[row]) * 1000,
+                recorded_ms=recorded_ms,
+                partition=work.user.partition,
+                offset=int(layout.offset[row]),
+                user_pseudonym=pseudonym,
+            )
+
+    def _with_state(self, work: _Pending, states: Sequence[EncodedStates], applied_ms: int) -> UserUpdate:
+        last = len(work.kept) - 1
+        if last not in work.state_at:
+            return work.update
+        job, place = work.state_at[last]
+        newest = work.update.events[-1]
+        state = StoredState(
+            query_state=pack_state(states[job], place),
+            model_version=work.update.model_version,
+            partition=newest.partition,
+            offset=newest.offset,
+            event_time_ms=newest.event_time_ms,
+            applied_ms=applied_ms,
+        )
+        return replace(work.update, state=state, state_change="set")
 
     def _user(
-        self, past: PastInteractions, layout: _Layout, user_id: str, rows: npt.NDArray[np.int64], expected: bytes
+        self, past: PastInteractions, layout: Layout, user: _Rows, kept: npt.NDArray[np.int64], expected: bytes
     ) -> UserUpdate:
-        partition = int(layout.partition[rows[0]])
-        window = trim(rows.tolist(), self._vocabulary.max_history)
-        recent = rows[-RECENT_IDS:].tolist()
+        """The user after these rows; `kept` are those that no forget covers."""
+        window = trim(kept.tolist(), self._vocabulary.max_history)
+        recent = user.rows[-RECENT_IDS:].tolist()
         hashes = {row: hash_event_id(past.event_id(row)) for row in {*window, *recent}}
-        times = past.timestamps[rows] * 1000
+        void = set(user.rows[: len(user.rows) - len(kept)].tolist())
         return UserUpdate(
-            user_id=user_id,
+            user_id=user.user_id,
             model_version=self._vocabulary.model_version,
             expected=expected,
-            positions={partition: int(layout.offset[rows[-1]])},
+            positions={user.partition: int(layout.offset[user.rows[-1]])},
             events=[
                 StoredEvent(
                     int(past.timestamps[row]) * 1000,
-                    partition,
+                    user.partition,
                     int(layout.offset[row]),
                     hashes[row],
                     past.item_ids[past.items[row]],
                 )
                 for row in window
             ],
-            recent=[RecentId(hashes[row], partition, int(layout.offset[row]), Outcome.APPLIED) for row in recent],
+            recent=[
+                RecentId(hashes[row], user.partition, int(layout.offset[row]), Outcome.FORGOTTEN)
+                if row in void
+                else RecentId(
+                    hashes[row],
+                    user.partition,
+                    int(layout.offset[row]),
+                    Outcome.APPLIED,
+                    past.item_ids[past.items[row]],
+                )
+                for row in recent
+            ],
             # Rows are oldest first, so the newest time of an item stays.
-            seen_times={
-                past.item_ids[item]: time_ms
-                for item, time_ms in zip(past.items[rows].tolist(), times.tolist(), strict=True)
-            },
+            seen_times={past.item_ids[past.items[row]]: int(past.timestamps[row]) * 1000 for row in kept.tolist()},
             state_change="drop",
         )
 
 
-def _with_state(update: UserUpdate, state: StoredState) -> UserUpdate:
-    return replace(update, state=state, state_change="set")
-
-
-def _lay_out(past: PastInteractions, num_partitions: int) -> _Layout:
-    per_user = np.array([partition_for(user_id.encode(), num_partitions) for user_id in past.user_ids], dtype=np.int32)
-    partition = per_user[past.users] if len(past) else np.zeros(0, dtype=np.int32)
-    offset = np.zeros(len(past), dtype=np.int64)
-    rows = []
-    for number in range(num_partitions):
-        mine = np.flatnonzero(partition == number)
-        offset[mine] = np.arange(len(mine))
-        rows.append(mine)
-    return _Layout(partition, offset, rows)
-
-
-def _check(past: PastInteractions) -> None:
-    """Every limit of an interaction, column by column. Raises: InvalidRequest naming column, row or id number."""
-    columns = {"items": past.items, "timestamps": past.timestamps, "values": past.values, "types": past.types}
-    for name, column in columns.items():
-        if len(column) != len(past):
-            raise InvalidRequest.of(name, f"{len(column)} rows", f"{len(past)} rows, as many as users")
-    if len(past) > 1 and (bad := np.flatnonzero(np.diff(past.timestamps) < 0)).size:
-        raise InvalidRequest.of("timestamps", f"an earlier time in row {int(bad[0]) + 1}", "never decreasing")
-    if (bad := np.flatnonzero(~np.isfinite(past.values))).size:
-        raise InvalidRequest.of("values", f"{past.values[bad[0]]} in row {int(bad[0])}", "finite numbers")
-    events.validate_id("name", past.name)
-    if len(past):
-        events.validate_id("event_id", past.event_id(len(past) - 1))
-    now = now_ms()
-    for name, ids in (("user_id", past.user_ids), ("item_id", past.item_ids)):
-        for text in ids:
-            events.validate_id(name, text)
-    for name in past.type_names:
-        events.validate(Interaction(user_id="u", item_id="i", type=name), now)
-    for row in (0, len(past) - 1) if len(past) else ():
-        events.validate(past.interaction(row), now)
+def _parts(todo: Sequence[_Rows]) -> Iterator[list[_Rows]]:
+    """Users in groups of about FILL_CHUNK interactions."""
+    part: list[_Rows] = []
+    size = 0
+    for user in todo:
+        if part and size + len(user.rows) > FILL_CHUNK:
+            yield part
+            part, size = [], 0
+        part.append(user)
+        size += len(user.rows)
+    if part:
+        yield part

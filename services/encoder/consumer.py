@@ -1,4 +1,5 @@
-"""The thread that keeps the stream applied: poll, apply, commit; back off and resynchronise when something is down.
+"""The thread that keeps the stream applied: forget, poll, apply, commit; back off and resynchronise when something is
+down.
 
 It runs apart from the event loop, so that the gRPC side answers while a batch is merged. Which record does what is
 `handlers/apply_records.py`'s; this module only knows when to try, when to wait, and when a record that keeps failing
@@ -16,6 +17,7 @@ from services.common.errors import FreshetError
 from services.common.state_store import now_ms
 from services.encoder.domain import SourceRecord
 from services.encoder.handlers.apply_records import Applied, ApplyRecords
+from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.ports import Outbox, SequenceEncoder, Stream
 
@@ -52,6 +54,7 @@ class Consumer:
         outbox: Outbox,
         encoder: SequenceEncoder,
         handler: ApplyRecords,
+        forgets: ForgetUsers,
         metrics: EncoderMetrics,
         limits: ConsumerLimits,
         on_ready: Callable[[], None] = lambda: None,
@@ -61,6 +64,7 @@ class Consumer:
         self._outbox = outbox
         self._encoder = encoder
         self._handler = handler
+        self._forgets = forgets
         self._metrics = metrics
         self._limits = limits
         self._on_ready = on_ready
@@ -105,6 +109,7 @@ class Consumer:
         except FreshetError as exc:
             log.info("last_commit_failed", reason=str(exc))
         self._stream.close()
+        self._forgets.close()
         self._outbox.close()
 
     def step(self) -> int:
@@ -119,6 +124,7 @@ class Consumer:
         if self._held:
             self._stop.wait(self._limits.poll_ms / 1000)
         else:
+            self._follow_forgets()
             records = self._stream.poll(self._limits.poll_ms, self._poll_records)
         if records:
             self._apply(records)
@@ -142,10 +148,18 @@ class Consumer:
             log.info("stream_epoch", watermarks=self._handler.watermarks)
             if self._ready:
                 self._metrics.rewind()
+        if not self._handler.is_held():
+            applied = self._forgets.resync(self._handler.epoch, self._stream.end_offsets())
+            self._metrics.forgets(applied)
         self._in_step = True
         if not self._ready:
             self._ready = True
             self._on_ready()
+
+    def _follow_forgets(self) -> None:
+        self._in_step = False
+        self._metrics.forgets(self._forgets.follow())
+        self._in_step = True
 
     def _apply(self, records: Sequence[SourceRecord]) -> None:
         started = time.perf_counter()

@@ -2,16 +2,16 @@
 
 The rules: a position that was applied is never applied again; an event id that came lately at another position is a
 duplicate; events are ordered by (event time, partition, offset); a late event is inserted where it belongs if the
-window reaches back that far, else only noted as seen; an undo removes its event; items that the model does not know
-stay in the history and are left out of what is encoded. Records are merged one by one, so how they were cut into
-batches never shows in the result.
+window reaches back that far, else only noted as seen; an undo removes its event; what lies at or below the place up to
+which its user was forgotten counts for nothing; items that the model does not know stay in the history. Records are
+merged one by one, so how they were cut into batches never shows in the result.
 
 Letters: L = max_history, n events of one sequence, M states wanted of it, P_q query components, P component pairs,
 d component width.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from services.algorithms.history import trim
 from services.common.events import Interaction
 from services.common.state_store import PackedState, RecentId, StoredEvent, UserHistory, hash_event_id
+from services.common.topics import INTERACTIONS
 
 # Event ids of this many latest records of a user are remembered. What is applied together holds at most half as many
 # records of one user, so that whatever is delivered again is recognised whole.
@@ -36,8 +37,10 @@ class Outcome(IntEnum):
     # Older than everything that the window still holds: noted as seen, not inserted.
     LATE = 2
     UNDONE = 3
-    # An undo whose event is not in the history (it never came, or has left the window).
+    # An undo whose event is neither in the history nor among the recent ids.
     UNDO_WITHOUT_EVENT = 4
+    # At or below the place up to which its user was forgotten.
+    FORGOTTEN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,11 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that will never be applied, and why."""
+    """A record that will never be applied, and why. topic: the one that it lies in."""
 
     record: SourceRecord
     reason: str
+    topic: str = INTERACTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,10 @@ class EncodedStates:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The query state that preceded an interaction, with its item; known downstream by (partition, offset)."""
+    """The query state that preceded an interaction, with its item; known downstream by (partition, offset).
+
+    recorded_ms: when the broker took the interaction, Unix milliseconds.
+    """
 
     event_id: str
     item_id: str
@@ -96,9 +103,41 @@ class Attribution:
     type: str
     value: float
     event_time_ms: int
+    recorded_ms: int
     partition: int
     offset: int
     user_pseudonym: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """Takes back the interaction that lies at `undoes` (partition, offset), whether it was attributed or not.
+
+    partition, offset: where what undid it lies; event_id, times: that record's.
+    """
+
+    event_id: str
+    item_id: str
+    undoes: tuple[int, int]
+    event_time_ms: int
+    recorded_ms: int
+    partition: int
+    offset: int
+    user_pseudonym: str
+
+
+@dataclass(frozen=True, slots=True)
+class VoidedUser:
+    """Takes back everything of a user at or below `up_to` (partition -> offset); goes into every partition."""
+
+    forget_id: str
+    up_to: Mapping[int, int]
+    user_pseudonym: str
+    recorded_ms: int
+
+
+# What goes onto `attributions`.
+Attributed = Attribution | Undo | VoidedUser
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +158,15 @@ class Prefix:
     num_events: int
 
 
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """An event that was taken back: its item, and where it lies."""
+
+    item_id: str
+    partition: int
+    offset: int
+
+
 @dataclass(slots=True)
 class Merge:
     """A user after some arrivals.
@@ -126,6 +174,7 @@ class Merge:
     outcomes: one per arrival, in the order given.
     sequences: the histories, oldest event first, that any prefix below refers to; the last is the new history.
     preceding: for each arrival (by number) that was inserted, what came before it.
+    undone: for each arrival (by number) that took an event back, that event.
     seen_times: newest event time of each item to be noted as seen; unseen: items no longer seen, removed first.
     changed: the history differs from what it was, so its state has to be computed anew.
     """
@@ -135,6 +184,7 @@ class Merge:
     sequences: list[list[StoredEvent]]
     outcomes: list[Outcome] = field(default_factory=list)
     preceding: dict[int, Prefix] = field(default_factory=dict)
+    undone: dict[int, Undone] = field(default_factory=dict)
     seen_times: dict[str, int] = field(default_factory=dict)
     unseen: set[str] = field(default_factory=set)
     changed: bool = False
@@ -153,12 +203,16 @@ class Merge:
             self.sequences[-1] = events
 
 
-def merge(history: UserHistory, arrivals: Sequence[Arrival], max_history: int) -> Merge:
+def merge(
+    history: UserHistory, arrivals: Sequence[Arrival], max_history: int, forgotten: Mapping[int, int] | None = None
+) -> Merge:
     """Apply arrivals (in stream order per partition, at most MAX_RECORDS_PER_USER) to a user's history.
 
-    `news` is False when every arrival had been applied before: then there is nothing to write.
+    forgotten: per partition, the last offset up to which the user was forgotten. `news` is False when every arrival
+    had been applied before: then there is nothing to write.
     Cost: O(len(arrivals) + L); a late event adds O(L).
     """
+    void = forgotten or {}
     result = Merge(recent=list(history.recent), positions=dict(history.positions), sequences=[list(history.events)])
     # Where each id was last in `recent`, which grows here and is cut at the end; an id further back than the window
     # is forgotten, just as if every record had been merged alone.
@@ -171,15 +225,20 @@ def merge(history: UserHistory, arrivals: Sequence[Arrival], max_history: int) -
             result.outcomes.append(Outcome(before.get((arrival.partition, arrival.offset), Outcome.APPLIED)))
             continue
         id_hash = hash_event_id(arrival.interaction.event_id)
-        if last_at.get(id_hash, -1) >= max(0, len(result.recent) - RECENT_IDS):
+        item_id = ""
+        if arrival.offset <= void.get(arrival.partition, -1):
+            outcome = Outcome.FORGOTTEN
+        elif last_at.get(id_hash, -1) >= max(0, len(result.recent) - RECENT_IDS):
             outcome = Outcome.DUPLICATE
         elif arrival.interaction.undoes_event_id:
-            outcome = _undo(result, hash_event_id(arrival.interaction.undoes_event_id))
+            outcome = _undo(result, number, hash_event_id(arrival.interaction.undoes_event_id))
         else:
             outcome = _insert(result, number, arrival, id_hash, max_history)
+            if outcome is Outcome.APPLIED:
+                item_id = arrival.interaction.item_id
         result.outcomes.append(outcome)
         last_at[id_hash] = len(result.recent)
-        result.recent.append(RecentId(id_hash, arrival.partition, arrival.offset, outcome))
+        result.recent.append(RecentId(id_hash, arrival.partition, arrival.offset, outcome, item_id))
         result.positions[arrival.partition] = arrival.offset
         result.news = True
     del result.recent[:-RECENT_IDS]
@@ -207,20 +266,33 @@ def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_hist
     return Outcome.APPLIED
 
 
-def _undo(result: Merge, id_hash: int) -> Outcome:
+def _undo(result: Merge, number: int, id_hash: int) -> Outcome:
+    """Take an event out of the history; or only name it, when it has left the history and its id is still recent."""
+    undone = None
     events = result.events
     at = next((i for i, event in enumerate(events) if event.id_hash == id_hash), None)
-    if at is None:
+    if at is not None:
+        undone = Undone(events[at].item_id, events[at].partition, events[at].offset)
+        result.replace_events([*events[:at], *events[at + 1 :]])
+        result.changed = True
+    first = max(0, len(result.recent) - RECENT_IDS)
+    for place in range(len(result.recent) - 1, first - 1, -1):
+        entry = result.recent[place]
+        if entry.id_hash == id_hash and entry.item_id:
+            undone = undone or Undone(entry.item_id, entry.partition, entry.offset)
+            result.recent[place] = entry._replace(item_id="")
+            break
+    if undone is None:
         return Outcome.UNDO_WITHOUT_EVENT
-    item_id = events[at].item_id
-    left = [*events[:at], *events[at + 1 :]]
-    result.replace_events(left)
+    result.undone[number] = undone
+    item_id = undone.item_id
+    again = max((event.event_time_ms for event in result.events if event.item_id == item_id), default=None)
+    if again is None and any(entry.item_id == item_id for entry in result.recent[first:]):
+        return Outcome.UNDONE  # another event that has left the history made it seen, too
     result.unseen.add(item_id)
     result.seen_times.pop(item_id, None)
-    again = max((event.event_time_ms for event in left if event.item_id == item_id), default=None)
     if again is not None:
         result.seen_times[item_id] = again
-    result.changed = True
     return Outcome.UNDONE
 
 

@@ -11,7 +11,7 @@ from services.algorithms.incremental_encoding import CacheCounts
 from services.common.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
 
 _LARGE_BATCH_BUCKETS = (*BATCH_BUCKETS, 1024, 2048, 4096, 8192)
-_OUTCOMES = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late")
+_OUTCOMES = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten")
 
 
 class _CacheCollector(Collector):
@@ -45,7 +45,7 @@ class EncoderMetrics:
         self._registry = registry
         records = Counter(
             "freshet_encoder_records",
-            "Records of the interactions topic by what became of them (unknown_items, undone, late are also applied).",
+            "Records of the interactions topic by what became of them (those after dead_lettered are also applied).",
             ("outcome",),
             registry=registry,
         )
@@ -79,6 +79,7 @@ class EncoderMetrics:
         self._failures = Counter(
             "freshet_encoder_stream_failures", "Failed attempts, by error class.", ("error",), registry=registry
         )
+        self._forgets = Counter("freshet_encoder_forgets", "Records of the forgets topic applied.", registry=registry)
         self._rewinds = Counter(
             "freshet_encoder_rewinds", "Times the stream was read again from the beginning.", registry=registry
         )
@@ -121,6 +122,10 @@ class EncoderMetrics:
     def failure(self, error: str) -> None:
         """An attempt failed with an error of this class."""
         self._failures.labels(error).inc()
+
+    def forgets(self, applied: int) -> None:
+        """So many records of `forgets` were applied."""
+        self._forgets.inc(applied)
 
     def rewind(self) -> None:
         """The state store had no epoch."""

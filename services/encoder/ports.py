@@ -7,8 +7,9 @@ synchronous: the consumer has a thread of its own, and on-demand encoding runs i
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from services.common.state_store import AdvanceStep, Progress, UserHistory, UserUpdate
-from services.encoder.domain import Attribution, DeadLetter, EncodedStates, EncodeJob, SourceRecord
+from services.common.state_store import AdvanceStep, Progress, UserHistory, UserKeys, UserUpdate
+from services.encoder.domain import Attributed, DeadLetter, EncodedStates, EncodeJob, SourceRecord
+from services.encoder.forgetting import ForgetRecord
 
 Offsets = Mapping[int, int]
 
@@ -45,11 +46,29 @@ class Outbox(Protocol):
     """What the consumer writes to other topics. Returns once everything is acknowledged; a failure may leave some of
     it written, so readers must know records by their source position."""
 
-    def publish(self, attributions: Sequence[Attribution], dead_letters: Sequence[DeadLetter]) -> None:
-        """Write all of them."""
+    def publish(self, attributions: Sequence[Attributed], dead_letters: Sequence[DeadLetter]) -> None:
+        """Write all of them, what belongs to one item in the order given; a voided user into every partition."""
 
     def close(self) -> None:
         """Give the connections up; the next call makes new ones."""
+
+
+class ForgetLog(Protocol):
+    """The topic `forgets`: small, compacted, read from its beginning by each process."""
+
+    def read(self) -> Sequence[ForgetRecord]:
+        """What came since the last call; the first call gives all that the topic held when it was made. Never waits
+        for what is not there yet."""
+
+    def close(self) -> None:
+        """Give the connection up; the next call goes on where this one ended."""
+
+
+class UserReader(Protocol):
+    """What is stored of a user, for an event loop (the real one: `services.common.state_store.StateReader`)."""
+
+    async def read_keys(self, user_id: str) -> UserKeys:
+        """What is stored of the user. Raises: DependencyUnavailable."""
 
 
 class Store(Protocol):
@@ -60,6 +79,9 @@ class Store(Protocol):
 
     def ensure_epoch(self) -> tuple[str, bool]:
         """The current epoch, made when missing, and whether it was made now."""
+
+    def add_model(self, model_version: str) -> None:
+        """Name a model version before its first state is stored, so that a forget finds the states of all."""
 
     def hold(self, seconds: int) -> None:
         """Ask whoever applies the stream to wait, for so long unless asked again."""
@@ -79,6 +101,16 @@ class Store(Protocol):
     def apply(self, updates: Sequence[UserUpdate], epoch: str) -> None:
         """Write every update whose `expected` position still holds. Raises: Conflict when some did not."""
 
+    def forget(self, updates: Sequence[UserUpdate], epoch: str) -> None:
+        """Erase all that is stored of each user, states of every model version included, and write the update in its
+        place (nothing, where `expected` is empty), atomically. Raises: Conflict when some were written in between."""
+
+    def forgets_applied(self, reader: str, epoch: str) -> int:
+        """The last record of `forgets` that `reader` applied to this store in this epoch; -1: none yet."""
+
+    def set_forgets_applied(self, reader: str, offset: int, epoch: str) -> None:
+        """Note that `reader` applied `forgets` up to this offset."""
+
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
         """Move watermarks and add counts, once. Raises: Conflict when some had moved."""
 
@@ -91,3 +123,6 @@ class SequenceEncoder(Protocol):
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[EncodedStates]:
         """The wanted states of each job, in order."""
+
+    def drop(self, cache_keys: Sequence[int]) -> None:
+        """Forget what is kept under these keys (see `EncodeJob`)."""

@@ -4,6 +4,7 @@ import grpc
 from freshet.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 
 from services.common.errors import InvalidRequest
+from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
 from services.encoder.metrics import EncoderMetrics
 
@@ -11,10 +12,13 @@ SERVICE = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
-    """Translates messages and calls the handler."""
+    """Translates messages and calls the handlers."""
 
-    def __init__(self, handler: EncodeHistory, metrics: EncoderMetrics, model_version: str) -> None:
+    def __init__(
+        self, handler: EncodeHistory, describe_user: DescribeUser, metrics: EncoderMetrics, model_version: str
+    ) -> None:
         self._handler = handler
+        self._describe_user = describe_user
         self._metrics = metrics
         self._model_version = model_version
 
@@ -45,3 +49,19 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 )
             )
         return response
+
+    async def DescribeUser(
+        self, request: encoder_pb2.DescribeUserRequest, context: grpc.aio.ServicerContext
+    ) -> encoder_pb2.DescribeUserResponse:
+        found = await self._describe_user(request.user_id)
+        return encoder_pb2.DescribeUserResponse(
+            user_pseudonym=found.pseudonym,
+            history_events=found.stored.history_events,
+            seen_items=found.stored.seen_items,
+            state_model_versions=found.stored.state_model_versions,
+            in_model=found.in_model,
+            forgotten_up_to=[
+                common_pb2.StreamPosition(partition=partition, offset=offset)
+                for partition, offset in sorted(found.forgotten_up_to.items())
+            ],
+        )

@@ -1,19 +1,22 @@
 """The ports in memory: the same rules as Kafka, Redis and the inference server have, without any of them.
 
-For tests and for trying the consumer without a stack. The encoder here is a running hash, so a state names exactly
-the events it was made of.
+For tests, for trying the consumer without a stack, and (the store) for encoding everything again. The encoder here is a
+running hash, so a state names exactly the events it was made of.
 """
 
 import secrets
 import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from services.common.errors import Conflict
-from services.common.state_store import AdvanceStep, Progress, StoredState, UserHistory, UserUpdate
-from services.encoder.domain import Attribution, DeadLetter, EncodedStates, EncodeJob, SourceRecord
+from services.common.forgets import Forget
+from services.common.state_store import AdvanceStep, Progress, StoredState, UserHistory, UserKeys, UserUpdate
+from services.encoder.domain import Attributed, DeadLetter, EncodedStates, EncodeJob, SourceRecord
+from services.encoder.forgetting import ForgetRecord
 from services.encoder.ports import Offsets
 
 
@@ -73,12 +76,37 @@ class MemoryOutbox:
     """Keeps what was published, repetitions included."""
 
     def __init__(self) -> None:
-        self.attributions: list[Attribution] = []
+        self.attributions: list[Attributed] = []
         self.dead_letters: list[DeadLetter] = []
 
-    def publish(self, attributions: Sequence[Attribution], dead_letters: Sequence[DeadLetter]) -> None:
+    def publish(self, attributions: Sequence[Attributed], dead_letters: Sequence[DeadLetter]) -> None:
         self.attributions += attributions
         self.dead_letters += dead_letters
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class MemoryForgetLog:
+    """A log of forgets that lives as long as the test: each reader has a place of its own (`reader`)."""
+
+    def __init__(self, log: list[ForgetRecord] | None = None) -> None:
+        self.log: list[ForgetRecord] = [] if log is None else log
+        self._next = 0
+
+    def append(self, forget: Forget | None, reason: str = "") -> None:
+        """Write one record; None is one that cannot be read."""
+        record = SourceRecord(0, len(self.log), 0, None if forget is None else forget.user_id.encode(), b"")
+        self.log.append(ForgetRecord(record, forget, reason))
+
+    def reader(self) -> "MemoryForgetLog":
+        """Another reader of the same log, at its beginning."""
+        return MemoryForgetLog(self.log)
+
+    def read(self) -> Sequence[ForgetRecord]:
+        found = self.log[self._next :]
+        self._next = len(self.log)
+        return found
 
     def close(self) -> None:
         """Nothing is held."""
@@ -91,9 +119,10 @@ class MemoryStore:
         self._max_seen = max_seen
         self._epoch: str | None = None
         self._held = False
-        self._positions: dict[str, tuple[str, dict[int, int]]] = {}
+        self._positions: dict[str, tuple[str, dict[int, int], dict[int, int]]] = {}
         self._histories: dict[str, UserHistory] = {}
         self._progress: dict[int, tuple[str, Progress]] = {}
+        self._forgets: dict[str, tuple[str, int]] = {}
         self.seen: dict[str, dict[str, int]] = {}
         self.states: dict[tuple[str, str], StoredState] = {}
 
@@ -110,6 +139,9 @@ class MemoryStore:
             self._epoch = secrets.token_hex(8)
         return self._epoch, made
 
+    def add_model(self, model_version: str) -> None:
+        """Every state names its model here."""
+
     def hold(self, seconds: int) -> None:
         self._held = True
 
@@ -125,12 +157,16 @@ class MemoryStore:
     def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
         found: dict[str, UserHistory] = {}
         for user_id in user_ids:
-            written, positions = self._positions.get(user_id, ("", {}))
-            expected = repr((written, positions)).encode() if written else b""
-            if written and written == epoch:
+            current = self._positions.get(user_id)
+            expected = repr(current).encode() if current else b""
+            if current and current[0] == epoch:
                 stored = self._histories[user_id]
                 found[user_id] = UserHistory(
-                    events=list(stored.events), recent=list(stored.recent), positions=dict(positions), expected=expected
+                    events=list(stored.events),
+                    recent=list(stored.recent),
+                    positions=dict(current[1]),
+                    forgotten=dict(current[2]),
+                    expected=expected,
                 )
             else:
                 found[user_id] = UserHistory(expected=expected)
@@ -143,7 +179,7 @@ class MemoryStore:
             if (repr(current).encode() if current else b"") != update.expected:
                 lost += 1
                 continue
-            self._positions[update.user_id] = (epoch, dict(update.positions))
+            self._positions[update.user_id] = (epoch, dict(update.positions), dict(update.forgotten))
             self._histories[update.user_id] = UserHistory(events=list(update.events), recent=list(update.recent))
             self._note_seen(update)
             key = (update.user_id, update.model_version)
@@ -153,6 +189,38 @@ class MemoryStore:
                 self.states.pop(key, None)
         if lost:
             raise Conflict(f"{lost} of {len(updates)} users were changed by another writer")
+
+    def forget(self, updates: Sequence[UserUpdate], epoch: str) -> None:
+        lost = 0
+        for update in updates:
+            current = self._positions.get(update.user_id)
+            if (repr(current).encode() if current else b"") != update.expected:
+                lost += 1
+                continue
+            self._positions.pop(update.user_id, None)
+            self._histories.pop(update.user_id, None)
+            self.seen.pop(update.user_id, None)
+            for key in [key for key in self.states if key[0] == update.user_id]:
+                del self.states[key]
+            if update.expected:
+                self.apply([replace(update, expected=b"")], epoch)
+        if lost:
+            raise Conflict(f"{lost} of {len(updates)} users were changed by another writer")
+
+    def forgets_applied(self, reader: str, epoch: str) -> int:
+        written, offset = self._forgets.get(reader, ("", -1))
+        return offset if written == epoch else -1
+
+    def set_forgets_applied(self, reader: str, offset: int, epoch: str) -> None:
+        self._forgets[reader] = (epoch, offset)
+
+    async def read_keys(self, user_id: str) -> UserKeys:
+        stored = self._histories.get(user_id, UserHistory())
+        return UserKeys(
+            history_events=len(stored.events),
+            seen_items=len(self.seen.get(user_id, ())),
+            state_model_versions=tuple(sorted(version for user, version in self.states if user == user_id)),
+        )
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
         lost = []
@@ -187,9 +255,13 @@ class HashEncoder:
     def __init__(self, width: int = 4) -> None:
         self._width = width
         self.calls: list[int] = []
+        self.dropped: list[int] = []
 
     def check(self) -> None:
         """Always ready."""
+
+    def drop(self, cache_keys: Sequence[int]) -> None:
+        self.dropped += cache_keys
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[EncodedStates]:
         self.calls.append(len(jobs))

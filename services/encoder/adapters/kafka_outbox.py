@@ -1,15 +1,14 @@
-"""The outbox port over Apache Kafka: attributions keyed by item, dead letters as they came with the reason beside."""
+"""The outbox port over Apache Kafka: attributions keyed by item, a voided user into every partition, dead letters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from freshet.v1 import common_pb2, events_pb2
 
+from services.common.dead_letters import dead_letter
 from services.common.kafka import BulkProducer, Record
-from services.common.topics import ATTRIBUTIONS, INTERACTIONS, INTERACTIONS_DEAD_LETTER, MAX_DEAD_LETTER_BYTES
-from services.encoder.domain import Attribution, DeadLetter
-
-# The rest is for the headers that say why, and for what Kafka puts around a record.
-MAX_LETTER_BYTES = MAX_DEAD_LETTER_BYTES - 65_536
+from services.common.topics import ATTRIBUTIONS
+from services.encoder.domain import Attributed, Attribution, DeadLetter, Undo, VoidedUser
 
 
 class KafkaOutbox:
@@ -19,66 +18,70 @@ class KafkaOutbox:
         self._producer = producer
         self._timeout_s = timeout_s
 
-    def publish(self, attributions: Sequence[Attribution], dead_letters: Sequence[DeadLetter]) -> None:
-        records = [
-            Record(ATTRIBUTIONS, attribution.item_id.encode(), encode_attribution(attribution))
-            for attribution in attributions
-        ]
+    def publish(self, attributions: Sequence[Attributed], dead_letters: Sequence[DeadLetter]) -> None:
+        records = [record for attribution in attributions for record in self._records(attribution)]
         records += [dead_letter_record(letter) for letter in dead_letters]
         self._producer.send_many(records, self._timeout_s)
 
     def close(self) -> None:
         self._producer.close()
 
+    def _records(self, attribution: Attributed) -> Iterator[Record]:
+        if not isinstance(attribution, VoidedUser):
+            yield Record(ATTRIBUTIONS, attribution.item_id.encode(), encode_attribution(attribution))
+            return
+        key, value = attribution.user_pseudonym.encode(), encode_attribution(attribution)
+        for partition in range(self._producer.num_partitions(ATTRIBUTIONS)):
+            yield Record(ATTRIBUTIONS, key, value, partition=partition)
 
-def encode_attribution(attribution: Attribution) -> bytes:
-    """The Protobuf bytes of an attribution."""
-    seconds, ms = divmod(attribution.event_time_ms, 1000)
-    state = attribution.state
-    message = events_pb2.Attribution(
-        event_id=attribution.event_id,
-        item_id=attribution.item_id,
-        query_state=common_pb2.QueryState(
-            model_version=attribution.model_version,
-            components=state.components,
-            gate=state.gate,
-            num_components=state.num_components,
-            component_width=state.component_width,
-        ),
-        type=attribution.type,
-        value=attribution.value,
-        source=common_pb2.StreamPosition(partition=attribution.partition, offset=attribution.offset),
-        user_pseudonym=attribution.user_pseudonym,
-    )
-    message.event_time.seconds = seconds
-    message.event_time.nanos = ms * 1_000_000
+
+def encode_attribution(attribution: Attributed) -> bytes:
+    """The Protobuf bytes of an attribution, an undo or a voided user."""
+    message = events_pb2.Attribution(user_pseudonym=attribution.user_pseudonym)
+    _set_ms(message.recorded_time, attribution.recorded_ms)
+    if isinstance(attribution, VoidedUser):
+        message.forgets.forget_id = attribution.forget_id
+        for partition in sorted(attribution.up_to):
+            message.forgets.up_to.add(partition=partition, offset=attribution.up_to[partition])
+    else:
+        message.event_id = attribution.event_id
+        message.item_id = attribution.item_id
+        message.source.partition = attribution.partition
+        message.source.offset = attribution.offset
+        _set_ms(message.event_time, attribution.event_time_ms)
+    if isinstance(attribution, Undo):
+        message.undoes.partition, message.undoes.offset = attribution.undoes
+    if isinstance(attribution, Attribution):
+        state = attribution.state
+        message.type = attribution.type
+        message.value = attribution.value
+        message.query_state.CopyFrom(
+            common_pb2.QueryState(
+                model_version=attribution.model_version,
+                components=state.components,
+                gate=state.gate,
+                num_components=state.num_components,
+                component_width=state.component_width,
+            )
+        )
     data: bytes = message.SerializeToString()
     return data
 
 
-def dead_letter_record(letter: DeadLetter) -> Record:
-    """The original bytes and headers, and in further headers why and from where.
+def _set_ms(stamp: Any, unix_ms: int) -> None:
+    stamp.seconds, ms = divmod(unix_ms, 1000)
+    stamp.nanos = ms * 1_000_000
 
-    What no topic of ours could hold is cut, and says how long it was: a letter that cannot be sent would hold the
-    stream up for ever. The source position tells where the whole record lies.
-    """
+
+def dead_letter_record(letter: DeadLetter) -> Record:
+    """The original bytes and headers, and in further headers why and from where."""
     record = letter.record
-    key, value = record.key or b"", record.value or b""
-    headers = [(name, text or b"") for name, text in record.headers]
-    size = len(key) + len(value) + sum(len(name.encode()) + len(text) for name, text in headers)
-    if size > MAX_LETTER_BYTES:
-        room = MAX_LETTER_BYTES // 2
-        key, value = key[:room], value[:room]
-        headers = [("freshet-original-bytes", str(size).encode())]
-    return Record(
-        INTERACTIONS_DEAD_LETTER,
-        key,
-        value,
-        [
-            *headers,
-            ("freshet-reason", letter.reason.encode()),
-            ("freshet-source-topic", INTERACTIONS.encode()),
-            ("freshet-source-partition", str(record.partition).encode()),
-            ("freshet-source-offset", str(record.offset).encode()),
-        ],
+    return dead_letter(
+        letter.topic,
+        record.partition,
+        record.offset,
+        record.key,
+        record.value,
+        record.headers,
+        reason=letter.reason,
     )

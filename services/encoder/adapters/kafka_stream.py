@@ -67,6 +67,16 @@ class KafkaStream:
         with self._errors() as consumer:
             return {tp.partition: end for tp, end in consumer.end_offsets(self._assigned_partitions()).items()}
 
+    def positions(self) -> Offsets:
+        """The offset of each partition's next record for this reader."""
+        with self._errors() as consumer:
+            found = {
+                tp.partition: consumer.position(tp, timeout_ms=ANSWER_TIMEOUT_MS) for tp in self._assigned_partitions()
+            }
+        if None in found.values():
+            raise DependencyUnavailable("Kafka did not say where its topic begins")
+        return found
+
     def known_end_offsets(self) -> Offsets:
         with self._errors() as consumer:
             known = {tp.partition: consumer.highwater(tp) for tp in self._assigned_partitions()}

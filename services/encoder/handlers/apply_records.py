@@ -1,22 +1,23 @@
 """Apply records of `interactions` to user states, with an exactly-once effect.
 
-The order within a batch is what makes a crash harmless at every point: attributions and dead letters are published
-first (readers know them by source position), then each user is written under the condition that nobody wrote it in
-between, then the watermark moves under the same condition. Whatever is delivered again finds the positions stored and
-is counted as it was the first time. Progress lives in the state store alone; Kafka's committed offsets serve lag
-monitoring, and say up to where attributions went out before the state store was lost.
+The order within a batch is what makes a crash harmless at every point: attributions (in the order of the records that
+they come from) and dead letters are published first (readers know them by source position), then each user is written
+under the condition that nobody wrote it in between, then the watermark moves under the same condition. Whatever is
+delivered again finds the positions stored and is counted as it was the first time. Progress lives in the state store
+alone; Kafka's committed offsets serve lag monitoring, and say up to where attributions went out before the state store
+was lost.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 
 from services.common import events
 from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
 from services.common.state_store import AdvanceStep, StoredState, UserHistory, UserUpdate, now_ms
 from services.encoder.domain import (
+    MAX_RECORDS_PER_USER,
     Arrival,
     Attribution,
     DeadLetter,
@@ -25,10 +26,12 @@ from services.encoder.domain import (
     Merge,
     Outcome,
     SourceRecord,
+    Undo,
     chunks,
     merge,
 )
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
+from services.encoder.forgetting import Forgotten, pseudonym_of
 from services.encoder.ports import Outbox, SequenceEncoder, Store, Stream
 
 MAX_REASON_BYTES = 512
@@ -39,6 +42,7 @@ _COUNTED_AS = {
     Outcome.LATE: ("applied", "late"),
     Outcome.UNDONE: ("applied", "undone"),
     Outcome.UNDO_WITHOUT_EVENT: ("applied",),
+    Outcome.FORGOTTEN: ("applied", "forgotten"),
 }
 
 
@@ -71,7 +75,12 @@ class _UserWork:
 
 
 class ApplyRecords:
-    """Applies batches of records. Holds what the state store last said about progress; `resync` asks it again."""
+    """Applies batches of records. Holds what the state store last said about progress; `resync` asks it again.
+
+    forgotten: who was forgotten up to where; whoever follows `forgets` adds to it. stores_states: False when only the
+    attributions are wanted (a model's, over a store of their own). records_per_user: at most so many of one user are
+    applied together.
+    """
 
     def __init__(
         self,
@@ -81,6 +90,9 @@ class ApplyRecords:
         encoder: SequenceEncoder,
         vocabulary: Vocabulary,
         pseudonym_key: bytes,
+        forgotten: Forgotten | None = None,
+        stores_states: bool = True,
+        records_per_user: int = MAX_RECORDS_PER_USER,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         self._store = store
@@ -88,6 +100,9 @@ class ApplyRecords:
         self._encoder = encoder
         self._vocabulary = vocabulary
         self._pseudonym_key = pseudonym_key
+        self._forgotten = forgotten or Forgotten()
+        self._stores_states = stores_states
+        self._records_per_user = records_per_user
         self._clock_ms = clock_ms
         self._epoch = ""
         self._attribute_from: dict[int, int] = {}
@@ -102,6 +117,7 @@ class ApplyRecords:
         """
         partitions = stream.partitions()
         epoch, _ = self._store.ensure_epoch()
+        self._store.add_model(self._vocabulary.model_version)
         progress = self._store.progress(partitions, epoch)
         self._attribute_from = dict(stream.committed())
         self.watermarks = {partition: progress[partition].watermark for partition in partitions}
@@ -110,6 +126,11 @@ class ApplyRecords:
         changed = epoch != self._epoch
         self._epoch = epoch
         return changed
+
+    @property
+    def epoch(self) -> str:
+        """The store's epoch as of the last `resync`."""
+        return self._epoch
 
     def check_epoch(self) -> None:
         """Raises: Conflict when the store lost or changed its epoch; DependencyUnavailable."""
@@ -139,7 +160,7 @@ class ApplyRecords:
         arrivals = [self._read(record) for record in records]
         users = [entry.interaction.user_id if isinstance(entry, Arrival) else "" for entry in arrivals]
         total = Applied()
-        for part in chunks(users):
+        for part in chunks(users, self._records_per_user):
             total.add(self._apply_together(arrivals[part]))
         return total
 
@@ -170,7 +191,10 @@ class ApplyRecords:
             started = time.perf_counter()
             states = self._encoder.encode(jobs)
             result.encode_seconds = time.perf_counter() - started
-        attributions = [a for user_id, user in work.items() for a in self._attributions(user_id, user, states)]
+        attributions: list[Attribution | Undo] = [
+            a for user_id, user in work.items() for a in self._attributions(user_id, user, states)
+        ]
+        attributions.sort(key=lambda a: (a.partition, a.offset))
         if attributions or letters:
             self._outbox.publish(attributions, letters)
         applied_ms = self._clock_ms()
@@ -194,16 +218,19 @@ class ApplyRecords:
         work: dict[str, _UserWork] = {}
         jobs: list[EncodeJob] = []
         for user_id, mine in by_user.items():
-            merged = merge(histories[user_id], mine, self._vocabulary.max_history)
-            user = work[user_id] = _UserWork(mine, merged, histories[user_id])
+            history = histories[user_id]
+            merged = merge(history, mine, self._vocabulary.max_history, self._forgotten.up_to(user_id))
+            user = work[user_id] = _UserWork(mine, merged, history)
             wanted: dict[int, list[int]] = {}
             for number, prefix in merged.preceding.items():
                 if self._is_attributed(mine[number]):
                     wanted.setdefault(prefix.sequence, []).append(prefix.num_events)
-            if merged.changed:
+            if merged.changed and self._stores_states:
                 wanted.setdefault(len(merged.sequences) - 1, []).append(len(merged.events))
             for sequence, lengths in wanted.items():
-                job, rows = encode_job(self._vocabulary, user_id, merged.sequences[sequence], lengths)
+                job, rows = encode_job(
+                    self._vocabulary, user_id, merged.sequences[sequence], lengths, cached=self._stores_states
+                )
                 if job is not None:
                     user.jobs[sequence] = (len(jobs), rows)
                     jobs.append(job)
@@ -212,9 +239,12 @@ class ApplyRecords:
     def _is_attributed(self, arrival: Arrival) -> bool:
         return arrival.offset >= self._attribute_from.get(arrival.partition, 0)
 
-    def _attributions(self, user_id: str, user: _UserWork, states: Sequence[EncodedStates]) -> list[Attribution]:
-        found: list[Attribution] = []
-        pseudonym = ""
+    def _attributions(
+        self, user_id: str, user: _UserWork, states: Sequence[EncodedStates]
+    ) -> Iterator[Attribution | Undo]:
+        if not user.merged.preceding and not user.merged.undone:
+            return
+        pseudonym = pseudonym_of(user_id, self._pseudonym_key)
         for number, prefix in user.merged.preceding.items():
             arrival = user.arrivals[number]
             if prefix.sequence not in user.jobs or not self._is_attributed(arrival):
@@ -222,23 +252,33 @@ class ApplyRecords:
             job, rows = user.jobs[prefix.sequence]
             if prefix.num_events not in rows:
                 continue
-            pseudonym = pseudonym or blake2b(user_id.encode(), key=self._pseudonym_key, digest_size=16).hexdigest()
             interaction = arrival.interaction
-            found.append(
-                Attribution(
-                    event_id=interaction.event_id,
-                    item_id=interaction.item_id,
-                    state=pack_state(states[job], rows[prefix.num_events]),
-                    model_version=self._vocabulary.model_version,
-                    type=interaction.type,
-                    value=interaction.value,
-                    event_time_ms=interaction.event_time_ms,
+            yield Attribution(
+                event_id=interaction.event_id,
+                item_id=interaction.item_id,
+                state=pack_state(states[job], rows[prefix.num_events]),
+                model_version=self._vocabulary.model_version,
+                type=interaction.type,
+                value=interaction.value,
+                event_time_ms=interaction.event_time_ms,
+                recorded_ms=arrival.recorded_ms,
+                partition=arrival.partition,
+                offset=arrival.offset,
+                user_pseudonym=pseudonym,
+            )
+        for number, undone in user.merged.undone.items():
+            arrival = user.arrivals[number]
+            if self._is_attributed(arrival):
+                yield Undo(
+                    event_id=arrival.interaction.event_id,
+                    item_id=undone.item_id,
+                    undoes=(undone.partition, undone.offset),
+                    event_time_ms=arrival.interaction.event_time_ms,
+                    recorded_ms=arrival.recorded_ms,
                     partition=arrival.partition,
                     offset=arrival.offset,
                     user_pseudonym=pseudonym,
                 )
-            )
-        return found
 
     def _update(self, user_id: str, user: _UserWork, states: Sequence[EncodedStates], applied_ms: int) -> UserUpdate:
         merged = user.merged
@@ -266,6 +306,7 @@ class ApplyRecords:
             recent=merged.recent,
             seen_times=merged.seen_times,
             unseen=merged.unseen,
+            forgotten=user.history.forgotten,
             state=state,
             state_change="keep" if not merged.changed else "drop" if state is None else "set",
         )
@@ -277,7 +318,8 @@ class ApplyRecords:
                 mine = counts.setdefault(arrival.partition, Counter())
                 mine.update(_COUNTED_AS[outcome])
                 item_id = arrival.interaction.item_id
-                if item_id and outcome is not Outcome.DUPLICATE and item_id not in self._vocabulary.item_index:
+                counts_nowhere = outcome in (Outcome.DUPLICATE, Outcome.FORGOTTEN)
+                if item_id and not counts_nowhere and item_id not in self._vocabulary.item_index:
                     mine["unknown_items"] += 1
         for entry in entries:
             if isinstance(entry, DeadLetter):

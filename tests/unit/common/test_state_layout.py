@@ -17,15 +17,22 @@ def test_histories_come_back(events: list[StoredEvent]) -> None:
     assert layout.unpack_events(layout.pack_events(events)) == events
 
 
-@given(st.lists(st.builds(RecentId, hashes, partitions, offsets, st.integers(0, 255))))
+@given(st.lists(st.builds(RecentId, hashes, partitions, offsets, st.integers(0, 255), st.just("") | ids)))
 def test_recent_ids_come_back(recent: list[RecentId]) -> None:
-    assert layout.unpack_recent(layout.pack_recent(recent)) == recent
+    assert layout.unpack_recent(layout.pack_recent(recent), layout.pack_recent_items(recent)) == recent
 
 
-@given(st.dictionaries(partitions, offsets))
-def test_positions_come_back_in_their_epoch_only(positions: dict[int, int]) -> None:
-    packed = layout.pack_positions("e1", positions)
-    assert layout.unpack_positions("e1", packed) == positions
+def test_recent_ids_of_an_earlier_version_have_no_items() -> None:
+    recent = [RecentId(7, 0, 3, 1), RecentId(8, 0, 4, 0)]
+    assert layout.unpack_recent(layout.pack_recent(recent), None) == recent
+
+
+@given(st.dictionaries(partitions, offsets), st.dictionaries(partitions, offsets))
+def test_positions_come_back_in_their_epoch_only(positions: dict[int, int], forgotten: dict[int, int]) -> None:
+    packed = layout.pack_positions("e1", positions, forgotten)
+    assert layout.unpack_positions("e1", packed) == (positions, forgotten)
+    # As an earlier version wrote it.
+    assert layout.unpack_positions("e1", layout.pack_positions("e1", positions)) == (positions, {})
     assert layout.unpack_positions("e2", packed) is None
     assert layout.unpack_positions("e1", None) is None
 

@@ -4,9 +4,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from services.common.events import Interaction, encode_interaction
-from services.encoder.adapters.in_memory import HashEncoder, MemoryOutbox, MemoryStore, MemoryStream
+from services.common.forgets import Forget
+from services.encoder.adapters.in_memory import (
+    HashEncoder,
+    MemoryForgetLog,
+    MemoryOutbox,
+    MemoryStore,
+    MemoryStream,
+)
 from services.encoder.encoding import Vocabulary
+from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
+from services.encoder.handlers.forget_users import ForgetUsers
 
 NOW_MS = 1_800_000_000_000
 VOCABULARY = Vocabulary(
@@ -45,7 +54,7 @@ class Crashing:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._inner, name)
-        if name not in ("publish", "apply", "advance", "encode", "load_users"):
+        if name not in ("publish", "apply", "advance", "encode", "load_users", "forget", "set_forgets_applied"):
             return attribute
 
         def call(*args: Any) -> Any:
@@ -68,6 +77,7 @@ def handler_on(
     outbox: MemoryOutbox,
     vocabulary: Vocabulary = VOCABULARY,
     plan: Callable[[str], str] = lambda _: "no",
+    forgotten: Forgotten | None = None,
 ) -> ApplyRecords:
     return ApplyRecords(
         store=Crashing(store, plan),
@@ -75,7 +85,35 @@ def handler_on(
         encoder=Crashing(HashEncoder(), plan),
         vocabulary=vocabulary,
         pseudonym_key=b"key",
+        forgotten=forgotten,
         clock_ms=lambda: NOW_MS,
+    )
+
+
+def forget(user: int = 0, forget_id: str = "f1", **up_to: int) -> Forget:
+    """up_to: p0=3 is offset 3 of partition 0."""
+    places = {int(name[1:]): offset for name, offset in up_to.items()}
+    return Forget(forget_id=forget_id, user_id=f"user-{user}", up_to=places, requested_ms=NOW_MS)
+
+
+def forgets_on(
+    log: MemoryForgetLog,
+    store: MemoryStore,
+    outbox: MemoryOutbox,
+    forgotten: Forgotten,
+    plan: Callable[[str], str] = lambda _: "no",
+    encoder: HashEncoder | None = None,
+) -> ForgetUsers:
+    """A process's share of forgetting, reading the log from its beginning."""
+    return ForgetUsers(
+        log=log.reader(),
+        store=Crashing(store, plan),
+        outbox=Crashing(outbox, plan),
+        encoder=encoder or HashEncoder(),
+        forgotten=forgotten,
+        model_version=VOCABULARY.model_version,
+        pseudonym_key=b"key",
+        reader="test",
     )
 
 

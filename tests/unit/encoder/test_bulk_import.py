@@ -8,8 +8,9 @@ from streams import NOW_MS, VOCABULARY, append, drain, handler_on, interaction
 
 from services.common.errors import DependencyUnavailable, InvalidRequest, PreconditionFailed
 from services.common.kafka import Record, partition_for
-from services.encoder.adapters.in_memory import HashEncoder, MemoryOutbox, MemoryStore, MemoryStream
-from services.encoder.bulk_import import BulkImport, ImportReport, PastInteractions
+from services.encoder.adapters.in_memory import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStore, MemoryStream
+from services.encoder.bulk_import import BulkImport, ImportReport
+from services.encoder.past_interactions import PastInteractions
 
 PARTITIONS = 3
 
@@ -48,14 +49,22 @@ def past(rows: int = 400, name: str = "past") -> PastInteractions:
 
 
 def run(
-    stream: MemoryStream, store: MemoryStore, data: PastInteractions, dies_after: int | None = None
+    stream: MemoryStream,
+    store: MemoryStore,
+    data: PastInteractions,
+    dies_after: int | None = None,
+    outbox: MemoryOutbox | None = None,
+    forgets: MemoryForgetLog | None = None,
 ) -> ImportReport:
     return BulkImport(
         stream=stream,
         writer=MemoryWriter(stream, dies_after),
+        outbox=outbox or MemoryOutbox(),
         store=store,
+        forgets=forgets or MemoryForgetLog(),
         encoder=HashEncoder(),
         vocabulary=VOCABULARY,
+        pseudonym_key=b"key",
         settle_seconds=0.0,
     ).run(data)
 

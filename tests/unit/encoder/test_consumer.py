@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from streams import NOW_MS, VOCABULARY, append, interaction
+from streams import NOW_MS, VOCABULARY, append, forgets_on, interaction
 
 from services.common.errors import DependencyUnavailable
-from services.encoder.adapters.in_memory import HashEncoder, MemoryOutbox, MemoryStore, MemoryStream
+from services.encoder.adapters.in_memory import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStore, MemoryStream
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.domain import EncodeJob
+from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.metrics import EncoderMetrics
 
@@ -35,6 +36,8 @@ class Scene:
 
     def __init__(self, limits: ConsumerLimits = LIMITS) -> None:
         self.stream, self.store, self.outbox, self.model = MemoryStream(1), MemoryStore(), MemoryOutbox(), Model()
+        self.forget_log, forgotten = MemoryForgetLog(), Forgotten()
+        self.forgets = forgets_on(self.forget_log, self.store, self.outbox, forgotten)
         self.ready = threading.Event()
         self.consumer = Consumer(
             stream=self.stream,
@@ -46,8 +49,10 @@ class Scene:
                 encoder=self.model,
                 vocabulary=VOCABULARY,
                 pseudonym_key=b"key",
+                forgotten=forgotten,
                 clock_ms=lambda: NOW_MS,
             ),
+            forgets=self.forgets,
             metrics=EncoderMetrics(CollectorRegistry()),
             limits=limits,
             on_ready=self.ready.set,
@@ -142,7 +147,7 @@ def test_a_store_that_is_ahead_of_the_topic_stops_the_stream_until_it_is_emptied
     scene.stream.log[0].clear()
     fresh = Scene()
     fresh.stream.log, fresh.store = scene.stream.log, scene.store
-    fresh.consumer._handler._store = scene.store
+    fresh.consumer._handler._store = fresh.forgets._store = scene.store
     append(fresh.stream, interaction(0, 9))
     fresh.consumer.start()
     try:

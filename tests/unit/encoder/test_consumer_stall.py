@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from streams import NOW_MS, VOCABULARY, append, interaction
+from streams import NOW_MS, VOCABULARY, append, forgets_on, interaction
 
 from services.common.errors import DependencyUnavailable
-from services.encoder.adapters.in_memory import HashEncoder, MemoryOutbox, MemoryStore, MemoryStream
+from services.encoder.adapters.in_memory import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStore, MemoryStream
 from services.encoder.consumer import Consumer, ConsumerLimits
+from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.metrics import EncoderMetrics
 
@@ -51,6 +52,7 @@ def test_a_stalled_stream_is_said_and_its_recovery_too() -> None:
             pseudonym_key=b"key",
             clock_ms=lambda: NOW_MS,
         ),
+        forgets=forgets_on(MemoryForgetLog(), store, outbox, Forgotten()),
         metrics=EncoderMetrics(CollectorRegistry()),
         limits=ConsumerLimits(poll_ms=5, backoff_s=0.005, max_backoff_s=0.01),
         on_ready=lambda: say("ready"),

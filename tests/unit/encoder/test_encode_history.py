@@ -13,9 +13,10 @@ from streams import VOCABULARY
 from services.common.errors import DependencyUnavailable
 from services.common.rpc_server import RpcServer
 from services.common.state_store import StoredEvent
-from services.encoder.adapters.in_memory import HashEncoder
+from services.encoder.adapters.in_memory import HashEncoder, MemoryStore
 from services.encoder.config import EncoderSettings
 from services.encoder.encoding import encode_job, pack_state
+from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import MAX_EVENTS, EncodeHistory
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.server import SERVICE, EncoderServicer
@@ -41,7 +42,10 @@ def model() -> Model:
 async def stub(model: Model) -> AsyncIterator[encoder_pb2_grpc.EncoderServiceStub]:
     handler = EncodeHistory(encoder=model, vocabulary=VOCABULARY)
     registry = CollectorRegistry()
-    servicer = EncoderServicer(handler, EncoderMetrics(registry), "model-1")
+    describe = DescribeUser(
+        reader=MemoryStore(), vocabulary=VOCABULARY, pseudonym_key=b"key", applied_up_to=lambda user_id: {}
+    )
+    servicer = EncoderServicer(handler, describe, EncoderMetrics(registry), "model-1")
 
     def add(server: grpc.aio.Server) -> list[str]:
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)

@@ -1,0 +1,91 @@
+"""Who is to be forgotten, up to where, and what stays of such a user: pure functions and values.
+
+A forget names places of `interactions`; what lies at or below them counts for nothing in whatever is made of the topic,
+now, after a second delivery, and in every later rebuild or import. What comes after counts again. Knows neither Kafka
+nor Redis.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from services.common.errors import PreconditionFailed
+from services.common.forgets import Forget
+from services.common.state_store import UserHistory
+from services.common.topics import FORGETS
+from services.encoder.domain import SourceRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRecord:
+    """One record of `forgets`: what it says, or why it cannot be read."""
+
+    record: SourceRecord
+    forget: Forget | None
+    reason: str = ""
+
+
+class Forgotten:
+    """Who was forgotten, up to where: everything that `forgets` has said so far. Places only ever grow."""
+
+    def __init__(self) -> None:
+        self._up_to: dict[str, dict[int, int]] = {}
+
+    def add(self, forget: Forget) -> None:
+        """From now on the user is forgotten up to there; what an earlier forget covered stays covered."""
+        mine = self._up_to.setdefault(forget.user_id, {})
+        for partition, offset in forget.up_to.items():
+            mine[partition] = max(offset, mine.get(partition, -1))
+
+    def up_to(self, user_id: str) -> Mapping[int, int]:
+        """Per partition the last forgotten offset; empty for who was never forgotten."""
+        return self._up_to.get(user_id, {})
+
+    def last(self) -> Mapping[int, int]:
+        """Per partition the highest offset that any forget names."""
+        highest: dict[int, int] = {}
+        for up_to in self._up_to.values():
+            for partition, offset in up_to.items():
+                highest[partition] = max(offset, highest.get(partition, -1))
+        return highest
+
+
+def covers(one: Mapping[int, int], other: Mapping[int, int]) -> bool:
+    """Whether `one` (partition -> offset) reaches every place of `other`."""
+    return all(one.get(partition, -1) >= offset for partition, offset in other.items())
+
+
+def check_same_log(forgotten: Forgotten, ends: Mapping[int, int]) -> None:
+    """ends: one past the last record, of those partitions of `interactions` that are looked at.
+
+    Raises: PreconditionFailed when a forget names a place that the topic does not have: it speaks of another log.
+    """
+    for partition, offset in forgotten.last().items():
+        if offset >= ends.get(partition, offset + 1):
+            raise PreconditionFailed(
+                f"partition {partition} of the topic ends before offset {ends[partition]}, but {FORGETS!r} voids a "
+                f"user up to {offset}: the topic was made anew. Empty {FORGETS!r}, too, or bring the topic back"
+            )
+
+
+def pseudonym_of(user_id: str, key: bytes) -> str:
+    """What stands for a user outside the encoder: a keyed hash, 128 bits in hex. key: 1-64 bytes."""
+    return blake2b(user_id.encode(), key=key, digest_size=16).hexdigest()
+
+
+def erase(history: UserHistory, up_to: Mapping[int, int]) -> UserHistory:
+    """What stays of a user who is forgotten up to there: later events, positions, and of recent ids what a second
+    delivery is told by (a hash and an outcome; items only of later ones)."""
+    forgotten = dict(history.forgotten)
+    for partition, offset in up_to.items():
+        forgotten[partition] = max(offset, forgotten.get(partition, -1))
+    return UserHistory(
+        events=[event for event in history.events if event.offset > forgotten.get(event.partition, -1)],
+        recent=[
+            entry if entry.offset > forgotten.get(entry.partition, -1) else entry._replace(item_id="")
+            for entry in history.recent
+        ],
+        positions=dict(history.positions),
+        forgotten=forgotten,
+        expected=history.expected,
+    )

@@ -1,0 +1,50 @@
+"""What is held of a user, here and in the state store: for the preview and the report of a forget."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from services.common.events import validate_id
+from services.common.state_store import UserKeys
+from services.encoder.encoding import Vocabulary
+from services.encoder.forgetting import pseudonym_of
+from services.encoder.ports import UserReader
+
+
+@dataclass(frozen=True, slots=True)
+class UserDescription:
+    """pseudonym: what stands for the user in `attributions`. in_model: training gave the user a component of its own.
+    forgotten_up_to: partition -> offset, as applied by this process; empty: never."""
+
+    pseudonym: str
+    stored: UserKeys
+    in_model: bool
+    forgotten_up_to: Mapping[int, int]
+
+
+class DescribeUser:
+    """The handler; for an event loop."""
+
+    def __init__(
+        self,
+        *,
+        reader: UserReader,
+        vocabulary: Vocabulary,
+        pseudonym_key: bytes,
+        applied_up_to: Callable[[str], Mapping[int, int]],
+    ) -> None:
+        self._reader = reader
+        self._vocabulary = vocabulary
+        self._pseudonym_key = pseudonym_key
+        self._applied_up_to = applied_up_to
+
+    async def __call__(self, user_id: str) -> UserDescription:
+        """Raises: InvalidRequest; DependencyUnavailable when the state store does not answer."""
+        validate_id("user_id", user_id)
+        # Before the store is read: what is said to be applied then shows in what is found.
+        forgotten = self._applied_up_to(user_id)
+        return UserDescription(
+            pseudonym=pseudonym_of(user_id, self._pseudonym_key),
+            stored=await self._reader.read_keys(user_id),
+            in_model=user_id in self._vocabulary.user_index,
+            forgotten_up_to=forgotten,
+        )

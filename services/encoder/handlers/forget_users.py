@@ -1,0 +1,167 @@
+"""Forget users: whole users out of the state store, and the word of it into every partition of `attributions`.
+
+Each encoder process reads `forgets` whole when it starts, before it applies anything, and follows it. The order makes a
+crash harmless: first nothing more is made of what is void (`Forgotten`, which `apply_records` asks), then the voided
+user is published (readers know it by its id), then the user's keys go in one transaction that leaves the applied
+positions, then the progress is noted in the state store, so that a store that comes back older is cleaned again.
+"""
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+
+import structlog
+
+from services.common.errors import DeadlineExceeded, DependencyUnavailable
+from services.common.forgets import Forget
+from services.common.state_store import UserHistory, UserUpdate
+from services.common.topics import FORGETS
+from services.encoder.domain import Attributed, DeadLetter, Undo, VoidedUser
+from services.encoder.encoding import cache_key
+from services.encoder.forgetting import ForgetRecord, Forgotten, check_same_log, covers, erase, pseudonym_of
+from services.encoder.ports import ForgetLog, Offsets, Outbox, SequenceEncoder, Store
+
+log = structlog.get_logger()
+
+
+class ForgetUsers:
+    """Applies `forgets`. reader: names this process's share of the stream in the progress it notes."""
+
+    def __init__(
+        self,
+        *,
+        log: ForgetLog,
+        store: Store,
+        outbox: Outbox,
+        encoder: SequenceEncoder,
+        forgotten: Forgotten,
+        model_version: str,
+        pseudonym_key: bytes,
+        reader: str,
+    ) -> None:
+        self._log = log
+        self._store = store
+        self._outbox = outbox
+        self._encoder = encoder
+        self._forgotten = forgotten
+        self._model_version = model_version
+        self._pseudonym_key = pseudonym_key
+        self._reader = reader
+        self._epoch = ""
+        # The latest of each user, as compaction keeps them; and what could not be read and is not set aside yet.
+        self._latest: dict[str, ForgetRecord] = {}
+        self._unreadable: list[ForgetRecord] = []
+        self._applied: dict[str, Mapping[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def resync(self, epoch: str, ends: Offsets) -> int:
+        """Read on, then apply whatever this store has not seen; the number of forgets applied.
+
+        ends: one past the last record of each assigned partition of `interactions`.
+        Raises: PreconditionFailed when a forget names a place that the topic does not have (it was made anew).
+        """
+        self._epoch = epoch
+        self._read()
+        check_same_log(self._forgotten, ends)
+        done = self._store.forgets_applied(self._reader, epoch)
+        return self._apply([record for record in self._latest.values() if record.record.offset > done])
+
+    def follow(self) -> int:
+        """Apply what came since; the number of forgets applied. After an error only `resync` goes on."""
+        return self._apply(self._read())
+
+    def applied_up_to(self, user_id: str) -> Mapping[int, int]:
+        """Per partition the last forgotten offset, once it is applied here. From any thread."""
+        with self._lock:
+            return self._applied.get(user_id, {})
+
+    def close(self) -> None:
+        """Give the connection up."""
+        self._log.close()
+
+    def _read(self) -> list[ForgetRecord]:
+        found = []
+        for record in self._log.read():
+            if record.forget is None:
+                self._unreadable.append(record)
+                continue
+            self._forgotten.add(record.forget)
+            self._latest[record.forget.user_id] = record
+            found.append(record)
+        return found
+
+    def _apply(self, records: Sequence[ForgetRecord]) -> int:
+        if not records and not self._unreadable:
+            return 0
+        forgets = [record.forget for record in records if record.forget is not None]
+        users = {forget.user_id for forget in forgets}
+        histories = self._store.load_users(users, self._epoch)
+        messages: list[Attributed] = [self._voided(forget) for forget in forgets]
+        updates = []
+        for user_id in users:
+            history, up_to = histories[user_id], self._forgotten.up_to(user_id)
+            if covers(history.forgotten, up_to):
+                continue
+            rest = erase(history, up_to)
+            updates.append(self._update(user_id, rest))
+            if len(rest.events) < len(history.events):
+                messages += self._tainted(user_id, rest)
+        letters = [DeadLetter(record.record, record.reason, FORGETS) for record in self._unreadable]
+        self._outbox.publish(messages, letters)
+        self._store.forget(updates, self._epoch)
+        self._drop_cached(users)
+        offsets = [record.record.offset for record in (*records, *self._unreadable)]
+        self._store.set_forgets_applied(self._reader, max(offsets), self._epoch)
+        self._unreadable.clear()
+        with self._lock:
+            self._applied.update({user_id: dict(self._forgotten.up_to(user_id)) for user_id in users})
+        return len(forgets)
+
+    def _drop_cached(self, users: Collection[str]) -> None:
+        try:
+            self._encoder.drop([cache_key(user_id) for user_id in users])
+        except (DependencyUnavailable, DeadlineExceeded) as exc:
+            # Its cache is bounded, in memory, and never decides what a state is: no reason to hold a forget up.
+            log.warning("encoder_cache_not_dropped", users=len(users), reason=exc.message)
+
+    def _voided(self, forget: Forget) -> VoidedUser:
+        return VoidedUser(
+            forget_id=forget.forget_id,
+            up_to=forget.up_to,
+            user_pseudonym=pseudonym_of(forget.user_id, self._pseudonym_key),
+            recorded_ms=forget.requested_ms,
+        )
+
+    def _tainted(self, user_id: str, rest: UserHistory) -> list[Undo]:
+        """Interactions that came while the forget was on its way: the query states that went out with them were made
+        of what is void now, so they are taken back. They stay in the user's own history."""
+        pseudonym = pseudonym_of(user_id, self._pseudonym_key)
+        return [
+            Undo(
+                event_id="",
+                item_id=event.item_id,
+                undoes=(event.partition, event.offset),
+                event_time_ms=event.event_time_ms,
+                recorded_ms=event.event_time_ms,
+                partition=event.partition,
+                offset=event.offset,
+                user_pseudonym=pseudonym,
+            )
+            for event in rest.events
+        ]
+
+    def _update(self, user_id: str, rest: UserHistory) -> UserUpdate:
+        """What is written in the place of all that was stored. Later events have no state until the next one comes or
+        somebody asks for one."""
+        seen: dict[str, int] = {}
+        for event in rest.events:
+            seen[event.item_id] = max(event.event_time_ms, seen.get(event.item_id, 0))
+        return UserUpdate(
+            user_id=user_id,
+            model_version=self._model_version,
+            expected=rest.expected,
+            positions=rest.positions,
+            events=rest.events,
+            recent=rest.recent,
+            seen_times=seen,
+            forgotten=rest.forgotten,
+        )
