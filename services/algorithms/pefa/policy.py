@@ -153,7 +153,7 @@ class SharePolicy:
 
     @classmethod
     def parse(cls, text: str) -> "SharePolicy":
-        """Read a policy's text, or one of the names "frozen", "paper" and "default".
+        """Read a policy's text, or a name of `NAMED_SHARES`.
 
         Raises: ValueError naming the text and what is allowed.
         """
@@ -190,7 +190,11 @@ FROZEN = SharePolicy(kind="fixed", least=1.0)
 PAPER = SharePolicy(kind="fixed", least=0.5)
 """Equation 8 with the paper's usually best lambda (its Table 4)."""
 DEFAULT_SHARE = SharePolicy(kind="evidence", prior=10.0, least=0.0)
-NAMED_SHARES: Mapping[str, SharePolicy] = MappingProxyType({"frozen": FROZEN, "paper": PAPER, "default": DEFAULT_SHARE})
+NEW_ITEM_SHARE = SharePolicy(kind="fixed", least=0.0, min_coherence=0.02)
+"""For an item without a bundle state: all memory, shortened where what it rests on nearly cancels."""
+NAMED_SHARES: Mapping[str, SharePolicy] = MappingProxyType(
+    {"frozen": FROZEN, "paper": PAPER, "default": DEFAULT_SHARE, "new_item": NEW_ITEM_SHARE}
+)
 
 
 def _rule_text(rule: TypeWeight) -> str:

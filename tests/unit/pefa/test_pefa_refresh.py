@@ -9,7 +9,7 @@ from retrieval_scene import make_items
 
 from services.algorithms.pefa.contribution import SCALE, mean_gate, newcomers
 from services.algorithms.pefa.paper import Pairs, xs_passages
-from services.algorithms.pefa.policy import DEFAULT_SHARE, SharePolicy
+from services.algorithms.pefa.policy import DEFAULT_SHARE, NEW_ITEM_SHARE, SharePolicy
 from services.algorithms.pefa.refresh import memory_directions, model_shares, refreshed, unit
 from services.algorithms.pefa.sums import ItemSums
 from services.algorithms.states import ItemStates, QueryStates
@@ -73,6 +73,16 @@ def test_a_new_item_is_what_its_takers_were() -> None:
     assert np.allclose(np.linalg.norm(got.components[0], axis=1), 1)
     assert not got.components[1].any()
     assert np.allclose(got.gate[0], catalogue.gate.mean(axis=0), atol=1e-6)
+
+
+def test_a_new_item_whose_feedback_nearly_cancels_stays_short() -> None:
+    _, sums = torn(1e-3)
+    read = sums.of(["item-0"])
+    rows = newcomers(1, num_components=2, width=8, mean_gate=np.zeros(6, np.float32))
+    share = NEW_ITEM_SHARE.model_share(read.evidence, read.coherence, 0.0)
+    got = refreshed(rows, read.sums, share)
+    assert np.linalg.norm(got.components[0], axis=1).max() < 1e-2
+    assert NEW_ITEM_SHARE.model_share(3.0, 0.3, 0.0) == 0
 
 
 def torn(scale: float) -> tuple[ItemStates, ItemSums]:
