@@ -179,9 +179,11 @@ class InferenceServerEncoder:
         """kept (B, 2): events not encoded anew, and the bytes that the model holds afterwards."""
         if kept is None:
             return
-        lengths = [len(job.item_index) for job in jobs]
+        # Empty windows, which only drop what was kept, were not asked for by anybody's history.
+        asked = [row for row, job in enumerate(jobs) if job.item_index[0] != PADDING_ITEM]
+        lengths = [len(jobs[row].item_index) for row in asked]
         with self._counts_lock:
-            self._counts = self._counts.plus(kept[:, 0].tolist(), lengths, held_bytes=int(kept[-1, 1]))
+            self._counts = self._counts.plus(kept[asked, 0].tolist(), lengths, held_bytes=int(kept[-1, 1]))
 
 
 def _translated(exc: InferenceServerException, address: str, timeout_s: float) -> FreshetError:
