@@ -53,23 +53,24 @@ class Feedback:
         return self.policy.weights(types, events.values[rows])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refreshing:
+    """XS: lambda, and how many distinct users must stand behind an item that the model never saw."""
+
+    share: SharePolicy
+    min_users: int
+
+
 class RefreshedItems:
     """Frozen items moved toward those who took them, and new items made of nothing else (PEFA-XS)."""
 
     def __init__(
-        self,
-        setting: StreamSetting,
-        model: StreamModel,
-        feedback: Feedback,
-        share: SharePolicy,
-        *,
-        min_users: Mapping[str, int],
+        self, setting: StreamSetting, model: StreamModel, feedback: Feedback, variants: Mapping[str, Refreshing]
     ) -> None:
-        """`min_users` names the variants: an item that the model never saw is answered with once that many distinct
-        users stand behind it. With `feedback.from_past` the model must have encoded the past (`stream_model(past)`).
-        """
-        self._setting, self._model, self._feedback, self._share = setting, model, feedback, share
-        self._min_users = dict(min_users)
+        """All variants read the same sums. With `feedback.from_past` the model must have encoded the past."""
+        self._setting, self._model, self._feedback = setting, model, feedback
+        self._variants = dict(variants)
+        self._shares = list(dict.fromkeys(variant.share for variant in variants.values()))
         num_items = setting.interactions.num_items
         _, num_components, width = model.items.components.shape
         states = newcomers(num_items, num_components=num_components, width=width, mean_gate=mean_gate(model.items))
@@ -91,15 +92,13 @@ class RefreshedItems:
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
         able, queries = self._model.queries(batch.places[batch.chosen])
-        scores = np.full((len(batch.chosen), len(self._ids)), -np.inf, dtype=np.float32)
-        if len(able):
-            every = np.arange(len(self._ids))
-            states = self._states(every, self._sums.of(self._ids), np.full(len(every), batch.times[0]))
-            scores[able] = MolScorer(states, self._model.pair_gate).scores(queries)
+        every = np.arange(len(self._ids))
+        said, now = self._sums.of(self._ids), np.full(len(every), batch.times[0])
+        by_share = {share: self._scores(batch, able, queries, every, said, now, share) for share in self._shares}
         users = np.array([len(self._users.get(code, ())) for code in range(len(self._ids))])
         found = {
-            name: np.where(self._known | (users >= least), scores, np.float32(-np.inf))
-            for name, least in self._min_users.items()
+            name: np.where(self._known | (users >= variant.min_users), by_share[variant.share], np.float32(-np.inf))
+            for name, variant in self._variants.items()
         }
         self._learn_within(batch, able, queries, found)
         return found
@@ -118,24 +117,36 @@ class RefreshedItems:
             self._count_users(learnt.codes[one], learnt.users[one])
             said.append(self._sums.of(learnt.ids[one]))
             users[row] = len(self._users.get(int(learnt.codes[row]), ()))
-        if not len(able):
-            return
         names = ("sums", "evidence", "coherence", "counts", "last_seconds")
         after = SumsOf(**{name: np.concatenate([getattr(one, name) for one in said]) for name in names})
-        states = self._states(learnt.codes, after, learnt.seconds)
-        effects = np.full((len(batch.chosen), len(learnt)), -np.inf, dtype=np.float32)
-        effects[able] = MolScorer(states, self._model.pair_gate).scores(queries)
-        for row, (code, place) in enumerate(zip(learnt.codes.tolist(), learnt.rows.tolist(), strict=True)):
-            later = int(np.searchsorted(batch.chosen, place, side="right"))
-            for name, least in self._min_users.items():
-                if self._known[code] or users[row] >= least:
-                    found[name][later:, code] = effects[later:, row]
+        firsts = np.searchsorted(batch.chosen, learnt.rows, side="right").tolist()
+        for share in self._shares:
+            effects = self._scores(batch, able, queries, learnt.codes, after, learnt.seconds, share)
+            for name, variant in self._variants.items():
+                if variant.share != share:
+                    continue
+                for row, (code, first) in enumerate(zip(learnt.codes.tolist(), firsts, strict=True)):
+                    if self._known[code] or users[row] >= variant.min_users:
+                        found[name][first:, code] = effects[first:, row]
 
-    def _states(self, codes: IntArray, said: SumsOf, now: IntArray) -> ItemStates:
-        """Items as everybody is served from them at `now` (n,)."""
-        age = np.where(said.counts > 0, now - np.where(said.counts > 0, said.last_seconds, 0), 0)
-        share = np.where(self._known[codes], self._share.model_share(said.evidence, said.coherence, age), 0.0)
-        return refreshed(self._base_of(codes), said.sums, share)
+    def _scores(
+        self,
+        batch: EventBatch,
+        able: IntArray,
+        queries: QueryStates,
+        codes: IntArray,
+        said: SumsOf,
+        now: IntArray,
+        share: SharePolicy,
+    ) -> Scores:
+        """Scores (C, n) of items as everybody is served from them at `now` (n,); -inf without a query state."""
+        scores = np.full((len(batch.chosen), len(codes)), -np.inf, dtype=np.float32)
+        if len(able):
+            age = np.where(said.counts > 0, now - np.where(said.counts > 0, said.last_seconds, 0), 0)
+            shares = np.where(self._known[codes], share.model_share(said.evidence, said.coherence, age), 0.0)
+            states = refreshed(self._base_of(codes), said.sums, shares)
+            scores[able] = MolScorer(states, self._model.pair_gate).scores(queries)
+        return scores
 
     def _base_of(self, codes: IntArray) -> ItemStates:
         gate = None if self._base.gate is None else self._base.gate[codes]

@@ -3,13 +3,16 @@
 It gathers options and shows progress; what is measured, and how, is in services/evaluation.
 """
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli.measuring import AsJson, Out, Quick, Seed, in_sentences, measured
 from services.cli.output import reports_errors
 from services.cli.threads import wait_without_spinning
+
+if TYPE_CHECKING:
+    from services.evaluation.stream_models import Fit
 
 app = typer.Typer(
     name="evaluate", help="What feedback without training is worth; tables and plots.", no_args_is_help=True
@@ -52,3 +55,65 @@ def pefa(
             seed=seed,
             as_json=as_json,
         )
+
+
+@app.command("stream")
+@reports_errors
+def stream(
+    *,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="A MovieLens name or a table's path; may be repeated. Default: ml-1m and ml-latest-small."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: each trains and walks anew, other items withheld.")] = 3,
+    retrainings: Annotated[int, typer.Option(min=0, help="How often the retrained contender is trained again.")] = 2,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training, preset quick.")] = 4,
+    quick: Quick = False,
+    out: Out = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """A stream walked event by event: what feedback is worth without training, and how soon a new item is found.
+
+    Trains on the first four fifths of time with a tenth of the catalogue withheld, then predicts every later event
+    before learning from it: frozen items, PEFA-XS, XL and both, retrained at intervals, popularity, item-kNN.
+
+    Example:  freshet evaluate stream
+
+    Example:  freshet evaluate stream --data ml-latest-small --seeds 1 --retrainings 0 --quick
+    """
+    wait_without_spinning()
+    from services.evaluation import stream_report
+
+    with in_sentences(when_memory_ends="--data ml-latest-small"):
+        measured(
+            lambda request: stream_report.run(
+                request,
+                fit=_fit(epochs),
+                datasets=list(dict.fromkeys(data or stream_report.DATASETS)),
+                seeds=list(range(seed, seed + (1 if quick else seeds))),
+                retrainings=0 if quick else retrainings,
+            ),
+            out=out,
+            quick=quick,
+            seed=seed,
+            as_json=as_json,
+        )
+
+
+def _fit(epochs: int) -> "Fit":
+    """Preset quick; small data is trained for more epochs, as `freshet train` does."""
+    from dataclasses import replace
+
+    from services.algorithms.models.sequential import SequentialModel
+    from services.datasets import Interactions
+    from services.training import preset, train
+    from services.training.presets import default_epochs
+    from services.training.sequences import Histories
+
+    def fit(interactions: Interactions, *, seed: int) -> SequentialModel:
+        config = preset("quick", epochs=epochs, seed=seed)
+        enough = default_epochs(config, Histories.of(interactions).num_positions)
+        return train(replace(config, epochs=enough), interactions).model
+
+    return fit

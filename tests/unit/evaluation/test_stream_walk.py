@@ -18,7 +18,7 @@ from services.evaluation.stream_baselines import (
     StreamingPopularity,
 )
 from services.evaluation.stream_models import StreamModel, TrainedModels, stream_model
-from services.evaluation.stream_pefa import Feedback, RefreshedItems, VoteSettings, WithVotes
+from services.evaluation.stream_pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
 from services.evaluation.stream_setting import StreamSetting, stream_setting, training_part
 from services.evaluation.stream_states import states_before
 from services.evaluation.stream_walk import Contender, walk
@@ -86,7 +86,8 @@ def model(setting: StreamSetting) -> StreamModel:
 def _pefa(setting: StreamSetting, model: StreamModel, *, from_past: bool = True, capacity: int = 10_000) -> Contender:
     feedback = Feedback(policy=FeedbackPolicy.parse("rating:0.5@2"), from_past=from_past)
     share = SharePolicy.parse("evidence(prior=3)")
-    items = RefreshedItems(setting, model, feedback, share, min_users={"XS": 3, "XS alone": 1})
+    variants = {"XS": Refreshing(share=share, min_users=3), "XS alone": Refreshing(share=share, min_users=1)}
+    items = RefreshedItems(setting, model, feedback, variants)
     frozen = TrainedModels(setting, [model], name="frozen")
     votes = {"+XL": VoteSettings(k=5, share=0.5)}
     return WithVotes(setting, model, feedback, votes, [frozen, items], capacity=capacity, min_users=3)
@@ -203,7 +204,8 @@ def test_an_item_the_model_never_saw_is_found_from_its_users_alone(setting: Stre
 
 def test_a_model_share_of_one_leaves_frozen_items_as_they_are(setting: StreamSetting, model: StreamModel) -> None:
     feedback = Feedback(policy=FeedbackPolicy.parse("*:1"))
-    still = RefreshedItems(setting, model, feedback, SharePolicy.parse("frozen"), min_users={"XS": 10_000})
+    variants = {"XS": Refreshing(share=SharePolicy.parse("frozen"), min_users=10_000)}
+    still = RefreshedItems(setting, model, feedback, variants)
     frozen = TrainedModels(setting, [model], name="frozen")
     walked = walk(setting, [still, frozen])
     assert walked.ranks["XS"].tolist() == walked.ranks["frozen"].tolist()
