@@ -4,6 +4,7 @@ Exit status: 0 done, 1 the target did not answer or too many calls failed, 2 wro
 """
 
 import argparse
+import dataclasses
 import datetime
 import ipaddress
 import json
@@ -19,7 +20,7 @@ import numpy as np
 
 from .engine import EngineSettings, run
 from .report import write_report
-from .results import RunResults, caveats, summarise
+from .results import Conclusion, RunResults, SetUpError, caveats, summarise
 from .scenarios import find_scenarios
 
 DEFAULT_TARGET = "127.0.0.1:50050"
@@ -47,7 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started_at = datetime.datetime.now(datetime.UTC)
     with grpc.insecure_channel(options.target) as channel:
         try:
-            streams = options.scenario_module.build(options, channel, np.random.default_rng(options.seed))
+            plan = options.scenario_module.build(options, channel, np.random.default_rng(options.seed))
+            if plan.seconds is not None:
+                warmup_s = min(options.warmup, plan.seconds / 2)
+                settings = dataclasses.replace(settings, seconds=plan.seconds, warmup_s=warmup_s)
         except ValueError as exc:
             parser.error(str(exc))
         try:
@@ -57,16 +61,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"nothing answers at {options.target} within {_CONNECT_TIMEOUT_S:g} s; is `freshet up` running?"
             )
         options.output.mkdir(parents=True, exist_ok=True)
-        rates = ", ".join(f"{stream.name} {len(stream.arrivals_s) / options.seconds:.0f}/s" for stream in streams)
-        sys.stderr.write(f"{options.scenario}: {rates} for {options.seconds:g} s at {options.target}\n")
-        results = run(streams, settings, host=options.target, locust_report=options.output / "locust.html")
-    summary = _describe(options, given, started_at, results)
+        counted = ", ".join(f"{len(stream.arrivals_s):,} {stream.name}" for stream in plan.streams)
+        sys.stderr.write(f"{options.scenario}: {counted} in {settings.seconds:g} s at {options.target}\n")
+        try:
+            plan.set_up()
+            results = run(plan.streams, settings, host=options.target, locust_report=options.output / "locust.html")
+        except (grpc.RpcError, SetUpError) as exc:
+            return _say_failed(f"{options.scenario} could not be set up: {exc}")
+        finally:
+            plan.tear_down()
+    conclusion = plan.conclude(results)
+    summary = _describe(options, given, started_at, results, conclusion)
     page = write_report(options.output, results, summary)
     if not options.json:
         sys.stdout.write(_table(summary) + f"\nreport: {page}\n")
     sys.stdout.write(json.dumps(summary) + "\n")
     if results.interrupted:
         return _INTERRUPTED_STATUS
+    if missed := [claim.says for claim in conclusion.claims if claim.held is False]:
+        return _say_failed(f"not shown: {'; '.join(missed)}")
     if summary["error_share"] > options.max_error_share:
         return _say_failed(f"{summary['error_share']:.1%} of the calls failed; allowed: {options.max_error_share:.1%}")
     return 0
@@ -132,13 +145,19 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _describe(
-    options: argparse.Namespace, given: Sequence[str], started_at: datetime.datetime, results: RunResults
+    options: argparse.Namespace,
+    given: Sequence[str],
+    started_at: datetime.datetime,
+    results: RunResults,
+    conclusion: Conclusion,
 ) -> dict[str, Any]:
     summary = {
         "scenario": options.scenario,
         "target": options.target,
         "started_at": started_at.isoformat(timespec="seconds"),
         **summarise(results),
+        "claims": [dataclasses.asdict(claim) for claim in conclusion.claims],
+        "findings": conclusion.findings,
         "command": f"freshet loadtest {shlex.join(given)}",
         "commit": _commit(),
         "hardware": {"cpu": _cpu_name(), "cores": _num_cores(), "python": platform.python_version()},
@@ -159,6 +178,10 @@ def _table(summary: dict[str, Any]) -> str:
     for what in ("degradations", "counts"):
         if summary[what]:
             lines.append(f"{what}: " + ", ".join(f"{name} {count}" for name, count in summary[what].items()))
+    for claim in summary["claims"]:
+        mark = {True: "shown", False: "NOT SHOWN", None: "not measured"}[claim["held"]]
+        value = "" if claim["value"] is None else f": {claim['value']:g}"
+        lines.append(f"{mark:<13}{claim['says']}{value} (allowed: {claim['allowed']})")
     return "\n".join(lines)
 
 

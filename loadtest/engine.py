@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .clock import FloatArray
-from .results import NOT_SENT, OK, Call, Outcome, RunResults
+from .results import NOT_SENT, OK, Call, Conclusion, Outcome, RunResults
 
 MAX_CALLS = 2_000_000
 _PROGRESS_EVERY_S = 5.0
@@ -32,6 +32,21 @@ class Stream:
     name: str
     arrivals_s: FloatArray
     call: Callable[[], Outcome]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a scenario wants done; without `seconds` it lasts as long as the command line says.
+
+    `set_up` makes calls before the clock starts, `tear_down` follows whatever happens, `conclude` reads what the
+    scenario itself observed.
+    """
+
+    streams: Sequence[Stream]
+    seconds: float | None = None
+    set_up: Callable[[], None] = lambda: None
+    tear_down: Callable[[], None] = lambda: None
+    conclude: Callable[[RunResults], Conclusion] = lambda results: Conclusion()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from .results import OK, RunResults
 
-_COLOURS = ("#1f6f8b", "#e07a3f", "#6a994e", "#9c6ade", "#c0392b", "#555555")
+_COLOURS = ("#1f6f8b", "#e07a3f", "#6a994e", "#9c6ade", "#c0392b", "#555555", "#b08900")
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2rem auto;padding:0 1rem;color:#222}
 h1{margin-bottom:0}h2{margin-top:2rem}table{border-collapse:collapse;margin:.5rem 0}
@@ -50,6 +50,7 @@ def _page(results: RunResults, summary: dict[str, Any]) -> str:
 <h1>Load test: {_text(summary["scenario"])}</h1>
 <p>{_text(summary["target"])} · {_text(summary["started_at"])} · {summary["seconds"]:g} s, of which
 {summary["warmup_seconds"]:g} s warm-up are left out</p>
+{_claims_table(summary)}
 <h2>Calls</h2>{_calls_table(summary)}
 {_stages_table(summary)}
 {_counts_table("Degraded answers", summary["degradations"], "none")}
@@ -78,6 +79,22 @@ def _calls_table(summary: dict[str, Any]) -> str:
     return (
         "<table><tr><th>call</th><th>offered /s</th><th>achieved /s</th><th>ok</th><th>errors</th><th>p50 ms</th>"
         f"<th>p95 ms</th><th>p99 ms</th><th>max ms</th><th>sent late, p99 ms</th></tr>{''.join(rows)}</table>"
+    )
+
+
+def _claims_table(summary: dict[str, Any]) -> str:
+    if not summary["claims"]:
+        return ""
+    rows = []
+    for claim in summary["claims"]:
+        shown = {True: "<td>shown</td>", False: '<td class="bad">not shown</td>', None: "<td>not measured</td>"}
+        value = "–" if claim["value"] is None else f"{claim['value']:.4g}"
+        rows.append(
+            f"<tr><td>{_text(claim['says'])}</td><td>{value}</td><td>{_text(claim['allowed'])}</td>"
+            f"{shown[claim['held']]}</tr>"
+        )
+    return (
+        f"<h2>Claims</h2><table><tr><th>claim</th><th>value</th><th>allowed</th><th></th></tr>{''.join(rows)}</table>"
     )
 
 

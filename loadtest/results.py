@@ -52,11 +52,33 @@ class RunResults:
         return [call for call in self.calls[stream] if call.due_s >= self.warmup_s]
 
 
+class SetUpError(Exception):
+    """The target is not what the scenario needs; the message says what it needs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """What a run was to show. `held` None: it was not measured this time."""
+
+    says: str
+    value: float | None
+    allowed: str
+    held: bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conclusion:
+    """What a scenario found by its own observation; `findings` is plain JSON."""
+
+    claims: Sequence[Claim] = ()
+    findings: dict[str, Any] = field(default_factory=dict)
+
+
 def percentiles_ms(values: Sequence[float] | FloatArray) -> dict[str, float | None]:
     """p50, p95, p99 and max, rounded to a microsecond; None where there is nothing to measure."""
     if not len(values):
         return dict.fromkeys(("p50", "p95", "p99", "max"))
-    p50, p95, p99 = np.percentile(np.asarray(values), [50, 95, 99])
+    p50, p95, p99 = np.percentile(np.asarray(values), [50, 95, 99]).tolist()
     return {"p50": round(p50, 3), "p95": round(p95, 3), "p99": round(p99, 3), "max": round(float(np.max(values)), 3)}
 
 

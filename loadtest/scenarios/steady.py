@@ -14,7 +14,7 @@ import numpy as np
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from loadtest.clock import ARRIVALS, arrivals
-from loadtest.engine import Stream
+from loadtest.engine import Plan, Stream
 from loadtest.population import Draws, Population, made_up_users, read_items, read_users
 from loadtest.results import Outcome
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="share of Recommend calls that carry the token of the user's last write")  # fmt: skip
 
 
-def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> list[Stream]:
+def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> Plan:
     """Raises: ValueError naming the option and what is allowed."""
     _check("--recommend-rate", arguments.recommend_rate, 0, _MAX_RATE_PER_S)
     _check("--event-rate", arguments.event_rate, 0, _MAX_RATE_PER_S)
@@ -51,7 +51,7 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
     population = Population(user_ids=user_ids, item_ids=item_ids, item_weights=weights)
     gateway = gateway_pb2_grpc.GatewayServiceStub(channel)  # type: ignore[no-untyped-call]
     visitors = _Visitors(arguments, gateway, Draws(population, rng), rng)
-    return [
+    streams = [
         Stream(
             name=name,
             arrivals_s=arrivals(arguments.arrivals, rate_per_s=rate, seconds=arguments.seconds, rng=rng),
@@ -63,6 +63,7 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
         )
         if rate > 0
     ]
+    return Plan(streams=streams)
 
 
 class _Visitors:

@@ -1,0 +1,124 @@
+"""What the freshness contract promises, as claims over what a run saw: lags, new items, tokens, and the cost of it.
+
+Pure: observations in, claims and findings out. How they were observed is the scenario's.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from freshet.v1 import common_pb2, gateway_pb2
+
+from .results import Claim, Conclusion, percentiles_ms
+from .windows import Window, ratio
+
+MAX_LAG_S = 2.0
+MAX_NEW_ITEM_S = 5.0
+MAX_COST = 1.3
+
+Part = tuple[str, Claim, dict[str, Any]]
+
+
+def conclude(*parts: Part) -> Conclusion:
+    """The parts as one conclusion."""
+    return Conclusion(claims=[claim for _, claim, _ in parts], findings={name: found for name, _, found in parts})
+
+
+def lag(lags_s: Sequence[float], *, unseen: int, told_s: Sequence[float], poll_ms: float) -> Part:
+    """From an event's acknowledgement to an answer to somebody else that shows it; `told_s`: what the index says."""
+    served = percentiles_ms([lag_s * 1e3 for lag_s in lags_s])
+    p99_s = None if served["p99"] is None else served["p99"] / 1e3
+    claim = Claim(
+        says="seconds from an event's acknowledgement to an answer that everybody gets from it, p99",
+        value=p99_s,
+        allowed=f"at most {MAX_LAG_S:g}, every probe seen",
+        held=None if p99_s is None and not unseen else p99_s is not None and p99_s <= MAX_LAG_S and not unseen,
+    )
+    found = {
+        "served_ms": served,
+        "probes": len(lags_s),
+        "unseen": unseen,
+        "poll_ms": poll_ms,
+        "told_by_the_index_ms": percentiles_ms([told * 1e3 for told in told_s]),
+        "changes_of_the_index": len(told_s),
+    }
+    return "event_to_index", claim, found
+
+
+def new_items(found_s: Sequence[float | None], *, waited_s: float, top: int) -> Part:
+    """Per user and new item, seconds from its third interaction to the user's top; None: not within `waited_s`."""
+    known = [seconds for seconds in found_s if seconds is not None]
+    in_time = sum(seconds <= MAX_NEW_ITEM_S for seconds in known)
+    share = in_time / len(found_s) if found_s else None
+    claim = Claim(
+        says=f"share of users who like near items with a new one in their top {top} within {MAX_NEW_ITEM_S:g} s of "
+        "its third interaction",
+        value=share,
+        allowed="1",
+        held=None if share is None else share == 1.0,
+    )
+    times = percentiles_ms([seconds * 1e3 for seconds in known])
+    found = {
+        "users": len(found_s),
+        "in_time": in_time,
+        "milliseconds": times,
+        "not_found": len(found_s) - len(known),
+        "waited_seconds": waited_s,
+    }
+    return "new_items", claim, found
+
+
+def tokens(verdicts: Mapping[str, int], *, unanswered: int) -> Part:
+    """`verdicts`: answers by `judge_token`; `unanswered` calls failed and claimed nothing."""
+    answers = sum(verdicts.values())
+    kept = verdicts.get("honoured", 0) + verdicts.get("said_so", 0)
+    share = kept / answers if answers else None
+    claim = Claim(
+        says=f"share of {answers:,} answers to a token that honour it or say that they could not",
+        value=share,
+        allowed="1",
+        held=None if share is None else share == 1.0,
+    )
+    return "tokens", claim, {"answers": answers, "unanswered": unanswered, "verdicts": dict(sorted(verdicts.items()))}
+
+
+def judge_token(token: common_pb2.FreshnessToken, item_id: str, answer: gateway_pb2.RecommendResponse) -> str:
+    """ "honoured", "said_so", or why the answer's claim is false: its state is older than the token says, it still
+    recommends what was just recorded, or it neither honours the token nor says so."""
+    said_so = gateway_pb2.DEGRADATION_TOKEN_NOT_HONOURED in answer.degradations
+    if not answer.token_honoured:
+        return "said_so" if said_so else "silently_not_honoured"
+    if said_so:
+        return "both_honoured_and_not"
+    if not answer.HasField("state_position"):
+        return "honoured_without_a_state"
+    position = answer.state_position
+    if position.partition != token.partition or position.offset < token.offset:
+        return "honoured_from_an_older_state"
+    if any(scored.item_id == item_id for scored in answer.items):
+        return "recommends_what_was_recorded"
+    return "honoured"
+
+
+def cost(p99s_ms: Sequence[float], windows: Sequence[Window]) -> Part:
+    """Recommend's p99 of each window, NaN where it has none: with refresh over without."""
+    found = ratio(p99s_ms, windows)
+    claim = Claim(
+        says="Recommend p99 beside a working refresher over beside a stopped one, median of neighbouring windows",
+        value=None if found is None else round(found.median, 4),
+        allowed=f"at most {MAX_COST:g}",
+        held=None if found is None else found.median <= MAX_COST,
+    )
+    table = [
+        {"pair": window.pair, "refresh": window.treated, "p99_ms": None if math.isnan(p99) else round(p99, 3)}
+        for window, p99 in zip(windows, p99s_ms, strict=True)
+    ]
+    return (
+        "refresh_cost",
+        claim,
+        {
+            "ratios": [] if found is None else found.per_pair,
+            "interval_95": None if found is None else [round(found.low, 4), round(found.high, 4)],
+            "windows": table,
+        },
+    )

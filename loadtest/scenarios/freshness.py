@@ -1,0 +1,406 @@
+"""Freshness: is everybody served from what just happened, and what does that cost?
+
+Three parts, one after the other, each under the same stream of interactions:
+1. lag and new items: single interactions with items of the probes' own, watched in somebody else's answers; and items
+   that nobody knew, from their third interaction to the top 50 of people who like what is near them;
+2. tokens: every write followed at once by a Recommend with its token, and the answer's claim checked;
+3. windows: Recommend beside a refresher that works and one that is stopped (SIGSTOP), in turns.
+
+What is counted is what answers show; the system's own lag figure stands beside it.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
+
+from loadtest import contract
+from loadtest.clock import FloatArray, arrivals
+from loadtest.engine import Plan, Stream
+from loadtest.neighbours import Neighbourhood, neighbourhoods, read_vectors
+from loadtest.population import Draws, Population, read_items
+from loadtest.probes import ProbeBoard
+from loadtest.results import Conclusion, Outcome, RunResults, SetUpError
+from loadtest.windows import Window, interleaved, percentile_per_window
+
+SUMMARY = "event to index, new items, tokens, and what refreshing costs; checked in answers"
+_TOP = 50
+_NEAR = 8
+_WRITERS = 3
+_SET_UP_S = 60.0
+_STAGES = ("queue", "encode", "first_stage", "rerank", "transport")
+_QUICK: dict[str, float] = {
+    "lag_seconds": 20.0, "new_items": 4, "tokens": 400, "windows": 4, "window_seconds": 8.0, "settle_seconds": 2.0,
+}  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true",
+                        help="in two minutes: 20 s of probes, 4 new items, 400 tokens, 4 windows of 8 s")  # fmt: skip
+    parser.add_argument("--event-rate", type=float, default=300.0, metavar="PER_S", help="interactions per second")
+    parser.add_argument("--batch", type=int, default=5, help="interactions per RecordInteractions call")
+    parser.add_argument("--num-users", type=int, default=500, help="users that the interactions are of")
+    parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH", help="bundle folder")
+    parser.add_argument("--lag-seconds", type=float, default=120.0, help="how long to probe for lag; 0: not at all")
+    parser.add_argument("--probe-rate", type=float, default=5.0, metavar="PER_S", help="probes per second")
+    parser.add_argument("--probe-items", type=int, default=60, help="items that only the probes write")
+    parser.add_argument("--poll-ms", type=float, default=50.0, help="how often answers are looked at")
+    parser.add_argument("--new-items", type=int, default=20, help="new items to bring, spread over the lag part")
+    parser.add_argument("--audience", type=int, default=5, help="users per new item who like at least three near ones")
+    parser.add_argument("--wait-seconds", type=float, default=15.0, help="how long a probe or a new item is looked for")
+    parser.add_argument("--tokens", type=int, default=10_000, help="token-checked calls; 0: none")
+    parser.add_argument("--token-rate", type=float, default=40.0, metavar="PER_S", help="of them per second")
+    parser.add_argument("--windows", type=int, default=20, help="windows, an even number; 0: none")
+    parser.add_argument("--window-seconds", type=float, default=30.0)
+    parser.add_argument("--settle-seconds", type=float, default=5.0, help="of each window, not measured")
+    parser.add_argument("--recommend-rate", type=float, default=40.0, metavar="PER_S", help="Recommend in the windows")
+    parser.add_argument("--refresher-pid", type=int, action="append", metavar="PID",
+                        help="whom to stop in the windows; default: the refresher of --state")  # fmt: skip
+    parser.add_argument("--state", type=Path, default=Path(".freshet"), metavar="FOLDER", help="the local stack's")
+
+
+def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> Plan:
+    """Raises: ValueError naming the option and what is allowed."""
+    if arguments.quick:
+        for name, value in _QUICK.items():
+            setattr(arguments, name, type(getattr(arguments, name))(value))
+    _check_all(arguments)
+    run = _Run(arguments, gateway_pb2_grpc.GatewayServiceStub(channel), rng)  # type: ignore[no-untyped-call]
+    return run.plan()
+
+
+def _check_all(arguments: argparse.Namespace) -> None:
+    for name, low, high in (
+        ("event_rate", 0, 5_000), ("batch", 1, 1_000), ("num_users", 10, 100_000), ("lag_seconds", 0, 3_000),
+        ("probe_rate", 0.1, 100), ("probe_items", 1, 1_000), ("poll_ms", 5, 5_000), ("new_items", 0, 500),
+        ("audience", 1, 50), ("wait_seconds", 0, 300), ("tokens", 0, 1_000_000), ("token_rate", 1, 1_000),
+        ("windows", 0, 200),
+        ("window_seconds", 1, 600), ("settle_seconds", 0, 600), ("recommend_rate", 1, 1_000),
+    ):  # fmt: skip
+        value = getattr(arguments, name)
+        if not low <= value <= high:
+            raise ValueError(f"--{name.replace('_', '-')}={value:g}; allowed: {low:g} to {high:g}")
+
+
+class _Trial:
+    """One new item: who brings it, who should find it, and when they did (seconds from its third interaction)."""
+
+    def __init__(self, item_id: str, near: Neighbourhood, writers: list[str], audience: list[str]) -> None:
+        self.item_id = item_id
+        self.near = near
+        self.writers = writers
+        self.audience = audience
+        self.found_s: dict[str, float | None] = {}
+
+
+class _Run:
+    """Everybody who takes part, the calls that they make, and what they saw."""
+
+    def __init__(self, arguments: argparse.Namespace, gateway: Any, rng: np.random.Generator) -> None:
+        self._options = arguments
+        self._timeout_s = max(arguments.timeout_ms / 1e3, 0.5)
+        self._gateway = gateway
+        self._rng = rng
+        self._run = uuid.uuid4().hex[:8]
+        self._num_written = 0
+        item_ids, weights = read_items(arguments.items)
+        vectors_of, vectors = read_vectors(arguments.items)
+        if vectors_of != item_ids or len(item_ids) < arguments.probe_items + 4 * _NEAR:
+            raise ValueError(f"--items={arguments.items} has {len(item_ids)} items; too few for the probes")
+        by_count = np.argsort(-weights, kind="stable")
+        # Of the items that training knew well, a few are the probes' own: nobody else writes them.
+        well_known = by_count[: max(len(by_count) // 2, arguments.probe_items + 2 * _NEAR)]
+        probes = rng.choice(well_known, arguments.probe_items, replace=False)
+        others = np.setdiff1d(np.arange(len(item_ids)), probes)
+        weights = weights.copy()
+        weights[probes] = 0.0
+        population = Population(
+            user_ids=[f"freshness-{self._run}-{row}" for row in range(arguments.num_users)],
+            item_ids=item_ids,
+            item_weights=weights / weights.sum(),
+        )
+        self._draws = Draws(population, rng)
+        self._board = ProbeBoard([item_ids[row] for row in probes.tolist()])
+        self._observer = f"freshness-{self._run}-observer"
+        self._popular = [item_ids[row] for row in by_count.tolist() if row not in set(probes.tolist())][:50]
+        anchors = rng.choice(np.intersect1d(well_known, others), arguments.new_items, replace=False)
+        self._trials = [
+            self._trial(number, near)
+            for number, near in enumerate(neighbourhoods(item_ids, vectors, anchors, size=_NEAR, among=others))
+        ]
+        self._untried = list(self._trials)
+        self._told_s: list[float] = []
+        self._told_offset = -1
+        self._tokens: dict[str, int] = {}
+        self._windows: list[Window] = []
+        self._stopped: set[int] = set()
+        self._refreshers: list[int] = []
+        self._started = time.perf_counter()
+
+    def _trial(self, number: int, near: Neighbourhood) -> _Trial:
+        name = f"freshness-{self._run}-{number}"
+        return _Trial(
+            f"{name}-new",
+            near,
+            [f"{name}-writer-{row}" for row in range(_WRITERS)],
+            [f"{name}-audience-{row}" for row in range(self._options.audience)],
+        )
+
+    # What happens when
+
+    def plan(self) -> Plan:
+        """The streams of the three parts, one part after the other."""
+        options = self._options
+        lag_ends = options.lag_seconds + (options.wait_seconds if options.lag_seconds else 0.0)
+        tokens_s = options.tokens / options.token_rate
+        begin_s = lag_ends + tokens_s
+        if options.windows:
+            self._refreshers = options.refresher_pid or _refreshers_of(options.state)
+            self._windows = interleaved(
+                begin_s=begin_s,
+                num_windows=options.windows,
+                seconds=options.window_seconds,
+                settle_s=options.settle_seconds,
+                rng=self._rng,
+            )
+        ends_s = begin_s + options.windows * options.window_seconds
+        if ends_s <= 0:
+            raise ValueError("--lag-seconds, --tokens and --windows are all 0; nothing would be measured")
+
+        def evenly(rate_per_s: float, begin: float, end: float) -> FloatArray:
+            return begin + arrivals("uniform", rate_per_s=rate_per_s, seconds=max(0.0, end - begin), rng=self._rng)
+
+        gaps = options.lag_seconds / max(options.new_items, 1)
+        streams: list[tuple[str, FloatArray, Callable[[], Outcome]]] = [
+            ("record", evenly(options.event_rate / options.batch, 0.0, ends_s), self._record),
+            ("probe", evenly(options.probe_rate, 0.5, options.lag_seconds), self._probe),
+            ("poll", evenly(1e3 / options.poll_ms, 0.0, lag_ends), self._poll),
+            ("new_item", (np.arange(options.new_items) + 0.5) * gaps if options.lag_seconds else np.zeros(0),
+             self._bring_new_item),
+            ("token", lag_ends + np.arange(options.tokens) / options.token_rate, self._check_token),
+            ("recommend", evenly(options.recommend_rate, begin_s, ends_s), self._recommend),
+            ("switch", np.array([window.start_s for window in self._windows]), self._switch),
+        ]  # fmt: skip
+        return Plan(
+            streams=[Stream(name=name, arrivals_s=when, call=call) for name, when, call in streams if len(when)],
+            seconds=ends_s,
+            set_up=self.set_up,
+            tear_down=self.resume,
+            conclude=self.conclude,
+        )
+
+    def set_up(self) -> None:
+        """Give everybody a past, the probes' items evidence enough to be served, and note what is served of them."""
+        self._write_past(self._observer, self._popular[:6])
+        for trial in self._trials:
+            for user in (*trial.writers, *trial.audience):
+                liked = self._rng.choice(trial.near.item_ids, int(self._rng.integers(3, _NEAR - 1)), replace=False)
+                self._write_past(user, [*self._rng.choice(self._popular, 3, replace=False), *liked])
+        token = None
+        for row in range(_WRITERS):
+            for start in range(0, len(self._board.item_ids), 500):
+                token = self._write(
+                    (f"freshness-{self._run}-warmer-{row}", item_id)
+                    for item_id in self._board.item_ids[start : start + 500]
+                )
+        deadline = time.monotonic() + _SET_UP_S
+        while token is not None:
+            request = gateway_pb2.RecommendRequest(
+                user_id=f"freshness-{self._run}-warmer-{_WRITERS - 1}", k=1, freshness_token=token
+            )
+            if self._gateway.Recommend(request, timeout=5).token_honoured:
+                break
+            if time.monotonic() > deadline:
+                raise SetUpError(f"a token was not honoured within {_SET_UP_S:g} s; `freshet watch` shows what waits")
+        if self._options.lag_seconds:
+            self._note_baselines(deadline)
+        self._started = time.perf_counter()
+
+    def _note_baselines(self, deadline: float) -> None:
+        """Score and evidence of every probe item as served; waits until all have evidence."""
+        while True:
+            evidence = {item_id: self._evidence(item_id) for item_id in self._board.item_ids}
+            if all(evidence.values()):
+                break
+            if time.monotonic() > deadline:
+                missing = sum(not count for count in evidence.values())
+                raise SetUpError(
+                    f"{missing} of {len(evidence)} items rest on no interaction in the served index after "
+                    f"{_SET_UP_S:g} s: does a refresher run?"
+                )
+            time.sleep(0.5)
+        for item_id, score in self._scores(self._board.item_ids).items():
+            self._board.baseline(item_id, score, evidence[item_id])
+
+    # Calls
+
+    def _record(self) -> Outcome:
+        self._write(self._draws.draw() for _ in range(self._options.batch))
+        return Outcome()
+
+    def _probe(self) -> Outcome:
+        item_id = self._board.take()
+        if item_id is None:
+            return Outcome(counts=["probes_without_a_free_item"])
+        writer = f"freshness-{self._run}-prober-{self._rng.integers(50)}"
+        self._write([(writer, item_id)])
+        self._board.written(item_id, self._now_s())
+        return Outcome()
+
+    def _poll(self) -> Outcome:
+        watched = self._board.under_way
+        if not watched:
+            return Outcome()
+        scores = self._scores(watched)
+        seen_s = self._now_s()
+        counts = []
+        for item_id, score in scores.items():
+            if self._board.moved(item_id, score):
+                has_grown = self._board.confirm(item_id, score, self._evidence(item_id), seen_s)
+                counts.append("probes_seen" if has_grown else "scores_that_moved_without_new_evidence")
+        return Outcome(counts=counts)
+
+    def _bring_new_item(self) -> Outcome:
+        trial = self._untried.pop()
+        item = events_pb2.Item(item_id=trial.item_id, title=f"New beside {trial.near.item_ids[0]}")
+        self._gateway.PutItems(gateway_pb2.PutItemsRequest(items=[item]), timeout=5)
+        for writer in trial.writers:
+            self._write([(writer, trial.item_id)])
+        third_s = self._now_s()
+        trial.found_s = dict.fromkeys(trial.audience)
+        while self._now_s() - third_s < self._options.wait_seconds:
+            for user in [user for user, found_s in trial.found_s.items() if found_s is None]:
+                answer = self._gateway.Recommend(
+                    gateway_pb2.RecommendRequest(user_id=user, k=_TOP), timeout=self._timeout_s
+                )
+                if any(scored.item_id == trial.item_id for scored in answer.items):
+                    trial.found_s[user] = self._now_s() - third_s
+            if None not in trial.found_s.values():
+                break
+            time.sleep(0.1)
+        return Outcome(counts=["new_items_brought"])
+
+    def _check_token(self) -> Outcome:
+        user_id, item_id = self._draws.draw()
+        token = self._write([(user_id, item_id)])
+        request = gateway_pb2.RecommendRequest(user_id=user_id, k=10, freshness_token=token)
+        answer = self._gateway.Recommend(request, timeout=max(self._timeout_s, 2.0))
+        verdict = contract.judge_token(token, item_id, answer)
+        self._tokens[verdict] = self._tokens.get(verdict, 0) + 1
+        return Outcome(counts=[f"token_{verdict}"])
+
+    def _recommend(self) -> Outcome:
+        user_id, _ = self._draws.draw()
+        answer = self._gateway.Recommend(gateway_pb2.RecommendRequest(user_id=user_id, k=10), timeout=self._timeout_s)
+        self._listen(answer)
+        return Outcome(
+            stages_ms={stage: getattr(answer.stage_times, f"{stage}_ms") for stage in _STAGES},
+            degradations=[
+                gateway_pb2.Degradation.Name(mark).removeprefix("DEGRADATION_") for mark in answer.degradations
+            ],
+        )
+
+    def _switch(self) -> Outcome:
+        now_s = self._now_s()
+        window = max((w for w in self._windows if w.start_s <= now_s + 0.5), key=lambda w: w.start_s)
+        if window.treated:
+            self.resume()
+        else:
+            for pid in self._refreshers:
+                os.kill(pid, signal.SIGSTOP)
+                self._stopped.add(pid)
+        return Outcome()
+
+    def resume(self) -> None:
+        """Let every stopped refresher work again."""
+        for pid in sorted(self._stopped):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self._stopped.clear()
+
+    def _write(self, pairs: Iterable[tuple[str, str]], *, times_ns: Sequence[int] = ()) -> common_pb2.FreshnessToken:
+        """Record a liked item per (user, item) pair; the last one's token."""
+        request = gateway_pb2.RecordInteractionsRequest()
+        for place, (user_id, item_id) in enumerate(pairs):
+            self._num_written += 1
+            interaction = request.interactions.add(
+                event_id=f"freshness-{self._run}-{self._num_written}",
+                user_id=user_id,
+                item_id=item_id,
+                type="rating",
+                value=5.0,
+            )
+            interaction.event_time.FromNanoseconds(times_ns[place] if times_ns else time.time_ns())
+        token: common_pb2.FreshnessToken = self._gateway.RecordInteractions(request, timeout=5).receipts[-1].token
+        return token
+
+    def _write_past(self, user_id: str, item_ids: Sequence[str]) -> None:
+        """A minute between two of them, the newest a minute ago."""
+        now_ns = time.time_ns()
+        times_ns = [now_ns - (len(item_ids) - place) * 60_000_000_000 for place in range(len(item_ids))]
+        self._write([(user_id, str(item_id)) for item_id in item_ids], times_ns=times_ns)
+
+    def _scores(self, item_ids: Sequence[str]) -> dict[str, float]:
+        """What the observer, whose own state stands still, is answered about the items."""
+        request = gateway_pb2.RecommendRequest(user_id=self._observer, k=len(item_ids))
+        request.filter.exclude_seen = False
+        request.filter.allow_item_ids.extend(item_ids)
+        answer = self._gateway.Recommend(request, timeout=self._timeout_s)
+        self._listen(answer)
+        return {scored.item_id: scored.score for scored in answer.items if scored.source != "popular"}
+
+    def _evidence(self, item_id: str) -> int:
+        """How many interactions stand behind the item's served state."""
+        request = gateway_pb2.ExplainRequest(user_id=self._observer, item_id=item_id, max_pairs=1)
+        return int(self._gateway.Explain(request, timeout=max(self._timeout_s, 2.0)).similarity.num_interactions)
+
+    def _listen(self, answer: gateway_pb2.RecommendResponse) -> None:
+        """Note what the system itself says of its lag, once per change of the index."""
+        freshness = answer.index_freshness
+        if freshness.deltas_offset != self._told_offset and freshness.HasField("lag_seconds"):
+            self._told_offset = freshness.deltas_offset
+            self._told_s.append(freshness.lag_seconds)
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self._started
+
+    # What it showed
+
+    def conclude(self, results: RunResults) -> Conclusion:
+        """Claims and findings of the parts that ran."""
+        p99s_ms = percentile_per_window(results.calls.get("recommend", ()), self._windows, 99)
+        found_s = [found_s for trial in self._trials for found_s in trial.found_s.values()]
+        unanswered = sum(call.outcome is None for call in results.calls.get("token", ()))
+        return contract.conclude(
+            contract.lag(
+                self._board.lags_s,
+                unseen=len(self._board.under_way),
+                told_s=self._told_s,
+                poll_ms=self._options.poll_ms,
+            ),
+            contract.new_items(found_s, waited_s=self._options.wait_seconds, top=_TOP),
+            contract.tokens(self._tokens, unanswered=unanswered),
+            contract.cost(p99s_ms, self._windows),
+        )
+
+
+def _refreshers_of(state: Path) -> list[int]:
+    """Process ids of the local stack's refreshers. Raises: ValueError when it names none."""
+    pids = []
+    for path in sorted((state / "run").glob("refresher*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            pids.append(int(json.loads(path.read_text(encoding="utf-8"))["pid"]))
+    if not pids:
+        raise ValueError(
+            f"--state={state} names no refresher to compare without; name another, or --refresher-pid, or --windows 0"
+        )
+    return pids
