@@ -17,7 +17,7 @@ import numpy.typing as npt
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.contribution import Contributions, mean_gate, newcomers
 from services.algorithms.pefa.memory import MemoryEntry, QueryMemory
-from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
+from services.algorithms.pefa.policy import NEW_ITEM_SHARE, FeedbackPolicy, SharePolicy
 from services.algorithms.pefa.refresh import refreshed, unit
 from services.algorithms.pefa.sums import ItemSums, SumsOf
 from services.algorithms.pefa.votes import VotingIndex
@@ -55,10 +55,15 @@ class Feedback:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refreshing:
-    """XS: lambda, and how many distinct users must stand behind an item that the model never saw."""
+    """XS: lambda of the model's items; of new ones, whose state is 1 - lambda long; and the users a new one needs."""
 
     share: SharePolicy
     min_users: int
+    new_share: SharePolicy = NEW_ITEM_SHARE
+
+    @property
+    def shares(self) -> tuple[SharePolicy, SharePolicy]:
+        return self.share, self.new_share
 
 
 class RefreshedItems:
@@ -70,7 +75,7 @@ class RefreshedItems:
         """All variants read the same sums. With `feedback.from_past` the model must have encoded the past."""
         self._setting, self._model, self._feedback = setting, model, feedback
         self._variants = dict(variants)
-        self._shares = list(dict.fromkeys(variant.share for variant in variants.values()))
+        self._shares = list(dict.fromkeys(variant.shares for variant in variants.values()))
         num_items = setting.interactions.num_items
         _, num_components, width = model.items.components.shape
         states = newcomers(num_items, num_components=num_components, width=width, mean_gate=mean_gate(model.items))
@@ -94,10 +99,10 @@ class RefreshedItems:
         able, queries = self._model.queries(batch.places[batch.chosen])
         every = np.arange(len(self._ids))
         said, now = self._sums.of(self._ids), np.full(len(every), batch.times[0])
-        by_share = {share: self._scores(batch, able, queries, every, said, now, share) for share in self._shares}
+        by_shares = {shares: self._scores(batch, able, queries, every, said, now, *shares) for shares in self._shares}
         users = np.array([len(self._users.get(code, ())) for code in range(len(self._ids))])
         found = {
-            name: np.where(self._known | (users >= variant.min_users), by_share[variant.share], np.float32(-np.inf))
+            name: np.where(self._known | (users >= variant.min_users), by_shares[variant.shares], np.float32(-np.inf))
             for name, variant in self._variants.items()
         }
         self._learn_within(batch, able, queries, found)
@@ -120,10 +125,10 @@ class RefreshedItems:
         names = ("sums", "evidence", "coherence", "counts", "last_seconds")
         after = SumsOf(**{name: np.concatenate([getattr(one, name) for one in said]) for name in names})
         firsts = np.searchsorted(batch.chosen, learnt.rows, side="right").tolist()
-        for share in self._shares:
-            effects = self._scores(batch, able, queries, learnt.codes, after, learnt.seconds, share)
+        for shares in self._shares:
+            effects = self._scores(batch, able, queries, learnt.codes, after, learnt.seconds, *shares)
             for name, variant in self._variants.items():
-                if variant.share != share:
+                if variant.shares != shares:
                     continue
                 for row, (code, first) in enumerate(zip(learnt.codes.tolist(), firsts, strict=True)):
                     if self._known[code] or users[row] >= variant.min_users:
@@ -138,12 +143,14 @@ class RefreshedItems:
         said: SumsOf,
         now: IntArray,
         share: SharePolicy,
+        new_share: SharePolicy,
     ) -> Scores:
         """Scores (C, n) of items as everybody is served from them at `now` (n,); -inf without a query state."""
         scores = np.full((len(batch.chosen), len(codes)), -np.inf, dtype=np.float32)
         if len(able):
             age = np.where(said.counts > 0, now - np.where(said.counts > 0, said.last_seconds, 0), 0)
-            shares = np.where(self._known[codes], share.model_share(said.evidence, said.coherence, age), 0.0)
+            of_known, of_new = (one.model_share(said.evidence, said.coherence, age) for one in (share, new_share))
+            shares = np.where(self._known[codes], of_known, of_new)
             states = refreshed(self._base_of(codes), said.sums, shares)
             scores[able] = MolScorer(states, self._model.pair_gate).scores(queries)
         return scores
