@@ -1,7 +1,7 @@
-"""A bundle's items made ready to answer: ids, rules and scorer, named by one index version.
+"""A bundle's items as they were trained: ids, titles, categories and states, named by one index version.
 
-What candidates and reranker both hold, so that they agree on rows, on ties and on the version they speak of. It needs
-PyTorch; a process that only carries states reads the bundle instead.
+What candidates and reranker both start from, so that they agree on the version they speak of; what changes since is
+`live_catalogue.py`'s. States stay memory-mapped.
 
 Letters: X items, P_x item components, P pairs, d component width.
 """
@@ -9,74 +9,91 @@ Letters: X items, P_x item components, P pairs, d component width.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from services.algorithms.bundle import Bundle, Manifest
-from services.algorithms.filters import CatalogueRules
-from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.states import ItemStates, PairGate
 
-# Ids, their index and category lists as Python objects: measured 410 bytes per item on MovieLens-1M, rounded up.
+# Ids and titles as Python objects, their index, hashes and category lists: measured 500 bytes per item on
+# MovieLens-1M, rounded up.
 _OBJECT_BYTES_PER_ITEM = 512
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """X items of one model. `tie_ranks` (X,): each item's place in id order."""
+    """X items of one model, in the bundle's order.
+
+    user_component: the query component that says who the user is, None where the model has none.
+    """
 
     model_version: str
     index_version: str
-    item_ids: list[str]
-    tie_ranks: npt.NDArray[np.int64]
-    rules: CatalogueRules
-    scorer: MolScorer
+    item_ids: Sequence[str]
+    titles: Sequence[str]
+    categories: Sequence[tuple[str, ...]]
+    states: ItemStates
+    pair_gate: PairGate | None
+    user_component: int | None = None
 
     @property
     def num_items(self) -> int:
         return len(self.item_ids)
 
-    def check(self, queries: QueryStates) -> None:
-        """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
-        self.scorer.check(queries)
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """The row of each id."""
+        return {item_id: row for row, item_id in enumerate(self.item_ids)}
+
+    def states_of(self, item_ids: Sequence[str]) -> ItemStates:
+        """The states of some items (KeyError for one that is not here)."""
+        rows = [self.rows[item_id] for item_id in item_ids]
+        gate = self.states.gate
+        return ItemStates(components=self.states.components[rows], gate=None if gate is None else gate[rows])
 
 
 def make_catalogue(
     *,
     model_version: str,
     item_ids: Sequence[str],
-    categories: Sequence[Sequence[str]],
+    titles: Sequence[str],
+    categories: Sequence[tuple[str, ...]],
     items: ItemStates,
     pair_gate: PairGate | None,
+    user_component: int | None = None,
 ) -> Catalogue:
-    """Prepare items for answering. Raises ValueError if columns, gates and components disagree or an id repeats."""
-    if len(item_ids) != len(items):
-        raise ValueError(f"{len(item_ids)} item ids but states of {len(items)} items")
-    index = {item_id: row for row, item_id in enumerate(item_ids)}
-    if len(index) != len(item_ids):
-        raise ValueError(f"{len(item_ids)} item ids but only {len(index)} distinct ones")
-    ranks = np.empty(len(item_ids), dtype=np.int64)
-    # Code point order, which is the byte order of UTF-8 too.
-    ranks[sorted(range(len(item_ids)), key=item_ids.__getitem__)] = np.arange(len(item_ids))
-    return Catalogue(
+    """Name a model's items. Raises ValueError if columns disagree in length or an id repeats."""
+    for name, column in (("titles", titles), ("categories", categories), ("states", items)):
+        if len(column) != len(item_ids):
+            raise ValueError(f"{len(item_ids)} item ids but {name} of {len(column)} items")
+    catalogue = Catalogue(
         model_version=model_version,
         index_version=f"{model_version}.{_content_hash(item_ids, items)}",
-        item_ids=list(item_ids),
-        tie_ranks=ranks,
-        rules=CatalogueRules(index, categories),
-        scorer=MolScorer(items, pair_gate),
+        item_ids=item_ids,
+        titles=titles,
+        categories=categories,
+        states=items,
+        pair_gate=pair_gate,
+        user_component=user_component,
     )
+    if len(catalogue.rows) != len(item_ids):
+        raise ValueError(f"{len(item_ids)} item ids but only {len(catalogue.rows)} distinct ones")
+    return catalogue
 
 
 def catalogue_from_bundle(bundle: Bundle) -> Catalogue:
-    """Prepare a bundle's items. Raises ValueError if its files disagree with each other."""
+    """A bundle's items. Raises ValueError if its files disagree with each other."""
+    encoder = bundle.manifest.encoder
+    has_users = encoder is not None and encoder.uses_user_index
     return make_catalogue(
         model_version=bundle.model_version,
         item_ids=bundle.item_ids,
+        titles=bundle.titles,
         categories=bundle.categories,
         items=bundle.item_states,
         pair_gate=bundle.pair_gate,
+        user_component=bundle.num_query_components - 1 if has_users else None,
     )
 
 

@@ -1,19 +1,18 @@
 """Which items a request may be answered with: allow and deny lists, categories, what the user has seen.
 
-Pure features of a request: ids and categories in, a mask over the catalogue (inside a scan) or over a pool (the
-reranker's second look) out. Unknown ids and categories match nothing; they are not errors, since a caller's list may
-be newer or older than the catalogue.
+The rules, and their verdict item by item over a pool (the reranker's second look); inside a scan, a segment of the
+index makes a mask of them. Unknown ids and categories match nothing; they are not errors, since a caller's list may be
+newer or older than the catalogue.
 
-Letters: X items, n pool size.
+Letters: n pool size.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 MAX_IDS = 20_000
@@ -53,81 +52,20 @@ class ItemFilter:
         )
 
 
-class CatalogueRules:
-    """A catalogue's ids and categories, laid out so that a filter costs only as much as it names."""
-
-    def __init__(self, item_index: Mapping[str, int], categories: Sequence[Sequence[str]]) -> None:
-        """`item_index`: dense row of each id; `categories`: each row's categories.
-
-        Raises: ValueError if the two differ in length.
-        """
-        if len(item_index) != len(categories):
-            raise ValueError(f"{len(item_index)} distinct item ids but categories of {len(categories)} items")
-        self._item_index = item_index
-        self.num_items = len(item_index)
-        members: dict[str, list[int]] = {}
-        for row, names in enumerate(categories):
-            for name in names:
-                members.setdefault(name, []).append(row)
-        self._members = {name: np.unique(np.array(rows, dtype=np.int64)) for name, rows in members.items()}
-        self._codes = {name: code for code, name in enumerate(self._members)}
-        self.category_codes: list[tuple[int, ...]] = [
-            tuple(dict.fromkeys(self._codes[name] for name in names)) for names in categories
-        ]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the category lists."""
-        return sum(int(rows.nbytes) for rows in self._members.values())
-
-    def rows(self, item_ids: Iterable[str]) -> Rows:
-        """Dense rows of the known ids, in order; unknown ones are left out."""
-        index = self._item_index
-        return np.array([index[item_id] for item_id in item_ids if item_id in index], dtype=np.int64)
-
-    def mask(self, wanted: ItemFilter) -> Mask | None:
-        """Which items pass: (X,), or None when all do."""
-        if wanted.is_open:
-            return None
-        if wanted.allow_item_ids:
-            allowed = np.zeros(self.num_items, dtype=bool)
-            allowed[self.rows(wanted.allow_item_ids)] = True
-        else:
-            allowed = np.ones(self.num_items, dtype=bool)
-        if wanted.allow_categories:
-            in_category = np.zeros(self.num_items, dtype=bool)
-            for rows in self._category_rows(wanted.allow_categories):
-                in_category[rows] = True
-            allowed &= in_category
-        for rows in self._category_rows(wanted.deny_categories):
-            allowed[rows] = False
-        allowed[self.rows(wanted.deny_item_ids)] = False
-        if wanted.exclude_seen:
-            allowed[self.rows(wanted.seen_item_ids)] = False
-        return allowed
-
-    def mask_pool(self, wanted: ItemFilter, pool: Rows) -> Mask:
-        """Which of a pool's rows (n,) pass: (n,). Decided item by item, independently of `mask`."""
-        allowed = np.ones(len(pool), dtype=bool)
-        if wanted.is_open:
-            return allowed
-        if wanted.allow_item_ids:
-            allowed &= np.isin(pool, self.rows(wanted.allow_item_ids))
-        if wanted.deny_item_ids:
-            allowed &= ~np.isin(pool, self.rows(wanted.deny_item_ids))
-        if wanted.exclude_seen and wanted.seen_item_ids:
-            allowed &= ~np.isin(pool, self.rows(wanted.seen_item_ids))
-        if wanted.allow_categories or wanted.deny_categories:
-            allow = self._known_codes(wanted.allow_categories)
-            deny = self._known_codes(wanted.deny_categories)
-            for position, row in enumerate(pool.tolist()):
-                codes = self.category_codes[row]
-                if (wanted.allow_categories and allow.isdisjoint(codes)) or not deny.isdisjoint(codes):
-                    allowed[position] = False
-        return allowed
-
-    def _category_rows(self, names: Iterable[str]) -> Iterable[Rows]:
-        return (self._members[name] for name in names if name in self._members)
-
-    def _known_codes(self, names: Iterable[str]) -> frozenset[int]:
-        return frozenset(self._codes[name] for name in names if name in self._codes)
+def passing(wanted: ItemFilter, item_ids: Sequence[str], categories: Sequence[Sequence[str]]) -> Mask:
+    """Which of n items pass, decided item by item: (n,). `categories`: each item's."""
+    if wanted.is_open:
+        return np.ones(len(item_ids), dtype=bool)
+    allow_ids, allow_names = frozenset(wanted.allow_item_ids), frozenset(wanted.allow_categories)
+    deny_names = frozenset(wanted.deny_categories)
+    denied = {*wanted.deny_item_ids, *(wanted.seen_item_ids if wanted.exclude_seen else ())}
+    return np.array(
+        [
+            (not allow_ids or item_id in allow_ids)
+            and item_id not in denied
+            and (not allow_names or not allow_names.isdisjoint(names))
+            and deny_names.isdisjoint(names)
+            for item_id, names in zip(item_ids, categories, strict=True)
+        ],
+        dtype=bool,
+    )

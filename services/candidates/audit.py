@@ -7,37 +7,47 @@ was from what was true. One audit runs at a time, beside the searches; those tha
 import math
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 
-from services.algorithms.indexes.protocol import Certificate, Index, Mask
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import Certificate, Scores
+from services.algorithms.live_catalogue import LiveCatalogue, Served
 from services.algorithms.states import QueryStates
 from services.candidates.domain import Stage
+from services.candidates.votes import joined_answer, num_negative
 
 log = structlog.get_logger()
 
 # Recall is of this many best items, or of k where fewer were asked for.
 RECALL_K = 100
+# The exact algorithm that every version carries for audits, under a name that no request can ask for.
+TRUTH = "truth"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered:
-    """One live answer: item rows (n,) best first with their scores, and what was promised of the rest."""
+    """One live answer: item ids (n,) best first with their scores, and what was promised of the rest.
+
+    votes: the memory's, None without one; a FULL answer's scores are then model_share * s + (1 - model_share) * vote.
+    """
 
     algorithm: str
     stage: Stage
     query: QueryStates
     k: int
-    allowed: Mask | None
-    rows: npt.NDArray[np.int64]
-    scores: npt.NDArray[np.float64]
+    filter: ItemFilter
+    served: Served
+    item_ids: Sequence[str]
+    scores: Scores
     bound: float | None
     certificate: Certificate | None
+    votes: Mapping[str, float] | None = None
+    model_share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,15 +70,14 @@ class Finding:
         return None if self.promised is None else self.true <= self.promised
 
 
-def examine(truth: Index, answered: Answered) -> Finding:
-    """Answer again by `truth`, an exact index over the same items, and compare."""
+def examine(catalogue: LiveCatalogue, answered: Answered) -> Finding:
+    """Answer again from the same version, by brute force, and compare."""
     # Among one more item than was answered, one was left out.
-    best = truth.search(answered.query, len(answered.rows) + 1, answered.allowed)
-    exact_rows, exact_scores = best.item_indices[0], best.scores[0]
-    exact_scores, exact_rows = exact_scores[exact_rows >= 0], exact_rows[exact_rows >= 0]
-    found = np.isin(exact_rows, answered.rows)
-    wanted = min(RECALL_K, answered.k, len(exact_rows))
-    left_out = exact_scores[~found]
+    best_ids, best_scores = _truth(catalogue, answered, len(answered.item_ids) + 1)
+    there = frozenset(answered.item_ids)
+    found = np.array([item_id in there for item_id in best_ids], dtype=bool)
+    wanted = min(RECALL_K, answered.k, len(best_ids))
+    left_out = best_scores[~found]
     return Finding(
         algorithm=answered.algorithm,
         stage=answered.stage,
@@ -76,6 +85,30 @@ def examine(truth: Index, answered: Answered) -> Finding:
         promised=_promise(answered),
         true=float(left_out[0]) if len(left_out) else -math.inf,
     )
+
+
+def _truth(catalogue: LiveCatalogue, answered: Answered, count: int) -> tuple[Sequence[str], Scores]:
+    """The true best `count`: by the final score for a FULL answer with votes, else by s."""
+    votes = answered.votes if answered.stage is Stage.FULL else None
+    more = 0 if votes is None else num_negative([votes])
+    best = catalogue.index.search(
+        answered.query, count + more, answered.filter, algorithm=TRUTH, version=answered.served.version
+    )
+    ids, scores = best.item_ids[0], best.scores[0][: len(best.item_ids[0])]
+    if votes is None:
+        return ids, scores
+    joined = joined_answer(
+        catalogue,
+        answered.served,
+        answered.query,
+        0,
+        (ids, scores, best.certificates[0]),
+        votes,
+        k=count,
+        wanted=answered.filter,
+        model_share=answered.model_share,
+    )
+    return joined.item_ids, joined.scores
 
 
 def _promise(answered: Answered) -> float | None:
@@ -93,10 +126,13 @@ class Audit:
     """Samples answers and examines them in a thread of its own."""
 
     def __init__(
-        self, truth: Index, *, share: float, report: Callable[[Finding], None], seed: int | None = None
+        self, catalogue: LiveCatalogue, *, share: float, report: Callable[[Finding], None], seed: int | None = None
     ) -> None:
-        """`share` of the answers is sampled; `report` is called from the audit's thread."""
-        self._truth, self._share, self._report = truth, share, report
+        """`share` of the answers is sampled; `report` is called from the audit's thread.
+
+        The catalogue's main segments carry `TRUTH`.
+        """
+        self._catalogue, self._share, self._report = catalogue, share, report
         self._random = random.Random(seed)
         self._busy = threading.Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit")
@@ -116,7 +152,7 @@ class Audit:
 
     def _examine(self, answered: Answered) -> None:
         try:
-            finding = examine(self._truth, answered)
+            finding = examine(self._catalogue, answered)
             self._report(finding)
             if finding.held is False:
                 log.error(

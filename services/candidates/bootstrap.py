@@ -1,10 +1,13 @@
-"""Puts the candidates process together: the only module that names concrete indexes."""
+"""Puts the candidates process together: the only module that names concrete indexes and the stream."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import numpy as np
 import structlog
 import torch
 from freshet.v1 import candidates_pb2_grpc
@@ -14,16 +17,26 @@ from services.algorithms.catalogue import Catalogue, catalogue_from_bundle, requ
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import Algorithm, make_index, parse_algorithm
 from services.algorithms.indexes.gpu.by_name import make_device_index
+from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
+from services.algorithms.indexes.mutable.index import Build, IndexFullError
+from services.algorithms.indexes.protocol import Index
+from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceScorer
-from services.algorithms.states import ItemStates
-from services.candidates.audit import Audit
+from services.algorithms.pefa.votes import VotingIndex
+from services.algorithms.states import ItemStates, PairGate
+from services.candidates.audit import TRUTH, Audit
 from services.candidates.config import MEMORY_VARIABLE, CandidatesSettings
-from services.candidates.handlers import LoadedIndexes, Search
+from services.candidates.handlers import Search
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import SERVICE, CandidatesServicer
+from services.candidates.votes import RememberedVotes
+from services.common.catalogue_changes import CatalogueChanges
+from services.common.catalogue_follower import CatalogueFollower
+from services.common.catalogue_topics import KafkaCatalogueTopics
 from services.common.config import ConfigError
-from services.common.memory import require_memory
-from services.common.rpc_server import serve
+from services.common.memory import available_bytes, require_memory
+from services.common.rpc_server import HealthState, serve
 from services.common.tracing import configure_tracing
 
 log = structlog.get_logger()
@@ -33,7 +46,7 @@ _add_servicer: Any = candidates_pb2_grpc.add_CandidatesServiceServicer_to_server
 
 
 def load_catalogue(settings: CandidatesSettings) -> Catalogue:
-    """Open the bundle and prepare its items.
+    """Open the bundle and name its items.
 
     Raises: BundleError for an unusable bundle; MemoryError, naming both values, when it does not fit.
     """
@@ -47,79 +60,169 @@ def load_catalogue(settings: CandidatesSettings) -> Catalogue:
     return catalogue_from_bundle(bundle)
 
 
-def make_indexes(algorithms: Sequence[Algorithm], catalogue: Catalogue) -> LoadedIndexes:
-    """Build every algorithm over the catalogue's item states.
+def host_build(algorithms: Sequence[Algorithm]) -> Build:
+    """Every algorithm over the same item states in this machine's memory, and the audit's truth.
 
-    Raises: ValueError for an algorithm that this model can't have.
+    It raises ValueError for an algorithm that this model can't have.
     """
-    indexes = {one.text: make_index(one, catalogue.scorer, catalogue.tie_ranks) for one in algorithms}
-    return LoadedIndexes(indexes=indexes, states_nbytes=catalogue.scorer.nbytes, copies_nbytes=0)
+
+    def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
+        ranks = np.arange(items.num_items)
+        indexes = {one.text: make_index(one, items, ranks) for one in algorithms}
+        return {**indexes, TRUTH: BruteForce(items)}
+
+    return build
 
 
-def make_device_indexes(algorithms: Sequence[Algorithm], catalogue: Catalogue, device: torch.device) -> LoadedIndexes:
-    """Build every algorithm over one copy of the item states on `device`.
+class DeviceBuild:
+    """Every algorithm over one copy of the item states on a device; the audit's truth stays on this machine.
 
-    Raises: ValueError for an algorithm that a card does not serve.
+    It raises ValueError for an algorithm that a card does not serve. `copied_nbytes`: what the device holds of the
+    states.
     """
-    items = ItemStates(components=catalogue.scorer.components.numpy(), gate=catalogue.scorer.item_gate)
-    scorer = DeviceScorer(items, catalogue.scorer.pair_gate, device=device)
-    indexes = {one.text: make_device_index(one, scorer, catalogue.tie_ranks) for one in algorithms}
-    return LoadedIndexes(indexes=indexes, states_nbytes=scorer.nbytes, copies_nbytes=catalogue.scorer.nbytes)
+
+    def __init__(self, algorithms: Sequence[Algorithm], device: torch.device) -> None:
+        self._algorithms, self._device, self.copied_nbytes = algorithms, device, 0
+
+    def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
+        states = ItemStates(components=items.components.numpy(), gate=items.item_gate)
+        scorer = DeviceScorer(states, pair_gate, device=self._device)
+        self.copied_nbytes = scorer.nbytes
+        ranks = np.arange(items.num_items)
+        indexes: dict[str, Index] = {one.text: make_device_index(one, scorer, ranks) for one in self._algorithms}
+        return {**indexes, TRUTH: BruteForce(items)}
 
 
-def make_search(settings: CandidatesSettings, catalogue: Catalogue, metrics: CandidatesMetrics) -> Search:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Live:
+    """What serves: the catalogue, the memory if there is one, and the handler in front."""
+
+    catalogue: LiveCatalogue
+    votes: RememberedVotes | None
+    search: Search
+
+
+def make_live(settings: CandidatesSettings, base: Catalogue, metrics: CandidatesMetrics) -> Live:
     """Build the indexes, the audit beside them, and the handler in front.
 
     Raises: ConfigError for algorithms that can't be had; MemoryError, naming both values, when they take too much.
     """
     algorithms = [parse_algorithm(word) for word in settings.algorithms.split()]
-    if settings.device == "cuda" and not torch.cuda.is_available():
+    on_device = settings.device == "cuda"
+    if on_device and not torch.cuda.is_available():
         raise ConfigError("FRESHET_CANDIDATES_DEVICE='cuda' but PyTorch sees no CUDA card here; allowed: cpu")
+    on_card = DeviceBuild(algorithms, torch.device(settings.device)) if on_device else None
+    limit = settings.max_memory_mb << 20 if settings.max_memory_mb else available_bytes()
     try:
-        if settings.device == "cpu":
-            loaded = make_indexes(algorithms, catalogue)
-        else:
-            loaded = make_device_indexes(algorithms, catalogue, torch.device(settings.device))
+        catalogue = LiveCatalogue(base, build=on_card or host_build(algorithms), max_bytes=limit)
     except ValueError as error:
         raise ConfigError(f"FRESHET_CANDIDATES_ALGORITHMS={settings.algorithms!r}: {error}") from error
-    truth = BruteForce(catalogue.scorer, tie_ranks=catalogue.tie_ranks)
+    votes = make_votes(settings, base, catalogue, limit - catalogue.index.memory.total)
     search = Search(
         catalogue=catalogue,
-        loaded=loaded,
-        audit=Audit(truth, share=settings.audit_share, report=metrics.audited),
+        algorithms=[one.text for one in algorithms],
+        votes=votes,
+        audit=Audit(catalogue, share=settings.audit_share, report=metrics.audited),
         metrics=metrics,
         max_batch=settings.max_batch,
         max_queue=settings.max_queue,
+        copied_nbytes=0 if on_card is None else on_card.copied_nbytes,
     )
     if settings.max_memory_mb:
         require_memory(
-            f"{catalogue.num_items} items with {settings.algorithms}",
-            round(search.info.bytes_per_item * catalogue.num_items),
+            f"{base.num_items} items with {settings.algorithms}",
+            round(search.info.bytes_per_item * base.num_items),
             limit_mb=settings.max_memory_mb,
             variable=MEMORY_VARIABLE,
         )
-    return search
+    return Live(catalogue=catalogue, votes=votes, search=search)
+
+
+def make_votes(
+    settings: CandidatesSettings, base: Catalogue, catalogue: LiveCatalogue, max_bytes: int
+) -> RememberedVotes | None:
+    """An empty memory of at most `max_bytes`, where the settings ask for one."""
+    if not settings.vote_neighbours:
+        return None
+    shape = catalogue.index.shape
+    index = VotingIndex(
+        num_components=shape.num_query_components,
+        width=shape.width,
+        model_version=base.model_version,
+        leave_out=base.user_component,
+        max_bytes=max(0, max_bytes),
+    )
+    return RememberedVotes(index, neighbours=settings.vote_neighbours, model_share=settings.vote_model_share)
+
+
+def make_follower(
+    settings: CandidatesSettings, live: Live, metrics: CandidatesMetrics, health: HealthState
+) -> tuple[CatalogueFollower, list[BackgroundMerge]]:
+    """What keeps the catalogue up to date: the stream's follower, and a merge per index in the background.
+
+    On a card the bundle's states are served as they are, and only withdrawals followed: a merge would build on the card
+    beside the searches that it answers.
+    """
+    indexes = [live.catalogue.index, *(() if live.votes is None else (live.votes.index.index,))]
+    merges = [BackgroundMerge(index) for index in indexes] if settings.device == "cpu" else []
+    if settings.device != "cpu":
+        log.warning("deltas_not_followed", device=settings.device, serves=live.catalogue.served.name)
+    changes = CatalogueChanges(
+        live.catalogue,
+        metrics.catalogue,
+        full_error=IndexFullError,
+        remembered=live.votes,
+        merges=merges,
+        on_change=lambda: metrics.loaded(live.search.info),
+    )
+    follower = CatalogueFollower(
+        KafkaCatalogueTopics(settings.kafka_bootstrap, process="candidates", sets_aside=True),
+        changes,
+        model_version=live.catalogue.base.model_version,
+        on_ready=lambda: health.set_ready(True),
+        follows_deltas=settings.device == "cpu",
+    )
+    return follower, merges
 
 
 async def run(settings: CandidatesSettings) -> None:
     """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
     torch.set_num_threads(settings.compute_threads)
-    catalogue = await asyncio.to_thread(load_catalogue, settings)
-    search = await asyncio.to_thread(make_search, settings, catalogue, CandidatesMetrics())
+    base = await asyncio.to_thread(load_catalogue, settings)
+    metrics = CandidatesMetrics()
+    live = await asyncio.to_thread(make_live, settings, base, metrics)
     tracing = configure_tracing("candidates", settings.otlp_endpoint)
+    info = live.search.info
     log.info(
         "index_loaded",
-        model_version=search.info.model_version,
-        index_version=search.info.index_version,
-        items=search.info.num_items,
-        bytes_per_item=round(search.info.bytes_per_item, 1),
-        algorithms=list(search.info.added_bytes_per_item),
+        model_version=info.model_version,
+        index_version=info.served.name,
+        items=info.num_items,
+        bytes_per_item=round(info.bytes_per_item, 1),
+        algorithms=list(info.added_bytes_per_item),
     )
+    health = HealthState()
+    follower, merges = make_follower(settings, live, metrics, health)
+    for merge in merges:
+        merge.start()
+    follower.start()
 
     def add_services(server: grpc.aio.Server) -> list[str]:
-        _add_servicer(CandidatesServicer(search), server)
+        _add_servicer(CandidatesServicer(live.search), server)
         return [SERVICE]
 
+    async def close() -> None:
+        await live.search.close()
+        await asyncio.to_thread(follower.stop)
+        for merge in merges:
+            with contextlib.suppress(Exception):  # reported when it failed
+                await asyncio.to_thread(merge.close)
+
     await serve(
-        process="candidates", settings=settings, add_services=add_services, on_drain=search.close, tracing=tracing
+        process="candidates",
+        settings=settings,
+        add_services=add_services,
+        on_drain=close,
+        health_state=health,
+        tracing=tracing,
     )

@@ -1,4 +1,4 @@
-"""The candidates process's settings: the shared ones, the algorithms, and the sizes of batches, memory and audits."""
+"""The candidates process's settings: the shared ones, the algorithms, sizes of batches and memory, votes, audits."""
 
 from typing import Literal
 
@@ -25,6 +25,11 @@ class CandidatesSettings(ProcessSettings):
     max_queue: int = Field(default=256, ge=1, le=100_000, validation_alias="FRESHET_CANDIDATES_MAX_QUEUE")
     # The share of live searches that is answered again by brute force, in the background.
     audit_share: float = Field(default=0.01, ge=0, le=1, validation_alias="FRESHET_CANDIDATES_AUDIT_SHARE")
+
+    # Remembered interactions that vote for each query (k of PEFA-XL); 0: no memory is kept.
+    vote_neighbours: int = Field(default=0, ge=0, le=10_000, validation_alias="FRESHET_CANDIDATES_VOTE_NEIGHBOURS")
+    # lambda of the votes: a final score is this times the model's, and the rest the vote.
+    vote_model_share: float = Field(default=1.0, ge=0, le=1, validation_alias="FRESHET_CANDIDATES_VOTE_MODEL_SHARE")
 
     @field_validator("algorithms")
     @classmethod

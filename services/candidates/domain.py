@@ -1,10 +1,12 @@
 """What a search asks and answers, in dataclasses: no Protobuf, no index internals."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate, Pass
+from services.algorithms.live_catalogue import Served
 from services.algorithms.states import QueryStates
 
 
@@ -31,7 +33,8 @@ class SearchQuery:
 class Found:
     """What the index found: scores descending, ties by item id. `bound` at stage FIRST, `certificate` at FULL.
 
-    `passes` are those of the whole batch, of which this search was number `query`.
+    `passes` are those of the whole batch, of which this search was number `query`. `votes`: the memory's for each item,
+    in similarity units, None without a memory.
     """
 
     algorithm: str
@@ -42,16 +45,49 @@ class Found:
     search_s: float
     passes: tuple[Pass, ...]
     query: int
+    served: Served
+    votes: list[float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchAnswer:
-    """An answer with its provenance; times in seconds."""
+    """An answer with its provenance; times in seconds. `model_share`: lambda of the votes, 1 without a memory."""
 
     found: Found
     model_version: str
-    index_version: str
+    model_share: float
     queue_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VotesQuery:
+    """Who votes for an item, seen from one query state."""
+
+    query: QueryStates
+    model_version: str
+    item_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VotingInteractions:
+    """Remembered interactions of one kind that voted for an item; ages in seconds of stream time."""
+
+    type: str
+    count: int
+    newest_age_s: float
+    oldest_age_s: float
+    vote: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemVotes:
+    """An item's vote, in similarity units, and whose it is; without a memory 0 of 0 neighbours at a share of 1."""
+
+    vote: float
+    num_neighbours: int
+    model_share: float
+    voters: Sequence[VotingInteractions]
+    index_version: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,9 +95,11 @@ class IndexInfo:
     """What is loaded."""
 
     model_version: str
-    index_version: str
+    served: Served
     algorithm: str
     num_items: int
     bytes_per_item: float
     # What each loaded algorithm adds to the item states, by name.
     added_bytes_per_item: dict[str, float]
+    num_remembered: int = 0
+    bytes_per_remembered: float = 0.0

@@ -1,70 +1,84 @@
 """Search: check a request against what is loaded, gather concurrent ones, scan once for all of them.
 
-The event loop only checks and queues. One worker thread makes the masks and runs the index, so PyTorch works on one
-batch at a time with the threads it was given.
+The event loop only checks and queues. One worker thread runs the index, so PyTorch works on one batch at a time with
+the threads it was given; the stream's thread changes the catalogue meanwhile, and a batch speaks of one version.
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
-from services.algorithms.catalogue import Catalogue
-from services.algorithms.filters import ItemFilter
-from services.algorithms.indexes.protocol import Index, Mask
+from services.algorithms.indexes.protocol import Pass
+from services.algorithms.live_catalogue import LiveCatalogue, Served
 from services.algorithms.states import QueryStates
 from services.candidates.audit import Answered, Audit
-from services.candidates.domain import Found, IndexInfo, SearchAnswer, SearchQuery, Stage
+from services.candidates.domain import (
+    Found,
+    IndexInfo,
+    ItemVotes,
+    SearchAnswer,
+    SearchQuery,
+    Stage,
+    VotesQuery,
+)
 from services.candidates.metrics import CandidatesMetrics
+from services.candidates.votes import Joined, RememberedVotes, Votes, joined_answer, joined_pool, num_negative
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest, PreconditionFailed
+from services.common.events import validate_id
 
 MAX_K = 10_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedIndexes:
-    """Indexes by name, the first one for requests that name none, over one copy of the item states.
-
-    states_nbytes: that copy, which every index counts as its own; copies_nbytes: what else holds the states.
-    """
-
-    indexes: Mapping[str, Index]
-    states_nbytes: int
-    copies_nbytes: int
-
-
 class Search:
-    """Answers searches from one catalogue through the indexes by name."""
+    """Answers searches from one live catalogue by algorithms with names; requests that name none get the first."""
 
     def __init__(
         self,
         *,
-        catalogue: Catalogue,
-        loaded: LoadedIndexes,
+        catalogue: LiveCatalogue,
+        algorithms: Sequence[str],
+        votes: RememberedVotes | None,
         audit: Audit,
         metrics: CandidatesMetrics,
         max_batch: int,
         max_queue: int,
+        copied_nbytes: int = 0,
     ) -> None:
-        self._catalogue, self._metrics, self._audit = catalogue, metrics, audit
-        self._indexes = indexes = loaded.indexes
-        self._names = _short_names(indexes)
+        """`copied_nbytes`: what a device holds of the states beside this machine's memory."""
+        self._catalogue, self._votes, self._metrics, self._audit = catalogue, votes, metrics, audit
+        self._algorithms, self._copied_nbytes = list(algorithms), copied_nbytes
+        self._names = _short_names(algorithms)
         self._batcher: Batcher[SearchQuery, Found] = Batcher(
             self.find_all, max_batch=max_batch, max_queue=max_queue, name="candidates", on_batch=metrics.batch
         )
-        added = {name: index.nbytes - loaded.states_nbytes for name, index in indexes.items()}
-        held = loaded.states_nbytes + loaded.copies_nbytes + sum(added.values()) + catalogue.rules.nbytes
-        self.info = IndexInfo(
-            model_version=catalogue.model_version,
-            index_version=catalogue.index_version,
-            algorithm=next(iter(indexes)),
-            num_items=catalogue.num_items,
-            bytes_per_item=held / catalogue.num_items,
-            added_bytes_per_item={name: size / catalogue.num_items for name, size in added.items()},
-        )
         metrics.loaded(self.info)
+
+    @property
+    def info(self) -> IndexInfo:
+        """What is loaded now."""
+        served, memory, votes = self._catalogue.served, self._catalogue.index.memory, self._votes
+        added: dict[str, int] = {}
+        copied = self._copied_nbytes
+        if served.version.main is not None:
+            segment = served.version.main.segment
+            states = segment.scorer.nbytes
+            # Each algorithm counts the states that it searches, all of them the same; so does the segment, the others.
+            searched = copied or states
+            added = {name: segment.indexes[name].nbytes - searched for name in self._algorithms}
+            copied -= len(added) * (searched - states)
+        num_items = max(1, served.version.num_items)
+        return IndexInfo(
+            model_version=self._catalogue.base.model_version,
+            served=served,
+            algorithm=self._algorithms[0],
+            num_items=served.version.num_items,
+            bytes_per_item=(memory.total + copied) / num_items,
+            added_bytes_per_item={name: size / num_items for name, size in added.items()},
+            num_remembered=0 if votes is None else len(votes),
+            bytes_per_remembered=0.0 if votes is None else votes.index.bytes_per_entry,
+        )
 
     async def __call__(self, search: SearchQuery) -> SearchAnswer:
         """Answer one search.
@@ -76,10 +90,19 @@ class Search:
         self._metrics.queue.observe(queue_s)
         return SearchAnswer(
             found=found,
-            model_version=self._catalogue.model_version,
-            index_version=self._catalogue.index_version,
+            model_version=self._catalogue.base.model_version,
+            model_share=1.0 if self._votes is None else self._votes.model_share,
             queue_s=queue_s,
         )
+
+    def explain_votes(self, asked: VotesQuery) -> ItemVotes:
+        """Which remembered interactions vote for an item. Raises as a search does."""
+        validate_id("item_id", asked.item_id)
+        self._check_query(asked.query, asked.model_version)
+        index_version = self._catalogue.served.name
+        if self._votes is None:
+            return ItemVotes(vote=0.0, num_neighbours=0, model_share=1.0, voters=(), index_version=index_version)
+        return self._votes.explain(asked.query, asked.item_id, index_version)
 
     async def close(self) -> None:
         """Finish what is queued, and the audit that runs."""
@@ -90,83 +113,139 @@ class Search:
         if not 1 <= search.k <= MAX_K:
             raise InvalidRequest.of("k", search.k, f"1-{MAX_K}")
         if search.algorithm not in self._names:
-            raise InvalidRequest.of("algorithm", search.algorithm, f"empty or one of {sorted(self._indexes)}")
-        if search.model_version != self._catalogue.model_version:
+            raise InvalidRequest.of("algorithm", search.algorithm, f"empty or one of {sorted(self._algorithms)}")
+        self._check_query(search.query, search.model_version)
+
+    def _check_query(self, query: QueryStates, model_version: str) -> None:
+        if model_version != self._catalogue.base.model_version:
             raise PreconditionFailed(
-                f"query_state.model_version={search.model_version!r} but this index holds model "
-                f"{self._catalogue.model_version!r}; encode the history again with that model"
+                f"query_state.model_version={model_version!r} but this index holds model "
+                f"{self._catalogue.base.model_version!r}; encode the history again with that model"
             )
         try:
-            self._catalogue.check(search.query)
+            self._catalogue.check(query)
         except ValueError as exc:
             raise InvalidRequest(f"query_state: {exc}") from exc
 
     def find_all(self, searches: Sequence[SearchQuery]) -> list[Found]:
-        """Answer checked searches, those of one kind in one scan (worker thread)."""
+        """Answer checked searches, those of one kind in one scan, all of one version (worker thread)."""
+        served = self._catalogue.served
         answers: dict[int, Found] = {}
         kinds: dict[tuple[str, Stage, int], list[int]] = {}
         for place, search in enumerate(searches):
             kinds.setdefault((self._names[search.algorithm], search.stage, search.k), []).append(place)
         for (algorithm, stage, k), places in kinds.items():
-            found = self._find(algorithm, stage, k, [searches[place] for place in places])
+            found = self._find(served, algorithm, stage, k, [searches[place] for place in places])
             answers.update(zip(places, found, strict=True))
             self._metrics.searched(algorithm, stage.value, len(places))
         return [answers[place] for place in range(len(searches))]
 
-    def _find(self, algorithm: str, stage: Stage, k: int, searches: Sequence[SearchQuery]) -> list[Found]:
+    def _find(
+        self, served: Served, algorithm: str, stage: Stage, k: int, searches: Sequence[SearchQuery]
+    ) -> list[Found]:
         started = time.perf_counter()
-        index = self._indexes[algorithm]
         queries = _stack([search.query for search in searches])
-        allowed = self._masks([search.filter for search in searches])
-        self._metrics.filter.observe(time.perf_counter() - started)
+        votes = None if self._votes is None else self._votes.of(queries)
+        voted = time.perf_counter()
         if stage is Stage.FIRST:
-            pool = index.first_stage(queries, k, allowed)
-            rows, scores, passes = pool.item_indices, pool.scores, pool.passes
+            joined, bounds, passes = self._pools(served, algorithm, k, searches, queries, votes)
         else:
-            top = index.search(queries, k, allowed)
-            rows, scores, passes = top.item_indices, top.scores, top.passes
+            joined, passes = self._answers(served, algorithm, k, searches, queries, votes)
+            bounds = [None] * len(searches)
+        if self._votes is not None:
+            remembered = np.full(len(searches), len(self._votes), dtype=np.int64)
+            passes = (Pass("votes", voted - started, remembered), *passes)
         seconds = time.perf_counter() - started
         self._metrics.passed(algorithm, passes)
-        item_ids = self._catalogue.item_ids
         answers = []
-        for query, search in enumerate(searches):
-            found = rows[query][rows[query] >= 0]
+        for query, (search, one) in enumerate(zip(searches, joined, strict=True)):
             answer = Found(
                 algorithm=algorithm,
-                item_ids=[item_ids[row] for row in found.tolist()],
-                scores=scores[query, : len(found)].tolist(),
-                bound=pool.bound(query) if stage is Stage.FIRST else None,
-                certificate=top.certificates[query] if stage is Stage.FULL else None,
+                item_ids=one.item_ids,
+                scores=one.scores.tolist(),
+                bound=bounds[query],
+                certificate=one.certificate,
                 search_s=seconds,
                 passes=passes,
                 query=query,
+                served=served,
+                votes=None if votes is None else [votes[query].get(item_id, 0.0) for item_id in one.item_ids],
             )
             answers.append(answer)
             if self._audit.wants():
-                mask = allowed if allowed is None or allowed.ndim == 1 else allowed[query]
                 self._audit.offer(
                     Answered(
                         algorithm=algorithm,
                         stage=stage,
                         query=search.query,
                         k=k,
-                        allowed=mask,
-                        rows=found,
-                        scores=scores[query, : len(found)],
-                        bound=answer.bound,
-                        certificate=answer.certificate,
+                        filter=search.filter,
+                        served=served,
+                        item_ids=one.item_ids,
+                        scores=one.scores,
+                        bound=bounds[query],
+                        certificate=one.certificate,
+                        votes=None if votes is None else votes[query],
+                        model_share=1.0 if self._votes is None else self._votes.model_share,
                     )
                 )
         return answers
 
-    def _masks(self, filters: Sequence[ItemFilter]) -> Mask | None:
-        masks = [self._catalogue.rules.mask(wanted) for wanted in filters]
-        if all(mask is None for mask in masks):
-            return None
-        if len(masks) == 1:
-            return masks[0]
-        everything = np.ones(self._catalogue.num_items, dtype=bool)
-        return np.stack([everything if mask is None else mask for mask in masks])
+    def _answers(
+        self,
+        served: Served,
+        algorithm: str,
+        k: int,
+        searches: Sequence[SearchQuery],
+        queries: QueryStates,
+        votes: Sequence[Votes] | None,
+    ) -> tuple[list[Joined], tuple[Pass, ...]]:
+        more = 0 if votes is None else num_negative(votes)
+        top = self._catalogue.index.search(
+            queries, k + more, [search.filter for search in searches], algorithm=algorithm, version=served.version
+        )
+        joined = []
+        for query, (ids, scores, certificate) in enumerate(
+            zip(top.item_ids, top.scores, top.certificates, strict=True)
+        ):
+            one = Joined(item_ids=list(ids), scores=scores[: len(ids)], certificate=certificate)
+            if votes is not None and self._votes is not None:
+                one = joined_answer(
+                    self._catalogue,
+                    served,
+                    queries,
+                    query,
+                    (one.item_ids, one.scores, certificate),
+                    votes[query],
+                    k=k,
+                    wanted=searches[query].filter,
+                    model_share=self._votes.model_share,
+                )
+            joined.append(one)
+        return joined, top.passes
+
+    def _pools(
+        self,
+        served: Served,
+        algorithm: str,
+        size: int,
+        searches: Sequence[SearchQuery],
+        queries: QueryStates,
+        votes: Sequence[Votes] | None,
+    ) -> tuple[list[Joined], list[float | None], tuple[Pass, ...]]:
+        pool = self._catalogue.index.first_stage(
+            queries, size, [search.filter for search in searches], algorithm=algorithm, version=served.version
+        )
+        joined = []
+        for query, (ids, scores) in enumerate(zip(pool.item_ids, pool.scores, strict=True)):
+            one = Joined(item_ids=list(ids), scores=scores[: len(ids)])
+            if votes is not None and votes[query]:
+                found = (one.item_ids, one.scores)
+                wanted = searches[query].filter
+                one = joined_pool(self._catalogue, served, queries, query, found, votes[query], wanted=wanted)
+            joined.append(one)
+        bounds = [None if np.isnan(bound) else float(bound) for bound in pool.bounds]
+        return joined, bounds, pool.passes
 
 
 def _stack(queries: Sequence[QueryStates]) -> QueryStates:
@@ -179,8 +258,8 @@ def _stack(queries: Sequence[QueryStates]) -> QueryStates:
     )
 
 
-def _short_names(indexes: Mapping[str, Index]) -> dict[str, str]:
-    """What a request may write for each index: its name with sizes, its bare name where no other has it, or nothing."""
-    bare = [name.partition("(")[0] for name in indexes]
-    names = {short: name for short, name in zip(bare, indexes, strict=True) if bare.count(short) == 1}
-    return {"": next(iter(indexes)), **names, **{name: name for name in indexes}}
+def _short_names(algorithms: Sequence[str]) -> dict[str, str]:
+    """What a request may write for each: its name with sizes, its bare name where no other has it, or nothing."""
+    bare = [name.partition("(")[0] for name in algorithms]
+    names = {short: name for short, name in zip(bare, algorithms, strict=True) if bare.count(short) == 1}
+    return {"": algorithms[0], **names, **{name: name for name in algorithms}}

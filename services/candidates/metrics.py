@@ -1,4 +1,5 @@
-"""The candidates process's own figures: seconds and items per pass, batch sizes, audits, and what the index holds."""
+"""The candidates process's own figures: seconds and items per pass, batch sizes, audits, what the index holds, how
+fresh it is."""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from services.algorithms.indexes.protocol import Pass
 from services.candidates.audit import RECALL_K, Finding
 from services.candidates.domain import IndexInfo
+from services.common.catalogue_metrics import CatalogueMetrics
 from services.common.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
 
 ITEM_BUCKETS = (1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7)
@@ -21,12 +23,13 @@ class CandidatesMetrics:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._stages = Histogram(
             "freshet_candidates_stage_seconds",
-            "Seconds of a batch of searches per stage: waiting, the filters' masks, the algorithm's passes.",
+            "Seconds of a batch of searches per stage: waiting, the votes, the algorithm's passes, what changed since.",
             ("stage",),
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self.queue, self.filter = self._stages.labels("queue"), self._stages.labels("filter")
+        self.queue = self._stages.labels("queue")
+        self.catalogue = CatalogueMetrics("candidates", registry)
         self._touched = Histogram(
             "freshet_candidates_pass_items",
             "Items that a pass looked at for one search.",
@@ -65,6 +68,10 @@ class CandidatesMetrics:
             "freshet_candidates_bytes_per_item", "Bytes that the index holds for one item.", registry=registry
         )
 
+        self._remembered = Gauge(
+            "freshet_candidates_remembered", "Interactions in the memory that votes.", registry=registry
+        )
+
     def batch(self, searches: int) -> None:
         """One batch starts."""
         self._batch.observe(searches)
@@ -91,6 +98,7 @@ class CandidatesMetrics:
             self._slack.labels(*labels).observe(finding.promised - finding.true)
 
     def loaded(self, info: IndexInfo) -> None:
-        """An index is in place."""
+        """An index is in place, or changed."""
         self._items.set(info.num_items)
         self._bytes.set(info.bytes_per_item)
+        self._remembered.set(info.num_remembered)

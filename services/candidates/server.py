@@ -1,14 +1,16 @@
 """Where Protobuf ends: messages to dataclasses, the handler, dataclasses to messages."""
 
+import asyncio
 from typing import Any
 
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
+from services.algorithms.live_catalogue import Served
 from services.algorithms.packed_state import unpack_query_state
 from services.algorithms.states import QueryStates
-from services.candidates.domain import SearchAnswer, SearchQuery, Stage
+from services.candidates.domain import ItemVotes, SearchAnswer, SearchQuery, Stage, VotesQuery
 from services.candidates.handlers import Search
 from services.common.errors import InvalidRequest
 
@@ -38,7 +40,7 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
         info = self._search.info
         return candidates_pb2.GetIndexInfoResponse(
             model_version=info.model_version,
-            index_version=info.index_version,
+            index_version=info.served.name,
             algorithm=info.algorithm,
             num_items=info.num_items,
             bytes_per_item=info.bytes_per_item,
@@ -46,7 +48,21 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
                 candidates_pb2.LoadedAlgorithm(name=name, added_bytes_per_item=added)
                 for name, added in info.added_bytes_per_item.items()
             ],
+            index_freshness=_freshness(info.served),
+            num_remembered=info.num_remembered,
+            bytes_per_remembered=info.bytes_per_remembered,
         )
+
+    async def ExplainVotes(
+        self, request: candidates_pb2.ExplainVotesRequest, context: Any
+    ) -> candidates_pb2.ExplainVotesResponse:
+        """Who of the memory votes for an item."""
+        asked = VotesQuery(
+            query=_query_state(request.query_state),
+            model_version=request.query_state.model_version,
+            item_id=request.item_id,
+        )
+        return _votes_response(await asyncio.to_thread(self._search.explain_votes, asked))
 
 
 def _search_query(request: candidates_pb2.SearchRequest) -> SearchQuery:
@@ -97,7 +113,7 @@ def _response(answer: SearchAnswer) -> candidates_pb2.SearchResponse:
         bound=found.bound,
         certificate=None if found.certificate is None else _certificate(found.certificate),
         model_version=answer.model_version,
-        index_version=answer.index_version,
+        index_version=found.served.name,
         queue_ms=answer.queue_s * 1000,
         search_ms=found.search_s * 1000,
         algorithm=found.algorithm,
@@ -107,7 +123,36 @@ def _response(answer: SearchAnswer) -> candidates_pb2.SearchResponse:
             )
             for one in found.passes
         ],
+        votes=found.votes,
+        model_share=answer.model_share,
+        index_freshness=_freshness(found.served),
     )
+
+
+def _votes_response(votes: ItemVotes) -> candidates_pb2.ExplainVotesResponse:
+    return candidates_pb2.ExplainVotesResponse(
+        vote=votes.vote,
+        num_neighbours=votes.num_neighbours,
+        model_share=votes.model_share,
+        voters=[
+            candidates_pb2.VotingInteractions(
+                type=one.type,
+                count=one.count,
+                newest_age_seconds=one.newest_age_s,
+                oldest_age_seconds=one.oldest_age_s,
+                vote=one.vote,
+            )
+            for one in votes.voters
+        ],
+        index_version=votes.index_version,
+    )
+
+
+def _freshness(served: Served) -> common_pb2.IndexFreshness:
+    freshness = common_pb2.IndexFreshness(deltas_offset=served.position, lag_seconds=served.lag_s)
+    if served.newest_recorded_ms is not None:
+        freshness.newest_recorded_time.FromMilliseconds(served.newest_recorded_ms)
+    return freshness
 
 
 def _certificate(certificate: Certificate) -> common_pb2.Certificate:

@@ -184,9 +184,18 @@ class Batch:
     """The changes of one batch, in order, to be applied as one; `offset` is the record that closed it."""
 
     offset: int
-    partition: int
     deltas: Sequence[IndexDelta]
     newest_recorded_ms: int | None
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Several batches, at least one, as one that ends where the last one does; per key the last change counts."""
+    known = [batch.newest_recorded_ms for batch in batches if batch.newest_recorded_ms is not None]
+    return Batch(
+        offset=batches[-1].offset,
+        deltas=tuple({delta.key: delta for batch in batches for delta in batch.deltas}.values()),
+        newest_recorded_ms=max(known, default=None),
+    )
 
 
 class Batches:
@@ -232,7 +241,6 @@ class Batches:
                 newest[key] = delta
         return Batch(
             offset=offset,
-            partition=partition,
             deltas=tuple(newest.values()),
             newest_recorded_ms=max(known, default=None),
         )

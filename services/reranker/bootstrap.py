@@ -1,6 +1,8 @@
-"""Puts the reranker together: bundle, catalogue, handler, server."""
+"""Puts the reranker together: bundle, live catalogue, handler, the stream's follower, server."""
 
 import asyncio
+import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -10,8 +12,17 @@ from freshet.v1 import reranker_pb2_grpc
 
 from services.algorithms.bundle import load_bundle
 from services.algorithms.catalogue import Catalogue, catalogue_from_bundle, required_bytes
-from services.common.memory import require_memory
-from services.common.rpc_server import serve
+from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
+from services.algorithms.indexes.mutable.index import IndexFullError
+from services.algorithms.indexes.protocol import Index
+from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import PairGate
+from services.common.catalogue_changes import CatalogueChanges
+from services.common.catalogue_follower import CatalogueFollower
+from services.common.catalogue_topics import KafkaCatalogueTopics
+from services.common.memory import available_bytes, require_memory
+from services.common.rpc_server import HealthState, serve
 from services.common.tracing import configure_tracing
 from services.reranker.config import MEMORY_VARIABLE, RerankerSettings
 from services.reranker.handlers import Rerank
@@ -20,11 +31,14 @@ from services.reranker.server import SERVICE, RerankerServicer
 
 log = structlog.get_logger()
 
+# Versions that can still be scored with: two seconds at 30 batches a second; a pool is here within milliseconds.
+VERSIONS_KEPT = 64
+
 # The generated stubs carry no types.
 _add_servicer: Any = reranker_pb2_grpc.add_RerankerServiceServicer_to_server
 
 
-def load_catalogue(settings: RerankerSettings) -> Catalogue:
+def load_catalogue(settings: RerankerSettings) -> LiveCatalogue:
     """Open the bundle and prepare its items.
 
     Raises: BundleError for an unusable bundle; MemoryError, naming both values, when it does not fit.
@@ -36,10 +50,16 @@ def load_catalogue(settings: RerankerSettings) -> Catalogue:
         limit_mb=settings.max_memory_mb,
         variable=MEMORY_VARIABLE,
     )
-    return catalogue_from_bundle(bundle)
+    return make_live(catalogue_from_bundle(bundle), limit_mb=settings.max_memory_mb)
 
 
-def make_rerank(settings: RerankerSettings, catalogue: Catalogue, metrics: RerankerMetrics) -> Rerank:
+def make_live(base: Catalogue, *, limit_mb: int) -> LiveCatalogue:
+    """The catalogue with its last versions; items are asked for by their ids, so there is no algorithm over them."""
+    limit = limit_mb << 20 if limit_mb else available_bytes()
+    return LiveCatalogue(base, build=_no_algorithm, max_bytes=limit, versions_kept=VERSIONS_KEPT)
+
+
+def make_rerank(settings: RerankerSettings, catalogue: LiveCatalogue, metrics: RerankerMetrics) -> Rerank:
     """The handler over a catalogue."""
     return Rerank(catalogue=catalogue, metrics=metrics, max_batch=settings.max_batch, max_queue=settings.max_queue)
 
@@ -48,14 +68,40 @@ async def run(settings: RerankerSettings) -> None:
     """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
     torch.set_num_threads(settings.compute_threads)
     catalogue = await asyncio.to_thread(load_catalogue, settings)
-    rerank = make_rerank(settings, catalogue, RerankerMetrics())
+    metrics = RerankerMetrics()
+    rerank = make_rerank(settings, catalogue, metrics)
     tracing = configure_tracing("reranker", settings.otlp_endpoint)
-    log.info("catalogue_loaded", model_version=catalogue.model_version, items=catalogue.num_items)
+    log.info("catalogue_loaded", model_version=catalogue.base.model_version, items=catalogue.base.num_items)
+    health = HealthState()
+    merge = BackgroundMerge(catalogue.index)
+    follower = CatalogueFollower(
+        KafkaCatalogueTopics(settings.kafka_bootstrap, process="reranker", sets_aside=False),
+        CatalogueChanges(catalogue, metrics.catalogue, full_error=IndexFullError, merges=[merge]),
+        model_version=catalogue.base.model_version,
+        on_ready=lambda: health.set_ready(True),
+    )
+    merge.start()
+    follower.start()
 
     def add_services(server: grpc.aio.Server) -> list[str]:
         _add_servicer(RerankerServicer(rerank), server)
         return [SERVICE]
 
+    async def close() -> None:
+        await rerank.close()
+        await asyncio.to_thread(follower.stop)
+        with contextlib.suppress(Exception):  # reported when it failed
+            await asyncio.to_thread(merge.close)
+
     await serve(
-        process="reranker", settings=settings, add_services=add_services, on_drain=rerank.close, tracing=tracing
+        process="reranker",
+        settings=settings,
+        add_services=add_services,
+        on_drain=close,
+        health_state=health,
+        tracing=tracing,
     )
+
+
+def _no_algorithm(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
+    return {}

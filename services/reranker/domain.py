@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
+from services.algorithms.live_catalogue import Served
 from services.algorithms.states import QueryStates
 
 
@@ -13,7 +14,8 @@ class RerankQuery:
     """One rerank. `query` holds one state.
 
     `bound`: no allowed item outside the pool has s above it; -inf when nothing was left out, None without proof.
-    `max_per_category`: 0 is no limit. `diversity`: weight of unlikeness, 0-1.
+    `max_per_category`: 0 is no limit. `diversity`: weight of unlikeness, 0-1. `index_version`: the one that made pool
+    and bound; empty when nobody says. `votes`: the memory's, parallel to the pool (empty: none), and their lambda.
     """
 
     query: QueryStates
@@ -24,17 +26,23 @@ class RerankQuery:
     filter: ItemFilter
     max_per_category: int = 0
     diversity: float = 0.0
+    index_version: str = ""
+    votes: Sequence[float] = ()
+    model_share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
-    """The chosen items, in the order to show them, with s. The certificate speaks of s before rules and diversity."""
+    """The chosen items, in the order to show them, with their final scores: s, or with votes
+    model_share * s + (1 - model_share) * vote. The certificate speaks of those before rules and diversity.
+    """
 
     item_ids: list[str]
     scores: list[float]
     certificate: Certificate
     dropped_items: int
     rerank_s: float
+    index_version: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,3 +52,49 @@ class RerankAnswer:
     ranked: Ranked
     model_version: str
     queue_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExplainQuery:
+    """Why an item has its score for one query state; `max_pairs` 0 is all."""
+
+    query: QueryStates
+    model_version: str
+    item_id: str
+    max_pairs: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExplainedPair:
+    """One term of s: gating weight times cosine, and what of it the model's own component makes."""
+
+    query_component: int
+    item_component: int
+    weight: float
+    cosine: float
+    contribution: float
+    from_model: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExplainedScore:
+    """s = from_model + from_interactions, the largest pairs first."""
+
+    score: float
+    from_model: float
+    from_interactions: float
+    model_share: float
+    num_interactions: int
+    pairs: Sequence[ExplainedPair]
+    title: str
+    index_version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RerankerInfo:
+    """What is loaded."""
+
+    model_version: str
+    served: Served
+    num_items: int
+    bytes_per_item: float

@@ -1,35 +1,63 @@
-"""Rerank: score a pool in full, prove what can be proven about it, then apply rules and diversity.
+"""Rerank: score a pool in full, prove what can be proven about it, then apply rules and diversity. And say why.
 
 The event loop only checks and queues; one worker thread scores. Pools are small, so every score is float64 over the
-stored states: what the design calls exact.
+stored states: what the design calls exact. A pool is scored with the version that made it, as long as that is held.
 """
 
+import asyncio
 import math
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
-from services.algorithms.catalogue import Catalogue
 from services.algorithms.diversity import select
-from services.algorithms.indexes.protocol import certificate
+from services.algorithms.explanation import score_parts
+from services.algorithms.filters import ItemFilter, passing
+from services.algorithms.indexes.mutable.lookup import FoundItems, find_items
+from services.algorithms.indexes.protocol import ESTIMATE, Scores, certificate
 from services.algorithms.indexes.ranking import order_by_score_then_id
+from services.algorithms.live_catalogue import NO_CHANGE, LiveCatalogue, Served
+from services.algorithms.states import QueryStates
 from services.common.batching import Batcher
-from services.common.errors import InvalidRequest, PreconditionFailed
-from services.reranker.domain import Ranked, RerankAnswer, RerankQuery
+from services.common.errors import InvalidRequest, NotFound, PreconditionFailed
+from services.common.events import validate_id
+from services.reranker.domain import (
+    ExplainedPair,
+    ExplainedScore,
+    ExplainQuery,
+    Ranked,
+    RerankAnswer,
+    RerankerInfo,
+    RerankQuery,
+)
 from services.reranker.metrics import RerankerMetrics
 
 MAX_K = 1_000
 MAX_POOL = 10_000
+# How long a pool of a version that is not here yet waits for it: both processes read the same log, milliseconds apart.
+_VERSION_WAIT_S = 0.01
+_VERSION_CHECK_S = 0.002
 
 
 class Rerank:
-    """Ranks pools of one catalogue's items."""
+    """Ranks pools of one live catalogue's items, and explains scores."""
 
-    def __init__(self, *, catalogue: Catalogue, metrics: RerankerMetrics, max_batch: int, max_queue: int) -> None:
+    def __init__(self, *, catalogue: LiveCatalogue, metrics: RerankerMetrics, max_batch: int, max_queue: int) -> None:
         self._catalogue, self._metrics = catalogue, metrics
         self._batcher: Batcher[RerankQuery, Ranked] = Batcher(
             self.rank_all, max_batch=max_batch, max_queue=max_queue, name="reranker", on_batch=metrics.batch
+        )
+
+    @property
+    def info(self) -> RerankerInfo:
+        """What is loaded now."""
+        served = self._catalogue.served
+        return RerankerInfo(
+            model_version=self._catalogue.base.model_version,
+            served=served,
+            num_items=served.version.num_items,
+            bytes_per_item=self._catalogue.index.memory.total / max(1, served.version.num_items),
         )
 
     async def __call__(self, request: RerankQuery) -> RerankAnswer:
@@ -38,10 +66,11 @@ class Rerank:
         Raises: InvalidRequest naming the field, PreconditionFailed for a state of another model, Overloaded.
         """
         self._check(request)
+        await self._wait_for(request.index_version)
         ranked, queue_s = await self._batcher.submit(request)
         self._metrics.queue.observe(queue_s)
         self._metrics.ranked(ranked.certificate, ranked.dropped_items)
-        return RerankAnswer(ranked=ranked, model_version=self._catalogue.model_version, queue_s=queue_s)
+        return RerankAnswer(ranked=ranked, model_version=self._catalogue.base.model_version, queue_s=queue_s)
 
     async def close(self) -> None:
         """Finish what is queued."""
@@ -50,6 +79,42 @@ class Rerank:
     def rank_all(self, requests: Sequence[RerankQuery]) -> list[Ranked]:
         """Rank checked pools (worker thread)."""
         return [self._rank(request) for request in requests]
+
+    def explain(self, asked: ExplainQuery) -> ExplainedScore:
+        """Why an item has its score. Raises: as a rerank does; NotFound for an item without a state."""
+        validate_id("item_id", asked.item_id)
+        self._check_query(asked.query, asked.model_version)
+        item = self._catalogue.explain(asked.item_id)
+        if item is None:
+            raise NotFound(f"item_id={asked.item_id!r} has no state in index {self._catalogue.served.name!r}")
+        parts = score_parts(
+            asked.query,
+            item.state,
+            self._catalogue.base.pair_gate,
+            base=item.base,
+            model_share=item.model_share,
+        )
+        score, from_model = float(parts.contributions.sum()), float(parts.from_model.sum())
+        return ExplainedScore(
+            score=score,
+            from_model=from_model,
+            from_interactions=score - from_model,
+            model_share=item.model_share,
+            num_interactions=item.num_interactions,
+            pairs=[
+                ExplainedPair(
+                    query_component=pair // parts.num_item_components,
+                    item_component=pair % parts.num_item_components,
+                    weight=float(parts.weights[pair]),
+                    cosine=float(parts.cosines[pair]),
+                    contribution=float(parts.contributions[pair]),
+                    from_model=float(parts.from_model[pair]),
+                )
+                for pair in parts.largest(asked.max_pairs)
+            ],
+            title=item.title,
+            index_version=item.served.name,
+        )
 
     def _check(self, request: RerankQuery) -> None:
         if not 1 <= request.k <= MAX_K:
@@ -60,46 +125,108 @@ class Rerank:
             raise InvalidRequest.of("bound", request.bound, "a number, -inf (nothing left out), or absent (no proof)")
         if not 0 <= request.diversity <= 1:
             raise InvalidRequest.of("diversity", request.diversity, "0-1")
-        if request.model_version != self._catalogue.model_version:
+        if request.votes and len(request.votes) != len(request.candidate_item_ids):
+            allowed = f"none, or one per candidate: {len(request.candidate_item_ids)}"
+            raise InvalidRequest.of("len(votes)", len(request.votes), allowed)
+        if request.votes and not all(map(math.isfinite, request.votes)):
+            raise InvalidRequest.of("votes", "NaN or infinite values", "finite numbers")
+        if request.votes and not 0 <= request.model_share <= 1:
+            raise InvalidRequest.of("model_share", request.model_share, "0-1")
+        self._check_query(request.query, request.model_version)
+
+    def _check_query(self, query: QueryStates, model_version: str) -> None:
+        if model_version != self._catalogue.base.model_version:
             raise PreconditionFailed(
-                f"query_state.model_version={request.model_version!r} but the reranker holds model "
-                f"{self._catalogue.model_version!r}; encode the history again with that model"
+                f"query_state.model_version={model_version!r} but the reranker holds model "
+                f"{self._catalogue.base.model_version!r}; encode the history again with that model"
             )
         try:
-            self._catalogue.check(request.query)
+            self._catalogue.check(query)
         except ValueError as exc:
             raise InvalidRequest(f"query_state: {exc}") from exc
 
+    async def _wait_for(self, index_version: str) -> None:
+        """Give a version that is ahead of ours a moment to arrive."""
+        deadline = time.perf_counter() + _VERSION_WAIT_S
+        # Asked for, since the writer's thread knows of no event loop; it comes at most a few times.
+        while self._catalogue.is_ahead(index_version) and time.perf_counter() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_VERSION_CHECK_S)
+
     def _rank(self, request: RerankQuery) -> Ranked:
         started = time.perf_counter()
-        catalogue, scorer = self._catalogue, self._catalogue.scorer
-        rows = catalogue.rules.rows(dict.fromkeys(request.candidate_item_ids))
-        rows = rows[catalogue.rules.mask_pool(request.filter, rows)]
+        served, is_the_pools = self._version(request.index_version)
+        pool = request.candidate_item_ids
+        votes = dict(zip(pool, request.votes or [0.0] * len(pool), strict=True))
+        items = self._verified(served, request.filter, list(votes))
         verified = time.perf_counter()
-        error = float(scorer.error_bounds_float64(request.query)[0])
-        scores = scorer.scores_float64(request.query, 0, rows)
-        order, scores = order_by_score_then_id(scores, catalogue.tie_ranks[rows], tolerance=2 * error)
-        rows = rows[order]
-        kth = float(scores[request.k - 1]) - 2 * error if len(rows) >= request.k else None
-        proof = certificate(bound=request.bound, kth_score=kth)
+        share = request.model_share if request.votes else 1.0
+        error = items.error(request.query, 0) * share
+        scores = items.scores(request.query, 0)
+        if request.votes:
+            scores = share * scores + (1 - share) * np.array([votes[item_id] for item_id in items.item_ids])
+        order, scores = order_by_score_then_id(scores, _ranks(items.item_ids), tolerance=2 * error)
+        proof = ESTIMATE
+        if is_the_pools:
+            kth = float(scores[request.k - 1]) - 2 * error if len(items) >= request.k else None
+            proof = certificate(bound=_scaled(request.bound, share), kth_score=kth)
         scored = time.perf_counter()
-        codes = catalogue.rules.category_codes
-        chosen = select(
-            scores,
-            request.k,
-            components=scorer.components_of(rows) if request.diversity else None,
-            diversity=request.diversity,
-            categories=[codes[row] for row in rows.tolist()] if request.max_per_category else None,
-            max_per_category=request.max_per_category,
-        )
+        chosen = self._chosen(request, items, order, scores)
         ended = time.perf_counter()
         self._metrics.verify.observe(verified - started)
         self._metrics.score.observe(scored - verified)
         self._metrics.choose.observe(ended - scored)
         return Ranked(
-            item_ids=[catalogue.item_ids[row] for row in rows[chosen].tolist()],
+            item_ids=[items.item_ids[place] for place in order[chosen].tolist()],
             scores=np.asarray(scores[chosen]).tolist(),
             certificate=proof,
-            dropped_items=len(request.candidate_item_ids) - len(rows),
+            dropped_items=len(request.candidate_item_ids) - len(items),
             rerank_s=ended - started,
+            index_version=served.name,
         )
+
+    def _version(self, name: str) -> tuple[Served, bool]:
+        """What to score with, and whether the pool and its bound are of that version."""
+        if name:
+            return self._catalogue.version_named(name)
+        served = self._catalogue.served
+        return served, served.position == NO_CHANGE
+
+    def _verified(self, served: Served, wanted: ItemFilter, item_ids: Sequence[str]) -> FoundItems:
+        """The pool's items that have a state, may be answered now and pass the filter, decided one by one."""
+        catalogue = self._catalogue
+        visible = [item_id for item_id in item_ids if not catalogue.is_hidden(item_id)]
+        if not wanted.is_open:
+            passes = passing(wanted, visible, [catalogue.categories_of(item_id) for item_id in visible])
+            visible = [item_id for item_id, one in zip(visible, passes.tolist(), strict=True) if one]
+        return find_items(served.version, visible)
+
+    def _chosen(self, request: RerankQuery, items: FoundItems, order: np.ndarray, scores: Scores) -> np.ndarray:
+        """Places in `order` of what to show, in that order."""
+        categories = None
+        if request.max_per_category:
+            names = [self._catalogue.categories_of(items.item_ids[place]) for place in order.tolist()]
+            codes = {name: code for code, name in enumerate({name for one in names for name in one})}
+            categories = [tuple(codes[name] for name in dict.fromkeys(one)) for one in names]
+        components = items.components()[order] if request.diversity and len(items) else None
+        return select(
+            scores,
+            request.k,
+            components=components,
+            diversity=request.diversity if components is not None else 0.0,
+            categories=categories,
+            max_per_category=request.max_per_category,
+        )
+
+
+def _scaled(bound: float | None, share: float) -> float | None:
+    """A bound on s as one on share * s: what is left out has no vote."""
+    if bound is None or math.isinf(bound):
+        return bound
+    return bound if share == 1.0 else math.nextafter(share * bound, math.inf)
+
+
+def _ranks(item_ids: Sequence[str]) -> np.ndarray:
+    """Each item's place in id order."""
+    ranks = np.empty(len(item_ids), dtype=np.int64)
+    ranks[sorted(range(len(item_ids)), key=item_ids.__getitem__)] = np.arange(len(item_ids))
+    return ranks

@@ -1,8 +1,9 @@
-"""The reranker's own figures: seconds per stage, batch and pool sizes, dropped candidates, certificates."""
+"""The reranker's own figures: seconds per stage, batches, dropped candidates, certificates, how fresh it is."""
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from services.algorithms.indexes.protocol import Certificate
+from services.common.catalogue_metrics import CatalogueMetrics
 from services.common.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
 
 
@@ -20,6 +21,7 @@ class RerankerMetrics:
         self.queue, self.verify, self.score, self.choose = (
             stages.labels(stage) for stage in ("queue", "verify", "score", "choose")
         )
+        self.catalogue = CatalogueMetrics("reranker", registry)
         self._batch = Histogram(
             "freshet_reranker_batch_pools", "Pools per batch.", buckets=BATCH_BUCKETS, registry=registry
         )

@@ -1,5 +1,6 @@
 """Where Protobuf ends: messages to dataclasses, the handler, dataclasses to messages."""
 
+import asyncio
 from typing import Any
 
 from freshet.v1 import common_pb2, reranker_pb2, reranker_pb2_grpc
@@ -8,7 +9,7 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.packed_state import unpack_query_state
 from services.algorithms.states import QueryStates
 from services.common.errors import InvalidRequest
-from services.reranker.domain import RerankAnswer, RerankQuery
+from services.reranker.domain import ExplainedScore, ExplainQuery, RerankAnswer, RerankQuery
 from services.reranker.handlers import Rerank
 
 SERVICE = "freshet.v1.RerankerService"
@@ -29,6 +30,35 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
         """The pool in full, then rules and diversity."""
         return _response(await self._rerank(_rerank_query(request)))
 
+    async def ExplainScore(
+        self, request: reranker_pb2.ExplainScoreRequest, context: Any
+    ) -> reranker_pb2.ExplainScoreResponse:
+        """Where a score comes from."""
+        asked = ExplainQuery(
+            query=_query_state(request.query_state),
+            model_version=request.query_state.model_version,
+            item_id=request.item_id,
+            max_pairs=request.max_pairs,
+        )
+        return _explanation(await asyncio.to_thread(self._rerank.explain, asked))
+
+    async def GetRerankerInfo(
+        self, request: reranker_pb2.GetRerankerInfoRequest, context: Any
+    ) -> reranker_pb2.GetRerankerInfoResponse:
+        """What is loaded, and how fresh it is."""
+        info = self._rerank.info
+        served = info.served
+        freshness = common_pb2.IndexFreshness(deltas_offset=served.position, lag_seconds=served.lag_s)
+        if served.newest_recorded_ms is not None:
+            freshness.newest_recorded_time.FromMilliseconds(served.newest_recorded_ms)
+        return reranker_pb2.GetRerankerInfoResponse(
+            model_version=info.model_version,
+            index_version=served.name,
+            num_items=info.num_items,
+            bytes_per_item=info.bytes_per_item,
+            index_freshness=freshness,
+        )
+
 
 def _rerank_query(request: reranker_pb2.RerankRequest) -> RerankQuery:
     return RerankQuery(
@@ -40,6 +70,9 @@ def _rerank_query(request: reranker_pb2.RerankRequest) -> RerankQuery:
         filter=_filter(request.filter, request.seen_item_ids),
         max_per_category=request.max_per_category,
         diversity=request.diversity,
+        index_version=request.index_version,
+        votes=tuple(request.votes),
+        model_share=request.model_share,
     )
 
 
@@ -82,4 +115,28 @@ def _response(answer: RerankAnswer) -> reranker_pb2.RerankResponse:
         model_version=answer.model_version,
         queue_ms=answer.queue_s * 1000,
         rerank_ms=ranked.rerank_s * 1000,
+        index_version=ranked.index_version,
+    )
+
+
+def _explanation(explained: ExplainedScore) -> reranker_pb2.ExplainScoreResponse:
+    return reranker_pb2.ExplainScoreResponse(
+        score=explained.score,
+        from_model=explained.from_model,
+        from_interactions=explained.from_interactions,
+        model_share=explained.model_share,
+        num_interactions=explained.num_interactions,
+        pairs=[
+            reranker_pb2.PairContribution(
+                query_component=pair.query_component,
+                item_component=pair.item_component,
+                weight=pair.weight,
+                cosine=pair.cosine,
+                contribution=pair.contribution,
+                from_model=pair.from_model,
+            )
+            for pair in explained.pairs
+        ],
+        title=explained.title,
+        index_version=explained.index_version,
     )

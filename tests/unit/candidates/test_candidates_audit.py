@@ -9,17 +9,30 @@ import pytest
 from prometheus_client import CollectorRegistry
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
+from services.algorithms.catalogue import make_catalogue
+from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.protocol import EXACT, Certificate
+from services.algorithms.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
-from services.candidates.audit import Answered, Audit, Finding, examine
+from services.candidates.audit import TRUTH, Answered, Audit, Finding, examine
 from services.candidates.domain import Stage
 from services.candidates.metrics import CandidatesMetrics
 
 ITEMS = make_items(np.random.default_rng(1), 200, 2, 2, 8)
 GATE = make_pair_gate(np.random.default_rng(2), 4, 6)
 QUERY = make_queries(np.random.default_rng(3), 1, 2, 2, 8)
-TRUTH = BruteForce(ITEMS, GATE)
+IDS = [f"{row:03}" for row in range(200)]
+
+
+def make_live() -> LiveCatalogue:
+    base = make_catalogue(
+        model_version="m", item_ids=IDS, titles=IDS, categories=[()] * 200, items=ITEMS, pair_gate=GATE
+    )
+    return LiveCatalogue(base, build=lambda items, gate: {TRUTH: BruteForce(items)})
+
+
+CATALOGUE = make_live()
 EXACT_SCORES = mol_scores_reference(QUERY, ITEMS, GATE).numpy()[0]
 BEST_FIRST = np.argsort(-EXACT_SCORES)
 
@@ -32,8 +45,9 @@ def answer(places: list[int], *, certificate: Certificate | None = EXACT) -> Ans
         stage=Stage.FULL,
         query=QUERY,
         k=len(places),
-        allowed=None,
-        rows=rows,
+        filter=ItemFilter(),
+        served=CATALOGUE.served,
+        item_ids=[IDS[row] for row in rows],
         scores=EXACT_SCORES[rows],
         bound=None,
         certificate=certificate,
@@ -41,14 +55,14 @@ def answer(places: list[int], *, certificate: Certificate | None = EXACT) -> Ans
 
 
 def test_the_true_top_k_has_full_recall_and_keeps_its_promise() -> None:
-    finding = examine(TRUTH, answer(list(range(10))))
+    finding = examine(CATALOGUE, answer(list(range(10))))
     assert finding.recall == 1
     assert finding.held is True
     assert finding.true == pytest.approx(EXACT_SCORES[BEST_FIRST[10]])
 
 
 def test_a_missed_item_lowers_recall_and_breaks_a_claim_of_exactness() -> None:
-    finding = examine(TRUTH, answer([0, 1, 2, 4, 5]))
+    finding = examine(CATALOGUE, answer([0, 1, 2, 4, 5]))
     assert finding.recall == pytest.approx(4 / 5)
     assert finding.held is False
 
@@ -56,40 +70,38 @@ def test_a_missed_item_lowers_recall_and_breaks_a_claim_of_exactness() -> None:
 def test_a_gap_wide_enough_is_kept_and_one_too_narrow_is_not() -> None:
     gap = float(EXACT_SCORES[BEST_FIRST[3]] - EXACT_SCORES[BEST_FIRST[5]])
     for factor, held in ((1.01, True), (0.99, False)):
-        assert examine(TRUTH, answer([0, 1, 2, 4, 5], certificate=Certificate(factor * gap))).held is held
+        assert examine(CATALOGUE, answer([0, 1, 2, 4, 5], certificate=Certificate(factor * gap))).held is held
 
 
 def test_an_estimate_promises_nothing() -> None:
-    finding = examine(TRUTH, answer([7, 8], certificate=Certificate(None)))
+    finding = examine(CATALOGUE, answer([7, 8], certificate=Certificate(None)))
     assert (finding.held, finding.recall) == (None, 0)
 
 
 def test_a_pool_is_held_to_its_bound() -> None:
     pool = replace(answer([0, 1, 3]), stage=Stage.FIRST, certificate=None)
     third = float(EXACT_SCORES[BEST_FIRST[2]])
-    assert examine(TRUTH, replace(pool, bound=third + 1e-9)).held is True
-    assert examine(TRUTH, replace(pool, bound=third - 1e-9)).held is False
-    assert examine(TRUTH, replace(pool, bound=None)).held is None
+    assert examine(CATALOGUE, replace(pool, bound=third + 1e-9)).held is True
+    assert examine(CATALOGUE, replace(pool, bound=third - 1e-9)).held is False
+    assert examine(CATALOGUE, replace(pool, bound=None)).held is None
 
 
 def test_a_filter_is_part_of_the_question() -> None:
-    allowed = np.ones(200, dtype=bool)
-    allowed[BEST_FIRST[:3]] = False
-    finding = examine(TRUTH, replace(answer([3, 4, 5]), allowed=allowed))
+    wanted = ItemFilter(deny_item_ids=[IDS[row] for row in BEST_FIRST[:3]])
+    finding = examine(CATALOGUE, replace(answer([3, 4, 5]), filter=wanted))
     assert (finding.recall, finding.held) == (1, True)
 
 
 def test_a_short_proven_answer_must_have_left_nothing_out() -> None:
-    allowed = np.zeros(200, dtype=bool)
-    allowed[BEST_FIRST[:3]] = True
-    whole = replace(answer([0, 1, 2]), k=10, allowed=allowed)
-    assert examine(TRUTH, whole).held is True
-    assert examine(TRUTH, replace(whole, rows=whole.rows[:2], scores=whole.scores[:2])).held is False
+    wanted = ItemFilter(allow_item_ids=[IDS[row] for row in BEST_FIRST[:3]])
+    whole = replace(answer([0, 1, 2]), k=10, filter=wanted)
+    assert examine(CATALOGUE, whole).held is True
+    assert examine(CATALOGUE, replace(whole, item_ids=whole.item_ids[:2], scores=whole.scores[:2])).held is False
 
 
 def test_nothing_allowed_is_nothing_missed() -> None:
-    empty = replace(answer([]), k=5, allowed=np.zeros(200, dtype=bool))
-    finding = examine(TRUTH, empty)
+    empty = replace(answer([]), k=5, filter=ItemFilter(allow_item_ids=["nowhere"]))
+    finding = examine(CATALOGUE, empty)
     assert (finding.recall, finding.held, finding.true) == (1, True, -math.inf)
 
 
@@ -97,7 +109,7 @@ def test_metrics_count_what_became_of_each_promise() -> None:
     registry = CollectorRegistry()
     metrics = CandidatesMetrics(registry)
     findings: list[Finding] = []
-    audit = Audit(TRUTH, share=1.0, report=lambda finding: (findings.append(finding), metrics.audited(finding))[0])
+    audit = Audit(CATALOGUE, share=1.0, report=lambda finding: (findings.append(finding), metrics.audited(finding))[0])
     for places, certificate in (([0, 1], EXACT), ([1, 2], EXACT), ([1, 2], Certificate(None))):
         assert audit.wants()
         audit.offer(answer(places, certificate=certificate))
@@ -120,7 +132,7 @@ def audit_done(audit: Audit, findings: list[Finding]) -> None:
 
 
 def test_no_share_means_no_audits_and_a_share_is_kept_to() -> None:
-    none = Audit(TRUTH, share=0.0, report=lambda finding: None)
+    none = Audit(CATALOGUE, share=0.0, report=lambda finding: None)
     assert not any(none.wants() for _ in range(1000))
-    some = Audit(TRUTH, share=0.1, report=lambda finding: None, seed=4)
+    some = Audit(CATALOGUE, share=0.1, report=lambda finding: None, seed=4)
     assert 700 < sum(some.wants() for _ in range(10_000)) < 1300

@@ -17,9 +17,10 @@ from retrieval_scene import half, make_bundle, make_queries, state_fields
 from services.algorithms.bundle import Bundle
 from services.algorithms.catalogue import required_bytes
 from services.algorithms.indexes.by_name import parse_algorithm
+from services.algorithms.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import QueryStates
-from services.candidates.bootstrap import load_catalogue, make_device_indexes, make_search
+from services.candidates.bootstrap import DeviceBuild, load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import SERVICE, CandidatesServicer
@@ -58,7 +59,7 @@ async def serving(path: Path, shape: tuple[int, int], **changes: Any) -> AsyncIt
         port=0, metrics_port=0, bundle=path, **{"algorithms": "brute_force top_k_avg(15)", **changes}
     )
     registry = CollectorRegistry()
-    search = make_search(settings, load_catalogue(settings), CandidatesMetrics(registry))
+    search = make_live(settings, load_catalogue(settings), CandidatesMetrics(registry)).search
 
     def add(server: grpc.aio.Server) -> list[str]:
         candidates_pb2_grpc.add_CandidatesServiceServicer_to_server(CandidatesServicer(search), server)
@@ -116,9 +117,10 @@ async def test_an_answer_says_which_algorithm_made_it_and_where_its_time_went(ru
     for asked in ("top_k_avg(15)", "top_k_avg"):
         answer = await running.stub.Search(running.request(algorithm=asked))
         assert answer.algorithm == "top_k_avg(15)"
-        assert [one.name for one in answer.passes] == ["first_stage", "full", "float64"]
+        assert [one.name for one in answer.passes] == ["first_stage", "full", "float64", "delta"]
         assert [one.items_touched for one in answer.passes][:2] == [60, 15]
         assert 10 <= answer.passes[2].items_touched <= 15
+        assert answer.passes[3].items_touched == 0
         assert all(one.milliseconds > 0 for one in answer.passes)
     assert (await running.stub.Search(running.request())).algorithm == "brute_force"
 
@@ -192,14 +194,15 @@ async def test_index_info_and_metrics_tell_bytes_per_item(running: Running) -> N
     assert (info.algorithm, info.num_items) == ("brute_force", 60)
     added = {one.name: one.added_bytes_per_item for one in info.algorithms}
     assert list(added) == ["brute_force", "top_k_avg(15)"]
-    # Components 2 x 8 and gate 8 in float32; tie ranks; one category entry.
-    assert info.bytes_per_item == pytest.approx(4 * (16 + 8) + sum(added.values()) + 8)
+    # Components 2 x 8 and gate 8 in float32; the audit's tie ranks; and ids, hashes, categories and masks.
+    known = 4 * (16 + 8) + sum(added.values()) + 8
+    assert known + 40 < info.bytes_per_item < known + 1500  # the delta's buffer is 60 items' here
     assert added["brute_force"] == 8
     # Means of 8 values at the least in half precision, and tie ranks.
     assert 2 * 8 + 8 <= added["top_k_avg(15)"] <= 4 * 9 + 16
     assert running.registry.get_sample_value("freshet_candidates_bytes_per_item") == info.bytes_per_item
     await running.stub.Search(running.request())
-    for stage in ("queue", "filter", "full", "float64"):
+    for stage in ("queue", "full", "float64", "delta"):
         assert running.registry.get_sample_value("freshet_candidates_stage_seconds_count", {"stage": stage}) == 1
 
 
@@ -286,7 +289,7 @@ def test_every_algorithm_can_be_loaded_and_answers(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle")
     names = "exact top_k_avg(20) top_k_per_embedding(5) combined_top_k(5,20) quantized_top_k_avg(20) exact_clusters"
     settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path, algorithms=names)
-    search = make_search(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
+    search = make_live(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry())).search
     assert list(search.info.added_bytes_per_item) == names.split()
     assert all(added > 0 for added in search.info.added_bytes_per_item.values())
 
@@ -295,7 +298,7 @@ def test_an_algorithm_that_the_model_cannot_have_is_refused_with_the_setting(tmp
     bundle = make_bundle(tmp_path / "bundle")
     settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path, algorithms="quantized(5)")
     with pytest.raises(ConfigError, match=r"FRESHET_CANDIDATES_ALGORITHMS='quantized\(5\)': items make 8 pairs"):
-        make_search(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
+        make_live(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card here")
@@ -303,23 +306,23 @@ def test_a_card_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle")
     settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path, device="cuda")
     with pytest.raises(ConfigError, match="FRESHET_CANDIDATES_DEVICE='cuda' but PyTorch sees no CUDA card here"):
-        make_search(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
+        make_live(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
 
 
 async def test_searches_are_answered_from_a_torch_device(tmp_path: Path) -> None:
     # The same code that a card runs, on PyTorch's own CPU: tests/gpu asks a card.
     bundle = make_bundle(tmp_path / "bundle")
     settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path)
-    catalogue = load_catalogue(settings)
+    base = load_catalogue(settings)
     names = ["exact", "top_k_avg(60)", "top_k_per_embedding(60)", "combined_top_k(60,60)"]
-    loaded = make_device_indexes([parse_algorithm(name) for name in names], catalogue, torch.device("cpu"))
-    assert list(loaded.indexes) == names
-    assert loaded.copies_nbytes == catalogue.scorer.nbytes
+    build = DeviceBuild([parse_algorithm(name) for name in names], torch.device("cpu"))
+    catalogue = LiveCatalogue(base, build=build)
     queries = half(make_queries(np.random.default_rng(5), 1, 4, 2, 8))
     exact = mol_scores_reference(queries, bundle.item_states, bundle.pair_gate).numpy()[0]
-    for index in loaded.indexes.values():
-        assert index.nbytes >= loaded.states_nbytes
-        assert index.search(queries, 5).item_indices[0].tolist() == np.argsort(-exact)[:5].tolist()
+    assert build.copied_nbytes >= bundle.item_states.components.nbytes
+    for name in names:
+        answer = catalogue.index.search(queries, 5, algorithm=name)
+        assert list(answer.item_ids[0]) == [f"item-{row}" for row in np.argsort(-exact)[:5]]
 
 
 def test_algorithms_beyond_the_memory_limit_are_refused_naming_both_values(tmp_path: Path) -> None:
@@ -328,7 +331,7 @@ def test_algorithms_beyond_the_memory_limit_are_refused_naming_both_values(tmp_p
     many = " ".join(f"top_k_avg({size})" for size in range(1, 200))
     settings = CandidatesSettings(port=0, metrics_port=0, bundle=bundle.path, max_memory_mb=megabytes, algorithms=many)
     with pytest.raises(MemoryError, match=rf"3000 items with top_k_avg\(1\) .* allowed: {megabytes}.0 MiB"):
-        make_search(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
+        make_live(settings, load_catalogue(settings), CandidatesMetrics(CollectorRegistry()))
 
 
 def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from services.common.index_deltas import (
     encode,
     is_of_model,
     item_key,
+    joined,
     memory_key,
 )
 
@@ -148,9 +149,9 @@ def test_memory_of_a_weight_that_is_no_number_is_refused() -> None:
         MemoryDelta(entry_id="e", item_id="a", components=np.ones((1, 2), dtype=np.float32), weight=float("inf"))
 
 
-def feed(batches: Batches, records: list[tuple[int, IndexDelta]]) -> list[tuple[int, int, list[bytes]]]:
+def feed(batches: Batches, records: list[tuple[int, IndexDelta]]) -> list[tuple[int, list[bytes]]]:
     closed = [batch for offset, delta in records for batch in batches.add(offset, delta)]
-    return [(batch.offset, batch.partition, [delta.key for delta in batch.deltas]) for batch in closed]
+    return [(batch.offset, [delta.key for delta in batch.deltas]) for batch in closed]
 
 
 def keys(*item_ids: str) -> list[bytes]:
@@ -165,17 +166,15 @@ def test_a_batch_comes_whole_with_its_last_record_and_writers_may_interleave() -
         (12, record(item("c"), partition=0)),
         (15, record(item("d"), partition=1)),
     ]
-    assert feed(batches, records) == [(12, 0, keys("a", "c")), (15, 1, keys("b", "d"))]
+    assert feed(batches, records) == [(12, keys("a", "c")), (15, keys("b", "d"))]
     assert batches.num_open == 0
 
 
 def test_a_batch_that_broke_off_is_closed_by_the_next_of_its_writer_alone() -> None:
     batches = Batches()
-    assert feed(batches, [(0, record(item("a"), last=False)), (1, record(item("z"), partition=1))]) == [
-        (1, 1, keys("z"))
-    ]
+    assert feed(batches, [(0, record(item("a"), last=False)), (1, record(item("z"), partition=1))]) == [(1, keys("z"))]
     assert batches.num_open == 1
-    assert feed(batches, [(2, record(item("b"), batch=2))]) == [(2, 0, keys("a")), (2, 0, keys("b"))]
+    assert feed(batches, [(2, record(item("b"), batch=2))]) == [(2, keys("a")), (2, keys("b"))]
 
 
 def test_what_reflects_less_than_what_was_handed_out_is_left_out() -> None:
@@ -187,7 +186,7 @@ def test_what_reflects_less_than_what_was_handed_out_is_left_out() -> None:
         (4, record(item("b"), batch=3, offset=101)),
     ]
     feed(batches, first)
-    assert feed(batches, late) == [(4, 0, keys("c", "b"))]
+    assert feed(batches, late) == [(4, keys("c", "b"))]
 
 
 def test_a_batch_begun_twice_counts_each_key_once_with_its_later_state() -> None:
@@ -242,6 +241,18 @@ def test_a_reader_after_compaction_ends_where_the_live_one_is(data: st.DataObjec
     last = {delta.key: offset for offset, delta in log}
     compacted = [(offset, delta) for offset, delta in log if offset >= kept_from or last[delta.key] == offset]
     assert content(log) == content(compacted)
+
+
+def test_joined_batches_end_at_the_last_and_keep_each_keys_last_change() -> None:
+    batches = Batches()
+    done = [*batches.add(3, record(item("a", 0.1), offset=9)), *batches.add(4, record(item("b"), batch=2, offset=8))]
+    done += batches.add(7, record(item("a", 0.2), batch=3, offset=10))
+    one = joined(done)
+    assert (one.offset, one.newest_recorded_ms) == (7, 1_700_000_000_133)
+    assert {delta.key: float(delta.change.components[0, 0]) for delta in one.deltas} == {
+        keys("a")[0]: pytest.approx(0.2),
+        keys("b")[0]: 0.25,
+    }
 
 
 def content(log: list[tuple[int, IndexDelta]]) -> tuple[int, dict[bytes, bytes]]:

@@ -141,14 +141,15 @@ class MutableIndex:
         filters: ItemFilter | Sequence[ItemFilter] | None = None,
         *,
         algorithm: str | None = None,
+        version: Version | None = None,
     ) -> Answer:
         """The top `k` of s among the items that pass: `filters` is one for all queries, one per query, or None.
 
-        `algorithm` is a name of the build's, its first for None. All answers speak of the newest version. An index
-        without items makes empty, exact answers.
+        `algorithm` is a name of the build's, its first for None. All answers speak of `version`, the newest for None.
+        An index without items makes empty, exact answers.
         Raises: ValueError naming what is wrong with `k`, the filters, the algorithm or the queries' shapes.
         """
-        return search_version(self._version, self.shape, queries, k, filters, self._codes, algorithm)
+        return search_version(version or self._version, self.shape, queries, k, filters, self._codes, algorithm)
 
     def first_stage(
         self,
@@ -157,13 +158,14 @@ class MutableIndex:
         filters: ItemFilter | Sequence[ItemFilter] | None = None,
         *,
         algorithm: str | None = None,
+        version: Version | None = None,
     ) -> PoolAnswer:
         """A pool of `size` items by the algorithm's first stage, and a bound on everything outside it.
 
         While there is a delta, the first stage's pool is scored in full and the `size` best of it and the delta are
         taken by s; then the pool's scores are s, too. Raises as `search` does.
         """
-        return pool_of_version(self._version, self.shape, queries, size, filters, self._codes, algorithm)
+        return pool_of_version(version or self._version, self.shape, queries, size, filters, self._codes, algorithm)
 
     def apply(self, *, upserts: ItemBatch | None = None, removals: Sequence[str] = ()) -> Change:
         """Insert or replace some items and remove others, as one version.

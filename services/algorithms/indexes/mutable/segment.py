@@ -177,7 +177,7 @@ class Segment:
         return rows
 
     def passing(self, wanted: HashedFilter) -> Mask:
-        """Which rows pass a filter: (n,), of the caller's own. The rules of `filters.CatalogueRules.mask`."""
+        """Which rows pass a filter: (n,), of the caller's own. The rules of `filters.passing`."""
         if wanted.allow is not None:
             allowed = np.zeros(len(self), dtype=bool)
             allowed[self._known_rows(*wanted.allow)] = True

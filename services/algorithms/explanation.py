@@ -1,0 +1,75 @@
+"""Where one item's score for one query comes from: component pairs, gating weights, and the model's share.
+
+s = sum_p pi_p c_p. A refreshed component is lambda * g + (1 - lambda) * Pi with g the bundle's, so each cosine falls
+into what the model's own component makes of it and what interactions do. Gates keep the original item state, so the
+weights are the model's.
+
+Letters: P_q, P_x query and item components, P = P_q * P_x (pair p = p_q * P_x + p_x).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.ops.mol_scores.shapes import check_shapes
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreParts:
+    """Per pair (P,): gating weight, cosine, and of weight * cosine what the model's own component makes."""
+
+    weights: Doubles
+    cosines: Doubles
+    from_model: Doubles
+    num_item_components: int
+
+    @property
+    def contributions(self) -> Doubles:
+        return self.weights * self.cosines
+
+    def largest(self, count: int) -> list[int]:
+        """The pairs of the `count` largest contributions by size, largest first; all of them for 0."""
+        order: list[int] = np.argsort(-np.abs(self.contributions), kind="stable").tolist()
+        return order[:count] if count else order
+
+
+def score_parts(
+    query: QueryStates, item: ItemStates, pair_gate: PairGate | None, *, base: ItemStates | None, model_share: float
+) -> ScoreParts:
+    """Take one query's score for one item apart, in float64.
+
+    `base`: the bundle's state of the item, None where it has none; `model_share`: lambda of the item's state.
+    Raises: ValueError if shapes disagree or `model_share` is outside [0, 1].
+    """
+    check_shapes(query, item, pair_gate)
+    if not 0 <= model_share <= 1:
+        raise ValueError(f"model_share={model_share} allowed: 0-1")
+    cosines = _cosines(query, item)
+    gate = np.zeros(len(cosines))
+    if query.gate is not None and item.gate is not None:
+        gate += query.gate[0].astype(np.float64) * item.gate[0]
+    if pair_gate is not None:
+        hidden = pair_gate.hidden_weight.astype(np.float64) @ cosines + pair_gate.hidden_bias
+        gate += pair_gate.out_weight.astype(np.float64) @ _silu(hidden) + pair_gate.out_bias
+    logits = _silu(gate)
+    powers = np.exp(logits - logits.max())
+    weights = powers / powers.sum()
+    own = np.zeros(len(cosines)) if base is None else _cosines(query, base)
+    return ScoreParts(
+        weights=weights,
+        cosines=cosines,
+        from_model=weights * model_share * own,
+        num_item_components=item.components.shape[1],
+    )
+
+
+def _cosines(query: QueryStates, item: ItemStates) -> Doubles:
+    return np.asarray((query.components[0].astype(np.float64) @ item.components[0].astype(np.float64).T).reshape(-1))
+
+
+def _silu(x: Doubles) -> Doubles:
+    return np.asarray(x / (1 + np.exp(-x)))

@@ -1,0 +1,82 @@
+"""Items of one version by their ids: their states, and their exact scores for one query.
+
+For whoever brings the ids: a pool to be ranked, an item to be explained. It costs as much as was asked for, nothing
+per item of the index.
+
+Letters: n ids asked for and found, B queries, P_x item components, P pairs, d component width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.algorithms.indexes.mutable.segment import Segment, hash_ids
+from services.algorithms.indexes.mutable.version import Version
+from services.algorithms.indexes.protocol import Indices, Scores
+from services.algorithms.states import FloatArray, ItemStates, QueryStates
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundItems:
+    """n items in the order of their asking. `parts`: per segment, their places in that order and their rows in it."""
+
+    item_ids: tuple[str, ...]
+    parts: tuple[tuple[Segment, Indices, Indices], ...]
+
+    def __len__(self) -> int:
+        return len(self.item_ids)
+
+    def scores(self, queries: QueryStates, query: int) -> Scores:
+        """s of each for one query, in float64 over the stored states: (n,), each within `error`."""
+        out = np.empty(len(self))
+        for segment, places, rows in self.parts:
+            out[places] = segment.scorer.scores_float64(queries, query, rows)
+        return out
+
+    def error(self, queries: QueryStates, query: int) -> float:
+        """How far a score of that query may be from the exact value."""
+        return max(
+            (float(segment.scorer.error_bounds_float64(queries)[query]) for segment, _, _ in self.parts), default=0.0
+        )
+
+    def components(self) -> FloatArray:
+        """(n, P_x, d), for at least one item."""
+        return _gather(self, [segment.scorer.components_of(rows) for segment, _, rows in self.parts])
+
+    def states(self) -> ItemStates:
+        """Components (n, P_x, d) and gate (n, P), for at least one item."""
+        gates = [
+            segment.rows.states.gate[rows] for segment, _, rows in self.parts if segment.rows.states.gate is not None
+        ]
+        return ItemStates(components=self.components(), gate=_gather(self, gates) if gates else None)
+
+
+def find_items(version: Version, item_ids: Sequence[str]) -> FoundItems:
+    """The living among distinct ids; unknown ones are left out."""
+    hashes = hash_ids(item_ids)
+    found = np.zeros(len(item_ids), dtype=bool)
+    parts = []
+    for source in (*(() if version.main is None else (version.main,)), *version.delta()):
+        rows = source.segment.find(item_ids, hashes)
+        alive = source.segment.alive(source.num_dead)
+        if alive is not None:
+            rows[(rows >= 0) & ~alive[rows]] = -1
+        here = np.flatnonzero(rows >= 0)
+        if len(here):
+            parts.append((source.segment, here, rows[here]))
+            found[here] = True
+        if found.all():
+            break
+    order = np.cumsum(found) - 1
+    return FoundItems(
+        item_ids=tuple(item_id for item_id, known in zip(item_ids, found.tolist(), strict=True) if known),
+        parts=tuple((segment, order[here], rows) for segment, here, rows in parts),
+    )
+
+
+def _gather(found: FoundItems, arrays: Sequence[FloatArray]) -> FloatArray:
+    out = np.empty((len(found), *arrays[0].shape[1:]), dtype=np.float32)
+    for (_, places, _), array in zip(found.parts, arrays, strict=True):
+        out[places] = array
+    return out

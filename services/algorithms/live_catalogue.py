@@ -1,0 +1,342 @@
+"""A catalogue that changes while it answers: refreshed states, new, withdrawn and returning items, versions by name.
+
+It puts a mutable index over a bundle's items and says what a change of the stream means for it: which state an item
+has now, whether it may be answered, what it is called. A version is named `{index version of the bundle}+{position}`;
+before any change by the bundle's alone. The last ones are kept, so that a reranker can score with the very version
+that made a pool. It knows neither the stream nor a clock: positions and times are the caller's numbers.
+
+Letters: n items of a change, P_x item components, P = P_q * P_x pairs, d component width.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from services.algorithms.catalogue import Catalogue
+from services.algorithms.indexes.mutable.index import Build, MutableIndex
+from services.algorithms.indexes.mutable.item_batch import ItemBatch
+from services.algorithms.indexes.mutable.lookup import find_items
+from services.algorithms.indexes.mutable.version import Version
+from services.algorithms.ops.mol_scores.shapes import check_queries
+from services.algorithms.states import FloatArray, ItemStates, QueryStates
+
+NO_CHANGE = -1  # the position before any
+
+
+class ItemChange(Protocol):
+    """An item's state as refreshed, whole, or that there is none any more (`dropped`): back to the bundle's, or gone.
+
+    components (P_x, d); gate (P,) or None; model_share: lambda, 0 for an item that the bundle has not.
+    """
+
+    @property
+    def item_id(self) -> str: ...
+    @property
+    def components(self) -> FloatArray: ...
+    @property
+    def gate(self) -> FloatArray | None: ...
+    @property
+    def model_share(self) -> float: ...
+    @property
+    def num_interactions(self) -> int: ...
+    @property
+    def dropped(self) -> bool: ...
+
+
+class Description(Protocol):
+    """What the catalogue says of an item; `is_served` is False while it is withdrawn or not available."""
+
+    @property
+    def item_id(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def categories(self) -> Sequence[str]: ...
+    @property
+    def is_served(self) -> bool: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """One version, whole: its name, the position it reflects, and how fresh that was.
+
+    newest_recorded_ms: when the newest interaction in it was recorded, Unix milliseconds; lag_s: how long that was
+    before it was served. None before any.
+    """
+
+    name: str
+    position: int
+    version: Version
+    newest_recorded_ms: int | None = None
+    lag_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExplainedItem:
+    """An item in one version: its state (one row), the bundle's (None where it has none), lambda and the evidence."""
+
+    served: Served
+    state: ItemStates
+    base: ItemStates | None
+    model_share: float
+    num_interactions: int
+    title: str
+
+
+class LiveCatalogue:
+    """One writer at a time (the stream's thread) applies changes; any number of threads read."""
+
+    def __init__(self, base: Catalogue, *, build: Build, max_bytes: int | None = None, versions_kept: int = 1) -> None:
+        """Start from the bundle's items. `build` and `max_bytes` as in MutableIndex.
+
+        Raises: ValueError if states and gates disagree, and what `build` raises.
+        """
+        self.base = base
+        batch = ItemBatch(item_ids=base.item_ids, states=base.states, categories=base.categories)
+        self.index = MutableIndex(
+            batch, base.pair_gate, model_version=base.model_version, build=build, max_bytes=max_bytes
+        )
+        self._writing = threading.Lock()
+        self._described: dict[str, Description] = {}
+        self._evidence: dict[str, tuple[float, int]] = {}  # lambda and interactions of refreshed items
+        self._aside: dict[str, ItemStates] = {}  # refreshed states of items that may not be answered
+        self._versions_kept = versions_kept
+        self._kept: tuple[Served, ...] = (
+            Served(name=base.index_version, position=NO_CHANGE, version=self.index.version),
+        )
+
+    # -- readers ----------------------------------------------------------------------------------------------------
+
+    @property
+    def served(self) -> Served:
+        """The newest version; after a merge the same content, searched faster."""
+        return self._merged(self._kept[-1])
+
+    def version_named(self, name: str) -> tuple[Served, bool]:
+        """The version of that name, True; or the one nearest to its position (the newest without one), False."""
+        kept = self._kept
+        for served in reversed(kept):
+            if served.name == name:
+                return self._merged(served), True
+        position = self._position_of(name)
+        if position is None:
+            return self.served, False
+        return self._merged(min(kept, key=lambda served: abs(served.position - position))), False
+
+    def is_ahead(self, name: str) -> bool:
+        """Whether that version comes after the newest one here."""
+        position = self._position_of(name)
+        return position is not None and position > self._kept[-1].position
+
+    def is_hidden(self, item_id: str) -> bool:
+        """Whether the item may not be answered now, whatever an older version says."""
+        description = self._described.get(item_id)
+        return description is not None and not description.is_served
+
+    def categories_of(self, item_id: str) -> Sequence[str]:
+        description = self._described.get(item_id)
+        if description is not None:
+            return description.categories
+        row = self.base.rows.get(item_id)
+        return () if row is None else self.base.categories[row]
+
+    def title_of(self, item_id: str) -> str:
+        description = self._described.get(item_id)
+        if description is not None:
+            return description.title
+        row = self.base.rows.get(item_id)
+        return "" if row is None else self.base.titles[row]
+
+    def explain(self, item_id: str) -> ExplainedItem | None:
+        """An item of the newest version; None when it has no state that may be answered."""
+        with self._writing:  # state and evidence of one version
+            served = self._kept[-1]
+            found = find_items(served.version, [item_id])
+            if not len(found):
+                return None
+            model_share, num_interactions = self._evidence.get(item_id, (1.0, 0))
+            return ExplainedItem(
+                served=served,
+                state=found.states(),
+                base=self.base.states_of([item_id]) if item_id in self.base.rows else None,
+                model_share=model_share,
+                num_interactions=num_interactions,
+                title=self.title_of(item_id),
+            )
+
+    def check(self, queries: QueryStates) -> None:
+        """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
+        shape = self.index.shape
+        check_queries(
+            queries,
+            num_pairs=shape.num_pairs,
+            num_item_components=shape.num_components,
+            width=shape.width,
+            gated=shape.gated,
+        )
+
+    # -- the writer -------------------------------------------------------------------------------------------------
+
+    def apply(
+        self,
+        position: int,
+        changes: Sequence[ItemChange],
+        *,
+        newest_recorded_ms: int | None = None,
+        lag_s: float | None = None,
+    ) -> tuple[str, ...]:
+        """Take a batch of states as one version of that position; return the ids whose states do not fit the model.
+
+        A version keeps the newest `newest_recorded_ms` that there was, with its lag.
+        Raises: ValueError for an id that occurs twice; IndexFullError, and then nothing has changed.
+        """
+        misfits = [one.item_id for one in changes if not one.dropped and not self._fits(one)]
+        states = {one.item_id: _state(one) for one in changes if not one.dropped and one.item_id not in misfits}
+        dropped = [one.item_id for one in changes if one.dropped]
+        with self._writing:
+            back = {item_id: self.base.states_of([item_id]) for item_id in dropped if item_id in self.base.rows}
+            visible = {item_id: one for item_id, one in (states | back).items() if not self.is_hidden(item_id)}
+            gone = [item_id for item_id in dropped if item_id not in back and not self.is_hidden(item_id)]
+            self._change(visible, gone)
+            for one in changes:
+                if one.item_id in states:
+                    self._evidence[one.item_id] = (one.model_share, one.num_interactions)
+                    if one.item_id not in visible:
+                        self._aside[one.item_id] = states[one.item_id]
+            for item_id in dropped:
+                self._evidence.pop(item_id, None)
+                self._aside.pop(item_id, None)
+            before = self._kept[-1]
+            known = before.newest_recorded_ms
+            if newest_recorded_ms is None or (known is not None and known >= newest_recorded_ms):
+                newest_recorded_ms, lag_s = known, before.lag_s
+            self._publish(position, newest_recorded_ms, lag_s)
+        return tuple(misfits)
+
+    def describe(self, descriptions: Sequence[Description]) -> None:
+        """Take titles, categories, withdrawals and returns; of several for one item the last one counts.
+
+        What is withdrawn keeps its state and what it learns meanwhile. Positions and names of versions stay.
+        Raises: IndexFullError when no room is left for what returns; the withdrawals are then done, the rest is not.
+        """
+        newest = {one.item_id: one for one in descriptions}
+        with self._writing:
+            hidden = {item_id: one for item_id, one in newest.items() if not one.is_served}
+            found = find_items(self.index.version, list(hidden))
+            if len(found):
+                self._keep_aside([item_id for item_id in found.item_ids if item_id in self._evidence])
+                self._change({}, found.item_ids)
+            self._described.update(hidden)
+            shown = {item_id: one for item_id, one in newest.items() if one.is_served}
+            returning = [item_id for item_id in shown if self.is_hidden(item_id)]
+            renamed = [
+                item_id for item_id in shown if set(shown[item_id].categories) != set(self.categories_of(item_id))
+            ]
+            states = self._states_of([*returning, *(item_id for item_id in renamed if item_id not in returning)])
+            earlier = {item_id: self._described.get(item_id) for item_id in shown}
+            self._described.update(shown)
+            try:
+                self._change(states, ())
+            except ValueError:
+                for item_id, description in earlier.items():
+                    if description is None:
+                        del self._described[item_id]
+                    else:
+                        self._described[item_id] = description
+                raise
+            for item_id in returning:
+                self._aside.pop(item_id, None)
+            before = self._kept[-1]
+            self._publish(before.position, before.newest_recorded_ms, before.lag_s)
+
+    def reset(self) -> None:
+        """Back to the bundle's states: the positions so far mean nothing any more."""
+        with self._writing:
+            refreshed = list(self._evidence)
+            back = {item_id: self.base.states_of([item_id]) for item_id in refreshed if item_id in self.base.rows}
+            self._change(
+                {item_id: state for item_id, state in back.items() if not self.is_hidden(item_id)},
+                [item_id for item_id in refreshed if item_id not in back],
+            )
+            self._evidence.clear()
+            self._aside.clear()
+            self._kept = ()
+            self._publish(NO_CHANGE, None, None)
+
+    def _position_of(self, name: str) -> int | None:
+        """The position in a version's name, None where the name is not of this catalogue."""
+        base, _, position = name.rpartition("+")
+        if name == self.base.index_version:
+            return NO_CHANGE
+        return int(position) if base == self.base.index_version and position.isdecimal() else None
+
+    def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
+        """Under the writer's lock: these items with their categories in, those out, as one version of the index."""
+        upserts = None
+        if states:
+            gates = [state.gate for state in states.values() if state.gate is not None]
+            upserts = ItemBatch(
+                item_ids=list(states),
+                states=ItemStates(
+                    components=np.concatenate([state.components for state in states.values()]),
+                    gate=np.concatenate(gates) if gates else None,
+                ),
+                categories=[self.categories_of(item_id) for item_id in states],
+            )
+        if upserts is not None or removals:
+            self.index.apply(upserts=upserts, removals=removals)
+
+    def _publish(self, position: int, newest_recorded_ms: int | None, lag_s: float | None) -> None:
+        base = self.base.index_version
+        served = Served(
+            name=base if position == NO_CHANGE else f"{base}+{position}",
+            position=position,
+            version=self.index.version,
+            newest_recorded_ms=newest_recorded_ms,
+            lag_s=lag_s,
+        )
+        others = [one for one in self._kept if one.position != position]
+        self._kept = (*others[max(0, len(others) - self._versions_kept + 1) :], served)
+
+    def _merged(self, served: Served) -> Served:
+        newest = self.index.version
+        if newest is served.version or newest.number != served.version.number:
+            return served
+        return Served(
+            name=served.name,
+            position=served.position,
+            version=newest,
+            newest_recorded_ms=served.newest_recorded_ms,
+            lag_s=served.lag_s,
+        )
+
+    def _keep_aside(self, item_ids: Sequence[str]) -> None:
+        for item_id in item_ids:
+            self._aside[item_id] = find_items(self.index.version, [item_id]).states()
+
+    def _states_of(self, item_ids: Sequence[str]) -> dict[str, ItemStates]:
+        """The states that items have now, in the index, aside or in the bundle; those without any are left out."""
+        states: dict[str, ItemStates] = {}
+        for item_id in item_ids:
+            found = find_items(self.index.version, [item_id])
+            if len(found):
+                states[item_id] = found.states()
+            elif item_id in self._aside:
+                states[item_id] = self._aside[item_id]
+            elif item_id in self.base.rows:
+                states[item_id] = self.base.states_of([item_id])
+        return states
+
+    def _fits(self, one: ItemChange) -> bool:
+        shape = self.index.shape
+        gate = None if one.gate is None else one.gate.shape
+        return one.components.shape == (shape.num_components, shape.width) and gate == (
+            (shape.num_pairs,) if shape.gated else None
+        )
+
+
+def _state(one: ItemChange) -> ItemStates:
+    return ItemStates(components=one.components[None], gate=None if one.gate is None else one.gate[None])

@@ -1,0 +1,149 @@
+"""What the stream changes, applied in the follower's thread: refreshed items, remembered interactions, metadata.
+
+The same for candidates and the reranker, whatever serves the items. Searches go on meanwhile. Where the memory limit
+leaves no room, a change waits and the process says so: it serves what it has, under the position that it has.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from services.common.catalogue_follower import age_seconds
+from services.common.catalogue_metrics import CatalogueMetrics
+from services.common.index_deltas import Batch, ItemDelta, MemoryDelta
+from services.common.items import CatalogueItem
+
+log = structlog.get_logger()
+
+
+class ServedItems(Protocol):
+    """Where items are served from."""
+
+    def apply(
+        self, position: int, changes: Sequence[ItemDelta], *, newest_recorded_ms: int | None, lag_s: float | None
+    ) -> Sequence[str]:
+        """Serve a batch under its position; return the ids of states that do not fit the model."""
+
+    def describe(self, descriptions: Sequence[CatalogueItem]) -> None:
+        """Take titles, categories, withdrawals and returns."""
+
+    def reset(self) -> None:
+        """Back to before any batch."""
+
+
+class Remembered(Protocol):
+    """Where remembered interactions are kept."""
+
+    def apply(self, changes: Sequence[MemoryDelta]) -> int:
+        """Take what entered and what left; return how many do not fit the model."""
+
+    def clear(self) -> None:
+        """Remember nothing."""
+
+
+class Merging(Protocol):
+    """A merge in the background; `error` is what stopped it."""
+
+    @property
+    def error(self) -> Exception | None: ...
+
+
+class CatalogueChanges:
+    """A `Listener` of the catalogue's follower.
+
+    `full_error`: what `items` and `remembered` raise, nothing having changed, when a change does not fit their memory
+    limit. `on_change` is called after each change; `merges` are watched and a failed one reported once.
+    """
+
+    def __init__(
+        self,
+        items: ServedItems,
+        metrics: CatalogueMetrics,
+        *,
+        full_error: type[Exception],
+        remembered: Remembered | None = None,
+        merges: Sequence[Merging] = (),
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._items, self._remembered, self._metrics = items, remembered, metrics
+        self._full_error, self._merges, self._on_change = full_error, list(merges), on_change
+        self._is_full = False
+
+    def apply(self, batch: Batch, *, is_live: bool) -> bool:
+        """Serve a batch; False, to be tried again, when there is no room for it."""
+        started = time.perf_counter()
+        changes = [delta.change for delta in batch.deltas]
+        items = [one for one in changes if isinstance(one, ItemDelta)]
+        remembered = [one for one in changes if isinstance(one, MemoryDelta)]
+        lag_s = age_seconds(batch.newest_recorded_ms)
+        misfits = 0
+        try:
+            if self._remembered is not None:
+                misfits += self._remembered.apply(remembered)
+            ids = self._items.apply(batch.offset, items, newest_recorded_ms=batch.newest_recorded_ms, lag_s=lag_s)
+        except self._full_error as exc:
+            self._say_full(str(exc), waits_at=batch.offset)
+            return False
+        misfits += len(ids)
+        if misfits:
+            log.error("states_do_not_fit", num_states=misfits, item_ids=list(ids[:10]), offset=batch.offset)
+        self._say_room()
+        self._count(items, remembered, misfits)
+        self._metrics.position.set(batch.offset)
+        seconds = time.perf_counter() - started
+        self._metrics.apply.observe(seconds)
+        if is_live and lag_s is not None:
+            self._metrics.lag.observe(lag_s + seconds)
+        self._done()
+        return True
+
+    def describe(self, items: Sequence[CatalogueItem]) -> None:
+        """Take metadata. What returns and finds no room stays out until it is put again; withdrawals always work."""
+        try:
+            self._items.describe(items)
+        except self._full_error as exc:
+            self._say_full(str(exc), waits_at=None)
+        self._metrics.counted("described", len(items))
+        self._done()
+
+    def reset(self) -> None:
+        """The topic was made anew: back to the bundle."""
+        self._items.reset()
+        if self._remembered is not None:
+            self._remembered.clear()
+        self._metrics.position.set(-1)
+        self._done()
+
+    def counted(self, kind: str, records: int) -> None:
+        """Records that the follower could not use."""
+        self._metrics.counted(kind, records)
+
+    def _count(self, items: Sequence[ItemDelta], remembered: Sequence[MemoryDelta], misfits: int) -> None:
+        self._metrics.counted("item", sum(not one.dropped for one in items))
+        self._metrics.counted("dropped_item", sum(one.dropped for one in items))
+        if self._remembered is not None:
+            self._metrics.counted("remembered", sum(not one.dropped for one in remembered))
+            self._metrics.counted("forgotten", sum(one.dropped for one in remembered))
+        self._metrics.counted("misfit", misfits)
+
+    def _done(self) -> None:
+        for merge in list(self._merges):
+            if merge.error is not None:
+                self._merges.remove(merge)
+                self._metrics.merge_failed.set(1)
+                log.error("merge_failed", reason=str(merge.error), exc_info=merge.error)
+        self._on_change()
+
+    def _say_full(self, reason: str, *, waits_at: int | None) -> None:
+        self._metrics.full.set(1)
+        if not self._is_full:
+            self._is_full = True
+            log.error("index_full", reason=reason, waits_at=waits_at)
+
+    def _say_room(self) -> None:
+        if self._is_full:
+            self._is_full = False
+            self._metrics.full.set(0)
+            log.info("index_has_room")

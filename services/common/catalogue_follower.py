@@ -1,0 +1,226 @@
+"""What changes the catalogue, as it comes: `index-deltas` in whole batches, and `items`.
+
+For candidates and the reranker. A thread reads both topics from the start. Until it has reached their ends once, it
+hands over everything that a poll brought as one batch; from then on each batch by itself, so that two followers pass
+through the same positions. Where Kafka is away at the start it says so, the bundle is served, and it catches up later.
+Deltas that find no room wait in order and are tried again; items go on being read. It knows neither what an index is
+nor Kafka's client: see `catalogue_topics.py`.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from services.common.errors import FreshetError, InvalidRequest
+from services.common.index_deltas import Batch, Batches, decode, is_of_model, joined
+from services.common.items import CatalogueItem, decode_item
+from services.common.topics import INDEX_DELTAS, ITEMS
+
+log = structlog.get_logger()
+
+_MAX_PENDING = 64  # batches that may wait for room before deltas are read no further
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """A record of one of the two topics."""
+
+    topic: str
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]] = ()
+
+
+class CatalogueTopics(Protocol):
+    """Both topics, for one thread. Every method raises DependencyUnavailable when Kafka does not answer."""
+
+    def open(self) -> dict[str, int]:
+        """Connect, and return the end of each topic."""
+
+    def seek(self, positions: Mapping[str, int]) -> None:
+        """Go on reading there."""
+
+    def poll(self, timeout_s: float, *, deltas: bool) -> Sequence[TopicRecord]:
+        """What has come; without `deltas` of `items` alone. Waits at most so long.
+
+        Where a topic was made anew and is shorter than what was read, it comes from its start.
+        """
+
+    def positions(self) -> dict[str, int]:
+        """The next offset to be read, by topic."""
+
+    def set_aside(self, record: TopicRecord, reason: str) -> None:
+        """Write an item's record to the dead letters, unless that was done before."""
+
+    def close(self) -> None: ...
+
+
+class Listener(Protocol):
+    """What the process does with the changes, in the follower's thread."""
+
+    def apply(self, batch: Batch, *, is_live: bool) -> bool:
+        """Serve a batch; False, and nothing has changed, when there is no room for it now."""
+
+    def describe(self, items: Sequence[CatalogueItem]) -> None:
+        """Take what the catalogue says of items."""
+
+    def reset(self) -> None:
+        """Forget all batches: the topic was made anew."""
+
+    def counted(self, kind: str, records: int) -> None:
+        """Records that were not taken: "other_model", "unreadable_delta", "unreadable_item"."""
+
+
+class CatalogueFollower:
+    """Follows both topics from `start` to `stop`.
+
+    `on_ready` is called once: when the ends were reached, or when Kafka could not be; `is_behind` is True until the
+    ends are reached.
+    """
+
+    def __init__(
+        self,
+        topics: CatalogueTopics,
+        listener: Listener,
+        *,
+        model_version: str,
+        on_ready: Callable[[], None] = lambda: None,
+        follows_deltas: bool = True,
+        poll_s: float = 0.5,
+        backoff_s: float = 0.5,
+    ) -> None:
+        """Without `follows_deltas`, `items` alone is followed."""
+        self._topics, self._listener, self._model_version = topics, listener, model_version
+        self._followed = (INDEX_DELTAS, ITEMS) if follows_deltas else (ITEMS,)
+        self._on_ready, self._poll_s, self._backoff_s = on_ready, poll_s, backoff_s
+        self._batches = Batches()
+        self._pending: list[Batch] = []
+        self._ends: dict[str, int] | None = None  # None: not connected
+        self._next = dict.fromkeys((INDEX_DELTAS, ITEMS), 0)
+        self._is_ready = False
+        self._complaint = ""
+        self.is_behind = True
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="catalogue-follower", daemon=True)
+
+    def start(self) -> None:
+        """Begin in a thread of its own."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Finish the turn at hand and end; the next start reads everything again."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.step()
+            except FreshetError as exc:
+                self.fail(exc)
+            except Exception as exc:
+                log.error("catalogue_bug", exc_info=exc)
+                self.fail(exc)
+        self._topics.close()
+
+    def step(self) -> None:
+        """One turn: connect if need be, poll, apply. Raises: what the topics and the listener raise."""
+        if self._ends is None:
+            self._ends = self._topics.open()
+            if any(end < self._next[topic] for topic, end in self._ends.items()):
+                self._begin_again()
+            self._topics.seek(self._next)
+            self.is_behind = True
+        takes_deltas = INDEX_DELTAS in self._followed and len(self._pending) < _MAX_PENDING
+        records = self._topics.poll(0.0 if self._pending else self._poll_s, deltas=takes_deltas)
+        if any(record.offset < self._next[record.topic] for record in records):
+            self._begin_again()
+        self._take([record for record in records if record.topic == INDEX_DELTAS])
+        self._describe([record for record in records if record.topic == ITEMS])
+        self._apply()
+        if self.is_behind and self._is_at(self._ends):
+            self.is_behind = False
+            log.info("catalogue_caught_up", deltas=self._next[INDEX_DELTAS], items=self._next[ITEMS])
+            self._ready()
+        if self._complaint:
+            log.info("catalogue_recovered", after=self._complaint)
+            self._complaint = ""
+
+    def fail(self, exc: Exception) -> None:
+        """A turn did not work out: serve what there is, connect again after a moment and go on from there."""
+        self._topics.close()
+        self._ends = None
+        complaint = type(exc).__name__
+        if complaint != self._complaint:
+            self._complaint = complaint
+            log.warning("catalogue_not_followed", reason=str(exc), error=complaint)
+        self._ready()
+        self._stop.wait(self._backoff_s)
+
+    def _is_at(self, ends: Mapping[str, int]) -> bool:
+        positions = self._topics.positions()
+        return all(positions[topic] >= ends[topic] for topic in self._followed)
+
+    def _ready(self) -> None:
+        if not self._is_ready:
+            self._is_ready = True
+            self._on_ready()
+
+    def _begin_again(self) -> None:
+        """The topics are shorter than what was read of them: they are other topics, and positions mean other things."""
+        log.warning("catalogue_topics_new", read=dict(self._next))
+        self._batches, self._pending = Batches(), []
+        self._next = dict.fromkeys(self._next, 0)
+        self._listener.reset()
+
+    def _take(self, records: Sequence[TopicRecord]) -> None:
+        skipped: Counter[str] = Counter()
+        for record in records:
+            self._next[INDEX_DELTAS] = record.offset + 1
+            if not is_of_model(record.key, self._model_version):
+                skipped["other_model"] += 1
+                continue
+            try:
+                delta = decode(record.key, record.value)
+            except InvalidRequest as exc:
+                skipped["unreadable_delta"] += 1
+                log.error("delta_unreadable", offset=record.offset, reason=str(exc))
+                continue
+            self._pending += self._batches.add(record.offset, delta)
+        for kind, count in skipped.items():
+            self._listener.counted(kind, count)
+
+    def _describe(self, records: Sequence[TopicRecord]) -> None:
+        items = []
+        for record in records:
+            try:
+                items.append(decode_item(record.key, record.value))
+            except InvalidRequest as exc:
+                self._listener.counted("unreadable_item", 1)
+                log.warning("item_dead_lettered", offset=record.offset, reason=str(exc))
+                self._topics.set_aside(record, str(exc))
+        if items:
+            self._listener.describe(items)
+        if records:
+            self._next[ITEMS] = records[-1].offset + 1
+
+    def _apply(self) -> None:
+        if self.is_behind and len(self._pending) > 1:
+            self._pending = [joined(self._pending)]
+        while self._pending:
+            if not self._listener.apply(self._pending[0], is_live=not self.is_behind):
+                self._stop.wait(self._backoff_s)
+                return
+            del self._pending[0]
+
+
+def age_seconds(recorded_ms: int | None) -> float | None:
+    """Seconds since a moment in Unix milliseconds, never negative (clocks differ); None for None."""
+    return None if recorded_ms is None else max(0.0, time.time() - recorded_ms / 1000)
