@@ -11,16 +11,21 @@ from services.common import rpc_client
 from services.common.kafka import EventProducer
 from services.common.rpc_server import serve
 from services.common.state_store import StateReader
+from services.common.topics import NUM_PARTITIONS
 from services.common.tracing import configure_tracing
+from services.gateway.adapters.compacted_logs import KafkaForgetLog, KafkaItemLog
 from services.gateway.adapters.interaction_log import KafkaInteractionLog
 from services.gateway.adapters.processes import RemoteCandidates, RemoteEncoder, RemoteReranker
 from services.gateway.adapters.refreshers import RemoteRefreshers
 from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
+from services.gateway.adapters.user_records import RemoteContributionReaders, RemoteUserRecords
 from services.gateway.config import GatewaySettings
 from services.gateway.handlers.explain import Explain
+from services.gateway.handlers.forget import ForgetUser
 from services.gateway.handlers.get_freshness import GetFreshness
+from services.gateway.handlers.items import PutItems
 from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.record import RecordInteractions
 from services.gateway.lag import AcknowledgedLag
@@ -117,8 +122,26 @@ async def run(settings: GatewaySettings) -> None:
         timeout_s=stage_timeout_s,
     )
 
+    append_timeout_s = settings.append_timeout_ms / 1000
+    put_items = PutItems(log=KafkaItemLog(producer), append_timeout_s=append_timeout_s)
+    forget_user = ForgetUser(
+        log=KafkaForgetLog(producer),
+        ends=ends,
+        users=RemoteUserRecords(channels["encoder"]),
+        contributions=RemoteContributionReaders(refresher_channels),
+        num_partitions=NUM_PARTITIONS,
+        append_timeout_s=append_timeout_s,
+    )
+
     def add_services(server: grpc.aio.Server) -> list[str]:
-        servicer = GatewayServicer(recommend=recommend, record=record, explain=explain, get_freshness=get_freshness)
+        servicer = GatewayServicer(
+            recommend=recommend,
+            record=record,
+            explain=explain,
+            get_freshness=get_freshness,
+            put_items=put_items,
+            forget_user=forget_user,
+        )
         _add_servicer(servicer, server)
         return [SERVICE]
 

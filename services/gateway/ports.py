@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from services.common.events import Interaction
+from services.common.forgets import Forget
+from services.common.items import CatalogueItem
 from services.gateway.domain import (
     Encoded,
     Filter,
@@ -18,6 +20,7 @@ from services.gateway.domain import (
     UserView,
 )
 from services.gateway.explanation import Similarity, Votes
+from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
 
 
@@ -106,6 +109,35 @@ class InteractionLog(Protocol):
 
     async def append(self, interaction: Interaction, timeout_s: float) -> StreamPosition:
         """Write one, durably; return where it lies."""
+
+
+class ItemLog(Protocol):
+    """The catalogue's metadata (Kafka)."""
+
+    async def put(self, item: CatalogueItem, timeout_s: float) -> None:
+        """Write one item whole, durably."""
+
+
+class ForgetLog(Protocol):
+    """Who is to be forgotten (Kafka)."""
+
+    async def append(self, forget: Forget, timeout_s: float) -> None:
+        """Write one, durably: from then on the user will be forgotten, whoever is away now."""
+
+
+class UserRecords(Protocol):
+    """What the encoder process and the state store hold of users."""
+
+    async def describe(self, user_id: str, timeout_s: float) -> StoredUser:
+        """What is held of the user, and up to where a forget was applied."""
+
+
+class ContributionReaders(Protocol):
+    """What the refreshers hold of users, who are pseudonyms there."""
+
+    async def of(self, pseudonym: str, timeout_s: float) -> tuple[Sequence[Contributions], bool]:
+        """What each refresher that answers holds, and whether all of them answered (False where none is configured).
+        Never raises."""
 
 
 class StreamStatus(Protocol):

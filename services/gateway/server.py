@@ -9,6 +9,7 @@ from freshet.v1 import candidates_pb2, common_pb2, events_pb2, gateway_pb2, gate
 from services.common import request_context
 from services.common.errors import InvalidRequest
 from services.common.events import Interaction, from_message
+from services.common.items import item_from_message
 from services.gateway.domain import (
     Filter,
     FreshnessToken,
@@ -21,7 +22,9 @@ from services.gateway.domain import (
 from services.gateway.explanation import ExplainQuery, Explanation, Similarity, Votes
 from services.gateway.freshness import FreshnessReport, PartitionProgress
 from services.gateway.handlers.explain import Explain
+from services.gateway.handlers.forget import ForgetUser
 from services.gateway.handlers.get_freshness import GetFreshness
+from services.gateway.handlers.items import PutItems
 from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.record import RecordInteractions
 
@@ -33,12 +36,21 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     """GatewayService over the handlers."""
 
     def __init__(
-        self, *, recommend: Recommend, record: RecordInteractions, explain: Explain, get_freshness: GetFreshness
+        self,
+        *,
+        recommend: Recommend,
+        record: RecordInteractions,
+        explain: Explain,
+        get_freshness: GetFreshness,
+        put_items: PutItems,
+        forget_user: ForgetUser,
     ) -> None:
         self._recommend = recommend
         self._record = record
         self._explain = explain
         self._get_freshness = get_freshness
+        self._put_items = put_items
+        self._forget_user = forget_user
 
     async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
         """The top K items for a user, or for a history in the request."""
@@ -92,6 +104,22 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> gateway_pb2.GetFreshnessResponse:
         """How far every part of the system is."""
         return _freshness_message(await self._get_freshness())
+
+    async def PutItems(self, request: gateway_pb2.PutItemsRequest, context: Any) -> gateway_pb2.PutItemsResponse:
+        """Adds items, changes their metadata, withdraws them or brings them back."""
+        written = await self._put_items([item_from_message(message) for message in request.items])
+        return gateway_pb2.PutItemsResponse(num_written=written)
+
+    async def ForgetUser(self, request: gateway_pb2.ForgetUserRequest, context: Any) -> gateway_pb2.ForgetUserResponse:
+        """Removes a user's history, states and contributions."""
+        report = await self._forget_user(request.user_id, preview=request.preview)
+        return gateway_pb2.ForgetUserResponse(
+            forget_id=report.forget_id,
+            found=report.found,
+            left=report.left,
+            is_applied=report.is_applied,
+            remains=report.remains,
+        )
 
 
 def _now_ms() -> int:

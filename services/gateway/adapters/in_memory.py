@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.common.errors import FreshetError, NotFound
+from services.common.errors import DependencyUnavailable, FreshetError, NotFound
 from services.common.events import Interaction
+from services.common.forgets import Forget
+from services.common.items import CatalogueItem
 from services.gateway.domain import (
     Certificate,
     CertificateKind,
@@ -22,6 +24,7 @@ from services.gateway.domain import (
     UserView,
 )
 from services.gateway.explanation import PairPart, Similarity, Voters, Votes
+from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
 
 
@@ -246,6 +249,56 @@ class MemoryInteractionLog(_Failing):
             raise self.refusal
         self.written.append(interaction)
         return StreamPosition(3, len(self.written) - 1)
+
+
+@dataclass
+class MemoryItemLog(_Failing):
+    """What was put, in order. Every item of `refused` is not acknowledged."""
+
+    written: list[CatalogueItem] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
+
+    async def put(self, item: CatalogueItem, timeout_s: float) -> None:
+        await self._behave()
+        if item.item_id in self.refused:
+            raise DependencyUnavailable("Kafka did not acknowledge")
+        self.written.append(item)
+
+
+@dataclass
+class MemoryForgetLog(_Failing):
+    """What was written. `on_append` plays the processes that read it."""
+
+    written: list[Forget] = field(default_factory=list)
+    on_append: Callable[[Forget], None] | None = None
+
+    async def append(self, forget: Forget, timeout_s: float) -> None:
+        await self._behave()
+        self.written.append(forget)
+        if self.on_append is not None:
+            self.on_append(forget)
+
+
+@dataclass
+class MemoryUserRecords(_Failing):
+    """What is held of users; a forget is applied by setting another value."""
+
+    users: dict[str, StoredUser] = field(default_factory=dict)
+
+    async def describe(self, user_id: str, timeout_s: float) -> StoredUser:
+        await self._behave()
+        return self.users.get(user_id, StoredUser(pseudonym=f"p-{user_id}", forgotten_up_to={}))
+
+
+@dataclass
+class MemoryContributionReaders:
+    """What the refreshers hold, by pseudonym."""
+
+    held: dict[str, list[Contributions]] = field(default_factory=dict)
+    all_answer: bool = True
+
+    async def of(self, pseudonym: str, timeout_s: float) -> tuple[Sequence[Contributions], bool]:
+        return list(self.held.get(pseudonym, ())), self.all_answer
 
 
 @dataclass

@@ -7,18 +7,24 @@ from prometheus_client import CollectorRegistry
 
 from services.gateway.adapters.in_memory import (
     MemoryCandidates,
+    MemoryContributionReaders,
     MemoryEncoder,
+    MemoryForgetLog,
     MemoryInteractionLog,
+    MemoryItemLog,
     MemoryRefreshers,
     MemoryReranker,
     MemoryStreamEnds,
     MemoryStreamStatus,
+    MemoryUserRecords,
     MemoryUserStates,
 )
 from services.gateway.domain import QueryState, StoredState, StreamPosition
 from services.gateway.freshness import PartitionProgress
 from services.gateway.handlers.explain import Explain
+from services.gateway.handlers.forget import ForgetUser
 from services.gateway.handlers.get_freshness import GetFreshness
+from services.gateway.handlers.items import PutItems
 from services.gateway.handlers.recommend import Recommend, RecommendLimits
 from services.gateway.handlers.record import RecordInteractions
 from services.gateway.lag import AcknowledgedLag
@@ -60,6 +66,10 @@ class Scene:
     refreshers: MemoryRefreshers = field(
         default_factory=lambda: MemoryRefreshers(held=[PartitionProgress(partition=0, applied_offset=4, end_offset=5)])
     )
+    items: MemoryItemLog = field(default_factory=MemoryItemLog)
+    forgets: MemoryForgetLog = field(default_factory=MemoryForgetLog)
+    users: MemoryUserRecords = field(default_factory=MemoryUserRecords)
+    contributions: MemoryContributionReaders = field(default_factory=MemoryContributionReaders)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     limits: RecommendLimits = field(default_factory=RecommendLimits)
     lag_grace_s: float = 2.0
@@ -109,4 +119,12 @@ class Scene:
             refreshers=self.refreshers,
             stream=self.stream,
             model_version="m1",
+        )
+        self.put_items = PutItems(log=self.items)
+        self.forget_user = ForgetUser(
+            log=self.forgets,
+            ends=self.ends,
+            users=self.users,
+            contributions=self.contributions,
+            num_partitions=2,
         )

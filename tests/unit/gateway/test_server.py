@@ -27,6 +27,8 @@ async def gateway(scene: Scene) -> AsyncIterator[Any]:
             record=scene.record,
             explain=scene.explain,
             get_freshness=scene.get_freshness,
+            put_items=scene.put_items,
+            forget_user=scene.forget_user,
         )
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(servicer, server)
         return [SERVICE]

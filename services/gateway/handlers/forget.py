@@ -1,0 +1,157 @@
+"""Forget a user: say it on the log, wait until every process has applied it, report what was found and what is left.
+
+The log decides: once the record is written the user will be forgotten, whoever is away now. The gateway only asks the
+encoder process and the refreshers what they hold; it removes nothing itself, since it holds nothing of a user.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.common import request_context
+from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError
+from services.common.events import validate_id
+from services.common.forgets import Forget
+from services.gateway.forgetting import Contributions, ForgetReport, StoredUser, covers
+from services.gateway.ports import ContributionReaders, ForgetLog, StreamEnds, UserRecords
+
+RETRY_AFTER_MS = 500
+# For callers that set no deadline.
+DEFAULT_WAIT_S = 10.0
+_ANSWER_RESERVE_S = 0.1
+_LOOK_AGAIN_S = 0.05
+
+_ALWAYS_REMAINS = (
+    "`interactions` and `attributions` keep the records until their retention ends; every reading of them skips them, "
+    "rebuilds and imports included",
+    "`forgets` keeps the user id and up to where it is void, so that rebuilds honour it",
+    "answers may rest on earlier item states until the refresher's next changes are served, seconds later",
+    "backups and snapshots that were made before hold what they held",
+)
+_IN_MODEL = "the model's weights keep a component of this user until a training without it"
+_STORE_UNKNOWN = "what the state store holds is not known: the encoder process did not answer"
+_SUMS_UNKNOWN = "what item states and memory hold is not known everywhere: not every refresher answered"
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What could be asked for: stored is None when the encoder process did not answer."""
+
+    stored: StoredUser | None
+    contributions: Sequence[Contributions]
+    all_answered: bool
+
+    def counts(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        if self.stored is not None:
+            counts |= {
+                "history_events": self.stored.history_events,
+                "seen_items": self.stored.seen_items,
+                "query_states": self.stored.query_states,
+            }
+        if self.contributions:
+            counts |= {
+                "summed_interactions": sum(held.summed_interactions for held in self.contributions),
+                "remembered_interactions": sum(held.remembered_interactions for held in self.contributions),
+            }
+        return counts
+
+    def remains(self) -> list[str]:
+        sentences = list(_ALWAYS_REMAINS)
+        if self.stored is None:
+            sentences.append(_STORE_UNKNOWN)
+        elif self.stored.in_model:
+            sentences.insert(0, _IN_MODEL)
+        if not self.all_answered:
+            sentences.append(_SUMS_UNKNOWN)
+        return sentences
+
+
+class ForgetUser:
+    """The handler. num_partitions: of `attributions`; each must have been spoken for."""
+
+    def __init__(
+        self,
+        *,
+        log: ForgetLog,
+        ends: StreamEnds,
+        users: UserRecords,
+        contributions: ContributionReaders,
+        num_partitions: int,
+        append_timeout_s: float = 1.5,
+        ask_timeout_s: float = 1.0,
+    ) -> None:
+        self._log = log
+        self._ends = ends
+        self._users = users
+        self._contributions = contributions
+        self._num_partitions = num_partitions
+        self._append_timeout_s = append_timeout_s
+        self._ask_timeout_s = ask_timeout_s
+
+    async def __call__(self, user_id: str, *, preview: bool) -> ForgetReport:
+        """Forget, or (preview) only say what is there.
+
+        Raises: InvalidRequest; DependencyUnavailable with a retry hint when the log did not take it (nothing is
+        forgotten then, or it will be: ask again), or when a preview cannot be had.
+        """
+        validate_id("user_id", user_id)
+        deadline = time.monotonic() + (request_context.remaining_seconds() or DEFAULT_WAIT_S) - _ANSWER_RESERVE_S
+        before = await self._look(user_id)
+        if preview:
+            if before.stored is None:
+                raise DependencyUnavailable("the encoder process does not answer", retry_after_ms=RETRY_AFTER_MS)
+            counts = before.counts()
+            return ForgetReport(forget_id="", found=counts, left=counts, is_applied=False, remains=before.remains())
+        forget = await self._write(user_id)
+        while True:
+            now = await self._look(user_id)
+            applied = self._is_applied(now, forget)
+            if applied or time.monotonic() + _LOOK_AGAIN_S >= deadline:
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        return ForgetReport(
+            forget_id=forget.forget_id,
+            found=before.counts(),
+            left=now.counts(),
+            is_applied=applied,
+            remains=now.remains(),
+        )
+
+    async def _write(self, user_id: str) -> Forget:
+        try:
+            # Twice: the first answer may have been on its way before this call, and miss what was acknowledged just
+            # before it; the second was asked for after the first came.
+            await self._ends.interactions(self._append_timeout_s)
+            ends = await self._ends.interactions(self._append_timeout_s)
+            forget = Forget(
+                forget_id=secrets.token_hex(16),
+                user_id=user_id,
+                up_to={partition: end - 1 for partition, end in ends.items()},
+                requested_ms=time.time_ns() // 1_000_000,
+            )
+            await self._log.append(forget, self._append_timeout_s)
+        except (DependencyUnavailable, DeadlineExceeded) as exc:
+            raise DependencyUnavailable(f"Kafka: {exc.message}", retry_after_ms=RETRY_AFTER_MS) from exc
+        return forget
+
+    async def _look(self, user_id: str) -> _Found:
+        try:
+            stored = await self._users.describe(user_id, self._ask_timeout_s)
+        except FreshetError:
+            return _Found(None, (), all_answered=False)
+        contributions, all_answered = await self._contributions.of(stored.pseudonym, self._ask_timeout_s)
+        return _Found(stored, contributions, all_answered)
+
+    def _is_applied(self, found: _Found, forget: Forget) -> bool:
+        if found.stored is None or not covers(found.stored.forgotten_up_to, forget.up_to):
+            return False
+        spoken_for = {
+            partition
+            for held in found.contributions
+            if covers(held.forgotten_up_to, forget.up_to)
+            for partition in held.partitions
+        }
+        return found.all_answered and spoken_for >= set(range(self._num_partitions))

@@ -1,0 +1,64 @@
+"""Put items: what can be recommended, with its metadata, onto the topic that every process reads the catalogue from.
+
+Each item is written whole under its id, so repeating a request changes nothing. A refused request has written nothing;
+a failed one may have written some.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from services.common import request_context
+from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest
+from services.common.items import CatalogueItem, validate_item
+from services.gateway.ports import ItemLog
+
+MAX_ITEMS = 1000
+RETRY_AFTER_MS = 500
+_ANSWER_RESERVE_S = 0.05
+
+
+class PutItems:
+    """The handler."""
+
+    def __init__(self, *, log: ItemLog, append_timeout_s: float = 1.5) -> None:
+        self._log = log
+        self._append_timeout_s = append_timeout_s
+
+    async def __call__(self, items: Sequence[CatalogueItem]) -> int:
+        """Write them all; how many.
+
+        Raises: InvalidRequest naming the first item that breaks a limit, before anything is written;
+        DependencyUnavailable with a retry hint when the log did not acknowledge all of them.
+        """
+        _check(items)
+        remaining = request_context.remaining_seconds()
+        timeout_s = self._append_timeout_s
+        if remaining is not None:
+            timeout_s = min(timeout_s, remaining - _ANSWER_RESERVE_S)
+        if timeout_s <= 0:
+            raise DeadlineExceeded("too little of the deadline is left to write the items")
+        outcomes = await asyncio.gather(*(self._log.put(item, timeout_s) for item in items), return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if failures:
+            failure = next((f for f in failures if not isinstance(f, FreshetError)), failures[0])
+            if not isinstance(failure, DependencyUnavailable):
+                raise failure
+            written = len(items) - len(failures)
+            raise DependencyUnavailable(
+                f"{failure.message}; {written} of {len(items)} items were acknowledged, send all again",
+                retry_after_ms=RETRY_AFTER_MS,
+            ) from failure
+        return len(items)
+
+
+def _check(items: Sequence[CatalogueItem]) -> None:
+    if not 1 <= len(items) <= MAX_ITEMS:
+        raise InvalidRequest.of("items", f"{len(items)} items", f"1-{MAX_ITEMS}")
+    first_at: dict[str, int] = {}
+    for place, item in enumerate(items):
+        try:
+            validate_item(item)
+        except InvalidRequest as exc:
+            raise InvalidRequest(f"items[{place}].{exc.message}") from exc
+        if (first := first_at.setdefault(item.item_id, place)) != place:
+            raise InvalidRequest.of(f"items[{place}].item_id", f"that of items[{first}]", "each item once")

@@ -1,0 +1,130 @@
+"""Forgetting is written to the log up to its ends, waited for, and reported by what was found and what is left."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import grpc
+import pytest
+from freshet.v1 import gateway_pb2
+from gateway_scene import Scene
+from test_server import gateway
+
+from services.common.errors import DependencyUnavailable, InvalidRequest
+from services.common.forgets import Forget
+from services.gateway.forgetting import Contributions, StoredUser
+
+FOUND = {
+    "history_events": 5,
+    "seen_items": 4,
+    "query_states": 2,
+    "summed_interactions": 7,
+    "remembered_interactions": 3,
+}
+NOTHING = dict.fromkeys(FOUND, 0)
+ANN = StoredUser(pseudonym="p-ann", history_events=5, seen_items=4, query_states=2, in_model=True, forgotten_up_to={})
+
+
+def held(partition: int, interactions: int, remembered: int, up_to: Mapping[int, int]) -> Contributions:
+    return Contributions(
+        summed_interactions=interactions,
+        remembered_interactions=remembered,
+        forgotten_up_to=up_to,
+        partitions=(partition,),
+    )
+
+
+def scene_with_ann() -> Scene:
+    scene = Scene()
+    scene.users.users["ann"] = ANN
+    scene.contributions.held["p-ann"] = [held(0, 6, 1, {}), held(1, 1, 2, {})]
+    return scene
+
+
+def forget_in_encoder(scene: Scene, forget: Forget) -> None:
+    scene.users.users["ann"] = StoredUser(pseudonym="p-ann", in_model=True, forgotten_up_to=forget.up_to)
+
+
+def forget_everywhere(scene: Scene, forget: Forget) -> None:
+    forget_in_encoder(scene, forget)
+    scene.contributions.held["p-ann"] = [held(p, 0, 0, forget.up_to) for p in (0, 1)]
+
+
+async def test_a_preview_says_what_is_there_and_changes_nothing() -> None:
+    scene = scene_with_ann()
+    report = await scene.forget_user("ann", preview=True)
+    assert report.found == report.left == FOUND
+    assert (report.forget_id, report.is_applied, scene.forgets.written) == ("", False, [])
+    assert any("weights" in sentence for sentence in report.remains)
+
+
+async def test_a_forget_voids_up_to_the_ends_of_the_log_and_waits_until_all_have_it() -> None:
+    scene = scene_with_ann()
+    scene.forgets.on_append = lambda forget: forget_everywhere(scene, forget)
+    async with gateway(scene) as stub:
+        answer = await stub.ForgetUser(gateway_pb2.ForgetUserRequest(user_id="ann"), timeout=5)
+    (forget,) = scene.forgets.written
+    assert (forget.user_id, forget.up_to) == ("ann", {3: 8, 4: 1})
+    assert (answer.forget_id, answer.is_applied) == (forget.forget_id, True)
+    assert (dict(answer.found), dict(answer.left)) == (FOUND, NOTHING)
+    assert any("retention" in sentence for sentence in answer.remains)
+
+
+async def test_the_ends_are_asked_for_after_the_call_began() -> None:
+    # An answer that was already on its way may miss what the caller got acknowledged just before.
+    scene = scene_with_ann()
+    scene.forgets.on_append = lambda forget: forget_everywhere(scene, forget)
+    await scene.forget_user("ann", preview=False)
+    assert scene.ends.calls == 2
+
+
+@pytest.mark.parametrize("lacking", ["a refresher lags", "a refresher is silent", "a partition is nobody's", "encoder"])
+async def test_what_not_every_process_has_applied_when_the_time_is_up_is_not_called_applied(lacking: str) -> None:
+    scene = scene_with_ann()
+
+    def apply(forget: Forget) -> None:
+        forget_everywhere(scene, forget)
+        parts = scene.contributions.held["p-ann"]
+        if lacking == "a refresher lags":
+            parts[1] = replace(parts[1], forgotten_up_to={3: 8, 4: 0}, summed_interactions=1)
+        elif lacking == "a refresher is silent":
+            scene.contributions.all_answer = False
+        elif lacking == "a partition is nobody's":
+            del parts[1]
+        else:
+            scene.users.users["ann"] = ANN
+
+    scene.forgets.on_append = apply
+    async with gateway(scene) as stub:
+        answer = await stub.ForgetUser(gateway_pb2.ForgetUserRequest(user_id="ann"), timeout=0.4)
+    assert not answer.is_applied
+    assert answer.forget_id
+    assert any("not every refresher" in sentence for sentence in answer.remains) == (lacking == "a refresher is silent")
+
+
+async def test_a_forget_goes_out_while_the_encoder_is_away_and_says_what_is_not_known() -> None:
+    scene = scene_with_ann()
+    scene.users.failure = DependencyUnavailable("encoder: away")
+    async with gateway(scene) as stub:
+        answer = await stub.ForgetUser(gateway_pb2.ForgetUserRequest(user_id="ann"), timeout=0.4)
+    assert len(scene.forgets.written) == 1
+    assert (dict(answer.found), answer.is_applied) == ({}, False)
+    assert any("not known" in sentence for sentence in answer.remains)
+    with pytest.raises(DependencyUnavailable):
+        await scene.forget_user("ann", preview=True)
+
+
+@pytest.mark.parametrize("part", ["forgets", "ends"])
+async def test_without_the_log_nothing_is_forgotten_and_the_caller_is_told_to_retry(part: str) -> None:
+    scene = scene_with_ann()
+    getattr(scene, part).failure = DependencyUnavailable("away")
+    async with gateway(scene) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ForgetUser(gateway_pb2.ForgetUserRequest(user_id="ann"), timeout=2)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert ("retry-after-ms", "500") in [(key, value) for key, value in caught.value.trailing_metadata() or ()]
+    assert scene.forgets.written == []
+
+
+async def test_a_bad_user_id_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="user_id='text of 0 bytes' allowed: 1-128 bytes"):
+        await Scene().forget_user("", preview=True)
