@@ -6,6 +6,7 @@ Importing it loads typer and nothing heavy (no PyTorch, gRPC or NumPy): `freshet
 import typer
 
 from services.cli.commands import (
+    attribute,
     bench,
     data,
     demo,
@@ -57,6 +58,7 @@ app.command("train", rich_help_panel=_DATA)(train.train)
 app.command("export", rich_help_panel=_DATA)(train.export)
 app.command("index", rich_help_panel=_DATA)(index.index)
 app.command("import", rich_help_panel=_DATA)(import_past.import_past)
+app.command("attribute", rich_help_panel=_DATA)(attribute.attribute)
 app.add_typer(data.app, rich_help_panel=_DATA)
 app.add_typer(bench.app, rich_help_panel=_MEASURE)
 app.add_typer(evaluate.app, rich_help_panel=_MEASURE)

@@ -29,6 +29,7 @@ MAX_SILENT_POLLS = 60
 class ReattributionReport:
     """records: read of `interactions`. attributions: written now; skipped: records that an earlier run had done."""
 
+    model_version: str
     records: int
     attributions: int
     skipped: int
@@ -105,7 +106,12 @@ class Reattribution:
         finally:
             for stream in streams.values():
                 stream.close()
-        return ReattributionReport(records=total, attributions=self._outbox.written, skipped=skipped)
+        return ReattributionReport(
+            model_version=self._vocabulary.model_version,
+            records=total,
+            attributions=self._outbox.written,
+            skipped=skipped,
+        )
 
     def _read(self, stream: Stream, partition: int, end: int, forgotten: Forgotten) -> Iterator[int]:
         """Apply one partition up to `end`; yields the offsets reached."""

@@ -77,6 +77,6 @@ def import_past(
         return
     typer.echo(
         f"imported {report.interactions:,} interactions of {report.users_filled:,} users "
-        f"in {report.write_seconds + report.fill_seconds:.0f} s "
-        f"({report.unknown_items:,} of them on items that the model does not know)"
+        f"in {report.write_seconds + report.fill_seconds:.0f} s, {report.attributions:,} attributions "
+        f"({report.unknown_items:,} interactions on items that the model does not know)"
     )
