@@ -5,13 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from stream_scene import WINDOW, ordered_events, untrained
 
 from services.algorithms.history import window_start
 from services.algorithms.item_buckets import item_bucket
-from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.sequential import SequentialModel
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
-from services.datasets import Interactions
 from services.evaluation.stream_baselines import (
     NeighbourSettings,
     StreamingItemNeighbours,
@@ -23,64 +21,15 @@ from services.evaluation.stream_setting import StreamSetting, stream_setting, tr
 from services.evaluation.stream_states import states_before
 from services.evaluation.stream_walk import Contender, walk
 
-_WINDOW = 8
-
-
-def _events(num_users: int = 12, num_items: int = 25, events: int = 240, *, seed: int = 3) -> Interactions:
-    """People who take each item at most once, in a random order of their own."""
-    rng = np.random.default_rng(seed)
-    orders = [rng.permutation(num_items) for _ in range(num_users)]
-    taken = np.zeros(num_users, dtype=int)
-    users, items = [], []
-    while len(users) < events:
-        user = int(rng.integers(num_users))
-        if taken[user] < num_items:
-            users.append(user)
-            items.append(int(orders[user][taken[user]]))
-            taken[user] += 1
-    return Interactions(
-        users=np.array(users, dtype=np.int32),
-        items=np.array(items, dtype=np.int32),
-        timestamps=np.sort(rng.integers(10**9, 10**9 + 10**6, events)),
-        values=rng.integers(1, 6, events).astype(np.float32),
-        types=np.zeros(events, dtype=np.int16),
-        user_ids=[f"user-{user}" for user in range(num_users)],
-        item_ids=[f"item-{item}" for item in range(num_items)],
-        type_names=["rating"],
-        titles=[""] * num_items,
-        categories=[()] * num_items,
-        name="orders",
-        source="made for tests",
-    )
-
-
-def _untrained(interactions: Interactions, *, seed: int, buckets: int = 0) -> SequentialModel:
-    torch.manual_seed(seed)
-    encoder = EncoderShape(
-        kind="hstu",
-        num_blocks=1,
-        num_heads=1,
-        width=8,
-        d_qk=4,
-        d_v=4,
-        max_history=_WINDOW,
-        num_time_buckets=16,
-        num_item_buckets=buckets,
-    )
-    head = HeadShape(
-        kind="mol", num_query_components=2, num_item_components=2, component_width=6, tau=0.05, gate_hidden=5
-    )
-    return SequentialModel(encoder, head, num_items=interactions.num_items).eval()
-
 
 @pytest.fixture(scope="module")
 def setting() -> StreamSetting:
-    return stream_setting(_events(), seed=1, withheld_share=0.2, stream_share=0.5)
+    return stream_setting(ordered_events(), seed=1, withheld_share=0.2, stream_share=0.5)
 
 
 @pytest.fixture(scope="module")
 def model(setting: StreamSetting) -> StreamModel:
-    return stream_model(setting, _untrained, seed=0, past=True)
+    return stream_model(setting, untrained, seed=0, past=True)
 
 
 def _pefa(setting: StreamSetting, model: StreamModel, *, from_past: bool = True, capacity: int = 10_000) -> Contender:
@@ -103,7 +52,7 @@ def _everyone(setting: StreamSetting, model: StreamModel) -> Sequence[Contender]
 
 
 def test_withheld_items_never_happened_before_the_split_and_all_happen_after_it() -> None:
-    data = _events()
+    data = ordered_events()
     setting = stream_setting(data, seed=1, withheld_share=0.2, stream_share=0.5)
     events = setting.interactions
     assert setting.withheld.sum() == 5
@@ -116,13 +65,13 @@ def test_withheld_items_never_happened_before_the_split_and_all_happen_after_it(
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_a_share_outside_its_range_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match="withheld_share"):
-        stream_setting(_events(), seed=0, withheld_share=share)
+        stream_setting(ordered_events(), seed=0, withheld_share=share)
 
 
 @pytest.mark.parametrize("buckets", [0, 3])
 def test_a_state_is_what_encoding_that_history_alone_gives(setting: StreamSetting, buckets: int) -> None:
     part = training_part(setting.interactions, setting.split)
-    model = _untrained(part.interactions, seed=0, buckets=buckets)
+    model = untrained(part.interactions, seed=0, buckets=buckets)
     before = states_before(model, part, setting.interactions, first=setting.split)
     events = setting.interactions
     slid = 0
@@ -134,7 +83,7 @@ def test_a_state_is_what_encoding_that_history_alone_gives(setting: StreamSettin
             rows = [model.num_items + item_bucket(events.item_ids[code], buckets) for code in events.items[history]]
             items = np.where(items >= 0, items, rows)
         history, items = history[items >= 0], items[items >= 0]
-        start = window_start(len(history), _WINDOW)
+        start = window_start(len(history), WINDOW)
         slid += start > 0
         if not len(history):
             assert before.rows[place] == -1
@@ -213,7 +162,7 @@ def test_a_model_share_of_one_leaves_frozen_items_as_they_are(setting: StreamSet
 
 def test_a_retrained_model_knows_what_came_before_its_training(setting: StreamSetting, model: StreamModel) -> None:
     half = setting.num_streamed // 2
-    retrained = stream_model(setting, _untrained, seed=0, first=half)
+    retrained = stream_model(setting, untrained, seed=0, first=half)
     both = TrainedModels(setting, [model, retrained], name="retrained")
     walked = walk(setting, [both, TrainedModels(setting, [model], name="frozen")], batch_events=50)
     assert walked.ranks["retrained"][:half].tolist() == walked.ranks["frozen"][:half].tolist()
