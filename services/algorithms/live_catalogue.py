@@ -230,6 +230,7 @@ class LiveCatalogue:
                 self._keep_aside([item_id for item_id in found.item_ids if item_id in self._evidence])
                 self._change({}, found.item_ids)
             self._described.update(hidden)
+            self._publish_again()
             shown = {item_id: one for item_id, one in newest.items() if one.is_served}
             returning = [item_id for item_id in shown if self.is_hidden(item_id)]
             renamed = [
@@ -249,8 +250,7 @@ class LiveCatalogue:
                 raise
             for item_id in returning:
                 self._aside.pop(item_id, None)
-            before = self._kept[-1]
-            self._publish(before.position, before.newest_recorded_ms, before.lag_s)
+            self._publish_again()
 
     def reset(self) -> None:
         """Back to the bundle's states: the positions so far mean nothing any more."""
@@ -300,6 +300,11 @@ class LiveCatalogue:
         )
         others = [one for one in self._kept if one.position != position]
         self._kept = (*others[max(0, len(others) - self._versions_kept + 1) :], served)
+
+    def _publish_again(self) -> None:
+        """The same position with other items visible."""
+        before = self._kept[-1]
+        self._publish(before.position, before.newest_recorded_ms, before.lag_s)
 
     def _merged(self, served: Served) -> Served:
         newest = self.index.version

@@ -1,0 +1,313 @@
+"""A catalogue that changes while it answers: against a dictionary that is changed alike, and its versions by name."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from retrieval_scene import make_items, make_pair_gate, make_queries, unit
+
+from services.algorithms.catalogue import Catalogue, make_catalogue
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.mutable.index import IndexFullError
+from services.algorithms.indexes.mutable.lookup import find_items
+from services.algorithms.live_catalogue import NO_CHANGE, LiveCatalogue
+from services.algorithms.ops.mol_scores.reference import mol_scores_reference
+from services.algorithms.states import ItemStates
+
+P_Q, P_X, D = 2, 2, 4
+GATE = make_pair_gate(np.random.default_rng(0), P_Q * P_X, 6)
+QUERY = make_queries(np.random.default_rng(1), 1, P_Q, P_X, D)
+IDS = [f"i{row}" for row in range(8)]
+STATES = make_items(np.random.default_rng(2), 8, P_Q, P_X, D)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    item_id: str
+    components: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
+    gate: np.ndarray | None = None
+    model_share: float = 0.5
+    num_interactions: int = 3
+    dropped: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    item_id: str
+    title: str = ""
+    categories: Sequence[str] = ()
+    is_served: bool = True
+
+
+def refreshed(item_id: str, seed: int) -> Change:
+    rng = np.random.default_rng(1000 + seed)
+    return Change(
+        item_id=item_id,
+        components=unit(rng.normal(size=(P_X, D))),
+        gate=rng.normal(size=P_Q * P_X).astype(np.float32),
+        model_share=0.25,
+        num_interactions=seed,
+    )
+
+
+def base() -> Catalogue:
+    return make_catalogue(
+        model_version="m",
+        item_ids=IDS,
+        titles=[f"Title {item_id}" for item_id in IDS],
+        categories=[("even",) if row % 2 == 0 else ("odd",) for row in range(8)],
+        items=STATES,
+        pair_gate=GATE,
+    )
+
+
+def live(**changes: object) -> LiveCatalogue:
+    build = lambda items, gate: {"brute_force": BruteForce(items)}  # noqa: E731
+    return LiveCatalogue(base(), build=build, **changes)  # type: ignore[arg-type]
+
+
+def answer(catalogue: LiveCatalogue, wanted: ItemFilter | None = None, name: str = "") -> dict[str, float]:
+    """Everything that a search finds, with s, best first."""
+    served = catalogue.version_named(name)[0] if name else catalogue.served
+    top = catalogue.index.search(QUERY, 100, wanted, version=served.version)
+    return dict(zip(top.item_ids[0], top.scores[0].tolist(), strict=False))
+
+
+def score(components: np.ndarray, gate: np.ndarray) -> float:
+    states = ItemStates(components=components[None], gate=gate[None])
+    return float(mol_scores_reference(QUERY, states, GATE)[0, 0])
+
+
+def base_score(item_id: str) -> float:
+    assert STATES.gate is not None
+    row = IDS.index(item_id)
+    return score(STATES.components[row], STATES.gate[row])
+
+
+def test_before_any_change_it_is_the_bundle_under_the_bundles_name() -> None:
+    catalogue = live()
+    assert catalogue.served.name == catalogue.base.index_version
+    assert catalogue.served.position == NO_CHANGE
+    assert answer(catalogue) == pytest.approx({item_id: base_score(item_id) for item_id in IDS})
+
+
+def test_a_refreshed_item_a_new_one_and_one_that_is_dropped_again() -> None:
+    catalogue = live()
+    one, new = refreshed("i3", 1), refreshed("new", 2)
+    assert catalogue.apply(10, [one, new], newest_recorded_ms=5_000, lag_s=0.5) == ()
+    assert one.gate is not None
+    assert new.gate is not None
+    found = answer(catalogue)
+    assert found["i3"] == pytest.approx(score(one.components, one.gate))
+    assert found["new"] == pytest.approx(score(new.components, new.gate))
+    assert catalogue.served.name == f"{catalogue.base.index_version}+10"
+    assert (catalogue.served.newest_recorded_ms, catalogue.served.lag_s) == (5_000, 0.5)
+    catalogue.apply(12, [Change(item_id="i3", dropped=True), Change(item_id="new", dropped=True)])
+    assert answer(catalogue) == pytest.approx({item_id: base_score(item_id) for item_id in IDS})
+    assert (catalogue.served.position, catalogue.served.newest_recorded_ms) == (12, 5_000)
+
+
+def test_an_older_interaction_does_not_make_the_index_look_older() -> None:
+    catalogue = live()
+    catalogue.apply(1, [refreshed("i1", 1)], newest_recorded_ms=9_000, lag_s=0.1)
+    catalogue.apply(2, [refreshed("i2", 1)], newest_recorded_ms=4_000, lag_s=5.0)
+    assert (catalogue.served.newest_recorded_ms, catalogue.served.lag_s) == (9_000, 0.1)
+
+
+def test_a_state_of_another_shape_is_left_out_and_named() -> None:
+    catalogue = live()
+    wrong = [
+        Change(item_id="i1", components=np.ones((1, D), dtype=np.float32), gate=np.ones(4, dtype=np.float32)),
+        Change(item_id="i2", components=np.ones((P_X, D), dtype=np.float32)),
+        Change(item_id="i4", components=np.ones((P_X, D), dtype=np.float32), gate=np.ones(3, dtype=np.float32)),
+    ]
+    assert catalogue.apply(3, [*wrong, refreshed("i5", 1)]) == ("i1", "i2", "i4")
+    found = answer(catalogue)
+    assert found["i1"] == pytest.approx(base_score("i1"))
+    assert found["i5"] != pytest.approx(base_score("i5"))
+
+
+def test_an_item_withdrawn_while_states_are_in_flight_returns_with_what_it_learnt() -> None:
+    catalogue = live()
+    catalogue.apply(1, [refreshed("i1", 1)])
+    catalogue.describe([Description(item_id="i1", is_served=False), Description(item_id="later", is_served=False)])
+    latest, later = refreshed("i1", 2), refreshed("later", 3)
+    catalogue.apply(2, [latest, later])
+    assert not {"i1", "later"} & set(answer(catalogue))
+    assert catalogue.is_hidden("i1")
+    assert catalogue.explain("i1") is None
+    catalogue.describe([Description(item_id="i1"), Description(item_id="later", categories=("odd",))])
+    assert latest.gate is not None
+    assert answer(catalogue)["i1"] == pytest.approx(score(latest.components, latest.gate))
+    assert set(answer(catalogue, ItemFilter(allow_categories=["odd"]))) == {"i3", "i5", "i7", "later"}
+    assert catalogue.served.position == 2
+
+
+def test_a_bundle_item_that_learnt_nothing_returns_as_it_was() -> None:
+    catalogue = live()
+    catalogue.describe([Description(item_id="i2", is_served=False)])
+    assert "i2" not in answer(catalogue)
+    catalogue.describe([Description(item_id="i2", title="Back", categories=("new",))])
+    assert answer(catalogue)["i2"] == pytest.approx(base_score("i2"))
+    assert list(answer(catalogue, ItemFilter(allow_categories=["new"]))) == ["i2"]
+    assert catalogue.title_of("i2") == "Back"
+
+
+def test_metadata_changes_titles_and_categories_and_keeps_states() -> None:
+    catalogue = live()
+    one = refreshed("i4", 1)
+    catalogue.apply(1, [one])
+    catalogue.describe(
+        [Description(item_id="i4", title="Old"), Description(item_id="i4", title="New", categories=["x"])]
+    )
+    assert one.gate is not None
+    assert answer(catalogue, ItemFilter(allow_categories=["x"])) == pytest.approx(
+        {"i4": score(one.components, one.gate)}
+    )
+    assert "i4" not in answer(catalogue, ItemFilter(allow_categories=["even"]))
+    catalogue.apply(2, [refreshed("i4", 2)])
+    assert list(answer(catalogue, ItemFilter(allow_categories=["x"]))) == ["i4"]
+    assert catalogue.title_of("i4") == "New"
+    assert catalogue.title_of("i5") == "Title i5"
+    assert catalogue.title_of("nowhere") == ""
+
+
+def test_metadata_that_came_before_the_first_state_is_the_new_items() -> None:
+    catalogue = live()
+    catalogue.describe([Description(item_id="new", title="N", categories=["fresh"])])
+    assert "new" not in answer(catalogue)
+    catalogue.apply(1, [refreshed("new", 1)])
+    assert list(answer(catalogue, ItemFilter(allow_categories=["fresh"]))) == ["new"]
+
+
+def test_versions_answer_as_they_did_as_long_as_they_are_kept() -> None:
+    catalogue = live(versions_kept=3)
+    then: dict[str, dict[str, float]] = {}
+    for position in range(5):
+        then[catalogue.served.name] = answer(catalogue)
+        catalogue.apply(10 * position, [refreshed("i1", position)])
+    then[catalogue.served.name] = answer(catalogue)
+    names = list(then)
+    for name in names[-3:]:
+        served, is_it = catalogue.version_named(name)
+        assert (served.name, is_it) == (name, True)
+        assert answer(catalogue, name=name) == then[name]
+    for name in names[:-3]:
+        assert catalogue.version_named(name)[0].name == names[-3]
+        assert not catalogue.version_named(name)[1]
+    ahead = f"{catalogue.base.index_version}+999"
+    assert catalogue.version_named(ahead)[0].name == names[-1]
+    assert catalogue.is_ahead(ahead)
+    assert not catalogue.is_ahead(names[-1])
+    assert not catalogue.is_ahead("another.12345678+999")
+    assert catalogue.version_named("another.12345678+20")[0].name == names[-1]
+
+
+def test_a_merge_changes_neither_name_nor_answer() -> None:
+    catalogue = live(versions_kept=2)
+    catalogue.apply(1, [refreshed("i1", 1), refreshed("new", 2)])
+    name, before = catalogue.served.name, answer(catalogue)
+    catalogue.index.merge()
+    assert (catalogue.served.name, answer(catalogue)) == (name, before)
+    assert not catalogue.served.version.delta()
+    assert catalogue.version_named(name)[1]
+
+
+def test_an_item_is_explained_with_its_base_and_its_evidence() -> None:
+    catalogue = live()
+    one = refreshed("i1", 7)
+    catalogue.apply(4, [one, refreshed("new", 2)])
+    item = catalogue.explain("i1")
+    assert item is not None
+    np.testing.assert_array_equal(item.state.components[0], one.components)
+    assert item.base is not None
+    np.testing.assert_array_equal(item.base.components[0], STATES.components[1])
+    assert (item.model_share, item.num_interactions, item.title) == (0.25, 7, "Title i1")
+    untouched, new = catalogue.explain("i2"), catalogue.explain("new")
+    assert untouched is not None
+    assert (untouched.model_share, untouched.num_interactions) == (1.0, 0)
+    assert new is not None
+    assert new.base is None
+    assert catalogue.explain("nowhere") is None
+
+
+def test_a_change_beyond_the_memory_limit_changes_nothing_and_withdrawals_still_work() -> None:
+    catalogue = live()
+    catalogue.index.max_bytes = catalogue.index.memory.total
+    before, name = answer(catalogue), catalogue.served.name
+    with pytest.raises(IndexFullError, match="max_bytes"):
+        catalogue.apply(1, [refreshed("i1", 1)])
+    assert (answer(catalogue), catalogue.served.name) == (before, name)
+    catalogue.describe([Description(item_id="i1", is_served=False)])
+    assert "i1" not in answer(catalogue)
+    with pytest.raises(IndexFullError, match="max_bytes"):
+        catalogue.describe([Description(item_id="i1"), Description(item_id="i2", is_served=False)])
+    assert not {"i1", "i2"} & set(answer(catalogue))
+    catalogue.index.max_bytes = None
+    catalogue.describe([Description(item_id="i1")])
+    assert answer(catalogue)["i1"] == pytest.approx(base_score("i1"))
+
+
+def test_reset_is_the_bundle_again_but_for_what_is_withdrawn() -> None:
+    catalogue = live(versions_kept=4)
+    catalogue.apply(1, [refreshed("i1", 1), refreshed("new", 2), refreshed("i2", 3)])
+    catalogue.describe([Description(item_id="i2", is_served=False)])
+    catalogue.reset()
+    assert catalogue.served.name == catalogue.base.index_version
+    assert answer(catalogue) == pytest.approx({item_id: base_score(item_id) for item_id in IDS if item_id != "i2"})
+    catalogue.describe([Description(item_id="i2")])
+    assert answer(catalogue)["i2"] == pytest.approx(base_score("i2"))
+
+
+def test_items_are_found_by_id_wherever_they_live() -> None:
+    catalogue = live()
+    catalogue.apply(1, [refreshed("i1", 1), refreshed("new", 2)])
+    asked = ["new", "nowhere", "i7", "i1", "i0"]
+    found = find_items(catalogue.served.version, asked)
+    assert found.item_ids == ("new", "i7", "i1", "i0")
+    whole = answer(catalogue)
+    assert found.scores(QUERY, 0).tolist() == pytest.approx([whole[item_id] for item_id in found.item_ids])
+    states = found.states()
+    np.testing.assert_array_equal(states.components[1], STATES.components[7])
+    assert states.gate is not None
+    assert found.error(QUERY, 0) < 1e-10
+    assert len(find_items(catalogue.served.version, [])) == 0
+
+
+steps = st.one_of(
+    st.tuples(st.just("refresh"), st.sampled_from([*IDS, "x", "y"]), st.integers(0, 5)),
+    st.tuples(st.just("drop"), st.sampled_from([*IDS, "x", "y"]), st.just(0)),
+    st.tuples(st.just("hide"), st.sampled_from([*IDS, "x", "y"]), st.just(0)),
+    st.tuples(st.just("show"), st.sampled_from([*IDS, "x", "y"]), st.integers(0, 2)),
+    st.tuples(st.just("merge"), st.just(""), st.just(0)),
+)
+
+
+@given(st.lists(steps, max_size=25))
+@settings(deadline=None, max_examples=60)
+def test_any_order_of_changes_ends_where_a_dictionary_does(changes: list[tuple[str, str, int]]) -> None:
+    catalogue = live()
+    states: dict[str, Change] = {}
+    hidden: set[str] = set()
+    for position, (what, item_id, number) in enumerate(changes):
+        if what == "refresh":
+            states[item_id] = refreshed(item_id, number)
+            catalogue.apply(position, [states[item_id]])
+        elif what == "drop":
+            states.pop(item_id, None)
+            catalogue.apply(position, [Change(item_id=item_id, dropped=True)])
+        elif what == "merge":
+            catalogue.index.merge()
+        else:
+            (hidden.add if what == "hide" else hidden.discard)(item_id)
+            description = Description(item_id=item_id, categories=[f"c{number}"], is_served=what == "show")
+            catalogue.describe([description])
+    wanted = {item_id: base_score(item_id) for item_id in IDS}
+    for item_id, one in states.items():
+        assert one.gate is not None
+        wanted[item_id] = score(one.components, one.gate)
+    assert answer(catalogue) == pytest.approx({name: s for name, s in wanted.items() if name not in hidden})
