@@ -7,6 +7,7 @@ import typer
 
 from services.cli.commands import (
     attribute,
+    backup,
     bench,
     data,
     demo,
@@ -47,6 +48,8 @@ app.command("status", rich_help_panel=_STACK)(stack.status)
 app.command("doctor", rich_help_panel=_STACK)(stack.doctor)
 app.command("serve", rich_help_panel=_STACK)(stack.serve)
 app.command("watch", rich_help_panel=_STACK)(watch.watch)
+app.command("backup", rich_help_panel=_STACK)(backup.backup)
+app.command("restore", rich_help_panel=_STACK)(backup.restore)
 app.command("recommend", rich_help_panel=_TALK)(recommend.recommend)
 app.command("record", rich_help_panel=_TALK)(record.record)
 app.command("undo", rich_help_panel=_TALK)(record.undo)

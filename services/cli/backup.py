@@ -1,0 +1,268 @@
+"""A backup: a model's bundle, the refresher's checkpoints and the stream's positions as one checksummed set.
+
+A folder with `manifest.json` (written last), `bundle/` and `checkpoints/`. The manifest names every file with its
+size and SHA-256 and carries a checksum of its own, so half a copy, a changed byte or files of two backups are refused.
+A checkpoint is taken whole while its refresher runs: position and content are one file. What it does not hold is the
+log: Kafka's topics are the truth, and a restored checkpoint goes on from its position in them.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from services.algorithms.bundle import BundleError, load_bundle
+from services.refresher.checkpoint import CheckpointError, unpack
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_CHUNK = 1 << 20
+
+
+class BackupError(ValueError):
+    """A set is torn, altered, of another format, or its parts do not belong together; the message names both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Positions:
+    """How far the stream was. attributions: what the checkpoints hold, per partition; the others what Redis said then,
+    if it was asked."""
+
+    attributions: Mapping[int, int]
+    interactions: Mapping[int, int] = field(default_factory=dict)
+    epoch: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backup:
+    """A verified set. files: relative path -> (bytes, SHA-256)."""
+
+    folder: Path
+    model_version: str
+    created: str
+    positions: Positions
+    files: Mapping[str, tuple[int, str]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(size for size, _ in self.files.values())
+
+    def describe(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "folder": str(self.folder),
+            "model_version": self.model_version,
+            "created": self.created,
+            "files": len(self.files),
+            "bytes": self.nbytes,
+            "positions": asdict(self.positions),
+        }
+
+
+def make_backup(
+    folder: Path, *, bundle: Path, checkpoints: Path, interactions: Mapping[int, int], epoch: str | None
+) -> Backup:
+    """Copy `bundle` and its model's checkpoints below `checkpoints` into `folder`, which must not exist.
+
+    `interactions` and `epoch` are what Redis says now (empty and None when it is away). The set appears at once, by
+    renaming; a copy that fails leaves nothing.
+    Raises: BackupError for a folder that exists, a damaged bundle, or a checkpoint of which neither the newest nor the
+    one before is whole.
+    """
+    if folder.exists():
+        raise BackupError(f"{folder} exists already; name a folder that does not")
+    version = _bundle_version(bundle)
+    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        shutil.copytree(bundle, aside / "bundle")
+        (aside / "checkpoints").mkdir()
+        attributions = {}
+        for number, (data, offset) in _checkpoints(checkpoints / version):
+            (aside / "checkpoints" / f"partition-{number}.checkpoint").write_bytes(data)
+            attributions[number] = offset
+        # The copy itself is opened once more: a bundle that was replaced half-way would disagree with its checksums.
+        if (copied := _bundle_version(aside / "bundle")) != version:
+            raise BackupError(f"the bundle was replaced while it was copied: {version} before, {copied} after")
+        positions = Positions(attributions=attributions, interactions=dict(interactions), epoch=epoch)
+        _write_manifest(aside, version, positions)
+        aside.rename(folder)
+    except OSError as exc:
+        raise BackupError(f"{folder} cannot be written: {exc}") from exc
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return read_backup(folder)
+
+
+def read_backup(folder: Path) -> Backup:
+    """Open and verify a whole set: its manifest, every file, the bundle, each checkpoint, and that all agree.
+
+    Raises: BackupError saying what is wrong.
+    """
+    manifest = _read_manifest(folder)
+    found = {str(path.relative_to(folder)): path for path in _files(folder)}
+    named: dict[str, tuple[int, str]] = {name: (size, digest) for name, (size, digest) in manifest["files"].items()}
+    if missing := sorted(named.keys() - found.keys()):
+        raise BackupError(f"{folder} is torn: {missing[0]} is missing ({len(missing)} of {len(named)} files)")
+    if unknown := sorted(found.keys() - named.keys()):
+        raise BackupError(f"{folder} holds {unknown[0]}, which its manifest does not name")
+    for name, (size, digest) in named.items():
+        actual = _sha256(found[name])
+        if actual != (size, digest):
+            raise BackupError(
+                f"{folder / name} has {actual[0]} bytes and sha256 {actual[1]}; its manifest says {size} and {digest}"
+            )
+    version = str(manifest["model_version"])
+    if (bundled := _bundle_version(folder / "bundle")) != version:
+        raise BackupError(f"{folder} mixes models: its bundle is {bundled}, its manifest says {version}")
+    positions = manifest["positions"]
+    attributions = {int(number): int(offset) for number, offset in positions["attributions"].items()}
+    held = {number: offset for number, (_, offset) in _checkpoints(folder / "checkpoints")}
+    if held != attributions:
+        raise BackupError(f"{folder} mixes moments: its checkpoints end at {held}, its manifest says {attributions}")
+    return Backup(
+        folder=folder,
+        model_version=version,
+        created=str(manifest["created"]),
+        positions=Positions(
+            attributions=attributions,
+            interactions={int(number): int(offset) for number, offset in positions["interactions"].items()},
+            epoch=positions["epoch"],
+        ),
+        files=named,
+    )
+
+
+def restore_backup(
+    backup: Backup, *, bundle: Path, checkpoints: Path, ends: Mapping[int, int] | None, replace: bool = False
+) -> list[str]:
+    """Put a verified set in place; return sentences about what was set aside.
+
+    `ends`: where each partition of `attributions` ends now (None: the log could not be asked). What is there already
+    is refused, or with `replace` renamed to `<name>.before-<when>`, never deleted.
+    Raises: BackupError when the log ends before a checkpoint's position, or something is in the way.
+    """
+    if ends is not None:
+        _require_log(backup.positions.attributions, ends)
+    folder = checkpoints / backup.model_version
+    in_the_way = [path for path in (bundle, folder) if path.exists() and any(path.iterdir())]
+    if in_the_way and not replace:
+        raise BackupError(f"{in_the_way[0]} is not empty; --replace sets it aside")
+    when = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    said = []
+    for source, target in ((backup.folder / "bundle", bundle), (backup.folder / "checkpoints", folder)):
+        aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copytree(source, aside)
+            if target.exists():
+                before = target.with_name(f"{target.name}.before-{when}")
+                target.rename(before)
+                said.append(f"what was at {target} is now at {before}")
+            aside.rename(target)
+        except OSError as exc:
+            raise BackupError(f"{target} cannot be written: {exc}") from exc
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return said
+
+
+def _require_log(held: Mapping[int, int], ends: Mapping[int, int]) -> None:
+    for number, offset in sorted(held.items()):
+        end = ends.get(number)
+        if end is None or offset >= end:
+            found = "does not exist" if end is None else f"ends before offset {end}"
+            raise BackupError(
+                f"the checkpoint of partition {number} has folded attributions up to offset {offset}, but that "
+                f"partition {found}: it is another log; `freshet rebuild` makes checkpoints of the log that is there"
+            )
+
+
+def _bundle_version(bundle: Path) -> str:
+    try:
+        return load_bundle(bundle).model_version
+    except BundleError as exc:
+        raise BackupError(str(exc)) from exc
+
+
+def _checkpoints(folder: Path) -> Iterator[tuple[int, tuple[bytes, int]]]:
+    """Per partition: the bytes of its newest whole checkpoint, and the offset that it has folded."""
+    if not folder.is_dir():
+        return
+    numbers = {int(path.stem.removeprefix("partition-")) for path in folder.glob("partition-*.*")}
+    for number in sorted(numbers):
+        problems = []
+        for name in (f"partition-{number}.checkpoint", f"partition-{number}.older"):
+            try:
+                data = (folder / name).read_bytes()
+                values, _ = unpack(data)
+            except FileNotFoundError:
+                continue
+            except CheckpointError as exc:
+                problems.append(f"{folder / name}: {exc}")
+                continue
+            if values["partition"] != number:
+                raise BackupError(f"{folder / name} is of partition {values['partition']}")
+            yield number, (data, int(values["folded_offset"]))
+            break
+        else:
+            raise BackupError("; ".join(problems) or f"{folder} lost its partition {number} while it was read")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST)
+
+
+def _sha256(path: Path) -> tuple[int, str]:
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def _own_checksum(manifest: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _write_manifest(folder: Path, version: str, positions: Positions) -> None:
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "model_version": version,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "positions": {
+            "attributions": {str(number): offset for number, offset in positions.attributions.items()},
+            "interactions": {str(number): offset for number, offset in positions.interactions.items()},
+            "epoch": positions.epoch,
+        },
+        "files": {str(path.relative_to(folder)): list(_sha256(path)) for path in _files(folder)},
+    }
+    manifest["sha256"] = _own_checksum(manifest)
+    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        written, found = manifest["sha256"], _own_checksum(manifest)
+    except FileNotFoundError as exc:
+        raise BackupError(f"{folder} is no backup, or a torn one: it has no {MANIFEST}") from exc
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise BackupError(f"{folder / MANIFEST} cannot be read: {exc!r}") from exc
+    if written != found:
+        raise BackupError(f"{folder / MANIFEST} has sha256 {found}; it says {written}")
+    if manifest["format"] != FORMAT:
+        raise BackupError(f"{folder} has format {manifest['format']}; this version reads {FORMAT}")
+    return manifest

@@ -1,0 +1,169 @@
+"""`freshet backup DIR` and `freshet restore DIR`: bundle, refresher checkpoints and positions as one set.
+
+Thin: where a local stack keeps things, what Redis and Kafka say now, and what the set itself says.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+
+if TYPE_CHECKING:
+    from services.cli.backup import Backup
+    from services.cli.stack import Stack
+
+_DEFAULT_STATE = Path(".freshet")
+_State = Annotated[Path, typer.Option("--state", envvar="FRESHET_STATE", help="The local stack's folder.")]
+_Bundle = Annotated[Path | None, typer.Option(envvar="FRESHET_BUNDLE", help="Model bundle [the stack's].")]
+_Checkpoints = Annotated[
+    Path | None,
+    typer.Option(envvar="FRESHET_REFRESHER_CHECKPOINTS", help="The refreshers' checkpoints [STATE/data/refresher]."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+# Kafka and Redis may run while a set is put in place: nobody holds its files.
+_HOLDERS = ("inference-server", "gateway", "encoder", "candidates", "reranker", "refresher")
+
+
+@reports_errors
+def backup(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist yet.")],
+    *,
+    state: _State = _DEFAULT_STATE,
+    bundle: _Bundle = None,
+    checkpoints: _Checkpoints = None,
+    as_json: _Json = False,
+) -> None:
+    """Copy what everybody is served from into one checksummed set, while everything runs.
+
+    The set holds the model bundle, each partition's newest whole checkpoint (sums, memory and position are one file)
+    and how far the stream was. The log itself is Kafka's to back up: a restored set goes on from its position in it.
+
+    Example:  freshet backup backups/monday
+    """
+    from services.cli.backup import BackupError, make_backup
+    from services.cli.stack import Stack
+
+    stack = Stack(state, bundle=bundle)
+    epoch, interactions = _applied(stack)
+    try:
+        made = make_backup(
+            folder,
+            bundle=stack.bundle,
+            checkpoints=checkpoints or stack.place.state.data("refresher"),
+            interactions=interactions,
+            epoch=epoch,
+        )
+    except BackupError as error:
+        raise CommandError(str(error)) from error
+    notes = [] if epoch is not None else ["Redis did not answer: the set says nothing of `interactions`"]
+    if not made.positions.attributions:
+        notes.append("there is no checkpoint of this model: the set holds the bundle alone")
+    _show(made, notes, as_json=as_json, done="backed up")
+
+
+@reports_errors
+def restore(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `freshet backup` made.")],
+    *,
+    state: _State = _DEFAULT_STATE,
+    bundle: _Bundle = None,
+    checkpoints: _Checkpoints = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Set aside what is there already.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only verify the set.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Verify a set and put it in place; the refreshers then go on from its positions.
+
+    Refused, with both values named: a file that is missing, added or altered, a bundle or checkpoint of another model
+    or moment, a log (where Kafka answers) that ends before a checkpoint's position, a stack whose processes run.
+
+    Example:  freshet down && freshet restore backups/monday && freshet up
+
+    Example:  freshet restore backups/monday --check
+    """
+    from services.cli.backup import BackupError, read_backup, restore_backup
+    from services.cli.stack import Stack
+
+    stack = Stack(state, bundle=bundle)
+    notes: list[str] = []
+    try:
+        found = read_backup(folder)
+        if not check:
+            running = [part.name for part in stack.status() if part.running and part.name in _HOLDERS]
+            if running:
+                raise CommandError(
+                    f"{', '.join(running)} of {state} run and hold what would be replaced",
+                    advice=f"freshet down --state {state}",
+                    status=ExitStatus.UNAVAILABLE,
+                )
+            ends = _log_ends(stack)
+            if ends is None:
+                notes.append("Kafka did not answer: the positions are not compared with its log")
+            notes += restore_backup(
+                found,
+                bundle=stack.bundle,
+                checkpoints=checkpoints or stack.place.state.data("refresher"),
+                ends=ends,
+                replace=replace,
+            )
+    except BackupError as error:
+        raise CommandError(str(error)) from error
+    _show(found, notes, as_json=as_json, done="whole" if check else "restored")
+
+
+def _applied(stack: "Stack") -> tuple[str | None, Mapping[int, int]]:
+    """Epoch and watermarks of `interactions`, None and nothing when Redis is away."""
+    from services.common.errors import DependencyUnavailable
+    from services.common.state_store import StateReader
+    from services.common.topics import NUM_PARTITIONS
+
+    async def read() -> tuple[str | None, Mapping[int, int]]:
+        reader = StateReader(stack.redis_url, timeout_s=1.0)
+        try:
+            epoch, progress = await reader.read_progress(NUM_PARTITIONS)
+            return epoch, {number: found.watermark for number, found in progress.items()}
+        except DependencyUnavailable:
+            return None, {}
+        finally:
+            await reader.close()
+
+    return asyncio.run(read())
+
+
+def _log_ends(stack: "Stack") -> Mapping[int, int] | None:
+    """Where `attributions` ends, per partition; None when Kafka is away."""
+    from kafka.errors import KafkaError
+
+    from services.common.errors import DependencyUnavailable
+    from services.common.kafka import build_consumer
+    from services.common.topics import ATTRIBUTIONS
+
+    try:
+        consumer = build_consumer(stack.kafka_bootstrap, ATTRIBUTIONS, group_id="freshet-restore")
+    except DependencyUnavailable:
+        return None
+    try:
+        found: Mapping[int, int] = {
+            place.partition: end for place, end in consumer.end_offsets(sorted(consumer.assignment())).items()
+        }
+        return found
+    except (KafkaError, OSError):
+        return None
+    finally:
+        consumer.close(autocommit=False)
+
+
+def _show(found: "Backup", notes: list[str], *, as_json: bool, done: str) -> None:
+    if as_json:
+        emit_json(found.describe() | {"notes": notes})
+        return
+    out = console()
+    positions = ", ".join(f"{number}:{offset}" for number, offset in sorted(found.positions.attributions.items()))
+    out.print(f"{done}: {found.folder}, model {found.model_version}, {found.nbytes / 1e6:,.1f} MB", soft_wrap=True)
+    out.print(f"attributions folded (partition:offset): {positions or 'none'}", style="dim", soft_wrap=True)
+    for note in notes:
+        out.print(note, style="yellow", soft_wrap=True)
