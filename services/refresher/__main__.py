@@ -1,0 +1,14 @@
+"""`python -m services.refresher`: the refresher process."""
+
+from services.common.process import run_process
+from services.refresher.bootstrap import run
+from services.refresher.config import RefresherSettings
+
+
+def main() -> int:
+    """Run until a signal; return the exit status."""
+    return run_process("refresher", RefresherSettings, run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

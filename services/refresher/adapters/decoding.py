@@ -1,0 +1,141 @@
+"""Kafka's bytes to the refresher's records, every limit checked: the only place that knows `Attribution` and `Item`.
+
+A record that breaks a limit becomes `Unreadable`, with the field named; nothing here raises, so that one careless
+producer cannot stop the stream. Ids are not repeated in reasons, since those end up in logs.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from freshet.v1 import events_pb2
+from google.protobuf.message import DecodeError
+
+from services.common.errors import InvalidRequest
+from services.common.events import MAX_TYPE_BYTES, validate_id
+from services.common.items import decode_item
+from services.refresher.domain.records import (
+    MAX_OFFSET,
+    MAX_PARTITION,
+    Entry,
+    Forgetting,
+    Interaction,
+    Listing,
+    PackedQuery,
+    SourceRecord,
+    Undo,
+    Unreadable,
+    pack_place,
+)
+
+_HALF_BYTES = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryShape:
+    """What a query state of our model looks like; others are not looked at. num_pairs: P, 0 without a gate."""
+
+    model_version: str
+    num_components: int
+    component_width: int
+    num_pairs: int
+
+
+def decode_attribution(record: SourceRecord, shape: QueryShape) -> Entry:
+    """One record of `attributions`."""
+    try:
+        return _decode(record, shape)
+    except InvalidRequest as exc:
+        return Unreadable(record, exc.message)
+
+
+def decode_listing(record: SourceRecord) -> Listing | Unreadable:
+    """One record of `items`."""
+    try:
+        item = decode_item(record.key, record.value)
+    except InvalidRequest as exc:
+        return Unreadable(record, exc.message)
+    return Listing(item.item_id, item.withdrawn)
+
+
+def _decode(record: SourceRecord, shape: QueryShape) -> Entry:
+    if not record.value:
+        raise InvalidRequest.of("value", "no bytes", "an Attribution")
+    try:
+        message = events_pb2.Attribution.FromString(record.value)
+    except DecodeError as exc:
+        raise InvalidRequest.of("value", f"{len(record.value)} unreadable bytes", "an Attribution message") from exc
+    validate_id("user_pseudonym", message.user_pseudonym)
+    if message.HasField("forgets"):
+        if not message.forgets.up_to:
+            raise InvalidRequest.of("forgets.up_to", "absent", "at least one place")
+        up_to: dict[int, int] = {}
+        for position in message.forgets.up_to:
+            _check_position("forgets.up_to", position, least=-1)
+            up_to[position.partition] = max(position.offset, up_to.get(position.partition, -1))
+        return Forgetting(record.offset, message.user_pseudonym, up_to)
+    validate_id("item_id", message.item_id)
+    if message.HasField("undoes"):
+        return Undo(record.offset, _place("undoes", message.undoes), message.item_id, message.user_pseudonym)
+    return _interaction(record, message, shape)
+
+
+def _interaction(record: SourceRecord, message: events_pb2.Attribution, shape: QueryShape) -> Interaction:
+    if not message.HasField("source"):
+        raise InvalidRequest.of("source", "absent", "where the interaction lies")
+    if not math.isfinite(message.value):
+        raise InvalidRequest.of("value", message.value, "a finite number")
+    if len(message.type.encode()) > MAX_TYPE_BYTES:
+        raise InvalidRequest.of("type", f"text of {len(message.type)} characters", f"at most {MAX_TYPE_BYTES} bytes")
+    state = message.query_state
+    if not state.model_version:
+        raise InvalidRequest.of("query_state.model_version", "", "a model version")
+    query = PackedQuery(state.components, state.gate, state.num_components, state.component_width)
+    if state.model_version == shape.model_version:
+        _check_query(query, shape)
+    recorded_ms = _ms(message.recorded_time) if message.HasField("recorded_time") else record.written_ms
+    moment_ms = min(_ms(message.event_time), recorded_ms) if message.HasField("event_time") else recorded_ms
+    return Interaction(
+        offset=record.offset,
+        place=_place("source", message.source),
+        item_id=message.item_id,
+        user=message.user_pseudonym,
+        model_version=state.model_version,
+        query=query,
+        type=message.type,
+        value=message.value,
+        moment_ms=moment_ms,
+        recorded_ms=recorded_ms,
+    )
+
+
+def _check_query(query: PackedQuery, shape: QueryShape) -> None:
+    found = (query.num_components, query.component_width)
+    wanted = (shape.num_components, shape.component_width)
+    if found != wanted or len(query.components) != _HALF_BYTES * math.prod(wanted):
+        raise InvalidRequest.of(
+            "query_state.components", f"{len(query.components)} bytes as {found}", f"half-precision numbers {wanted}"
+        )
+    if len(query.gate) != _HALF_BYTES * shape.num_pairs:
+        raise InvalidRequest.of("query_state.gate", f"{len(query.gate)} bytes", f"{_HALF_BYTES * shape.num_pairs}")
+    values = np.frombuffer(query.components, "<f2")
+    # Components are l2-normalised; NaN fails the comparison too.
+    if not np.abs(values).max(initial=0) <= 2:
+        raise InvalidRequest.of("query_state.components", "NaN or values beyond 2", "l2-normalised components")
+    if query.gate and not np.isfinite(np.frombuffer(query.gate, "<f2")).all():
+        raise InvalidRequest.of("query_state.gate", "NaN or infinite values", "finite numbers")
+
+
+def _place(name: str, position: object) -> int:
+    _check_position(name, position, least=0)
+    return pack_place(position.partition, position.offset)  # type: ignore[attr-defined]
+
+
+def _check_position(name: str, position: object, *, least: int) -> None:
+    partition, offset = position.partition, position.offset  # type: ignore[attr-defined]
+    if not (0 <= partition <= MAX_PARTITION and least <= offset <= MAX_OFFSET):
+        raise InvalidRequest.of(name, f"{partition}:{offset}", f"partition 0-{MAX_PARTITION}, offset 0-{MAX_OFFSET}")
+
+
+def _ms(stamp: object) -> int:
+    return int(stamp.seconds * 1000 + stamp.nanos // 1_000_000)  # type: ignore[attr-defined]

@@ -1,0 +1,150 @@
+"""The ports in memory: the same rules as Kafka, Redis and files have, without any of them.
+
+For tests, and for folding a recorded log without a stack.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from services.common.errors import PreconditionFailed
+from services.common.index_deltas import IndexDelta
+from services.refresher.domain.records import Entry, Interaction, Listing, Unreadable
+from services.refresher.ports import Holding, Polled
+
+
+class MemoryLog:
+    """Both topics: append entries and listings, read them as a consumer would."""
+
+    def __init__(self, num_partitions: int = 1, *, poll_records: int = 512) -> None:
+        self.entries: list[list[Entry]] = [[] for _ in range(num_partitions)]
+        self.listed: list[Listing] = []
+        self._poll_records = poll_records
+        self._next: dict[int, int] = {}
+        self._next_listing = 0
+
+    def append(self, partition: int, entry: Entry) -> int:
+        """Write one entry; its own offset is replaced by the one it gets, which is returned."""
+        offset = len(self.entries[partition])
+        if isinstance(entry, Unreadable):
+            entry = Unreadable(replace(entry.record, offset=offset), entry.reason)
+        else:
+            entry = replace(entry, offset=offset)
+        self.entries[partition].append(entry)
+        return offset
+
+    def put(self, item_id: str, *, withdrawn: bool = False) -> None:
+        """Write one listing."""
+        self.listed.append(Listing(item_id, withdrawn))
+
+    def partitions(self) -> Sequence[int]:
+        return range(len(self.entries))
+
+    def listings(self) -> tuple[Sequence[Listing], Sequence[Unreadable]]:
+        self._next_listing = len(self.listed)
+        return list({listing.item_id: listing for listing in self.listed}.values()), []
+
+    def assign(self, offsets: Mapping[int, int]) -> None:
+        self._next = dict(offsets)
+
+    def poll(self, timeout_ms: int) -> Polled:
+        polled = Polled(listings=self.listed[self._next_listing :])
+        self._next_listing = len(self.listed)
+        for partition, start in self._next.items():
+            batch = self.entries[partition][start : start + self._poll_records]
+            if batch:
+                polled.entries[partition] = batch
+                self._next[partition] = start + len(batch)
+        return polled
+
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, tuple[int, int]]:
+        return {partition: (0, len(self.entries[partition])) for partition in partitions}
+
+    def known_ends(self) -> Mapping[int, int]:
+        return {partition: len(self.entries[partition]) for partition in self._next}
+
+    def read_again(self, partition: int, offsets: Sequence[int]) -> Mapping[int, Interaction]:
+        found: dict[int, Interaction] = {}
+        for offset in offsets:
+            entry = self.entries[partition][offset]
+            if not isinstance(entry, Interaction):
+                raise PreconditionFailed(f"offset {offset} of partition {partition} holds no interaction")
+            found[offset] = entry
+        return found
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class MemoryOutbox:
+    """Keeps what was published, repetitions included."""
+
+    def __init__(self) -> None:
+        self.deltas: list[IndexDelta] = []
+        self.unreadable: list[Unreadable] = []
+
+    def publish(self, deltas: Sequence[IndexDelta], unreadable: Sequence[Unreadable]) -> None:
+        self.deltas += deltas
+        self.unreadable += unreadable
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class MemoryCheckpoints:
+    """The two newest of each partition."""
+
+    def __init__(self) -> None:
+        self.saved: dict[int, list[bytes]] = {}
+
+    def save(self, partition: int, data: bytes) -> None:
+        self.saved[partition] = [data, *self.saved.get(partition, [])][:2]
+
+    def load(self, partition: int) -> Iterator[tuple[str, bytes]]:
+        for place, data in enumerate(self.saved.get(partition, [])):
+            yield f"checkpoint {place} of partition {partition}", data
+
+
+class LeaseTable:
+    """What Redis holds: members and leases with their ends, by `clock` in milliseconds."""
+
+    def __init__(self, clock: Callable[[], int], lease_ms: int = 1000) -> None:
+        self.clock, self.lease_ms = clock, lease_ms
+        self.members: dict[str, int] = {}
+        self.leases: dict[int, tuple[str, int]] = {}
+        self.terms: dict[int, int] = {}
+
+
+class MemoryLeases:
+    """One member of a table. Renewed whenever it is asked what it holds, instead of by a thread."""
+
+    def __init__(self, table: LeaseTable, owner: str) -> None:
+        self._table, self._owner = table, owner
+        self._partitions: list[int] = []
+
+    def start(self, partitions: Sequence[int]) -> None:
+        self._partitions = list(partitions)
+
+    def holding(self) -> Holding:
+        table = self._table
+        now, end = table.clock(), table.clock() + table.lease_ms
+        table.members[self._owner] = end
+        table.members = {member: until for member, until in table.members.items() if until > now}
+        table.leases = {partition: lease for partition, lease in table.leases.items() if lease[1] > now}
+        fair = -(-len(self._partitions) // len(table.members))
+        mine = [partition for partition, (owner, _) in table.leases.items() if owner == self._owner]
+        for partition in self._partitions:
+            if partition not in table.leases and len(mine) < fair:
+                table.terms[partition] = table.terms.get(partition, 0) + 1
+                mine.append(partition)
+        table.leases |= dict.fromkeys(mine, (self._owner, end))
+        terms = {partition: table.terms[partition] for partition in mine}
+        return Holding(terms, max(0, len(mine) - fair))
+
+    def release(self, partitions: Collection[int]) -> None:
+        for partition in partitions:
+            if self._table.leases.get(partition, ("", 0))[0] == self._owner:
+                del self._table.leases[partition]
+
+    def close(self) -> None:
+        self.release(self._partitions)
+        self._table.members.pop(self._owner, None)

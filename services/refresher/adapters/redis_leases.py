@@ -1,0 +1,144 @@
+"""The leases port over Redis: who works on which partition, decided by one script that every refresher runs a few times
+a second.
+
+A refresher that dies stops renewing; its partitions and its seat are free when the lease ends, and the others take
+them. A new one gets its share when the others give up what is too much for them. While Redis is away everybody keeps
+what they hold: nobody else can take it, and folding twice is harmless anyway (deltas carry what they reflect).
+"""
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import redis
+import structlog
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from services.refresher.ports import Holding
+
+log = structlog.get_logger()
+
+RENEWALS_PER_LEASE = 5
+
+# KEYS: members, then per partition its lease and its term. ARGV: owner, lease in ms.
+# Returns: the fair share, then (place in the list, term) of each partition held.
+_TICK = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+redis.call('PEXPIRE', KEYS[1], 60000)
+local partitions = (#KEYS - 1) / 2
+local fair = math.ceil(partitions / redis.call('ZCARD', KEYS[1]))
+local held, free, answer = 0, {}, {fair}
+for place = 0, partitions - 1 do
+  local lease = KEYS[2 + 2 * place]
+  local owner = redis.call('GET', lease)
+  if owner == ARGV[1] then
+    redis.call('PEXPIRE', lease, ARGV[2])
+    held = held + 1
+    answer[#answer + 1] = place
+    answer[#answer + 1] = tonumber(redis.call('GET', KEYS[3 + 2 * place]) or 0)
+  elseif not owner then
+    free[#free + 1] = place
+  end
+end
+for _, place in ipairs(free) do
+  if held >= fair then break end
+  redis.call('SET', KEYS[2 + 2 * place], ARGV[1], 'PX', ARGV[2])
+  held = held + 1
+  answer[#answer + 1] = place
+  answer[#answer + 1] = redis.call('INCR', KEYS[3 + 2 * place])
+end
+return answer
+"""
+
+# KEYS: members, leases. ARGV: owner, "1" to give up the seat too.
+_RELEASE = """
+for place = 2, #KEYS do
+  if redis.call('GET', KEYS[place]) == ARGV[1] then redis.call('DEL', KEYS[place]) end
+end
+if ARGV[2] == '1' then redis.call('ZREM', KEYS[1], ARGV[1]) end
+return 1
+"""
+
+
+class RedisLeases:
+    """Leases on the partitions for one model's refreshers. A thread of its own renews them."""
+
+    def __init__(self, url: str, *, model_version: str, lease_ms: int, timeout_s: float = 1.0) -> None:
+        self._redis = redis.Redis.from_url(
+            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 1)
+        )
+        # The braces keep one model's keys in one slot of a cluster, so that one script may touch them all.
+        self._prefix = f"refresher:{{{model_version}}}:"
+        self._lease_ms = lease_ms
+        self._owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._tick = self._redis.register_script(_TICK)
+        self._release = self._redis.register_script(_RELEASE)
+        self._partitions: list[int] = []
+        self._holding = Holding({})
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._complaint = ""
+
+    def start(self, partitions: Sequence[int]) -> None:
+        if self._thread is None:
+            self._partitions = list(partitions)
+            self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+            self._thread.start()
+
+    def holding(self) -> Holding:
+        with self._lock:
+            return self._holding
+
+    def release(self, partitions: Collection[int]) -> None:
+        try:
+            with self._lock:
+                terms = {p: term for p, term in self._holding.terms.items() if p not in partitions}
+                self._holding = Holding(terms, 0)
+                self._release(keys=self._lease_keys(partitions), args=[self._owner, "0"])
+        except (RedisError, OSError) as exc:
+            log.warning("lease_not_released", reason=str(exc))
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(2.0)
+        try:
+            self._release(keys=self._lease_keys(self._partitions), args=[self._owner, "1"])
+        except (RedisError, OSError) as exc:
+            log.info("leases_left_to_expire", reason=str(exc))
+        self._redis.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._renew()
+                if self._complaint:
+                    log.info("leases_recovered")
+                self._complaint = ""
+            except (RedisError, OSError) as exc:
+                if type(exc).__name__ != self._complaint:
+                    self._complaint = type(exc).__name__
+                    log.warning("leases_wait", reason=str(exc))
+            self._stop.wait(self._lease_ms / 1000 / RENEWALS_PER_LEASE)
+
+    def _renew(self) -> None:
+        keys = [f"{self._prefix}members"]
+        for partition in self._partitions:
+            keys += (f"{self._prefix}lease:{partition}", f"{self._prefix}term:{partition}")
+        with self._lock:
+            answer: Any = self._tick(keys=keys, args=[self._owner, self._lease_ms])
+            fair, pairs = int(answer[0]), [int(number) for number in answer[1:]]
+            terms = {self._partitions[place]: term for place, term in zip(pairs[::2], pairs[1::2], strict=True)}
+            self._holding = Holding(terms, max(0, len(terms) - fair))
+
+    def _lease_keys(self, partitions: Collection[int]) -> list[str]:
+        return [f"{self._prefix}members", *(f"{self._prefix}lease:{partition}" for partition in partitions)]

@@ -1,0 +1,167 @@
+"""Puts the refresher process together: the only module that names concrete adapters."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+from freshet.v1 import refresher_pb2_grpc
+from kafka import KafkaConsumer
+
+from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.pefa.decay import ForwardDecay
+from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
+from services.common.kafka import BulkProducer, build_consumer
+from services.common.rpc_server import HealthState, serve
+from services.common.topics import ATTRIBUTIONS, ensure_topics
+from services.common.tracing import configure_tracing
+from services.refresher.adapters.checkpoint_files import CheckpointFiles
+from services.refresher.adapters.decoding import QueryShape
+from services.refresher.adapters.kafka_log import KafkaLog
+from services.refresher.adapters.kafka_outbox import KafkaOutbox
+from services.refresher.adapters.redis_leases import RedisLeases
+from services.refresher.config import RefresherSettings
+from services.refresher.consumer import Refresher, RefresherLimits
+from services.refresher.domain.rules import ModelItems, Rules
+from services.refresher.handlers.describe import Describe, Held
+from services.refresher.handlers.publish import Publisher
+from services.refresher.metrics import RefresherMetrics
+from services.refresher.rebuild import Progressed, Rebuild, RebuildReport
+from services.refresher.server import SERVICE, RefresherServicer
+
+log = structlog.get_logger()
+
+# The generated stubs carry no types.
+_add_servicer: Any = refresher_pb2_grpc.add_RefresherServiceServicer_to_server
+
+# The folding thread gives the interpreter up this often, so that a lease is renewed and an answer goes out in time.
+SWITCH_INTERVAL_S = 0.001
+_DAY_S = 86_400
+
+
+def model_items(bundle: Bundle) -> ModelItems:
+    """The bundle's items as the refresher needs them."""
+    encoder = bundle.manifest.encoder
+    uses_users = encoder is not None and encoder.uses_user_index
+    return ModelItems(
+        model_version=bundle.model_version,
+        num_query_components=bundle.num_query_components,
+        states=bundle.item_states,
+        index=bundle.item_index,
+        pair_gate=bundle.pair_gate,
+        leave_out=bundle.num_query_components - 1 if uses_users else None,
+    )
+
+
+def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
+    """How records become a state, by the settings."""
+    return Rules(
+        items=model_items(bundle),
+        feedback=FeedbackPolicy.parse(settings.feedback),
+        decay=ForwardDecay(half_life_seconds=settings.half_life_days * _DAY_S),
+        max_remembered=settings.max_remembered,
+        max_parked=settings.max_parked,
+    )
+
+
+def kafka_log(settings: RefresherSettings, bundle: Bundle) -> KafkaLog:
+    """The log on Kafka; missing topics are made when it is first read."""
+    head = bundle.manifest.head
+
+    def build(client_id: str) -> KafkaConsumer:
+        ensure_topics(settings.kafka_bootstrap)
+        return build_consumer(
+            settings.kafka_bootstrap,
+            ATTRIBUTIONS,
+            group_id=settings.group_id,
+            client_id=client_id,
+            max_poll_records=2048,
+        )
+
+    return KafkaLog(
+        build,
+        QueryShape(
+            model_version=bundle.model_version,
+            num_components=head.num_query_components,
+            component_width=head.component_width,
+            num_pairs=head.num_pairs if head.is_mixture else 0,
+        ),
+    )
+
+
+def checkpoint_folder(settings: RefresherSettings, model_version: str) -> Path:
+    """Where a model's checkpoints lie: two models' never meet."""
+    return settings.checkpoints / model_version
+
+
+def run_rebuild(
+    settings: RefresherSettings, *, keep: bool, progress: Progressed = lambda done, total: None
+) -> RebuildReport:
+    """Fold the whole log from zero beside whatever runs (blocking); Kafka must run, Redis need not.
+
+    keep: save the result as checkpoints, for a refresher of this bundle to go on from.
+    Raises: BundleError; DependencyUnavailable, PreconditionFailed as the log says.
+    """
+    bundle = load_bundle(settings.bundle)
+    source = kafka_log(settings, bundle)
+    files = CheckpointFiles(checkpoint_folder(settings, bundle.model_version))
+    try:
+        return Rebuild(log=source, rules=fold_rules(settings, bundle), progress=progress).run(files if keep else None)
+    finally:
+        source.close()
+
+
+async def run(settings: RefresherSettings) -> None:
+    """Serve and fold until a signal.
+
+    Raises: BundleError for an unusable bundle, PortTaken for a taken port. Kafka and Redis may be away at start: the
+    process is NOT_SERVING until each was reached once.
+    """
+    bundle = await asyncio.to_thread(load_bundle, settings.bundle)
+    rules = await asyncio.to_thread(fold_rules, settings, bundle)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    tracing = configure_tracing("refresher", settings.otlp_endpoint)
+    metrics = RefresherMetrics()
+    health = HealthState()
+    held = Held()
+    withdrawn: dict[str, bool] = {}
+    publisher = Publisher(share=SharePolicy.parse(settings.share), min_users=settings.min_users, withdrawn=withdrawn)
+    refresher = Refresher(
+        log=kafka_log(settings, bundle),
+        outbox=KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-refresher", linger_ms=1)),
+        checkpoints=CheckpointFiles(checkpoint_folder(settings, bundle.model_version)),
+        leases=RedisLeases(settings.redis_url, model_version=bundle.model_version, lease_ms=settings.lease_ms),
+        rules=rules,
+        publisher=publisher,
+        withdrawn=withdrawn,
+        held=held,
+        metrics=metrics,
+        limits=RefresherLimits(
+            publish_s=settings.publish_ms / 1000,
+            checkpoint_s=settings.checkpoint_seconds,
+            sweep_s=settings.sweep_seconds,
+            snapshot_s=60 * settings.snapshot_minutes,
+        ),
+        on_ready=lambda: health.set_ready(True),
+        on_stall=lambda: health.set_ready(False),
+    )
+    describe = Describe(held, publisher, rules)
+
+    def add_services(server: grpc.aio.Server) -> list[str]:
+        _add_servicer(RefresherServicer(describe), server)
+        refresher.start()
+        return [SERVICE]
+
+    async def on_drain() -> None:
+        await asyncio.to_thread(refresher.stop)
+
+    await serve(
+        process="refresher",
+        settings=settings,
+        add_services=add_services,
+        on_drain=on_drain,
+        health_state=health,
+        tracing=tracing,
+    )

@@ -1,0 +1,51 @@
+"""The refresher process's settings: the shared ones, how feedback counts, what is remembered, how often it writes."""
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from services.algorithms.pefa.policy import DEFAULT_FEEDBACK, DEFAULT_SHARE, FeedbackPolicy, SharePolicy
+from services.common.config import ProcessSettings
+
+
+class RefresherSettings(ProcessSettings):
+    """Variables are named per field; times are milliseconds unless the name says otherwise."""
+
+    port: int = Field(default=50054, ge=0, le=65535, validation_alias="FRESHET_REFRESHER_PORT")
+    # Several refreshers of one model share this folder: whoever takes a partition over goes on from its checkpoint.
+    checkpoints: Path = Field(default=Path(".freshet/data/refresher"), validation_alias="FRESHET_REFRESHER_CHECKPOINTS")
+    group_id: str = Field(default="freshet-refresher", min_length=1, validation_alias="FRESHET_REFRESHER_GROUP")
+    # What an interaction's type and value weigh. Another policy is another state: everything is folded anew.
+    feedback: str = Field(default=DEFAULT_FEEDBACK.text, validation_alias="FRESHET_REFRESHER_FEEDBACK")
+    # How far an item may leave its model (lambda); applied when publishing.
+    share: str = Field(default=DEFAULT_SHARE.text, validation_alias="FRESHET_REFRESHER_SHARE")
+    # An item that only interactions speak for is published once so many users stand behind it.
+    min_users: int = Field(default=3, ge=1, le=1000, validation_alias="FRESHET_REFRESHER_MIN_USERS")
+    # Remembered interactions (PEFA-XL), and parked ones of unknown items, per partition of `attributions`.
+    max_remembered: int = Field(default=4096, ge=1, le=10_000_000, validation_alias="FRESHET_REFRESHER_MAX_REMEMBERED")
+    max_parked: int = Field(default=65_536, ge=0, le=100_000_000, validation_alias="FRESHET_REFRESHER_MAX_PARKED")
+    # Half-life of an interaction's weight against newer ones of the same item; 0: they weigh the same.
+    half_life_days: int = Field(default=0, ge=0, le=36_500, validation_alias="FRESHET_REFRESHER_HALF_LIFE_DAYS")
+    # Changes are gathered this long before they are published.
+    publish_ms: int = Field(default=200, ge=10, le=60_000, validation_alias="FRESHET_REFRESHER_PUBLISH_MS")
+    checkpoint_seconds: float = Field(
+        default=30.0, ge=0.1, le=3600, validation_alias="FRESHET_REFRESHER_CHECKPOINT_SECONDS"
+    )
+    # Everything is published again this often: a full snapshot on the topic.
+    snapshot_minutes: float = Field(
+        default=60.0, ge=0.1, le=100_000, validation_alias="FRESHET_REFRESHER_SNAPSHOT_MINUTES"
+    )
+    # How often items are looked through for those that have aged.
+    sweep_seconds: float = Field(default=30.0, ge=0.1, le=3600, validation_alias="FRESHET_REFRESHER_SWEEP_SECONDS")
+    # A refresher that is not heard of for so long has lost its partitions to the others.
+    lease_ms: int = Field(default=1000, ge=200, le=60_000, validation_alias="FRESHET_REFRESHER_LEASE_MS")
+
+    @field_validator("feedback")
+    @classmethod
+    def _feedback(cls, value: str) -> str:
+        return FeedbackPolicy.parse(value).text
+
+    @field_validator("share")
+    @classmethod
+    def _share(cls, value: str) -> str:
+        return SharePolicy.parse(value).text

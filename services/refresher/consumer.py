@@ -1,0 +1,422 @@
+"""The thread that keeps the index fresh: take over partitions, poll, fold, publish, keep checkpoints; back off when
+something is down.
+
+It runs apart from the event loop, and holds the lock of what is held while it changes it, so that the gRPC side sees
+whole states only. What a record does is `handlers/fold.py`'s, what readers are told `handlers/publish.py`'s; this
+module only knows when.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from services.common.errors import FreshetError, PreconditionFailed
+from services.common.kafka import partition_for
+from services.common.topics import ATTRIBUTIONS
+from services.refresher.domain.partition import Partition
+from services.refresher.domain.records import Entry, Interaction, Listing, SourceRecord, Unreadable
+from services.refresher.domain.rules import Rules
+from services.refresher.handlers.describe import Held
+from services.refresher.handlers.fold import FoldRecords
+from services.refresher.handlers.hold import HoldPartition
+from services.refresher.handlers.publish import Batch, Publisher
+from services.refresher.metrics import RefresherMetrics
+from services.refresher.ports import Checkpoints, Leases, Log, Outbox
+
+log = structlog.get_logger()
+
+# Batches of one holder are numbered within this many; a later holder's numbers are higher.
+_BATCHES_PER_TERM = 1 << 32
+_MAX_WAITING = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefresherLimits:
+    """Sizes and times of the loop."""
+
+    publish_s: float = 0.2
+    checkpoint_s: float = 30.0
+    sweep_s: float = 30.0
+    snapshot_s: float = 3600.0
+    poll_ms: int = 100
+    # Changes per publication, all partitions together.
+    max_changes: int = 2_000
+    # A publication may take at most this share of the time while more waits to be folded.
+    publish_share: float = 0.2
+    house_s: float = 1.0
+    backoff_s: float = 0.05
+    max_backoff_s: float = 1.0
+
+
+class Refresher:
+    """Folds and publishes until stopped.
+
+    `on_ready` is called when log, leases and outbox were all reached for the first time, and whenever the stream moves
+    again after `on_stall`, which is called when two turns in a row failed.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: Log,
+        outbox: Outbox,
+        checkpoints: Checkpoints,
+        leases: Leases,
+        rules: Rules,
+        publisher: Publisher,
+        withdrawn: dict[str, bool],
+        held: Held,
+        metrics: RefresherMetrics,
+        limits: RefresherLimits,
+        on_ready: Callable[[], None] = lambda: None,
+        on_stall: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`withdrawn` is filled here from topic `items`; `publisher` reads the same one."""
+        self._log, self._outbox, self._leases = log, outbox, leases
+        self._publisher, self._metrics, self._limits = publisher, metrics, limits
+        self._items = rules.items
+        self._withdrawn, self._held = withdrawn, held
+        self._on_ready, self._on_stall = on_ready, on_stall
+        self._fold = FoldRecords(log)
+        self._hold = HoldPartition(rules=rules, checkpoints=checkpoints, withdrawn=withdrawn, on_anew=metrics.anew)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="attributions-consumer", daemon=True)
+        self._num_partitions = 0
+        self._terms: dict[int, int] = {}
+        self._sequence = 0
+        # False when what was polled and what was folded may differ, or other partitions are held: assign again.
+        self._in_step = False
+        # Partitions that went back to their beginning in this turn.
+        self._begun_anew: set[int] = set()
+        # Records that failed for a bug of ours: how far to go one by one, and which are set aside.
+        self._careful_to: dict[int, int] = {}
+        self._aside: set[tuple[int, int]] = set()
+        self._unreadable: list[Unreadable] = []
+        # When the broker took what was folded and is not published yet, by partition.
+        self._waiting: dict[int, list[int]] = {}
+        self._checkpoint_at: dict[int, float] = {}
+        self._checkpointed: dict[int, tuple[int, int]] = {}
+        self._publish_at = self._sweep_at = self._house_at = 0.0
+        self._snapshot_at = time.monotonic() + limits.snapshot_s
+        self._turn = 0
+        self._ready = self._stalled = False
+        self._complaint = ""
+        self._backoff_s = limits.backoff_s
+
+    def start(self) -> None:
+        """Begin in a thread of its own."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Finish what is at hand, publish, keep checkpoints, give the partitions back."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.step()
+                self._recovered()
+            except FreshetError as exc:
+                self._fail(exc)
+            except Exception as exc:
+                log.error("refresher_bug", exc_info=exc)
+                # Half a change may have been made: back to what the checkpoints say.
+                self._give_up(list(self._held.partitions))
+                self._fail(exc)
+        self.finish()
+
+    def finish(self) -> None:
+        """Publish what can be, keep checkpoints, give everything back."""
+        try:
+            self._let_go(list(self._held.partitions))
+        except FreshetError as exc:
+            log.info("last_checkpoint_failed", reason=str(exc))
+        self._leases.close()
+        self._log.close()
+        self._outbox.close()
+
+    def step(self) -> int:
+        """One turn. Returns the number of records folded.
+
+        Raises: what handlers and ports raise; the states are right for their positions, and the next turn reads on
+        from there.
+        """
+        if not self._num_partitions:
+            self._begin()
+        self._follow_leases()
+        if not self._in_step:
+            self._log.assign({number: state.folded_offset + 1 for number, state in self._held.partitions.items()})
+            self._in_step = True
+        now = time.monotonic()
+        polled = self._log.poll(int(max(0.0, min(self._limits.poll_ms, 1000 * (self._publish_at - now)))))
+        self._in_step = False
+        self._begun_anew.clear()
+        self._unreadable += polled.unreadable
+        self._take_listings(polled.listings)
+        folded = sum(self._fold_into(number, entries) for number, entries in polled.entries.items())
+        self._in_step = not self._begun_anew
+        self._keep_house(idle=not folded)
+        return folded
+
+    # Partitions.
+
+    def _begin(self) -> None:
+        listings, unreadable = self._log.listings()
+        self._withdrawn.update({listing.item_id: listing.withdrawn for listing in listings})
+        self._unreadable += unreadable
+        partitions = self._log.partitions()
+        self._leases.start(partitions)
+        self._num_partitions = len(partitions)
+
+    def _follow_leases(self) -> None:
+        holding = self._leases.holding()
+        lost = [
+            number
+            for number, term in self._terms.items()
+            # The next term is ours again: nobody had the partition in between.
+            if number not in holding.terms or holding.terms[number] > term + 1
+        ]
+        if lost:
+            log.warning("partitions_lost", partitions=lost)
+            self._give_up(lost)
+        self._terms |= holding.terms
+        new = sorted(holding.terms.keys() - self._held.partitions.keys())
+        if new:
+            for number, bounds in sorted(self._log.bounds(new).items()):
+                self._take_over(number, bounds)
+        if holding.surplus:
+            self._let_go(sorted(self._held.partitions)[-holding.surplus :])
+
+    def _take_over(self, number: int, bounds: tuple[int, int]) -> None:
+        state = self._hold.open(number, bounds, self._num_partitions)
+        with self._held.lock:
+            self._held.partitions[number] = state
+            self._held.ends[number] = bounds[1]
+            self._held.checkpoints[number] = state.folded_offset
+        # Spread, so that checkpoints do not all fall into one turn.
+        share = (number + 1) / (self._num_partitions + 1)
+        self._checkpoint_at[number] = time.monotonic() + self._limits.checkpoint_s * share
+        self._in_step = False
+        log.info(
+            "partition_taken_over",
+            partition=number,
+            term=self._terms[number],
+            folded=state.folded_offset,
+            end=bounds[1],
+        )
+
+    def _let_go(self, numbers: Collection[int]) -> None:
+        """Publish and keep what is there, then let others take these."""
+        self._publish(time.monotonic())
+        for number in numbers:
+            self._keep(self._held.partitions[number])
+        self._leases.release(numbers)
+        self._give_up(numbers)
+
+    def _give_up(self, numbers: Collection[int]) -> None:
+        with self._held.lock:
+            for number in numbers:
+                for table in (self._held.partitions, self._held.ends, self._held.checkpoints):
+                    table.pop(number, None)
+        for number in numbers:
+            self._terms.pop(number, None)
+            self._waiting.pop(number, None)
+            self._checkpointed.pop(number, None)
+        self._in_step = False
+
+    def _start_anew(self, state: Partition, reason: str) -> None:
+        log.warning("partition_folded_anew", partition=state.number, reason=reason)
+        self._metrics.anew(reason)
+        with self._held.lock:
+            self._held.partitions[state.number] = self._hold.anew(state)
+        self._begun_anew.add(state.number)
+
+    # Records.
+
+    def _take_listings(self, listings: Sequence[Listing]) -> None:
+        for listing in listings:
+            is_new = listing.item_id not in self._withdrawn and listing.item_id not in self._items.index
+            self._withdrawn[listing.item_id] = listing.withdrawn
+            for state in list(self._held.partitions.values()):
+                if listing.item_id in state.sums or listing.item_id in state.published:
+                    with self._held.lock:
+                        state.dirty_items.setdefault(listing.item_id, False)
+                elif is_new and state.parked.may_lack(listing.item_id) and self._belongs(listing.item_id, state):
+                    self._start_anew(state, "parked interactions had been turned away")
+        if listings:
+            for state in self._held.partitions.values():
+                with self._held.lock:
+                    self._fold.mend(state)
+
+    def _belongs(self, item_id: str, state: Partition) -> bool:
+        return partition_for(item_id.encode(), self._num_partitions) == state.number
+
+    def _fold_into(self, number: int, entries: Sequence[Entry]) -> int:
+        state = self._held.partitions.get(number)
+        if state is None or number in self._begun_anew:
+            return 0
+        started = time.perf_counter()
+        before = Counter(state.counts)
+        try:
+            self._fold_parts(state, entries)
+        except PreconditionFailed as exc:
+            log.error("attributions_lost", partition=number, reason=str(exc))
+            self._start_anew(state, "the log has lost records")
+            return 0
+        waiting = self._waiting.setdefault(number, [])
+        room = max(0, _MAX_WAITING - len(waiting))
+        waiting += [entry.recorded_ms for entry in entries if isinstance(entry, Interaction)][:room]
+        counts = Counter(state.counts)
+        counts.subtract(before)
+        self._metrics.folded(len(entries), time.perf_counter() - started, counts)
+        return len(entries)
+
+    def _fold_parts(self, state: Partition, entries: Sequence[Entry]) -> None:
+        """Fold entries together, or one by one where a bug of ours was met; the culprit is set aside then."""
+        number = state.number
+        parts: list[Sequence[Entry]] = [entries]
+        if entries[0].offset <= self._careful_to.get(number, -1):
+            parts = [[_aside(number, entry) if (number, entry.offset) in self._aside else entry] for entry in entries]
+        for part in parts:
+            try:
+                with self._held.lock:
+                    self._unreadable += self._fold.fold(state, part)
+            except FreshetError:
+                raise
+            except Exception:
+                if len(part) == 1:
+                    self._aside.add((number, part[0].offset))
+                self._careful_to[number] = max(entries[-1].offset, self._careful_to.get(number, -1))
+                raise
+
+    # What goes out, and what is kept.
+
+    def _keep_house(self, *, idle: bool) -> None:
+        now = time.monotonic()
+        if now >= self._sweep_at:
+            self._sweep_at = now + self._limits.sweep_s
+            with self._held.lock:
+                for state in self._held.partitions.values():
+                    self._publisher.sweep(state)
+        if now >= self._snapshot_at:
+            self._snapshot_at = now + self._limits.snapshot_s
+            with self._held.lock:
+                for state in self._held.partitions.values():
+                    state.mark_everything()
+        if now >= self._publish_at:
+            left = self._publish(now)
+            done = time.monotonic()
+            pause = max(self._limits.publish_s, (done - now) * (1 / self._limits.publish_share - 1))
+            self._publish_at = done if left and idle else done + pause
+        due = [number for number in self._held.partitions if now >= self._checkpoint_at[number]]
+        if due:
+            self._checkpoint_at[due[0]] = now + self._limits.checkpoint_s
+            self._keep(self._held.partitions[due[0]])
+        if now >= self._house_at:
+            self._house_at = now + self._limits.house_s
+            self._report()
+
+    def _publish(self, now: float) -> bool:
+        """Publish at most `max_changes`; returns whether some are left."""
+        started = time.perf_counter()
+        room = self._limits.max_changes
+        batches: list[Batch] = []
+        numbers = sorted(number for number, state in self._held.partitions.items() if not state.is_quiet)
+        self._turn += 1
+        for place in range(len(numbers)):
+            # Each one is first in turn, so that a large backlog of one keeps no other waiting.
+            number = numbers[(place + self._turn) % len(numbers)]
+            self._sequence += 1
+            batch_number = self._terms.get(number, 0) * _BATCHES_PER_TERM + self._sequence
+            with self._held.lock:
+                batch = self._publisher.batch(self._held.partitions[number], batch_number, room)
+            if batch is not None:
+                batches.append(batch)
+                room -= len(batch.items) + len(batch.entries)
+        deltas = [delta for batch in batches for delta in batch.deltas]
+        if deltas or self._unreadable:
+            self._outbox.publish(deltas, self._unreadable)
+            self._unreadable = []
+            entries = sum(len(batch.entries) for batch in batches)
+            self._metrics.published(len(deltas) - entries, entries, time.perf_counter() - started)
+        with self._held.lock:
+            for batch in batches:
+                batch.published()
+        left = False
+        done_ms = time.time_ns() // 1_000_000
+        for number in numbers:
+            state = self._held.partitions[number]
+            if state.dirty_items or state.dirty_entries:
+                left = True
+            else:
+                waited = self._waiting.pop(number, [])
+                self._metrics.fresh(max(0, done_ms - recorded_ms) / 1000 for recorded_ms in waited)
+        return left
+
+    def _keep(self, state: Partition) -> None:
+        """Save a checkpoint if there is news since the last one."""
+        now = (state.folded_offset, len(state.dirty_items) + len(state.dirty_entries))
+        if state.folded_offset < 0 or self._checkpointed.get(state.number) == now:
+            return
+        if self._unreadable:
+            # A checkpoint never lies beyond a record that is set aside nowhere.
+            self._outbox.publish([], self._unreadable)
+            self._unreadable = []
+        started = time.perf_counter()
+        self._hold.keep(state)
+        self._checkpointed[state.number] = now
+        with self._held.lock:
+            self._held.checkpoints[state.number] = state.folded_offset
+        self._metrics.checkpointed(time.perf_counter() - started)
+
+    def _report(self) -> None:
+        ends = self._log.known_ends()
+        states = self._held.partitions
+        with self._held.lock:
+            self._held.ends.update({number: end for number, end in ends.items() if number in states})
+            first = next(iter(states.values()), None)
+            self._metrics.holds(
+                {number: state.folded_offset for number, state in states.items()},
+                self._held.ends,
+                items=sum(len(state.sums) for state in states.values()),
+                remembered=sum(len(state.memory) for state in states.values()),
+                nbytes=sum(state.nbytes for state in states.values()),
+                per_item=0 if first is None else first.sums.bytes_per_item,
+                per_entry=0 if first is None else first.memory.bytes_per_entry,
+            )
+
+    # Failing and recovering.
+
+    def _recovered(self) -> None:
+        if self._complaint:
+            log.info("refresher_recovered", after=self._complaint)
+        if not self._ready or self._stalled:
+            self._ready, self._stalled = True, False
+            self._on_ready()
+        self._complaint = ""
+        self._bugs = 0
+        self._backoff_s = self._limits.backoff_s
+
+    def _fail(self, exc: Exception) -> None:
+        self._in_step = False
+        complaint = type(exc).__name__
+        self._metrics.failure(complaint)
+        if self._complaint and self._ready and not self._stalled:
+            self._stalled = True
+            self._on_stall()
+        if complaint != self._complaint:
+            self._complaint = complaint
+            log.warning("refresher_waits", reason=str(exc), error=complaint)
+        self._stop.wait(self._backoff_s)
+        self._backoff_s = min(2 * self._backoff_s, self._limits.max_backoff_s)
+
+
+def _aside(number: int, entry: Entry) -> Unreadable:
+    """Where the record lies; it was readable, so its bytes are not kept."""
+    return Unreadable(SourceRecord(ATTRIBUTIONS, number, entry.offset, 0, None, None), "internal error")

@@ -1,0 +1,101 @@
+"""Interactions with items that nobody knows yet: where to read them again once the item is listed.
+
+Bounded: when there are too many, whole items go, the one with the largest hash of its id first, so that a flood of
+made-up ids cannot choose whom it pushes out. Items at or above the smallest hash that went are not parked any more, so
+whatever is parked is complete; if one of the others is listed later, the partition has to be folded anew from its log.
+"""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from services.refresher.domain.records import IntArray, hash_text
+
+
+class Parked:
+    """Offsets of attributions by item, at most `most` in all."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._offsets: dict[str, array[int]] = {}
+        self._total = 0
+        # The smallest hash of an item that had to go; None: none had to.
+        self.evicted_from: int | None = None
+
+    def __len__(self) -> int:
+        """Interactions parked."""
+        return self._total
+
+    def __iter__(self) -> Iterator[str]:
+        """The items."""
+        return iter(self._offsets)
+
+    def __contains__(self, item_id: object) -> bool:
+        return item_id in self._offsets
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the offsets."""
+        return 8 * self._total
+
+    def may_lack(self, item_id: str) -> bool:
+        """Whether interactions of this item may have been turned away."""
+        return self.evicted_from is not None and hash_text(item_id) >= self.evicted_from
+
+    def add(self, item_id: str, offset: int) -> None:
+        """Park one interaction."""
+        if self.may_lack(item_id):
+            return
+        self._offsets.setdefault(item_id, array("q")).append(offset)
+        self._total += 1
+        while self._total > self._most:
+            last = max(self._offsets, key=hash_text)
+            self.evicted_from = hash_text(last)
+            self.take(last)
+
+    def holds(self, item_id: str, offset: int) -> bool:
+        """Whether this interaction is parked."""
+        return offset in self._offsets.get(item_id, ())
+
+    def remove(self, item_id: str, offset: int) -> None:
+        """Take one interaction out."""
+        offsets = self._offsets[item_id]
+        offsets.remove(offset)
+        self._total -= 1
+        if not offsets:
+            del self._offsets[item_id]
+
+    def offsets(self, item_id: str) -> Sequence[int]:
+        """What is parked of an item."""
+        return self._offsets.get(item_id, array("q"))
+
+    def take(self, item_id: str) -> None:
+        """Drop everything of an item."""
+        self._total -= len(self._offsets.pop(item_id, ()))
+
+    def to_arrays(self) -> tuple[list[str], dict[str, npt.NDArray[np.generic]]]:
+        """Items in order, and their numbers of offsets, the offsets, and what was evicted."""
+        items = sorted(self._offsets)
+        offsets = array("q")
+        for item_id in items:
+            offsets += self._offsets[item_id]
+        evicted = [] if self.evicted_from is None else [self.evicted_from]
+        return items, {
+            "lengths": np.array([len(self._offsets[item_id]) for item_id in items], np.int64),
+            "offsets": np.frombuffer(offsets, np.int64) if offsets else np.zeros(0, np.int64),
+            "evicted_from": np.array(evicted, np.uint64),
+        }
+
+    @classmethod
+    def from_arrays(cls, most: int, items: Sequence[str], arrays: Mapping[str, IntArray]) -> "Parked":
+        """The inverse of `to_arrays`."""
+        parked = cls(most)
+        start = 0
+        for item_id, length in zip(items, arrays["lengths"].tolist(), strict=True):
+            parked._offsets[item_id] = array("q", arrays["offsets"][start : start + length].tolist())
+            start += length
+        parked._total = start
+        parked.evicted_from = next(iter(arrays["evicted_from"].tolist()), None)
+        return parked

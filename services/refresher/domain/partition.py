@@ -1,0 +1,316 @@
+"""One partition of `attributions` folded: sums, memory, ledger, and what has changed since it was last published.
+
+The state is a function of the records up to `folded_offset` and of which items are known (in the bundle, or listed):
+the same after a crash, on another machine, or from zero. Interactions of unknown items are parked as places to read
+again, 8 bytes each, and folded once their item is listed. Reading records again is the handlers' work; here nothing
+waits for anything.
+"""
+
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.pefa.memory import MemoryEntry, QueryMemory, hash_of, offer_all
+from services.algorithms.pefa.sums import ItemSums
+from services.algorithms.states import QueryStates
+from services.refresher.domain.ledger import Ledger, Standing
+from services.refresher.domain.parked import Parked
+from services.refresher.domain.records import Interaction, hash_text, split_place
+from services.refresher.domain.rules import Rules
+
+# Rows whose contributions are computed together: a few megabytes of float64 at 8 x 4 x 64.
+_ROWS = 1024
+COUNTS = ("folded", "duplicates", "undone", "forgotten", "void", "other_model", "unknown_item", "dead_lettered")
+
+
+def entry_id_of(place: int) -> str:
+    """The memory's name for the interaction at a place."""
+    partition, offset = split_place(place)
+    return f"{partition}-{offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """n interactions that say something. Shapes: weights (n,), contributions (n, P_x, d), seconds (n,)."""
+
+    interactions: Sequence[Interaction]
+    item_ids: list[str]
+    weights: npt.NDArray[np.float64]
+    contributions: npt.NDArray[np.int64]
+    seconds: npt.NDArray[np.int64]
+
+
+class Partition:
+    """The state of one partition under `rules`. `listed` holds the items of topic `items`, and may grow outside.
+
+    dirty_items: what has to be published again, True where something was taken out of it since. dirty_entries: likewise
+    of the memory. visible: the memory's entries as they are to be published. published: the model's share of each item
+    state that readers hold from here. quiet_until: an earlier life may have published up to this offset; below it
+    nothing is published, so that readers never see an item go back.
+    """
+
+    def __init__(self, number: int, rules: Rules, listed: Container[str]) -> None:
+        items = rules.items
+        self.number = number
+        self.rules = rules
+        self.listed = listed
+        self.folded_offset = -1
+        self.stream_ms = 0
+        self.newest_recorded_ms: int | None = None
+        self.sums = ItemSums(num_components=items.num_components, width=items.width, decay=rules.decay)
+        self.memory = QueryMemory(
+            capacity=rules.max_remembered, num_components=items.num_query_components, width=items.width
+        )
+        self.ledger = Ledger()
+        self.parked = Parked(rules.max_parked)
+        # Per item in the sums: a hash of the user for each interaction.
+        self.takers: dict[str, array[int]] = {}
+        self.counts: Counter[str] = Counter()
+        self.other_models: Counter[str] = Counter()
+        self.dirty_items: dict[str, bool] = {}
+        self.dirty_entries: set[str] = set()
+        self.visible: dict[str, MemoryEntry] = {}
+        self.published: dict[str, float] = {}
+        self.quiet_until = -1
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is still something to fold before anything is published."""
+        return self.folded_offset < self.quiet_until
+
+    def is_known(self, item_id: str) -> bool:
+        """In the bundle, or listed."""
+        return item_id in self.rules.items.index or item_id in self.listed
+
+    def num_users(self, item_id: str) -> int:
+        """Distinct users behind an item's sums."""
+        return len(set(self.takers.get(item_id, ())))
+
+    def has_users(self, item_id: str, least: int) -> bool:
+        """Whether at least so many users stand behind an item; stops counting there."""
+        found: set[int] = set()
+        for user in self.takers.get(item_id, ()):
+            found.add(user)
+            if len(found) >= least:
+                return True
+        return least <= 0
+
+    def items_of(self, user: str) -> int:
+        """Items whose sums hold something of a user. Cost: O(interactions)."""
+        mark = hash_text(user)
+        return sum(mark in users for users in self.takers.values())
+
+    def age_seconds(self, last_seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Stream time since these moments; 0 for those that lie ahead of it."""
+        return np.asarray(np.maximum(self.stream_ms // 1000 - last_seconds, 0))
+
+    def digest(self) -> str:
+        """32 hex digits of position, sums, memory and ledger: equal after a rebuild from zero."""
+        digest = hashlib.blake2b(f"{self.rules.text}\0{self.number}\0{self.folded_offset}".encode(), digest_size=16)
+        digest.update(self.sums.digest().encode())
+        digest.update(self.memory.digest().encode())
+        digest.update(self.ledger.digest())
+        return digest.hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for items, interactions and the memory, as far as they are counted."""
+        takers = 8 * sum(map(len, self.takers.values()))
+        return self.sums.nbytes + self.memory.nbytes + self.ledger.nbytes + takers + self.parked.nbytes
+
+    def note_time(self, interaction: Interaction) -> None:
+        """Stream time is the newest moment of any interaction here, whatever becomes of it."""
+        self.stream_ms = max(self.stream_ms, interaction.moment_ms)
+        self.newest_recorded_ms = max(self.newest_recorded_ms or 0, interaction.recorded_ms)
+
+    def fold(self, interactions: Sequence[Interaction]) -> None:
+        """Fold a run of interactions, in order. All or nothing."""
+        accepted, counts, others = self._accept(interactions)
+        weights = self._weights(accepted)
+        known = [self.is_known(interaction.item_id) for interaction in accepted]
+        rows = self._rows(
+            [interaction for interaction, is_known in zip(accepted, known, strict=True) if is_known],
+            [weight for weight, is_known in zip(weights, known, strict=True) if is_known],
+        )
+        # From here on nothing fails.
+        for part in rows:
+            self._add_to_sums(part)
+        for interaction, is_known in zip(accepted, known, strict=True):
+            self.ledger.add(interaction.user, interaction.place, interaction.offset)
+            if not is_known:
+                self.parked.add(interaction.item_id, interaction.offset)
+        self._remember(accepted, weights)
+        for interaction in interactions:
+            self.note_time(interaction)
+        counts.update(folded=sum(known), unknown_item=len(known) - sum(known))
+        self.counts.update(counts)
+        self.other_models.update(others)
+
+    def take_back(self, interactions: Sequence[Interaction]) -> None:
+        """Take out interactions that count, given as they were folded. The ledger is not touched."""
+        in_sums = []
+        for interaction in interactions:
+            if self.parked.holds(interaction.item_id, interaction.offset):
+                self.parked.remove(interaction.item_id, interaction.offset)
+            elif self.is_known(interaction.item_id):
+                in_sums.append(interaction)
+        for part in self._rows(in_sums, self._weights(in_sums)):
+            self.sums.remove(part.item_ids, part.contributions, part.weights, part.seconds)
+            for interaction in part.interactions:
+                users = self.takers[interaction.item_id]
+                users.remove(hash_text(interaction.user))
+                if not users:
+                    del self.takers[interaction.item_id]
+                self.dirty_items[interaction.item_id] = True
+        entry_ids = [entry_id_of(interaction.place) for interaction in interactions]
+        self.dirty_entries.update(entry_id for entry_id in entry_ids if entry_id in self.memory)
+        self.memory.remove(entry_ids)
+        self._follow_memory()
+
+    def adopt(self, item_id: str, interactions: Sequence[Interaction]) -> None:
+        """Fold what was parked of an item that is known now."""
+        for part in self._rows(interactions, self._weights(interactions)):
+            self._add_to_sums(part)
+        self.parked.take(item_id)
+
+    def lacks(self) -> list[tuple[int, int]]:
+        """(place, attribution offset) of what counts and the memory does not hold, in the order in which it wants it.
+
+        Empty while the memory wants nothing. Cost: O(n log n) of the interactions that count.
+        """
+        if not self.memory.wants_refill:
+            return []
+        places, offsets = self.ledger.counted()
+        found = []
+        for place, offset in zip(places.tolist(), offsets.tolist(), strict=True):
+            entry_id = entry_id_of(place)
+            if entry_id not in self.memory:
+                found.append((hash_of(entry_id), place, offset))
+        return [(place, offset) for _, place, offset in sorted(found)]
+
+    @property
+    def refill_size(self) -> int:
+        """How many a refill has to bring: one more than there is room for, so that the memory knows of others."""
+        return self.memory.capacity + self.memory.reserve + 1 - len(self.memory)
+
+    def is_remembered(self, interaction: Interaction) -> bool:
+        """Whether the memory takes such an interaction at all: one without weight votes for nothing."""
+        return bool(self._weights([interaction])[0])
+
+    def refill(self, interactions: Sequence[Interaction]) -> None:
+        """Make the memory anew from what it holds and these, the next ones by hash."""
+        before = set(self.visible)
+        weights = self._weights(interactions)
+        offered = [self._entry(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight]
+        # A memory that wants a refill shows all that it holds: its reserve is used up.
+        self.memory = offer_all(self.memory, [*self.memory, *offered])
+        self.memory.take_changes()
+        self.visible = {entry.entry_id: entry for entry in self.memory}
+        self.dirty_entries |= before ^ self.visible.keys()
+
+    def mark_everything(self) -> None:
+        """Publish all of it again: a full snapshot."""
+        for item_id in (*self.sums, *self.published):
+            self.dirty_items.setdefault(item_id, False)
+        self.dirty_entries.update(self.visible)
+
+    def _accept(self, interactions: Sequence[Interaction]) -> tuple[list[Interaction], Counter[str], Counter[str]]:
+        """Those that are to count; what the others are, and of which models."""
+        accepted: list[Interaction] = []
+        counts: Counter[str] = Counter()
+        others: Counter[str] = Counter()
+        fresh: set[tuple[str, int]] = set()
+        own = self.rules.items.model_version
+        for interaction in interactions:
+            if interaction.model_version != own:
+                counts["other_model"] += 1
+                others[interaction.model_version] += 1
+                continue
+            standing = self.ledger.standing(interaction.user, interaction.place)
+            key = (interaction.user, interaction.place)
+            if standing is Standing.VOID:
+                counts["void"] += 1
+            elif standing is Standing.COUNTED or key in fresh:
+                counts["duplicates"] += 1
+            else:
+                fresh.add(key)
+                accepted.append(interaction)
+        return accepted, counts, others
+
+    def _weights(self, interactions: Sequence[Interaction]) -> list[float]:
+        weight = self.rules.feedback.weight
+        return [weight(interaction.type, interaction.value) for interaction in interactions]
+
+    def _rows(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> list[_Rows]:
+        """What those with a weight add to their items."""
+        pairs = [(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight]
+        return [self._rows_of(pairs[start : start + _ROWS]) for start in range(0, len(pairs), _ROWS)]
+
+    def _rows_of(self, pairs: Sequence[tuple[Interaction, float]]) -> _Rows:
+        items, decay = self.rules.items, self.rules.decay
+        interactions = [interaction for interaction, _ in pairs]
+        item_ids = [interaction.item_id for interaction in interactions]
+        seconds = np.array([interaction.moment_ms // 1000 for interaction in interactions], np.int64)
+        weights = np.array([weight for _, weight in pairs], np.float64) * decay.factors(seconds)
+        components = _halves([interaction.query.components for interaction in interactions])
+        gates = None
+        if items.states.gate is not None:
+            gates = _halves([interaction.query.gate for interaction in interactions]).reshape(len(pairs), -1)
+        queries = QueryStates(
+            components=components.reshape(len(pairs), items.num_query_components, items.width), gate=gates
+        )
+        return _Rows(
+            interactions, item_ids, weights, items.contributions(queries, weights, items.rows(item_ids)), seconds
+        )
+
+    def _add_to_sums(self, part: _Rows) -> None:
+        self.sums.add(part.item_ids, part.contributions, part.weights, part.seconds)
+        for interaction in part.interactions:
+            self.takers.setdefault(interaction.item_id, array("Q")).append(hash_text(interaction.user))
+            self.dirty_items.setdefault(interaction.item_id, False)
+
+    def _remember(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> None:
+        offered = []
+        for interaction, weight in zip(interactions, weights, strict=True):
+            if weight and self.memory.admits(entry_id_of(interaction.place)):
+                entry = self._entry(interaction, weight)
+                offered.append(entry)
+                # Even one that is pushed out at once: cut otherwise, the same records may have shown it to readers.
+                self.dirty_entries.add(entry.entry_id)
+        self.memory.add(offered)
+        self._follow_memory()
+
+    def _follow_memory(self) -> None:
+        changes = self.memory.take_changes()
+        for entry in changes.entered:
+            self.visible[entry.entry_id] = entry
+            self.dirty_entries.add(entry.entry_id)
+        for entry_id in changes.left:
+            self.visible.pop(entry_id, None)
+            self.dirty_entries.add(entry_id)
+
+    def _entry(self, interaction: Interaction, weight: float) -> MemoryEntry:
+        query, leave_out = interaction.query, self.rules.items.leave_out
+        components = np.frombuffer(query.components, "<f2").reshape(query.num_components, query.component_width)
+        if leave_out is not None:
+            # Entries leave this process, and that component says who the user is.
+            components = components.copy()
+            components[leave_out] = 0
+        return MemoryEntry(
+            entry_id=entry_id_of(interaction.place),
+            item_id=interaction.item_id,
+            components=components,
+            weight=weight,
+            interaction_type=interaction.type,
+            event_seconds=interaction.moment_ms // 1000,
+            user=interaction.user,
+        )
+
+
+def _halves(pieces: Sequence[bytes]) -> npt.NDArray[np.float32]:
+    return np.frombuffer(b"".join(pieces), "<f2").astype(np.float32)

@@ -1,0 +1,126 @@
+"""The records of `attributions` and `items` as the refresher sees them: one class per kind, checked, without Protobuf.
+
+A place names a record of `interactions` in 63 bits, so that places are compared, sorted and kept as plain integers.
+Knows nothing of what a record does to sums or memory.
+
+Letters: P_q query components, P component pairs, d component width.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+_OFFSET_BITS = 48
+MAX_OFFSET = (1 << _OFFSET_BITS) - 1
+MAX_PARTITION = (1 << 15) - 1
+
+IntArray = npt.NDArray[np.int64]
+
+
+def pack_place(partition: int, offset: int) -> int:
+    """A record of `interactions` as one integer; ordered by partition, then offset."""
+    return partition << _OFFSET_BITS | offset
+
+
+def place_partition(place: int) -> int:
+    """The partition of a packed place."""
+    return place >> _OFFSET_BITS
+
+
+def split_place(place: int) -> tuple[int, int]:
+    """Partition and offset of a packed place."""
+    return place >> _OFFSET_BITS, place & MAX_OFFSET
+
+
+def hash_text(text: str) -> int:
+    """64 bits of an id."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """One record as it lies in its topic. written_ms: the broker's or its writer's time of it, Unix milliseconds."""
+
+    topic: str
+    partition: int
+    offset: int
+    written_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedQuery:
+    """A query state as it lies in a record: half-precision little-endian bytes, components row-major (P_q, d)."""
+
+    components: bytes
+    gate: bytes
+    num_components: int
+    component_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """A user did something with an item.
+
+    offset: of the attribution; place: of the interaction, see `pack_place`. moment_ms: when it happened, by the
+    producer's clock but never after the broker took it: a clock that runs ahead ages nobody. recorded_ms: when the
+    broker took the interaction.
+    """
+
+    offset: int
+    place: int
+    item_id: str
+    user: str
+    model_version: str
+    query: PackedQuery
+    type: str
+    value: float
+    moment_ms: int
+    recorded_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """The interaction at `place` is void."""
+
+    offset: int
+    place: int
+    item_id: str
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forgetting:
+    """Everything of a user at or below these offsets of `interactions`, by partition, is void."""
+
+    offset: int
+    user: str
+    up_to: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A record that breaks a limit, and which one."""
+
+    record: SourceRecord
+    reason: str
+
+    @property
+    def offset(self) -> int:
+        return self.record.offset
+
+
+Entry = Interaction | Undo | Forgetting | Unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """An item as topic `items` has it."""
+
+    item_id: str
+    withdrawn: bool

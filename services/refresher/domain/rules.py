@@ -1,0 +1,83 @@
+"""What a partition's state depends on beside its records: the model's items, and how feedback counts.
+
+Two refreshers whose rules have the same text make the same state of the same records; a checkpoint of other rules is
+not continued. It knows nothing of records or files.
+
+Letters: X items, n rows asked for, P_x item components, P pairs, d component width.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from services.algorithms.pefa.contribution import Contributions, mean_gate, newcomers
+from services.algorithms.pefa.decay import ForwardDecay
+from services.algorithms.pefa.policy import FeedbackPolicy
+from services.algorithms.states import FloatArray, ItemStates, PairGate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelItems:
+    """One model's X items. index: the row of each id; leave_out: the query component that names the user, if any."""
+
+    model_version: str
+    num_query_components: int
+    states: ItemStates
+    index: Mapping[str, int]
+    pair_gate: PairGate | None
+    leave_out: int | None = None
+
+    @property
+    def num_components(self) -> int:
+        """P_x."""
+        return int(self.states.components.shape[1])
+
+    @property
+    def width(self) -> int:
+        """d."""
+        return int(self.states.components.shape[2])
+
+    @cached_property
+    def mean_gate(self) -> FloatArray | None:
+        """What a new item has for a gate, (P,)."""
+        return mean_gate(self.states)
+
+    @cached_property
+    def contributions(self) -> Contributions:
+        """What interactions add to their items."""
+        return Contributions(self.pair_gate, leave_out=self.leave_out)
+
+    def rows(self, item_ids: Sequence[str]) -> ItemStates:
+        """The bundle's states of these items (n,), newcomers' where it has none."""
+        rows = np.fromiter((self.index.get(item_id, -1) for item_id in item_ids), np.int64, len(item_ids))
+        known = rows >= 0
+        if known.all():
+            gate = None if self.states.gate is None else self.states.gate[rows]
+            return ItemStates(components=self.states.components[rows], gate=gate)
+        found = newcomers(len(item_ids), num_components=self.num_components, width=self.width, mean_gate=self.mean_gate)
+        found.components[known] = self.states.components[rows[known]]
+        if found.gate is not None and self.states.gate is not None:
+            found.gate[known] = self.states.gate[rows[known]]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """How records become a state. max_remembered and max_parked are per partition of `attributions`."""
+
+    items: ModelItems
+    feedback: FeedbackPolicy
+    decay: ForwardDecay
+    max_remembered: int
+    max_parked: int
+
+    @property
+    def text(self) -> str:
+        """Names everything that the state depends on."""
+        return (
+            f"model={self.items.model_version} feedback={self.feedback.text} "
+            f"half_life={self.decay.half_life_seconds}s epoch={self.decay.epoch_seconds}s "
+            f"remembered={self.max_remembered} parked={self.max_parked}"
+        )

@@ -1,0 +1,1 @@
+"""What the refresher does: fold records, publish what changed, describe what it holds."""

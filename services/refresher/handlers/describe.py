@@ -1,0 +1,157 @@
+"""Answers about what is held: status with digests, one item's evidence, one user's contributions.
+
+Answers come from the event loop's threads while the refresher's own thread folds, so each takes the lock that the
+folding takes, for as long as it reads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+
+import numpy as np
+
+from services.refresher.domain.partition import Partition, entry_id_of
+from services.refresher.domain.rules import Rules
+from services.refresher.handlers.publish import NOTHING, UNKNOWN, Publisher
+
+
+@dataclass(slots=True)
+class Held:
+    """What the refresher's thread holds and others may look at, under `lock`."""
+
+    lock: Lock = field(default_factory=Lock)
+    partitions: dict[int, Partition] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    checkpoints: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionStatus:
+    """One partition. end_offset: one past the last record; checkpoint_offset: -1 before any."""
+
+    partition: int
+    folded_offset: int
+    end_offset: int
+    checkpoint_offset: int
+    newest_recorded_ms: int | None
+    digest: str
+    num_items: int
+    num_remembered: int
+    counts: Mapping[str, int]
+    other_models: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """What this process folds."""
+
+    model_version: str
+    policy: str
+    partitions: list[PartitionStatus]
+    bytes_per_item: float
+    bytes_per_remembered: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemEvidence:
+    """What stands behind an item. `reason` says why it is not published; empty where it is."""
+
+    found: bool
+    num_interactions: int = 0
+    num_users: int = 0
+    evidence: float = 0.0
+    coherence: float = 0.0
+    age_seconds: float = 0.0
+    model_share: float = 1.0
+    reason: str = NOTHING
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserContributions:
+    """What a user contributed to the partitions held here."""
+
+    interactions: int
+    items: int
+    remembered: int
+    forgotten_up_to: Mapping[int, int]
+    partitions: list[int]
+
+
+class Describe:
+    """Reads what is held."""
+
+    def __init__(self, held: Held, publisher: Publisher, rules: Rules) -> None:
+        self._held, self._publisher, self._rules = held, publisher, rules
+
+    def status(self) -> Status:
+        """Every partition held, with its digest. Cost: one hash over everything held."""
+        with self._held.lock:
+            partitions = [self._status_of(state) for _, state in sorted(self._held.partitions.items())]
+            states = list(self._held.partitions.values())
+            items = self._rules.items
+            per_item = 8.0 * items.num_components * items.width
+            per_entry = 2.0 * items.num_query_components * items.width
+            if states:
+                per_item, per_entry = float(states[0].sums.bytes_per_item), float(states[0].memory.bytes_per_entry)
+        return Status(
+            model_version=items.model_version,
+            policy=f"{self._rules.text} share={self._publisher.share.text}",
+            partitions=partitions,
+            bytes_per_item=per_item,
+            bytes_per_remembered=per_entry,
+        )
+
+    def item(self, item_id: str) -> ItemEvidence:
+        """The evidence behind one item, in whichever partition has it."""
+        with self._held.lock:
+            for state in self._held.partitions.values():
+                if item_id in state.sums:
+                    return self._evidence(state, item_id)
+                if item_id in state.parked:
+                    count = len(state.parked.offsets(item_id))
+                    return ItemEvidence(found=True, num_interactions=count, reason=UNKNOWN)
+        return ItemEvidence(found=False)
+
+    def user(self, pseudonym: str) -> UserContributions:
+        """What a user contributed."""
+        interactions = items = remembered = 0
+        up_to: dict[int, int] = {}
+        with self._held.lock:
+            for state in self._held.partitions.values():
+                places = state.ledger.places(pseudonym)
+                interactions += len(places)
+                items += state.items_of(pseudonym)
+                remembered += sum(entry_id_of(place) in state.visible for place in places)
+                for partition, offset in state.ledger.forgotten_up_to(pseudonym).items():
+                    up_to[partition] = max(offset, up_to.get(partition, -1))
+            partitions = sorted(self._held.partitions)
+        return UserContributions(
+            interactions=interactions, items=items, remembered=remembered, forgotten_up_to=up_to, partitions=partitions
+        )
+
+    def _status_of(self, state: Partition) -> PartitionStatus:
+        return PartitionStatus(
+            partition=state.number,
+            folded_offset=state.folded_offset,
+            end_offset=max(self._held.ends.get(state.number, 0), state.folded_offset + 1),
+            checkpoint_offset=self._held.checkpoints.get(state.number, -1),
+            newest_recorded_ms=state.newest_recorded_ms,
+            digest=state.digest(),
+            num_items=len(state.sums),
+            num_remembered=len(state.memory),
+            counts=dict(state.counts),
+            other_models=dict(state.other_models),
+        )
+
+    def _evidence(self, state: Partition, item_id: str) -> ItemEvidence:
+        sums = state.sums.of([item_id])
+        return ItemEvidence(
+            found=True,
+            num_interactions=int(sums.counts[0]),
+            num_users=state.num_users(item_id),
+            evidence=float(sums.evidence[0]),
+            coherence=float(sums.coherence[0]),
+            age_seconds=float(state.age_seconds(np.asarray(sums.last_seconds))[0]),
+            model_share=float(self._publisher.shares(state, [item_id])[0]),
+            reason=self._publisher.reasons(state, [item_id])[0],
+        )

@@ -1,0 +1,96 @@
+"""Fold records into a partition's state, reading records again where something has to be taken out.
+
+Whatever has to be read is read before anything is changed, and the state's position moves with each run of records, so
+a failure at any point leaves a state that is right for its position: the next attempt goes on from there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from services.refresher.domain.partition import Partition
+from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo, Unreadable
+from services.refresher.ports import Log
+
+
+class FoldRecords:
+    """Folds what a log gives, and reads from the same log again."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def fold(self, partition: Partition, entries: Sequence[Entry]) -> list[Unreadable]:
+        """Fold entries in order; those at or below the state's position are passed over. Returns the unreadable ones.
+
+        Raises: DependencyUnavailable (try again), PreconditionFailed (the log has lost records: fold it anew); the
+        state is right for its `folded_offset` in either case.
+        """
+        entries = [entry for entry in entries if entry.offset > partition.folded_offset]
+        recent = {entry.offset: entry for entry in entries if isinstance(entry, Interaction)}
+        unreadable: list[Unreadable] = []
+        self.mend(partition)
+        for kind, run in _runs(entries):
+            if kind is Interaction:
+                partition.fold([entry for entry in run if isinstance(entry, Interaction)])
+            else:
+                for entry in run:
+                    self._fold_one(partition, entry, recent, unreadable)
+                    partition.folded_offset = entry.offset
+            partition.folded_offset = run[-1].offset
+        return unreadable
+
+    def mend(self, partition: Partition) -> None:
+        """Bring in what waits in the log alone: parked interactions of items that are known now, a memory's refill.
+
+        Raises: as `fold`.
+        """
+        for item_id in [item_id for item_id in partition.parked if partition.is_known(item_id)]:
+            found = self._read(partition, list(partition.parked.offsets(item_id)), {})
+            partition.adopt(item_id, found)
+        lacking = partition.lacks()
+        if not lacking:
+            return
+        wanted = partition.refill_size
+        brought: list[Interaction] = []
+        for start in range(0, len(lacking), wanted):
+            found = self._read(partition, [offset for _, offset in lacking[start : start + wanted]], {})
+            brought += [interaction for interaction in found if partition.is_remembered(interaction)]
+            if len(brought) >= wanted:
+                break
+        partition.refill(brought[:wanted])
+
+    def _fold_one(
+        self, partition: Partition, entry: Entry, recent: Mapping[int, Interaction], unreadable: list[Unreadable]
+    ) -> None:
+        ledger = partition.ledger
+        if isinstance(entry, Undo):
+            offset = ledger.offset_of(entry.user, entry.place)
+            if offset is not None:
+                partition.take_back(self._read(partition, [offset], recent))
+            ledger.undo(entry.user, entry.place)
+            partition.counts["undone"] += 1
+        elif isinstance(entry, Forgetting):
+            offsets = [offset for _, offset in ledger.covered(entry.user, entry.up_to)]
+            partition.take_back(self._read(partition, offsets, recent))
+            ledger.forget(entry.user, entry.up_to)
+            partition.counts["forgotten"] += 1
+        elif isinstance(entry, Unreadable):
+            unreadable.append(entry)
+            partition.counts["dead_lettered"] += 1
+        if not isinstance(entry, Unreadable):
+            # The record is folded; should the refill fail, the next attempt begins with it.
+            partition.folded_offset = entry.offset
+            self.mend(partition)
+
+    def _read(
+        self, partition: Partition, offsets: Sequence[int], recent: Mapping[int, Interaction]
+    ) -> list[Interaction]:
+        """The interactions at these offsets, in this order."""
+        absent = [offset for offset in offsets if offset not in recent]
+        again = self._log.read_again(partition.number, absent) if absent else {}
+        return [recent[offset] if offset in recent else again[offset] for offset in offsets]
+
+
+def _runs(entries: Sequence[Entry]) -> Iterator[tuple[type[Entry], list[Entry]]]:
+    """Neighbours of one kind together."""
+    for kind, run in groupby(entries, key=type):
+        yield kind, list(run)

@@ -1,0 +1,99 @@
+"""Taking a partition over: the newest whole checkpoint that fits, or its log from the beginning.
+
+A checkpoint is refused, never repaired: torn or altered bytes, another model or policy, a position that the topic does
+not reach. What readers may hold from a life that is given up stays noted, so that it is published again or dropped.
+"""
+
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from services.common.kafka import partition_for
+from services.refresher.checkpoint import CheckpointError
+from services.refresher.domain.partition import Partition
+from services.refresher.domain.rules import Rules
+from services.refresher.handlers.checkpoints import OtherRulesError, from_bytes, to_bytes
+from services.refresher.ports import Checkpoints
+
+log = structlog.get_logger()
+
+
+class HoldPartition:
+    """Opens, keeps and starts anew. `withdrawn` has every listed item; it may grow outside."""
+
+    def __init__(
+        self,
+        *,
+        rules: Rules,
+        checkpoints: Checkpoints,
+        withdrawn: Mapping[str, bool],
+        on_anew: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._rules, self._checkpoints, self._withdrawn, self._on_anew = rules, checkpoints, withdrawn, on_anew
+
+    def open(self, number: int, bounds: tuple[int, int], num_partitions: int) -> Partition:
+        """The partition's state; its log now has records from bounds[0] to before bounds[1].
+
+        Raises: DependencyUnavailable when the checkpoints cannot be reached.
+        """
+        first, end = bounds
+        state, reason = self._restored(number, end)
+        if state.folded_offset + 1 < first:
+            # Retention took what nobody folded. Nothing can bring it back; what is left is folded.
+            log.error("attributions_lost", partition=number, folded=state.folded_offset, first=first)
+            state.folded_offset = first - 1
+        if not reason and self._lacks_listed(state, num_partitions):
+            state, reason = self.anew(state), "parked interactions had been turned away"
+        if reason:
+            self._on_anew(reason)
+            log.info("partition_folded_anew", partition=number, reason=reason, records=end - first)
+        # Items may have been listed or withdrawn meanwhile; whether there is news of one is decided when publishing.
+        for item_id in state.sums:
+            if item_id not in state.published or self._withdrawn.get(item_id, False):
+                state.dirty_items.setdefault(item_id, False)
+        state.quiet_until = max(state.quiet_until, end - 1)
+        return state
+
+    def keep(self, state: Partition) -> None:
+        """Save a checkpoint. Raises: DependencyUnavailable."""
+        self._checkpoints.save(state.number, to_bytes(state))
+
+    def anew(self, old: Partition) -> Partition:
+        """An empty state in the place of `old`, which knows what readers may hold from it."""
+        state = Partition(old.number, self._rules, self._withdrawn)
+        state.dirty_items = dict.fromkeys((*old.published, *old.dirty_items), True)
+        state.dirty_entries = {*old.visible, *old.dirty_entries}
+        state.quiet_until = max(old.quiet_until, old.folded_offset)
+        return state
+
+    def _restored(self, number: int, end: int) -> tuple[Partition, str]:
+        fresh = Partition(number, self._rules, self._withdrawn)
+        reason = "no checkpoint"
+        for name, data in self._checkpoints.load(number):
+            try:
+                state = from_bytes(data, number, self._rules, self._withdrawn)
+            except OtherRulesError as exc:
+                log.warning("checkpoint_of_other_rules", name=name, reason=str(exc))
+                fresh.dirty_items = dict.fromkeys(exc.items, True)
+                fresh.dirty_entries = set(exc.entries)
+                return fresh, "other rules"
+            except CheckpointError as exc:
+                log.error("checkpoint_refused", name=name, reason=str(exc))
+                reason = "torn checkpoint"
+                continue
+            if state.folded_offset < end:
+                log.info("checkpoint_taken", name=name, partition=number, folded=state.folded_offset)
+                return state, ""
+            log.error("checkpoint_ahead_of_topic", name=name, folded=state.folded_offset, end=end)
+            return fresh, "other topic"
+        return fresh, reason
+
+    def _lacks_listed(self, state: Partition, num_partitions: int) -> bool:
+        """Whether an item was listed whose interactions this partition had turned away."""
+        return state.parked.evicted_from is not None and any(
+            state.parked.may_lack(item_id)
+            and item_id not in state.sums
+            and item_id not in self._rules.items.index
+            and partition_for(item_id.encode(), num_partitions) == state.number
+            for item_id in self._withdrawn
+        )

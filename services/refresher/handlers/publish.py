@@ -1,0 +1,173 @@
+"""What readers of `index-deltas` have to be told of a partition's state.
+
+Content depends on the state alone (its age is stream time), so writing something again after a crash is harmless, and a
+reader that holds something newer ignores it. An item is published when it is known, not withdrawn, points somewhere,
+and, if only interactions speak for it, rests on enough users.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.pefa.policy import NEW_ITEM_SHARE, SharePolicy
+from services.algorithms.pefa.refresh import refreshed
+from services.algorithms.pefa.sums import SumsOf
+from services.common.index_deltas import IndexDelta, ItemDelta, MemoryDelta
+from services.refresher.domain.partition import Partition
+
+Floats = npt.NDArray[np.float64]
+
+WITHDRAWN = "withdrawn"
+UNKNOWN = "unknown item"
+TOO_FEW = "too few users"
+NO_DIRECTION = "no direction"
+NOTHING = "no interactions"
+
+# Below this a change of lambda through age alone is not worth a record.
+_SHARE_STEP = 0.01
+
+
+@dataclass(slots=True)
+class Batch:
+    """Changes of one partition to be published together; `shares`: the model's share of each item written."""
+
+    partition: Partition
+    deltas: list[IndexDelta]
+    items: list[str]
+    entries: list[str]
+    shares: dict[str, float]
+
+    def published(self) -> None:
+        """All of it was acknowledged."""
+        state = self.partition
+        for item_id in self.items:
+            state.dirty_items.pop(item_id, None)
+            state.published.pop(item_id, None)
+        state.published.update(self.shares)
+        state.dirty_entries.difference_update(self.entries)
+
+
+class Publisher:
+    """Makes batches. `withdrawn` says of each listed item whether it is; it may change outside."""
+
+    def __init__(self, *, share: SharePolicy, min_users: int, withdrawn: Mapping[str, bool]) -> None:
+        self.share = share
+        self._min_users = min_users
+        self._withdrawn = withdrawn
+
+    def reasons(self, state: Partition, item_ids: Sequence[str]) -> list[str]:
+        """Why each item is not published; empty where it is."""
+        sums = state.sums.of(item_ids)
+        reasons = []
+        for place, item_id in enumerate(item_ids):
+            if self._withdrawn.get(item_id, False):
+                reasons.append(WITHDRAWN)
+            elif not state.is_known(item_id):
+                reasons.append(UNKNOWN)
+            elif not sums.counts[place]:
+                reasons.append(NOTHING)
+            elif item_id not in state.rules.items.index and not state.has_users(item_id, self._min_users):
+                reasons.append(TOO_FEW)
+            else:
+                reasons.append("" if sums.sums[place].any() else NO_DIRECTION)
+        return reasons
+
+    def shares(self, state: Partition, item_ids: Sequence[str]) -> Floats:
+        """lambda of each item (n,): 0 for one that the model never saw."""
+        return np.where(_in_bundle(state, item_ids), self._lambdas(state, item_ids, state.sums.of(item_ids)), 0.0)
+
+    def sweep(self, state: Partition) -> None:
+        """Mark the items whose model's share has moved since they were published, as stream time went on."""
+        item_ids = [item_id for item_id in state.published if item_id in state.sums]
+        before = np.array([state.published[item_id] for item_id in item_ids])
+        moved = np.abs(self.shares(state, item_ids) - before) > _SHARE_STEP
+        for place in np.flatnonzero(moved).tolist():
+            state.dirty_items.setdefault(item_ids[place], False)
+
+    def batch(self, state: Partition, number: int, limit: int) -> Batch | None:
+        """At most `limit` changes under a batch number; None when nothing has changed."""
+        item_ids = _first(state.dirty_items, limit)
+        entry_ids = _first(state.dirty_entries, limit - len(item_ids))
+        shares: dict[str, float] = {}
+        changes: list[ItemDelta | MemoryDelta] = [*self._items(state, item_ids, shares), *_entries(state, entry_ids)]
+        if not item_ids and not entry_ids:
+            return None
+        deltas = [
+            IndexDelta(
+                model_version=state.rules.items.model_version,
+                partition=state.number,
+                # An empty partition has only what its items' texts say: that counts as its first record's.
+                offset=max(0, state.folded_offset),
+                batch=number,
+                last_of_batch=place == len(changes) - 1,
+                newest_recorded_ms=state.newest_recorded_ms,
+                change=change,
+            )
+            for place, change in enumerate(changes)
+        ]
+        return Batch(state, deltas, item_ids, entry_ids, shares)
+
+    def _items(self, state: Partition, item_ids: Sequence[str], shares: dict[str, float]) -> list[ItemDelta]:
+        reasons = self.reasons(state, item_ids)
+        found: list[ItemDelta] = []
+        for item_id, reason in zip(item_ids, reasons, strict=True):
+            # What was taken out, or withdrawn, may have been published by a life of ours that nobody remembers.
+            if reason and (item_id in state.published or state.dirty_items[item_id] or reason == WITHDRAWN):
+                found.append(ItemDelta(item_id=item_id, dropped=True))
+        live = [item_id for item_id, reason in zip(item_ids, reasons, strict=True) if not reason]
+        if not live:
+            return found
+        sums = state.sums.of(live)
+        lambdas = self._lambdas(state, live, sums)
+        states = refreshed(state.rules.items.rows(live), sums.sums, lambdas)
+        lambdas = np.where(_in_bundle(state, live), lambdas, 0.0)
+        for place, item_id in enumerate(live):
+            shares[item_id] = float(lambdas[place])
+            found.append(
+                ItemDelta(
+                    item_id=item_id,
+                    components=states.components[place],
+                    gate=None if states.gate is None else states.gate[place],
+                    model_share=float(lambdas[place]),
+                    num_interactions=int(sums.counts[place]),
+                )
+            )
+        return found
+
+    def _lambdas(self, state: Partition, item_ids: Sequence[str], sums: SumsOf) -> Floats:
+        """As they take effect: a new item's components shorten where what it rests on nearly cancels."""
+        ages = state.age_seconds(np.where(sums.counts > 0, sums.last_seconds, state.stream_ms // 1000))
+        known = self.share.model_share(sums.evidence, sums.coherence, ages)
+        new = NEW_ITEM_SHARE.model_share(sums.evidence, sums.coherence, ages)
+        return np.where(_in_bundle(state, item_ids), known, new)
+
+
+def _in_bundle(state: Partition, item_ids: Sequence[str]) -> npt.NDArray[np.bool_]:
+    return np.array([item_id in state.rules.items.index for item_id in item_ids], bool)
+
+
+def _entries(state: Partition, entry_ids: Sequence[str]) -> list[MemoryDelta]:
+    found = []
+    for entry_id in entry_ids:
+        entry = state.visible.get(entry_id)
+        if entry is None:
+            found.append(MemoryDelta(entry_id=entry_id, dropped=True))
+            continue
+        found.append(
+            MemoryDelta(
+                entry_id=entry_id,
+                item_id=entry.item_id,
+                components=entry.components.astype(np.float32),
+                weight=entry.weight,
+                type=entry.interaction_type,
+                event_time_ms=entry.event_seconds * 1000,
+            )
+        )
+    return found
+
+
+def _first(keys: Iterable[str], count: int) -> list[str]:
+    return list(islice(keys, max(0, count)))

@@ -1,0 +1,100 @@
+"""What the refresher needs from outside: the log, the topics it writes, leases, and a place for checkpoints.
+
+Each port has a real adapter and an in-memory one. All raise the error tree of `services.common.errors`. Everything is
+synchronous: the refresher has a thread of its own.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.common.index_deltas import IndexDelta
+from services.refresher.domain.records import Entry, Interaction, Listing, Unreadable
+
+
+@dataclass(slots=True)
+class Polled:
+    """What one poll brought: entries per partition of `attributions`, in order, and listings of `items`.
+
+    unreadable: records of `items` that break a limit.
+    """
+
+    entries: dict[int, list[Entry]] = field(default_factory=dict)
+    listings: list[Listing] = field(default_factory=list)
+    unreadable: list[Unreadable] = field(default_factory=list)
+
+
+class Log(Protocol):
+    """`attributions` and `items`. For one thread."""
+
+    def partitions(self) -> Sequence[int]:
+        """All partitions of `attributions`."""
+
+    def listings(self) -> tuple[Sequence[Listing], Sequence[Unreadable]]:
+        """Everything that `items` holds now; polls go on behind it."""
+
+    def assign(self, offsets: Mapping[int, int]) -> None:
+        """Poll these partitions from now on, each from this offset; those assigned before go on where they are."""
+
+    def poll(self, timeout_ms: int) -> Polled:
+        """The next records; empty when none came in time."""
+
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, tuple[int, int]]:
+        """First offset still there, and one past the last record."""
+
+    def known_ends(self) -> Mapping[int, int]:
+        """One past the last record of each assigned partition as far as polling has told, without asking."""
+
+    def read_again(self, partition: int, offsets: Sequence[int]) -> Mapping[int, Interaction]:
+        """The interactions that lie at these offsets.
+
+        Raises: PreconditionFailed when one is not there any more; DependencyUnavailable.
+        """
+
+    def close(self) -> None:
+        """Give the connections up; the next call makes new ones."""
+
+
+class Outbox(Protocol):
+    """What the refresher writes. Returns once everything is acknowledged; a failure may leave some of it written."""
+
+    def publish(self, deltas: Sequence[IndexDelta], unreadable: Sequence[Unreadable]) -> None:
+        """Write deltas in order, and what could not be read to the dead letters."""
+
+    def close(self) -> None:
+        """Give the connections up; the next call makes new ones."""
+
+
+class Checkpoints(Protocol):
+    """Where checkpoints are kept."""
+
+    def save(self, partition: int, data: bytes) -> None:
+        """Keep `data` as the newest; the one before stays as the older one."""
+
+    def load(self, partition: int) -> Iterator[tuple[str, bytes]]:
+        """What was saved, newest first, each with a name for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What leases say. terms: for each partition held, a number that grows with every holder; surplus: how many of
+    them others should have."""
+
+    terms: Mapping[int, int]
+    surplus: int = 0
+
+
+class Leases(Protocol):
+    """Who works on which partition. Methods may be called from any thread."""
+
+    def start(self, partitions: Sequence[int]) -> None:
+        """Begin to take part, in the background."""
+
+    def holding(self) -> Holding:
+        """What is held now."""
+
+    def release(self, partitions: Collection[int]) -> None:
+        """Give partitions back at once."""
+
+    def close(self) -> None:
+        """Give everything back."""

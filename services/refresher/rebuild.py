@@ -1,0 +1,112 @@
+"""Folding the whole log from zero, beside whatever runs: proof that a live state is right, and a new model's start.
+
+It reads up to where the log ended when it began, publishes nothing, and ends in digests that are compared with a
+running refresher's. Kept as checkpoints they are what a refresher of the same bundle and policy goes on from.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from services.common.errors import DependencyUnavailable
+from services.refresher.domain.partition import Partition
+from services.refresher.domain.rules import Rules
+from services.refresher.handlers.checkpoints import to_bytes
+from services.refresher.handlers.fold import FoldRecords
+from services.refresher.ports import Checkpoints, Log
+
+# Called with records folded so far, and all that there are.
+Progressed = Callable[[int, int], None]
+_SILENCE_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RebuiltPartition:
+    """One partition folded up to `folded_offset` (-1: it is empty)."""
+
+    partition: int
+    folded_offset: int
+    digest: str
+    num_items: int
+    num_remembered: int
+    counts: Mapping[str, int]
+    other_models: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RebuildReport:
+    """What came out."""
+
+    model_version: str
+    policy: str
+    records: int
+    seconds: float
+    partitions: list[RebuiltPartition]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Records by what became of them."""
+        return sum((Counter(one.counts) for one in self.partitions), Counter())
+
+
+class Rebuild:
+    """One pass over the log."""
+
+    def __init__(self, *, log: Log, rules: Rules, progress: Progressed = lambda done, total: None) -> None:
+        self._log, self._rules, self._progress = log, rules, progress
+
+    def run(self, checkpoints: Checkpoints | None = None) -> RebuildReport:
+        """Fold everything; keep it in `checkpoints` if given.
+
+        Raises: DependencyUnavailable, also when the log falls silent before its end; PreconditionFailed.
+        """
+        began = time.monotonic()
+        listings, _ = self._log.listings()
+        withdrawn = {listing.item_id: listing.withdrawn for listing in listings}
+        bounds = self._log.bounds(self._log.partitions())
+        states = {number: Partition(number, self._rules, withdrawn) for number in bounds}
+        for number, (first, _) in bounds.items():
+            states[number].folded_offset = first - 1
+        self._fold(states, bounds)
+        if checkpoints is not None:
+            for state in states.values():
+                if state.folded_offset >= 0:
+                    checkpoints.save(state.number, to_bytes(state))
+        return RebuildReport(
+            model_version=self._rules.items.model_version,
+            policy=self._rules.text,
+            records=sum(end - first for first, end in bounds.values()),
+            seconds=time.monotonic() - began,
+            partitions=[_rebuilt(state) for _, state in sorted(states.items())],
+        )
+
+    def _fold(self, states: Mapping[int, Partition], bounds: Mapping[int, tuple[int, int]]) -> None:
+        fold = FoldRecords(self._log)
+        total = sum(end - first for first, end in bounds.values())
+        done = 0
+        self._log.assign({number: first for number, (first, end) in bounds.items() if first < end})
+        heard = time.monotonic()
+        while done < total:
+            self._progress(done, total)
+            for number, entries in self._log.poll(200).entries.items():
+                wanted = [entry for entry in entries if entry.offset < bounds[number][1]]
+                before = states[number].folded_offset
+                fold.fold(states[number], wanted)
+                done += states[number].folded_offset - before
+                heard = time.monotonic()
+            if time.monotonic() - heard > _SILENCE_S:
+                raise DependencyUnavailable(f"the log fell silent after {done} of {total} records")
+        self._progress(total, total)
+
+
+def _rebuilt(state: Partition) -> RebuiltPartition:
+    return RebuiltPartition(
+        partition=state.number,
+        folded_offset=state.folded_offset,
+        digest=state.digest(),
+        num_items=len(state.sums),
+        num_remembered=len(state.memory),
+        counts=dict(state.counts),
+        other_models=dict(state.other_models),
+    )

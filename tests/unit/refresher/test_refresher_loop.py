@@ -1,0 +1,383 @@
+"""The refresher's thread, step by step over in-memory ports: takeover, crashes, publication, listings, faults."""
+
+import contextlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refresher_scene import (
+    START_MS,
+    World,
+    fold_all,
+    interaction,
+    make_rules,
+    random_records,
+    readers_view,
+)
+
+from services.algorithms.pefa.policy import SharePolicy
+from services.common.errors import DependencyUnavailable
+from services.common.kafka import partition_for
+from services.refresher.adapters.in_memory import MemoryLog, MemoryOutbox
+from services.refresher.domain.records import Forgetting, SourceRecord, Undo, Unreadable
+
+RULES = make_rules()
+
+
+def world_of(seed: int, count: int = 120, *, rules=RULES, poll_records: int = 16) -> World:
+    world = World(rules, log=MemoryLog(poll_records=poll_records))
+    for record in random_records(seed, count):
+        world.log.append(0, record)
+    return world
+
+
+class Dying(MemoryOutbox):
+    """A process that is killed inside its n-th publication, after part of it was written."""
+
+    def __init__(self, inner: MemoryOutbox, at: int, share: float) -> None:
+        super().__init__()
+        self._inner, self._at, self._share = inner, at, share
+
+    def publish(self, deltas, unreadable):
+        self._at -= 1
+        if self._at < 0:
+            self._inner.publish(deltas[: int(len(deltas) * self._share)], [])
+            raise KeyboardInterrupt
+        self._inner.publish(deltas, unreadable)
+
+
+def live_states(running) -> dict[str, float]:
+    """Item -> share, as the state itself says it should be published."""
+    (state,) = running.held.partitions.values()
+    items = [item for item in state.sums if not running.publisher.reasons(state, [item])[0]]
+    return dict(zip(items, running.publisher.shares(state, items).tolist(), strict=True))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=st.integers(0, 1000),
+    deaths=st.lists(st.tuples(st.integers(0, 6), st.floats(0, 1)), max_size=5),
+    max_changes=st.sampled_from([3, 7, 1000]),
+    checkpoint_s=st.sampled_from([0.0, 1e9]),
+)
+def test_after_any_deaths_readers_hold_what_the_state_says(
+    seed: int, deaths: list[tuple[int, float]], max_changes: int, checkpoint_s: float
+) -> None:
+    world = world_of(seed, rules=make_rules(max_remembered=6))
+    for item in ("item-12", "item-13"):
+        world.log.put(item)
+    world.log.put("item-3", withdrawn=True)
+    for at, share in deaths:
+        outbox = Dying(world.outbox, at, share)
+        running = world.refresher(outbox=outbox, max_changes=max_changes, checkpoint_s=checkpoint_s)
+        # Killed in a publication, or where it stands after as many turns.
+        with contextlib.suppress(KeyboardInterrupt):
+            for _ in range(at + 4):
+                running.refresher.step()
+        world.now_ms += 10_000
+    last = world.refresher(max_changes=max_changes)
+    last.settle()
+    batch = fold_all(world.rules, world.log, listed={"item-12": False, "item-13": False, "item-3": True})
+    assert last.digests() == {0: batch.digest()}
+    items, entries = readers_view(world.outbox.deltas)
+    assert {item: change.model_share for item, change in items.items()} == pytest.approx(live_states(last), abs=0.011)
+    assert entries.keys() == {entry.entry_id for entry in batch.memory}
+
+
+def test_a_checkpoint_is_taken_up_where_it_ends() -> None:
+    world = world_of(1)
+    first = world.refresher()
+    first.settle()
+    first.refresher.finish()
+    published = len(world.outbox.deltas)
+    second = world.refresher()
+    second.settle()
+    assert second.digests() == {0: fold_all(RULES, world.log).digest()}
+    assert len(world.outbox.deltas) == published
+
+
+@pytest.mark.parametrize("damage", ["torn", "altered", "empty", "another"])
+@pytest.mark.parametrize("both", [False, True])
+def test_a_damaged_checkpoint_is_refused_and_the_older_one_or_the_log_is_used(damage: str, both: bool) -> None:
+    world = world_of(2)
+    running = world.refresher()
+    running.settle()
+    running.refresher.finish()
+    saved = world.checkpoints.saved[0]
+    assert len(saved) == 2
+    for place in range(2 if both else 1):
+        data = saved[place]
+        if damage == "torn":
+            saved[place] = data[: len(data) // 2]
+        elif damage == "altered":
+            middle = len(data) // 2
+            saved[place] = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+        elif damage == "empty":
+            saved[place] = b""
+        else:
+            saved[place] = b"SOMETHING ELSE"
+    again = world.refresher()
+    again.settle()
+    assert again.digests() == {0: fold_all(RULES, world.log).digest()}
+
+
+def test_a_checkpoint_of_another_policy_is_folded_anew_and_what_readers_held_of_it_is_replaced() -> None:
+    world = world_of(3)
+    first = world.refresher()
+    first.settle()
+    first.refresher.finish()
+    world.rules = make_rules(max_remembered=4)
+    second = world.refresher()
+    second.settle()
+    batch = fold_all(world.rules, world.log)
+    assert second.digests() == {0: batch.digest()}
+    _, entries = readers_view(world.outbox.deltas)
+    assert entries.keys() == {entry.entry_id for entry in batch.memory}
+
+
+def test_a_checkpoint_ahead_of_its_topic_is_not_continued() -> None:
+    world = world_of(4)
+    first = world.refresher()
+    first.settle()
+    first.refresher.finish()
+    world.log.entries[0] = world.log.entries[0][:20]
+    second = world.refresher()
+    second.settle()
+    assert second.digests() == {0: fold_all(RULES, world.log).digest()}
+
+
+def test_an_item_is_published_once_it_is_listed_and_enough_users_stand_behind_it() -> None:
+    rng = np.random.default_rng(5)
+    world = World(RULES)
+    running = world.refresher(min_users=3)
+    for user in ("a", "a", "b"):
+        place = (0, len(world.log.entries[0]))
+        world.log.append(0, interaction(rng, place=place, item="new", user=user))
+    running.settle()
+    assert running.describe.item("new").reason == "unknown item"
+    world.log.put("new")
+    running.settle()
+    assert running.describe.item("new").reason == "too few users"
+    assert readers_view(world.outbox.deltas)[0] == {}
+    world.log.append(0, interaction(rng, place=(0, 9), item="new", user="c"))
+    running.settle()
+    found = running.describe.item("new")
+    assert (found.reason, found.num_users, found.num_interactions, found.model_share) == ("", 3, 4, 0.0)
+    items, _ = readers_view(world.outbox.deltas)
+    assert items["new"].num_interactions == 4
+    assert items["new"].gate == pytest.approx(RULES.items.mean_gate)
+
+
+def test_a_new_item_that_loses_its_users_is_dropped_even_by_a_successor_that_never_published_it() -> None:
+    rng = np.random.default_rng(6)
+    world = World(RULES)
+    world.log.put("new")
+    world.log.append(0, interaction(rng, place=(0, 0), item="item-1", user="z"))
+    first = world.refresher(min_users=2, checkpoint_s=1e9)
+    first.settle()
+    first.refresher._keep(first.held.partitions[0])
+    for number, user in enumerate(("a", "b"), start=1):
+        world.log.append(0, interaction(rng, place=(0, number), item="new", user=user))
+    first.settle()
+    assert "new" in readers_view(world.outbox.deltas)[0]
+    # Killed here: the checkpoint knows nothing of "new".
+    world.log.append(0, Forgetting(0, "a", {0: 100}))
+    world.now_ms += 10_000
+    second = world.refresher(min_users=2)
+    second.settle()
+    assert "new" not in readers_view(world.outbox.deltas)[0]
+
+
+def test_a_withdrawn_item_is_dropped_keeps_learning_and_comes_back_with_what_it_learnt() -> None:
+    rng = np.random.default_rng(7)
+    world = World(RULES)
+    running = world.refresher()
+    world.log.append(0, interaction(rng, place=(0, 0), item="item-1", user="a"))
+    running.settle()
+    # Withdrawn while its next change is on the way.
+    world.log.append(0, interaction(rng, place=(0, 1), item="item-1", user="b"))
+    world.log.put("item-1", withdrawn=True)
+    running.settle()
+    assert "item-1" not in readers_view(world.outbox.deltas)[0]
+    assert running.describe.item("item-1").reason == "withdrawn"
+    world.log.put("item-1")
+    running.settle()
+    assert readers_view(world.outbox.deltas)[0]["item-1"].num_interactions == 2
+
+
+def test_an_undone_last_interaction_gives_the_item_back_to_the_model() -> None:
+    rng = np.random.default_rng(8)
+    world = World(RULES)
+    running = world.refresher()
+    one = interaction(rng, place=(0, 0), item="item-1", user="a")
+    world.log.append(0, one)
+    running.settle()
+    world.log.append(0, Undo(0, one.place, "item-1", "a"))
+    running.settle()
+    assert readers_view(world.outbox.deltas) == ({}, {})
+
+
+def test_items_are_published_again_as_stream_time_goes_on() -> None:
+    rng = np.random.default_rng(9)
+    world = World(RULES)
+    running = world.refresher(share=SharePolicy.parse("evidence(prior=1,least=0,half_life=1d)"))
+    world.log.append(0, interaction(rng, place=(0, 0), item="item-1", user="a"))
+    running.settle()
+    before = readers_view(world.outbox.deltas)[0]["item-1"].model_share
+    later = START_MS + 3 * 86_400_000
+    world.log.append(0, interaction(rng, place=(0, 1), item="item-2", user="a", moment_ms=later))
+    running.settle()
+    running.settle()
+    aged = readers_view(world.outbox.deltas)[0]["item-1"].model_share
+    assert aged > before + 0.1
+    assert aged == running.describe.item("item-1").model_share
+
+
+def test_partitions_are_shared_given_up_to_a_newcomer_and_taken_over_from_the_dead() -> None:
+    world = World(RULES, log=MemoryLog(4))
+    for number in range(4):
+        for record in random_records(20 + number, 60):
+            world.log.append(number, record)
+    wanted = {number: fold_all(RULES, world.log, number).digest() for number in range(4)}
+    first = world.refresher("first")
+    first.settle()
+    assert first.digests() == wanted
+    second = world.refresher("second")
+    for _ in range(3):
+        second.refresher.step()
+        first.refresher.step()
+    second.settle()
+    assert len(first.held.partitions) == len(second.held.partitions) == 2
+    assert first.digests() | second.digests() == wanted
+    # The first one dies without a word.
+    world.now_ms += world.table.lease_ms + 1
+    second.settle()
+    assert second.digests() == wanted
+
+
+def test_a_refresher_that_was_asleep_while_others_took_over_starts_from_what_they_left() -> None:
+    world = world_of(10)
+    sleeper = world.refresher("sleeper", checkpoint_s=1e9)
+    sleeper.settle()
+    world.now_ms += world.table.lease_ms + 1
+    other = world.refresher("other")
+    other.settle()
+    world.log.append(0, interaction(np.random.default_rng(1), place=(5, 5), item="item-1", user="z"))
+    other.settle()
+    other.refresher.finish()
+    sleeper.settle()
+    assert sleeper.digests() == {0: fold_all(RULES, world.log).digest()}
+
+
+def test_numbers_of_batches_grow_from_holder_to_holder() -> None:
+    world = world_of(11)
+    for name in ("a", "b"):
+        running = world.refresher(name, checkpoint_s=1e9)
+        running.settle()
+        world.now_ms += 10_000
+    batches = [delta.batch for delta in world.outbox.deltas]
+    assert batches == sorted(batches)
+
+
+def test_unreadable_records_are_set_aside_and_the_stream_goes_on() -> None:
+    rng = np.random.default_rng(12)
+    world = World(RULES)
+    bad = SourceRecord("attributions", 0, 0, START_MS, b"k", b"\xff\xff", ())
+    world.log.append(0, interaction(rng, place=(0, 0), item="item-1", user="a"))
+    world.log.append(0, Unreadable(bad, "value=2 unreadable bytes"))
+    world.log.append(0, interaction(rng, place=(0, 1), item="item-1", user="b"))
+    running = world.refresher()
+    running.settle()
+    (letter,) = world.outbox.unreadable
+    assert (letter.record.offset, letter.record.value) == (1, b"\xff\xff")
+    assert running.held.partitions[0].counts["dead_lettered"] == 1
+    assert running.held.partitions[0].counts["folded"] == 2
+
+
+class _Unfoldable(dict):
+    """A listing that breaks when asked of one item: a bug of ours."""
+
+    def __contains__(self, item_id):
+        if item_id == "poison":
+            raise RuntimeError("a bug")
+        return super().__contains__(item_id)
+
+
+def test_a_record_that_fails_for_a_bug_is_set_aside_and_nothing_counts_twice() -> None:
+    rng = np.random.default_rng(13)
+    world = World(RULES)
+    for number in range(9):
+        item = "poison" if number == 4 else f"item-{number}"
+        world.log.append(0, interaction(rng, place=(0, number), item=item, user="a"))
+    running = world.refresher()
+    running.refresher._hold._withdrawn = _Unfoldable()
+    for _ in range(6):
+        try:
+            running.refresher.step()
+        except RuntimeError:
+            running.refresher._give_up(list(running.held.partitions))
+    state = running.held.partitions[0]
+    assert state.folded_offset == 8
+    assert state.counts["dead_lettered"] == 1
+    assert sorted(state.sums) == sorted(f"item-{number}" for number in range(9) if number != 4)
+    assert state.sums.num_interactions == 8
+
+
+def test_a_broker_that_goes_away_costs_nothing_but_time() -> None:
+    class Flaky(MemoryOutbox):
+        calls = 0
+
+        def publish(self, deltas, unreadable):
+            self.calls += 1
+            if self.calls % 2:
+                # Some of it lands all the same.
+                world.outbox.publish(deltas[:1], [])
+                raise DependencyUnavailable("away")
+            world.outbox.publish(deltas, unreadable)
+
+    world = world_of(14)
+    running = world.refresher(outbox=Flaky())
+    for _ in range(200):
+        try:
+            running.refresher.step()
+        except DependencyUnavailable as exc:
+            running.refresher._fail(exc)
+    assert running.digests() == {0: fold_all(RULES, world.log).digest()}
+    items, entries = readers_view(world.outbox.deltas)
+    assert items.keys() == live_states(running).keys()
+    assert entries.keys() == running.held.partitions[0].visible.keys()
+
+
+def test_an_item_whose_parked_interactions_were_turned_away_is_folded_anew_when_it_is_listed() -> None:
+    rng = np.random.default_rng(15)
+    world = World(make_rules(max_parked=5))
+    for number in range(60):
+        item = f"made-up-{number % 20}"
+        world.log.append(0, interaction(rng, place=(0, number), item=item, user=f"u{number}"))
+    running = world.refresher()
+    running.settle()
+    evicted = next(f"made-up-{n}" for n in range(20) if running.held.partitions[0].parked.may_lack(f"made-up-{n}"))
+    assert partition_for(evicted.encode(), 1) == 0
+    world.log.put(evicted)
+    running.settle()
+    assert running.describe.item(evicted).num_interactions == 3
+    assert evicted in readers_view(world.outbox.deltas)[0]
+
+
+def test_it_tells_what_a_user_contributed_and_up_to_where_the_user_was_forgotten() -> None:
+    rng = np.random.default_rng(16)
+    world = World(RULES)
+    for number in range(4):
+        world.log.append(0, interaction(rng, place=(0, number), item=f"item-{number % 2}", user="a"))
+    running = world.refresher()
+    running.settle()
+    found = running.describe.user("a")
+    assert (found.interactions, found.items, found.remembered, found.forgotten_up_to) == (4, 2, 4, {})
+    world.log.append(0, Forgetting(0, "a", {0: 2}))
+    running.settle()
+    found = running.describe.user("a")
+    assert (found.interactions, found.items, found.remembered, found.forgotten_up_to) == (1, 1, 1, {0: 2})
+    status = running.describe.status()
+    assert status.partitions[0].digest == fold_all(RULES, world.log).digest()
+    assert status.partitions[0].counts["forgotten"] == 1
