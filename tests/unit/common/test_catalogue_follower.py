@@ -1,0 +1,370 @@
+"""Following the catalogue: when it is ready, what is coalesced, what waits, what is set aside, what begins anew."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.common.catalogue_changes import CatalogueChanges
+from services.common.catalogue_follower import CatalogueFollower, TopicRecord, age_seconds
+from services.common.catalogue_metrics import CatalogueMetrics
+from services.common.errors import DependencyUnavailable
+from services.common.index_deltas import Batch, IndexDelta, ItemDelta, MemoryDelta, encode
+from services.common.items import CatalogueItem, encode_item
+from services.common.topics import INDEX_DELTAS, ITEMS
+
+MODEL = "m1"
+
+
+class MemoryTopics:
+    """Both topics as lists; `down` makes every call fail, `per_poll` bounds what one poll brings."""
+
+    def __init__(self, per_poll: int = 100) -> None:
+        self.logs: dict[str, list[TopicRecord]] = {INDEX_DELTAS: [], ITEMS: []}
+        self.down, self.per_poll = False, per_poll
+        self.letters: list[tuple[int, str]] = []
+        self._at = {INDEX_DELTAS: 0, ITEMS: 0}
+        self.opened = 0
+
+    def write(self, topic: str, key: bytes | None, value: bytes | None) -> int:
+        offset = len(self.logs[topic])
+        self.logs[topic].append(TopicRecord(topic, offset, key, value))
+        return offset
+
+    def open(self) -> dict[str, int]:
+        self._check()
+        self.opened += 1
+        return {topic: len(log) for topic, log in self.logs.items()}
+
+    def seek(self, positions: Mapping[str, int]) -> None:
+        self._check()
+        self._at = dict(positions)
+
+    def poll(self, timeout_s: float, *, deltas: bool) -> Sequence[TopicRecord]:
+        self._check()
+        records: list[TopicRecord] = []
+        for topic in (INDEX_DELTAS, ITEMS) if deltas else (ITEMS,):
+            if self._at[topic] > len(self.logs[topic]):
+                self._at[topic] = 0  # as a consumer does that finds its position gone
+            found = self.logs[topic][self._at[topic] : self._at[topic] + self.per_poll]
+            self._at[topic] += len(found)
+            records += found
+        return records
+
+    def positions(self) -> dict[str, int]:
+        self._check()
+        return dict(self._at)
+
+    def set_aside(self, record: TopicRecord, reason: str) -> None:
+        self._check()
+        self.letters.append((record.offset, reason))
+
+    def close(self) -> None: ...
+
+    def _check(self) -> None:
+        if self.down:
+            raise DependencyUnavailable("Kafka is away")
+
+
+class Full(ValueError):
+    pass
+
+
+class Items:
+    """What is served, as a log of calls. `room` False refuses."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+        self.room, self.misfits = True, ()
+
+    def apply(
+        self, position: int, changes: Sequence[ItemDelta], *, newest_recorded_ms: int | None, lag_s: float | None
+    ) -> Sequence[str]:
+        if not self.room:
+            raise Full("max_bytes=1")
+        self.calls.append((position, [one.item_id for one in changes]))
+        return self.misfits
+
+    def describe(self, descriptions: Sequence[CatalogueItem]) -> None:
+        self.calls.append([one.item_id for one in descriptions])
+        if not self.room:
+            raise Full("max_bytes=1")
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.ids: set[str] = set()
+
+    def apply(self, changes: Sequence[MemoryDelta]) -> int:
+        self.ids |= {one.entry_id for one in changes if not one.dropped}
+        self.ids -= {one.entry_id for one in changes if one.dropped}
+        return 0
+
+    def clear(self) -> None:
+        self.ids.clear()
+
+
+class Scene:
+    def __init__(self, per_poll: int = 100) -> None:
+        self.topics, self.items, self.memory = MemoryTopics(per_poll), Items(), Memory()
+        self.registry = CollectorRegistry()
+        self.ready = 0
+        changes = CatalogueChanges(
+            self.items, CatalogueMetrics("test", self.registry), full_error=Full, remembered=self.memory
+        )
+        self.follower = CatalogueFollower(
+            self.topics, changes, model_version=MODEL, on_ready=self._ready, poll_s=0.0, backoff_s=0.001
+        )
+        self._offset = 0
+
+    def _ready(self) -> None:
+        self.ready += 1
+
+    def delta(self, item_id: str, *, last: bool = True, model: str = MODEL, recorded_ms: int | None = None) -> int:
+        self._offset += 1
+        change = ItemDelta(item_id=item_id, components=np.ones((1, 2), dtype=np.float32))
+        return self.write(change, last=last, model=model, recorded_ms=recorded_ms)
+
+    def write(
+        self, change: ItemDelta | MemoryDelta, *, last: bool = True, model: str = MODEL, recorded_ms: int | None = None
+    ) -> int:
+        record = IndexDelta(
+            model_version=model, partition=0, offset=self._offset, batch=0 if not last else self._offset,
+            last_of_batch=last, change=change, newest_recorded_ms=recorded_ms,
+        )  # fmt: skip
+        return self.topics.write(INDEX_DELTAS, record.key, encode(record))
+
+    def describe(self, item_id: str) -> int:
+        return self.topics.write(ITEMS, item_id.encode(), encode_item(CatalogueItem(item_id=item_id)))
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"freshet_test_{name}", labels) or 0.0
+
+    def steps(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.follower.step()
+
+
+def test_it_is_ready_once_both_ends_are_reached_and_not_before() -> None:
+    scene = Scene(per_poll=2)
+    for number in range(5):
+        scene.delta(f"a{number}")
+        scene.describe(f"b{number}")
+    scene.steps(2)
+    assert scene.ready == 0
+    assert scene.follower.is_behind
+    scene.steps(2)
+    assert scene.ready == 1
+    assert not scene.follower.is_behind
+
+
+def test_catching_up_serves_each_poll_as_one_batch_and_then_each_batch_by_itself() -> None:
+    scene = Scene()
+    for number in range(3):
+        scene.delta(f"a{number}")
+    scene.steps()
+    assert scene.items.calls == [(2, ["a0", "a1", "a2"])]
+    scene.delta("b0")
+    scene.delta("b1")
+    scene.steps()
+    assert scene.items.calls[1:] == [(3, ["b0"]), (4, ["b1"])]
+    assert scene.count("deltas_offset") == 4
+
+
+def test_nothing_of_an_unfinished_batch_is_served() -> None:
+    scene = Scene()
+    scene.delta("a", last=False)
+    scene.steps()
+    assert scene.items.calls == []
+    assert scene.ready == 1
+
+
+def test_without_kafka_the_bundle_is_served_at_once_and_the_stream_is_caught_up_later() -> None:
+    scene = Scene()
+    scene.delta("a")
+    scene.topics.down = True
+    with pytest.raises(DependencyUnavailable) as caught:
+        scene.follower.step()
+    scene.follower.fail(caught.value)
+    assert (scene.ready, scene.items.calls) == (1, [])
+    scene.topics.down = False
+    scene.steps()
+    assert scene.items.calls == [(0, ["a"])]
+    assert scene.ready == 1
+
+
+def test_a_lost_connection_is_taken_up_where_it_was_and_nothing_is_served_twice() -> None:
+    scene = Scene()
+    scene.delta("a")
+    scene.describe("a")
+    scene.steps()
+    scene.follower.fail(DependencyUnavailable("gone"))
+    scene.delta("b")
+    scene.steps()
+    assert scene.items.calls == [["a"], (0, ["a"]), (1, ["b"])]
+
+
+def test_other_models_and_unreadable_records_are_counted_and_passed_over() -> None:
+    scene = Scene()
+    scene.delta("x", model="m2")
+    scene.topics.write(INDEX_DELTAS, b"m1/item/y", b"\xff\xff")
+    scene.topics.write(INDEX_DELTAS, None, None)
+    scene.delta("a")
+    scene.steps()
+    assert scene.items.calls == [(3, ["a"])]
+    assert scene.count("changes_total", kind="other_model") == 2
+    assert scene.count("changes_total", kind="unreadable_delta") == 1
+    assert scene.count("changes_total", kind="item") == 1
+
+
+def test_a_malformed_item_is_set_aside_with_its_reason_and_the_next_is_taken() -> None:
+    scene = Scene()
+    scene.topics.write(ITEMS, b"x", b"\xff\xff")
+    scene.describe("a")
+    scene.steps()
+    assert scene.topics.letters == [(0, "value='2 unreadable bytes' allowed: a whole Item message")]
+    assert scene.items.calls == [["a"]]
+    assert scene.count("changes_total", kind="unreadable_item") == 1
+
+
+def test_an_item_that_cannot_be_set_aside_now_is_read_again() -> None:
+    scene = Scene()
+    scene.steps()
+    scene.topics.write(ITEMS, b"x", b"\xff\xff")
+    scene.describe("a")
+    refuse = scene.topics.set_aside
+    scene.topics.set_aside = lambda record, reason: scene.topics._check()  # type: ignore[method-assign]
+    real_poll = scene.topics.poll
+
+    def poll_then_lose(timeout_s: float, *, deltas: bool) -> Sequence[TopicRecord]:
+        found = real_poll(timeout_s, deltas=deltas)
+        scene.topics.down = True
+        return found
+
+    scene.topics.poll = poll_then_lose  # type: ignore[method-assign]
+    with pytest.raises(DependencyUnavailable) as caught:
+        scene.follower.step()
+    scene.follower.fail(caught.value)
+    scene.topics.down, scene.topics.poll, scene.topics.set_aside = False, real_poll, refuse  # type: ignore[method-assign]
+    scene.steps()
+    assert scene.topics.letters[0][0] == 0
+    assert scene.items.calls == [["a"]]
+
+
+def test_deltas_without_room_wait_in_order_while_items_go_on() -> None:
+    scene = Scene()
+    scene.steps()
+    scene.items.room = False
+    scene.delta("a")
+    scene.delta("b")
+    scene.steps(2)
+    scene.describe("w")
+    scene.steps()
+    assert scene.items.calls == [["w"]]
+    assert scene.count("index_full") == 1
+    assert scene.count("deltas_offset") == -1
+    scene.items.room = True
+    scene.steps()
+    assert scene.items.calls == [["w"], (0, ["a"]), (1, ["b"])]
+    assert scene.count("index_full") == 0
+
+
+def test_deltas_are_read_no_further_while_many_wait() -> None:
+    scene = Scene(per_poll=50)
+    scene.steps()
+    scene.items.room = False
+    for number in range(200):
+        scene.delta(f"a{number}")
+    scene.steps(6)
+    assert scene.topics.positions()[INDEX_DELTAS] == 100
+    scene.items.room = True
+    scene.steps(6)
+    assert scene.items.calls == [(number, [f"a{number}"]) for number in range(200)]
+
+
+def test_a_topic_made_anew_means_the_bundle_and_then_what_the_new_one_says() -> None:
+    for reconnects in (False, True):
+        scene = Scene()
+        scene.write(MemoryDelta(entry_id="e", item_id="a", components=np.ones((1, 2), dtype=np.float32)))
+        scene.delta("a")
+        scene.delta("b")
+        scene.steps()
+        assert scene.memory.ids == {"e"}
+        for log in scene.topics.logs.values():
+            log.clear()
+        scene._offset = 0
+        scene.delta("c")
+        if reconnects:
+            scene.follower.fail(DependencyUnavailable("gone"))
+        scene.steps()
+        assert scene.items.calls[1:] == ["reset", (0, ["c"])]
+        assert scene.memory.ids == set()
+
+
+def test_where_deltas_are_not_followed_items_still_are() -> None:
+    scene = Scene()
+    follower = CatalogueFollower(
+        scene.topics, scene.follower._listener, model_version=MODEL, on_ready=scene._ready, follows_deltas=False,
+        poll_s=0.0,
+    )  # fmt: skip
+    scene.delta("a")
+    scene.describe("b")
+    follower.step()
+    assert (scene.items.calls, scene.ready) == ([["b"]], 1)
+
+
+def test_lag_is_observed_for_what_was_followed_live_alone() -> None:
+    scene = Scene()
+    now_ms = round(time.time() * 1000)
+    scene.delta("a", recorded_ms=now_ms - 60_000)
+    scene.steps()
+    assert scene.count("index_lag_seconds_count") == 0
+    scene.delta("b", recorded_ms=now_ms - 2_000)
+    scene.steps()
+    assert scene.count("index_lag_seconds_count") == 1
+    assert 2 <= scene.count("index_lag_seconds_sum") < 30
+
+
+def test_a_clock_behind_the_brokers_makes_no_negative_lag() -> None:
+    assert age_seconds(round(time.time() * 1000) + 60_000) == 0
+    assert age_seconds(None) is None
+
+
+def test_a_failed_merge_is_reported_once() -> None:
+    class Merge:
+        error: Exception | None = None
+
+    registry, merge, items = CollectorRegistry(), Merge(), Items()
+    changes = CatalogueChanges(items, CatalogueMetrics("test", registry), full_error=Full, merges=[merge])
+    batch = Batch(offset=0, deltas=(), newest_recorded_ms=None)
+    assert changes.apply(batch, is_live=True)
+    assert registry.get_sample_value("freshet_test_merge_failed") == 0
+    merge.error = MemoryError("no room")
+    assert changes.apply(batch, is_live=True)
+    assert changes.apply(batch, is_live=True)
+    assert registry.get_sample_value("freshet_test_merge_failed") == 1
+
+
+def test_states_that_do_not_fit_the_model_are_counted() -> None:
+    scene = Scene()
+    scene.items.misfits = ("a",)
+    scene.delta("a")
+    scene.steps()
+    assert scene.count("changes_total", kind="misfit") == 1
+
+
+def test_the_thread_follows_until_it_is_stopped() -> None:
+    scene = Scene()
+    scene.delta("a")
+    scene.follower.start()
+    deadline = time.monotonic() + 10
+    while not scene.items.calls and time.monotonic() < deadline:
+        time.sleep(0.001)
+    scene.follower.stop()
+    assert scene.items.calls == [(0, ["a"])]
+    assert scene.ready == 1
