@@ -63,7 +63,10 @@ class ForgetUsers:
         self._read()
         check_same_log(self._forgotten, ends)
         done = self._store.forgets_applied(self._reader, epoch)
-        return self._apply([record for record in self._latest.values() if record.record.offset > done])
+        self._unreadable = [record for record in self._unreadable if record.record.offset > done]
+        applied = self._apply([record for record in self._latest.values() if record.record.offset > done])
+        self._note_applied(self._latest)
+        return applied
 
     def follow(self) -> int:
         """Apply what came since; the number of forgets applied. After an error only `resync` goes on."""
@@ -112,9 +115,12 @@ class ForgetUsers:
         offsets = [record.record.offset for record in (*records, *self._unreadable)]
         self._store.set_forgets_applied(self._reader, max(offsets), self._epoch)
         self._unreadable.clear()
+        self._note_applied(users)
+        return len(forgets)
+
+    def _note_applied(self, users: Collection[str]) -> None:
         with self._lock:
             self._applied.update({user_id: dict(self._forgotten.up_to(user_id)) for user_id in users})
-        return len(forgets)
 
     def _drop_cached(self, users: Collection[str]) -> None:
         try:

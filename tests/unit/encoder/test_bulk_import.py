@@ -1,15 +1,19 @@
 """Past interactions leave topic and store as if they had been streamed one by one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from streams import NOW_MS, VOCABULARY, append, drain, handler_on, interaction
 
 from services.common.errors import DependencyUnavailable, InvalidRequest, PreconditionFailed
+from services.common.forgets import Forget
 from services.common.kafka import Record, partition_for
 from services.encoder.adapters.in_memory import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStore, MemoryStream
 from services.encoder.bulk_import import BulkImport, ImportReport
+from services.encoder.domain import Attribution
+from services.encoder.forgetting import Forgotten
 from services.encoder.past_interactions import PastInteractions
 
 PARTITIONS = 3
@@ -79,12 +83,24 @@ def effect(store: MemoryStore) -> tuple[object, ...]:
     return histories, store.seen, states, counts
 
 
-def streamed(stream: MemoryStream) -> MemoryStore:
+def streamed(
+    stream: MemoryStream, outbox: MemoryOutbox | None = None, forgotten: Forgotten | None = None
+) -> MemoryStore:
     """The store after the consumer alone applied what the topic holds."""
     copy, store = MemoryStream(PARTITIONS), MemoryStore()
     copy.log = stream.log
-    drain(handler_on(store, MemoryOutbox()), copy, (37,))
+    drain(handler_on(store, outbox or MemoryOutbox(), forgotten=forgotten), copy, (37,))
     return store
+
+
+def by_place(outbox: MemoryOutbox) -> dict[tuple[int, int], Attribution]:
+    """Each attribution by its place, without the broker's time of it, which an import does not know to the ms."""
+    found = {}
+    for message in outbox.attributions:
+        assert isinstance(message, Attribution)
+        assert (message.partition, message.offset) not in found
+        found[message.partition, message.offset] = replace(message, recorded_ms=0)
+    return found
 
 
 def test_an_import_leaves_what_streaming_would_have_left() -> None:
@@ -128,14 +144,83 @@ def test_a_finished_import_is_recognised_even_after_live_events() -> None:
     assert effect(store) == before
 
 
+def test_an_import_sends_the_attributions_that_streaming_would_have_sent() -> None:
+    stream, outbox, wanted = MemoryStream(PARTITIONS), MemoryOutbox(), MemoryOutbox()
+    report = run(stream, MemoryStore(), past(), outbox=outbox)
+    streamed(stream, wanted)
+    assert by_place(outbox) == by_place(wanted)
+    assert report.attributions == len(outbox.attributions) > 300
+    places = [(a.partition, a.offset) for a in outbox.attributions if isinstance(a, Attribution)]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("dies_after", [150, 399])
+def test_an_import_in_two_parts_sends_each_attribution(dies_after: int) -> None:
+    stream, store, outbox, wanted = MemoryStream(PARTITIONS), MemoryStore(), MemoryOutbox(), MemoryOutbox()
+    with pytest.raises(DependencyUnavailable):
+        run(stream, store, past(), dies_after, outbox=outbox)
+    run(stream, store, past(), outbox=outbox)
+    streamed(stream, wanted)
+    assert by_place(outbox) == by_place(wanted)
+
+
+def test_what_the_consumer_attributed_before_an_import_overtook_it_is_not_sent_again() -> None:
+    stream, store, outbox, wanted = MemoryStream(PARTITIONS), MemoryStore(), MemoryOutbox(), MemoryOutbox()
+    with pytest.raises(DependencyUnavailable):
+        run(stream, store, past(), dies_after=300)
+    handler = handler_on(store, outbox)
+    handler.resync(stream)
+    handler.apply(stream.poll(0, 111))
+    run(stream, store, past(), outbox=outbox)
+    streamed(stream, wanted)
+    assert by_place(outbox) == by_place(wanted)
+
+
+def test_an_import_after_the_state_store_was_lost_sends_no_attribution_a_second_time() -> None:
+    stream, store, outbox = MemoryStream(PARTITIONS), MemoryStore(), MemoryOutbox()
+    run(stream, store, past())
+    before = effect(store)
+    store.wipe()
+    assert run(stream, store, past(), outbox=outbox).users_filled == 12
+    assert (effect(store), outbox.attributions) == (before, [])
+
+
+def test_an_import_honours_what_was_forgotten() -> None:
+    stream, store = MemoryStream(PARTITIONS), MemoryStore()
+    run(stream, store, past())
+    forgets, forgotten = MemoryForgetLog(), Forgotten()
+    user_ids = {f"user-{number}": partition_for(f"user-{number}".encode(), PARTITIONS) for number in (2, 7)}
+    for number, (user_id, partition) in enumerate(user_ids.items()):
+        # The one whole, the other up to the middle.
+        last = len(stream.log[partition]) // (1 + number) - 1
+        forgets.append(Forget(forget_id=f"f{number}", user_id=user_id, up_to={partition: last}, requested_ms=0))
+        forgotten.add(forgets.log[-1].forget)  # type: ignore[arg-type]
+    store.wipe()
+    stream.commits.clear()
+    outbox, wanted = MemoryOutbox(), MemoryOutbox()
+    run(stream, store, past(), outbox=outbox, forgets=forgets)
+    assert effect(store) == effect(streamed(stream, wanted, forgotten))
+    assert by_place(outbox) == by_place(wanted)
+    assert store.load_users(["user-2"], store.epoch() or "")["user-2"].events == []
+
+
+def test_forgets_of_another_log_refuse_an_import() -> None:
+    forgets = MemoryForgetLog()
+    forgets.append(Forget(forget_id="f", user_id="user-1", up_to={0: 5}, requested_ms=0))
+    stream = MemoryStream(PARTITIONS)
+    with pytest.raises(PreconditionFailed, match="the topic was made anew"):
+        run(stream, MemoryStore(), past(), forgets=forgets)
+    assert not any(stream.log)
+
+
 def test_live_events_go_on_behind_an_import() -> None:
     stream, store, outbox = MemoryStream(PARTITIONS), MemoryStore(), MemoryOutbox()
     run(stream, store, past())
     append(stream, interaction(1, 3, event_id="live"), partition_for(b"user-1", PARTITIONS))
     drain(handler_on(store, outbox), stream)
     assert effect(store) == effect(streamed(stream))
-    # The imported ones yielded no attributions, the live one did.
-    assert [attribution.event_id for attribution in outbox.attributions] == ["live"]
+    # The import sent its own.
+    assert [attribution.event_id for attribution in by_place(outbox).values()] == ["live"]
 
 
 def test_a_topic_that_begins_with_other_records_is_refused() -> None:

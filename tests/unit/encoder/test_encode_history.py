@@ -16,6 +16,7 @@ from services.common.state_store import StoredEvent
 from services.encoder.adapters.in_memory import HashEncoder, MemoryStore
 from services.encoder.config import EncoderSettings
 from services.encoder.encoding import encode_job, pack_state
+from services.encoder.forgetting import pseudonym_of
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import MAX_EVENTS, EncodeHistory
 from services.encoder.metrics import EncoderMetrics
@@ -43,7 +44,7 @@ async def stub(model: Model) -> AsyncIterator[encoder_pb2_grpc.EncoderServiceStu
     handler = EncodeHistory(encoder=model, vocabulary=VOCABULARY)
     registry = CollectorRegistry()
     describe = DescribeUser(
-        reader=MemoryStore(), vocabulary=VOCABULARY, pseudonym_key=b"key", applied_up_to=lambda user_id: {}
+        reader=MemoryStore(), vocabulary=VOCABULARY, pseudonym_key=b"key", applied_up_to=lambda user_id: {3: 9}
     )
     servicer = EncoderServicer(handler, describe, EncoderMetrics(registry), "model-1")
 
@@ -131,3 +132,12 @@ async def test_an_absent_model_is_unavailable_and_comes_back(
     assert await code_of(stub.Encode(request("item-1"))) is grpc.StatusCode.UNAVAILABLE
     model.away = False
     assert (await stub.Encode(request("item-1"))).HasField("query_state")
+
+
+async def test_a_description_of_a_user_crosses_the_wire(stub: encoder_pb2_grpc.EncoderServiceStub) -> None:
+    found = await stub.DescribeUser(encoder_pb2.DescribeUserRequest(user_id="user-0"))
+    assert (found.history_events, found.seen_items, list(found.state_model_versions)) == (0, 0, [])
+    assert found.in_model
+    assert found.user_pseudonym == pseudonym_of("user-0", b"key")
+    assert [(place.partition, place.offset) for place in found.forgotten_up_to] == [(3, 9)]
+    assert await code_of(stub.DescribeUser(encoder_pb2.DescribeUserRequest())) is grpc.StatusCode.INVALID_ARGUMENT

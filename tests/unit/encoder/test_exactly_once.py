@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -9,9 +10,9 @@ from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, Crash, append, drain, handler_on, interaction
 
 from services.common.errors import Conflict
-from services.common.events import Interaction
+from services.common.events import Interaction, decode_interaction
 from services.encoder.adapters.in_memory import MemoryOutbox, MemoryStore, MemoryStream
-from services.encoder.domain import Attribution, Undo
+from services.encoder.domain import Attributed, Attribution, DeadLetter, Undo
 
 PARTITIONS = 2
 
@@ -159,3 +160,37 @@ def test_a_state_is_made_of_the_window_and_names_the_newest_position() -> None:
     state = store.states["user-0", "model-1"]
     assert (state.offset, state.event_time_ms) == (9, NOW_MS + 9_000)
     assert len(store.seen["user-0"]) == 10
+
+
+@settings(max_examples=150, deadline=None)
+@given(streams_of_records, fates, sizes)
+def test_a_batch_goes_out_in_source_order_and_undos_name_what_counted(
+    records: list[tuple[int, Interaction | bytes]], plan: list[str], batch_sizes: list[int]
+) -> None:
+    stream, store, outbox = filled(records), MemoryStore(), MemoryOutbox()
+    batches: list[list[tuple[int, int]]] = []
+    publish = outbox.publish
+
+    def watch(attributions: Sequence[Attributed], dead_letters: Sequence[DeadLetter]) -> None:
+        batches.append([(a.partition, a.offset) for a in attributions if isinstance(a, Attribution | Undo)])
+        publish(attributions, dead_letters)
+
+    outbox.publish = watch  # type: ignore[method-assign]
+    left = list(plan)
+    for _ in range(len(plan) + 1):
+        try:
+            drain(handler_on(store, outbox, plan=lambda _: left.pop() if left else "no"), stream, batch_sizes)
+            break
+        except Crash:
+            continue
+    assert all(batch == sorted(batch) for batch in batches)
+    given = {(p, o): record for p, log in enumerate(stream.log) for o, record in enumerate(log)}
+    for message in outbox.attributions:
+        if isinstance(message, Undo):
+            undone, undo = (
+                decode_interaction(given[place].value, (), given[place].key)
+                for place in (message.undoes, (message.partition, message.offset))
+            )
+            assert (undone.user_id, undone.item_id) == (undo.user_id, message.item_id)
+            assert (undone.event_id, message.event_id) == (undo.undoes_event_id, undo.event_id or message.event_id)
+            assert message.recorded_ms == NOW_MS

@@ -3,7 +3,7 @@
 from streams import NOW_MS, interaction
 
 from services.common.state_store import UserHistory
-from services.encoder.domain import RECENT_IDS, Arrival, Merge, Outcome, Prefix, chunks, merge
+from services.encoder.domain import RECENT_IDS, Arrival, Merge, Outcome, Prefix, Undone, chunks, merge
 
 L = 8
 
@@ -135,3 +135,46 @@ def test_records_are_cut_so_that_no_part_holds_too_many_of_one_user() -> None:
     users = ["a", "b", "a", "", "a", "b", "a", "", "", ""]
     assert chunks(users, 2) == [slice(0, 4), slice(4, 10)]
     assert chunks([], 2) == []
+
+
+def slid() -> UserHistory:
+    """Nine events: the first two have left the window, their ids are recent."""
+    return after(merge(UserHistory(), arrivals(*[{}] * 9), L))
+
+
+def test_an_undo_names_the_event_that_it_takes_back() -> None:
+    result = merge(UserHistory(), arrivals({}, {}, {"item_id": "", "undoes_event_id": "e1"}), L)
+    assert result.undone == {2: Undone("item-1", 0, 1)}
+
+
+def test_an_undo_names_an_event_that_has_left_the_window_but_is_recent() -> None:
+    result = merge(slid(), arrivals({"item_id": "", "undoes_event_id": "e0"}, first_offset=9), L)
+    assert (result.outcomes, result.undone) == ([Outcome.UNDONE], {0: Undone("item-0", 0, 0)})
+    assert (result.changed, result.news, result.unseen) == (False, True, {"item-0"})
+    again = merge(after(result), arrivals({"item_id": "", "undoes_event_id": "e0"}, first_offset=10), L)
+    assert again.outcomes == [Outcome.UNDO_WITHOUT_EVENT]
+
+
+def test_an_undo_outside_the_window_leaves_seen_what_another_recent_event_holds() -> None:
+    history = merge(UserHistory(), arrivals({"item": 0}, {"item": 0}, *[{}] * 7), L)
+    result = merge(after(history), arrivals({"item_id": "", "undoes_event_id": "e0"}, first_offset=9), L)
+    assert (result.outcomes, result.unseen, result.seen_times) == ([Outcome.UNDONE], set(), {})
+
+
+def test_an_event_whose_id_is_no_longer_recent_cannot_be_undone() -> None:
+    history = slid()
+    for start in range(9, 9 + RECENT_IDS, 32):
+        history = after(merge(history, arrivals(*[{}] * 32, first_offset=start), L))
+    offset = history.positions[0] + 1
+    result = merge(history, arrivals({"item_id": "", "undoes_event_id": "e0"}, first_offset=offset), L)
+    assert (result.outcomes, result.undone) == ([Outcome.UNDO_WITHOUT_EVENT], {})
+
+
+def test_what_is_forgotten_moves_the_position_and_nothing_else() -> None:
+    result = merge(UserHistory(), arrivals({}, {}, {}), L, {0: 1, 5: 99})
+    assert result.outcomes == [Outcome.FORGOTTEN, Outcome.FORGOTTEN, Outcome.APPLIED]
+    assert (items(result), list(result.preceding), result.positions) == (["2"], [2], {0: 2})
+    assert [entry.item_id for entry in result.recent] == ["", "", "item-2"]
+    # A retry of a forgotten event does not count either.
+    retry = merge(after(result), arrivals({"event_id": "e0"}, first_offset=3), L, {0: 1})
+    assert retry.outcomes == [Outcome.DUPLICATE]

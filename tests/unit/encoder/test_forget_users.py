@@ -1,0 +1,401 @@
+"""Who is forgotten leaves nothing behind, whatever crashes in between, and counts again afterwards."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from streams import NOW_MS, VOCABULARY, Crash, append, forget, forgets_on, handler_on, interaction
+
+from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
+from services.common.events import Interaction
+from services.common.forgets import Forget
+from services.common.state_store import UserHistory
+from services.encoder.adapters.in_memory import (
+    HashEncoder,
+    MemoryForgetLog,
+    MemoryOutbox,
+    MemoryStore,
+    MemoryStream,
+)
+from services.encoder.domain import Attribution, EncodedStates, EncodeJob, Undo, VoidedUser
+from services.encoder.encoding import cache_key
+from services.encoder.forgetting import Forgotten, pseudonym_of
+from services.encoder.handlers.describe_user import DescribeUser
+
+USERS = [f"user-{number}" for number in range(3)]
+
+
+class Process:
+    """An encoder process on ports that outlive it."""
+
+    def __init__(
+        self,
+        stream: MemoryStream,
+        store: MemoryStore,
+        outbox: MemoryOutbox,
+        forgets: MemoryForgetLog,
+        plan: Callable[[str], str] = lambda _: "no",
+    ) -> None:
+        self.stream, forgotten = stream, Forgotten()
+        self.encoder = HashEncoder()
+        self.apply = handler_on(store, outbox, plan=plan, forgotten=forgotten)
+        self.forgets = forgets_on(forgets, store, outbox, forgotten, plan, self.encoder)
+        self.resync()
+
+    def resync(self) -> None:
+        self.apply.resync(self.stream)
+        self.forgets.resync(self.apply.epoch, self.stream.end_offsets())
+
+    def turn(self, max_records: int = 1_000) -> int:
+        self.forgets.follow()
+        records = self.stream.poll(0, max_records)
+        self.apply.apply(records)
+        self.stream.commit(self.apply.committable())
+        return len(records)
+
+
+class World:
+    """The ports, and a way to run one process after another on them until everything is applied."""
+
+    def __init__(self, num_partitions: int = 2) -> None:
+        self.stream, self.store = MemoryStream(num_partitions), MemoryStore()
+        self.outbox, self.forgets = MemoryOutbox(), MemoryForgetLog()
+
+    def process(self, plan: Callable[[str], str] = lambda _: "no") -> Process:
+        return Process(self.stream, self.store, self.outbox, self.forgets, plan)
+
+    def settle(self, fates: list[str] | None = None, batch: int = 1_000) -> None:
+        """Run processes until one gets through; each of `fates` is one call's."""
+        left = fates if fates is not None else []
+        while True:
+            try:
+                process = self.process(lambda _: left.pop() if left else "no")
+                while process.turn(batch):
+                    pass
+            except Crash:
+                continue
+            return
+
+    def users(self) -> dict[str, UserHistory]:
+        return dict(self.store.load_users(USERS, self.store.epoch() or ""))
+
+    def readable(self) -> tuple[object, ...]:
+        """What a reader of the store sees of the users."""
+        events = {user: found.events for user, found in self.users().items()}
+        states = {key: state.query_state for key, state in self.store.states.items()}
+        return events, {user: seen for user, seen in self.store.seen.items() if seen}, states
+
+
+def folded(outbox: MemoryOutbox) -> dict[tuple[int, int], Attribution]:
+    """What stands after a reader folded the log: each place once, without what is undone or forgotten."""
+    undone = {message.undoes for message in outbox.attributions if isinstance(message, Undo)}
+    voided = [message for message in outbox.attributions if isinstance(message, VoidedUser)]
+    standing: dict[tuple[int, int], Attribution] = {}
+    for message in outbox.attributions:
+        if not isinstance(message, Attribution):
+            continue
+        place = (message.partition, message.offset)
+        is_void = any(
+            void.user_pseudonym == message.user_pseudonym and message.offset <= void.up_to.get(message.partition, -1)
+            for void in voided
+        )
+        if place not in undone and not is_void:
+            standing.setdefault(place, message)
+    return standing
+
+
+def write(world: World, events: Sequence[Interaction]) -> None:
+    for event in events:
+        append(world.stream, event, partition_of(event.user_id))
+
+
+def partition_of(user_id: str) -> int:
+    return int(user_id == "user-1")
+
+
+@st.composite
+def histories(draw: st.DrawFn, prefix: str) -> list[Interaction]:
+    """Events of few users, late and repeated ones among them, and undos of them."""
+    found = []
+    for number in range(draw(st.integers(0, 25))):
+        user = draw(st.integers(0, 2))
+        if draw(st.integers(0, 6)) == 0:
+            undone = f"{prefix}-{draw(st.integers(0, max(0, number - 1)))}"
+            found.append(interaction(user, item_id="", event_id=f"{prefix}-u{number}", undoes_event_id=undone))
+        else:
+            time = NOW_MS + draw(st.integers(-20, 0)) * 1_000
+            event_id = f"{prefix}-{draw(st.integers(0, 9))}" if draw(st.booleans()) else f"{prefix}-n{number}"
+            found.append(interaction(user, draw(st.integers(45, 52)), event_id=event_id, event_time_ms=time))
+    return found
+
+
+fates = st.lists(st.sampled_from(["no"] * 6 + ["before", "after", "partly"]), max_size=40)
+
+
+@settings(max_examples=200, deadline=None)
+@given(histories("a"), histories("b"), st.integers(0, 2), fates, st.integers(1, 9))
+def test_after_a_forget_everything_is_as_if_the_user_had_never_been_seen(
+    before: list[Interaction], after: list[Interaction], user: int, plan: list[str], batch: int
+) -> None:
+    world = World()
+    write(world, before)
+    world.settle()
+    ends = world.stream.end_offsets()
+    world.forgets.append(forget(user, p0=ends[0] - 1, p1=ends[1] - 1))
+    world.settle(list(plan), batch)
+    write(world, after)
+    world.settle(list(plan), batch)
+
+    # The same log, but what is void was void before anybody read it.
+    never = World()
+    write(never, before)
+    write(never, after)
+    never.forgets.append(forget(user, p0=ends[0] - 1, p1=ends[1] - 1))
+    never.settle()
+
+    assert world.readable() == never.readable()
+    assert folded(world.outbox) == folded(never.outbox)
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories("a"), histories("b"), st.integers(0, 2), fates, st.integers(1, 9))
+def test_a_void_record_leaves_a_user_as_if_it_had_not_been_written(
+    before: list[Interaction], after: list[Interaction], user: int, plan: list[str], batch: int
+) -> None:
+    world = World()
+    write(world, before)
+    write(world, after)
+    split = {p: sum(partition_of(event.user_id) == p for event in before) for p in (0, 1)}
+    world.forgets.append(forget(user, p0=split[0] - 1, p1=split[1] - 1))
+    world.settle(list(plan), batch)
+
+    without = World()
+    write(without, [event for event in before if event.user_id != f"user-{user}"])
+    write(without, after)
+    without.settle()
+
+    def contents(world: World) -> tuple[object, ...]:
+        events = {u: [(e.event_time_ms, e.item_id) for e in found.events] for u, found in world.users().items()}
+        attributions = sorted(
+            (a.user_pseudonym, a.event_id, a.item_id, a.state.components, a.event_time_ms)
+            for a in folded(world.outbox).values()
+        )
+        return events, attributions, {u: seen for u, seen in world.store.seen.items() if seen}
+
+    assert contents(world) == contents(without)
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories("a"), histories("b"), st.integers(0, 2), st.integers(1, 9))
+def test_what_came_while_a_forget_was_on_its_way_leaves_no_state_of_what_is_void(
+    before: list[Interaction], racing: list[Interaction], user: int, batch: int
+) -> None:
+    world = World()
+    write(world, before)
+    ends = world.stream.end_offsets()
+    write(world, racing)
+    world.settle()
+    world.forgets.append(forget(user, p0=ends[0] - 1, p1=ends[1] - 1))
+    world.settle(batch=batch)
+
+    never = World()
+    write(never, before)
+    write(never, racing)
+    never.forgets.append(forget(user, p0=ends[0] - 1, p1=ends[1] - 1))
+    never.settle()
+    clean = folded(never.outbox)
+    # Fewer may stand, since they are taken back; none that was made of what is void (its window had slid before: see
+    # the README for what is left then).
+    erased_in_window = len(racing) < VOCABULARY.max_history // 2
+    for place, message in folded(world.outbox).items():
+        if message.user_pseudonym == pseudonym_of(f"user-{user}", b"key") and erased_in_window:
+            assert message.state == clean[place].state
+
+
+def three_events(world: World, user: int = 0) -> None:
+    write(world, [interaction(user, n, event_id=f"e{user}{n}", event_time_ms=NOW_MS + n) for n in range(3)])
+
+
+def test_positions_stay_and_a_second_delivery_or_a_retry_brings_nothing_back() -> None:
+    world = World()
+    three_events(world)
+    world.settle()
+    world.forgets.append(forget(0, p0=2, p1=-1))
+    process = world.process()
+    process.turn()
+    user = world.users()["user-0"]
+    assert (user.events, user.positions, user.forgotten) == ([], {0: 2}, {0: 2, 1: -1})
+    # Of the recent ids a hash is left, no item.
+    assert [entry.item_id for entry in user.recent] == ["", "", ""]
+    append(world.stream, interaction(0, 1, event_id="e01", event_time_ms=NOW_MS + 1))
+    process.turn()
+    assert world.users()["user-0"].events == []
+
+
+def test_a_user_who_returns_counts_again() -> None:
+    world = World()
+    three_events(world)
+    world.settle()
+    world.forgets.append(forget(0, p0=2))
+    process = world.process()
+    process.turn()
+    append(world.stream, interaction(0, 9, event_id="new"))
+    append(world.stream, interaction(0, 8, event_id="newer"))
+    process.turn()
+    assert [event.item_id for event in world.users()["user-0"].events] == ["item-9", "item-8"]
+    assert {place: a.item_id for place, a in folded(world.outbox).items()} == {(0, 4): "item-8"}
+    assert set(world.store.seen["user-0"]) == {"item-9", "item-8"}
+
+
+def test_a_lost_state_store_stays_without_the_forgotten() -> None:
+    world = World()
+    three_events(world)
+    three_events(world, user=2)
+    world.settle()
+    world.forgets.append(forget(0, p0=2))
+    world.settle()
+    before = world.readable()
+    world.store.wipe()
+    world.settle()
+    assert world.readable() == before
+    assert world.users()["user-0"].events == []
+    progress = world.store.progress([0], world.store.epoch() or "")[0]
+    assert (progress.counts["applied"], progress.counts["forgotten"]) == (6, 3)
+
+
+def test_a_state_store_that_comes_back_older_is_cleaned_again() -> None:
+    world = World()
+    three_events(world)
+    world.settle()
+    older = dict(world.store.__dict__)
+    older = {name: dict(value) if isinstance(value, dict) else value for name, value in older.items()}
+    world.forgets.append(forget(0, p0=2))
+    world.settle()
+    world.store.__dict__.update(older)
+    assert len(world.users()["user-0"].events) == 3
+    world.settle()
+    assert world.readable() == ({user: [] for user in USERS}, {}, {})
+
+
+def test_states_of_every_model_version_go_and_caches_are_dropped() -> None:
+    world = World()
+    three_events(world)
+    world.settle()
+    state = world.store.states["user-0", "model-1"]
+    world.store.states["user-0", "model-2"] = replace(state, model_version="model-2")
+    world.forgets.append(forget(0, p0=2))
+    process = world.process()
+    assert world.store.states == {}
+    assert process.encoder.dropped == [cache_key("user-0")]
+
+
+def test_the_voided_user_is_published_under_the_pseudonym_that_attributions_carry() -> None:
+    world = World()
+    three_events(world)
+    world.settle()
+    world.forgets.append(forget(0, "f7", p0=2, p1=-1))
+    world.settle()
+    world.settle()
+    voided = [message for message in world.outbox.attributions if isinstance(message, VoidedUser)]
+    (pseudonym,) = {a.user_pseudonym for a in world.outbox.attributions}
+    # Once: a process that starts later finds it applied.
+    assert voided == [VoidedUser("f7", {0: 2, 1: -1}, pseudonym, NOW_MS)]
+
+
+def test_a_record_that_cannot_be_read_is_set_aside_and_the_next_one_is_applied() -> None:
+    world = World()
+    three_events(world)
+    world.settle()
+    world.forgets.append(None, "value='2 unreadable bytes' allowed: a whole Forget message")
+    world.forgets.append(forget(0, p0=2))
+    world.settle()
+    world.settle()
+    (letter,) = world.outbox.dead_letters
+    assert (letter.topic, letter.record.offset) == ("forgets", 0)
+    assert world.users()["user-0"].events == []
+
+
+def test_an_encoder_that_is_away_does_not_hold_a_forget_up() -> None:
+    class Away(HashEncoder):
+        def drop(self, cache_keys: Sequence[int]) -> None:
+            raise DependencyUnavailable("the inference server is away")
+
+    world = World()
+    three_events(world)
+    world.settle()
+    world.forgets.append(forget(0, p0=2))
+    process = world.process()
+    world.forgets.append(forget(2, p0=2))
+    process.forgets._encoder = Away()
+    process.forgets.follow()
+    assert process.forgets.applied_up_to("user-2") == {0: 2}
+
+
+def test_a_forget_of_another_log_stops_the_stream_with_what_to_do() -> None:
+    world = World()
+    three_events(world)
+    world.forgets.append(forget(0, p0=3))
+    with pytest.raises(PreconditionFailed, match="ends before offset 3, but 'forgets' voids a user up to 3"):
+        world.process()
+
+
+def test_a_writer_that_read_before_the_forget_cannot_bring_the_user_back() -> None:
+    world = World()
+    three_events(world)
+    world.settle()
+    slow = world.process()
+
+    class Slow(HashEncoder):
+        def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[EncodedStates]:
+            world.forgets.append(forget(0, p0=2))
+            world.process()
+            return super().encode(jobs)
+
+    slow.apply._encoder = Slow()
+    append(world.stream, interaction(0, 5, event_id="late"))
+    with pytest.raises(Conflict):
+        slow.turn()
+    assert world.users()["user-0"].events == []
+    world.settle()
+    assert [event.item_id for event in world.users()["user-0"].events] == ["item-5"]
+
+
+def test_a_process_that_starts_later_knows_what_was_forgotten_before() -> None:
+    world = World()
+    three_events(world)
+    world.forgets.append(forget(0, p0=2))
+    world.settle()
+    assert world.process().forgets.applied_up_to("user-0") == {0: 2}
+
+
+def test_two_processes_that_share_the_partitions_both_forget() -> None:
+    world = World()
+    three_events(world)
+    world.settle()
+    first, second = world.process(), world.process()
+    world.forgets.append(forget(0, p0=2))
+    first.turn()
+    second.turn()
+    assert first.forgets.applied_up_to("user-0") == second.forgets.applied_up_to("user-0") == {0: 2}
+    assert {message.forget_id for message in world.outbox.attributions if isinstance(message, VoidedUser)} == {"f1"}
+
+
+async def test_a_description_counts_what_is_there_and_says_what_was_forgotten() -> None:
+    world = World()
+    three_events(world)
+    world.settle()
+    process = world.process()
+    describe = DescribeUser(
+        reader=world.store, vocabulary=VOCABULARY, pseudonym_key=b"key", applied_up_to=process.forgets.applied_up_to
+    )
+    before = await describe("user-0")
+    assert (before.stored.history_events, before.stored.seen_items) == (3, 3)
+    assert (before.stored.state_model_versions, before.in_model) == (("model-1",), True)
+    assert before.pseudonym == folded(world.outbox)[0, 1].user_pseudonym
+    world.forgets.append(Forget(forget_id="f", user_id="user-0", up_to={0: 2}, requested_ms=0))
+    process.turn()
+    after = await describe("user-0")
+    assert (after.stored.history_events, after.stored.seen_items, after.stored.state_model_versions) == (0, 0, ())
+    assert after.forgotten_up_to == {0: 2}

@@ -1,0 +1,139 @@
+"""A new model's attributions are those that it would have sent had it been live from the beginning."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from streams import NOW_MS, VOCABULARY, append, drain, forget, handler_on, interaction
+
+from services.common.errors import DependencyUnavailable
+from services.encoder.adapters.in_memory import (
+    HashEncoder,
+    MemoryForgetLog,
+    MemoryOutbox,
+    MemoryStore,
+    MemoryStream,
+)
+from services.encoder.domain import Attribution, Undo
+from services.encoder.forgetting import Forgotten
+from services.encoder.reattribution import Reattribution, ReattributionReport
+
+PARTITIONS = 3
+NEXT = replace(VOCABULARY, model_version="model-2", item_index={f"item-{n}": n for n in range(10, 60)}, max_history=12)
+
+
+class OnePartition(MemoryStream):
+    """What a consumer of one partition sees of a topic, with commits of its own group."""
+
+    def __init__(self, topic: MemoryStream, partition: int, commits: dict[int, int]) -> None:
+        super().__init__(PARTITIONS)
+        self.log, self.commits, self._partition = topic.log, commits, partition
+
+    def partitions(self) -> list[int]:
+        return [self._partition]
+
+    def end_offsets(self) -> dict[int, int]:
+        return {self._partition: len(self.log[self._partition])}
+
+    def poll(self, timeout_ms: int, max_records: int) -> list:  # type: ignore[type-arg]
+        start = self._next[self._partition]
+        found = self.log[self._partition][start : start + 40]
+        self._next[self._partition] += len(found)
+        return list(found)
+
+
+def topic() -> MemoryStream:
+    stream = MemoryStream(PARTITIONS)
+    random = np.random.default_rng(11)
+    for number in range(600):
+        user = int(random.integers(0, 9))
+        if number % 17 == 16:
+            undone = f"e{number - int(random.integers(1, 40))}"
+            event = interaction(user, item_id="", event_id=f"e{number}", undoes_event_id=undone)
+        else:
+            time = NOW_MS + number * 1_000 - int(random.integers(0, 9_000))
+            event = interaction(user, int(random.integers(0, 60)), event_id=f"e{number}", event_time_ms=time)
+        append(stream, event, user % PARTITIONS)
+    stream.append(0, b"user-0", b"\xff", NOW_MS)
+    return stream
+
+
+def run(
+    stream: MemoryStream,
+    outbox: MemoryOutbox,
+    commits: dict[int, int],
+    forgets: MemoryForgetLog | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    encoder: HashEncoder | None = None,
+) -> ReattributionReport:
+    return Reattribution(
+        open_stream=lambda partition: OnePartition(stream, partition, commits),
+        partitions=range(PARTITIONS),
+        outbox=outbox,
+        forgets=forgets or MemoryForgetLog(),
+        encoder=encoder or HashEncoder(),
+        vocabulary=NEXT,
+        pseudonym_key=b"key",
+        new_store=lambda: MemoryStore(max_seen=0),
+        progress=progress,
+    ).run()
+
+
+def live(stream: MemoryStream, forgotten: Forgotten | None = None) -> dict[tuple[int, int], Attribution | Undo]:
+    """What the new model sends when it is live from the beginning."""
+    outbox, copy = MemoryOutbox(), MemoryStream(PARTITIONS)
+    copy.log = stream.log
+    drain(handler_on(MemoryStore(), outbox, NEXT, forgotten=forgotten), copy, (7,))
+    return by_place(outbox)
+
+
+def by_place(outbox: MemoryOutbox) -> dict[tuple[int, int], Attribution | Undo]:
+    return {(a.partition, a.offset): a for a in outbox.attributions if isinstance(a, Attribution | Undo)}
+
+
+def test_every_interaction_is_attributed_as_if_the_model_had_been_live() -> None:
+    stream, outbox, seen = topic(), MemoryOutbox(), []
+    report = run(stream, outbox, {}, progress=lambda done, total: seen.append((done, total)))
+    assert by_place(outbox) == live(stream)
+    assert {a.model_version for a in outbox.attributions if isinstance(a, Attribution)} == {"model-2"}
+    assert (report.records, report.attributions, report.skipped) == (601, len(outbox.attributions), 0)
+    assert outbox.dead_letters == []
+    assert seen == sorted(seen)
+    assert seen[-1] == (601, 601)
+
+
+def test_a_second_run_adds_only_what_has_come_since() -> None:
+    stream, first, second, commits = topic(), MemoryOutbox(), MemoryOutbox(), dict[int, int]()
+    run(stream, first, commits)
+    places = {0: len(stream.log[0]), 1: len(stream.log[1])}
+    append(stream, interaction(0, 20, event_id="late", event_time_ms=NOW_MS), 0)
+    append(stream, interaction(1, 21, event_id="new", event_time_ms=NOW_MS + 10**6), 1)
+    report = run(stream, second, commits)
+    assert set(by_place(second)) == set(places.items()) & set(live(stream))
+    assert by_place(first) | by_place(second) == live(stream)
+    assert report.skipped == 601
+
+
+def test_a_run_that_broke_off_is_continued() -> None:
+    class Tired(HashEncoder):
+        def encode(self, jobs):  # type: ignore[no-untyped-def]
+            if len(self.calls) > 4:
+                raise DependencyUnavailable("tired")
+            return super().encode(jobs)
+
+    stream, outbox, commits = topic(), MemoryOutbox(), dict[int, int]()
+    with pytest.raises(DependencyUnavailable):
+        run(stream, outbox, commits, encoder=Tired())
+    broken_off = len(outbox.attributions)
+    run(stream, outbox, commits)
+    assert by_place(outbox) == live(stream)
+    assert 0 < broken_off < len(outbox.attributions)
+
+
+def test_the_forgotten_are_left_out() -> None:
+    stream, outbox, forgets, forgotten = topic(), MemoryOutbox(), MemoryForgetLog(), Forgotten()
+    forgets.append(forget(4, p1=len(stream.log[1]) - 1))
+    forgotten.add(forget(4, p1=len(stream.log[1]) - 1))
+    run(stream, outbox, {}, forgets)
+    assert by_place(outbox) == live(stream, forgotten) != live(stream)
