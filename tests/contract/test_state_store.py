@@ -4,6 +4,7 @@ What the gateway reads back (StateReader) is checked on Redis beside it.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,97 @@ def test_progress_of_an_earlier_epoch_counts_for_nothing(store: Store) -> None:
     assert (found.watermark, found.counts["applied"]) == (0, 1)
 
 
+def test_recent_ids_keep_the_items_that_can_still_be_undone(store: Store) -> None:
+    epoch, _ = store.ensure_epoch()
+    recent = [RecentId(1, 3, 40, 0, "item-0"), RecentId(2, 3, 41, 1), RecentId(3, 3, 42, 0, "日本")]
+    store.apply([update("ann", recent=recent)], epoch)
+    assert store.load_users(["ann"], epoch)["ann"].recent == recent
+
+
+def forgotten(store: Store, user_id: str, epoch: str, **changes: Any) -> UserUpdate:
+    expected = store.load_users([user_id], epoch)[user_id].expected
+    fields: dict[str, Any] = {
+        "events": [],
+        "recent": [RecentId(7, 3, 42, 0)],
+        "seen_times": {},
+        "forgotten": {3: 42, 5: 9},
+        "state": None,
+        "state_change": "keep",
+    }
+    return update(user_id, expected, **(fields | changes))
+
+
+@pytest.mark.parametrize("user_id", ["ann", "a}b{c"])
+def test_a_forgotten_user_leaves_positions_and_nothing_else(store: Store, user_id: str) -> None:
+    epoch, _ = store.ensure_epoch()
+    store.add_model(MODEL)
+    store.add_model("model-2")
+    store.apply([update(user_id), update("bob")], epoch)
+    second = replace(state(), model_version="model-2")
+    expected = store.load_users([user_id], epoch)[user_id].expected
+    store.apply([replace(update(user_id, expected, state=second), model_version="model-2")], epoch)
+    store.forget([forgotten(store, user_id, epoch)], epoch)
+    found = store.load_users([user_id, "bob"], epoch)
+    assert (found[user_id].events, found[user_id].recent) == ([], [RecentId(7, 3, 42, 0)])
+    assert (found[user_id].positions, found[user_id].forgotten) == ({3: 42}, {3: 42, 5: 9})
+    assert found["bob"].events == EVENTS
+
+
+def test_a_write_prepared_before_a_forget_is_refused_after_it(store: Store) -> None:
+    epoch, _ = store.ensure_epoch()
+    store.apply([update("ann")], epoch)
+    expected = store.load_users(["ann"], epoch)["ann"].expected
+    store.forget([forgotten(store, "ann", epoch)], epoch)
+    with pytest.raises(Conflict, match="1 of 1"):
+        store.apply([update("ann", expected, positions={3: 43})], epoch)
+    assert store.load_users(["ann"], epoch)["ann"].events == []
+
+
+def test_a_forget_prepared_before_a_write_is_refused_after_it(store: Store) -> None:
+    epoch, _ = store.ensure_epoch()
+    store.apply([update("ann"), update("bob")], epoch)
+    late = [forgotten(store, user_id, epoch) for user_id in ("ann", "bob")]
+    expected = store.load_users(["ann"], epoch)["ann"].expected
+    store.apply([update("ann", expected, positions={3: 43})], epoch)
+    with pytest.raises(Conflict, match="1 of 2"):
+        store.forget(late, epoch)
+    found = store.load_users(["ann", "bob"], epoch)
+    assert (found["ann"].events, found["bob"].events) == (EVENTS, [])
+
+
+def test_what_comes_after_a_forget_is_kept_beside_it(store: Store) -> None:
+    epoch, _ = store.ensure_epoch()
+    store.apply([update("ann")], epoch)
+    later = StoredEvent(9_000, 3, 43, 5, "item-9")
+    store.forget([forgotten(store, "ann", epoch, events=[later], positions={3: 43})], epoch)
+    found = store.load_users(["ann"], epoch)["ann"]
+    assert (found.events, found.positions) == ([later], {3: 43})
+    store.apply([update("ann", found.expected, positions={3: 44}, forgotten=found.forgotten)], epoch)
+    assert store.load_users(["ann"], epoch)["ann"].forgotten == {3: 42, 5: 9}
+
+
+def test_forgetting_who_was_never_there_leaves_no_trace(store: Store) -> None:
+    epoch, _ = store.ensure_epoch()
+    store.forget([forgotten(store, "nobody", epoch)], epoch)
+    assert store.load_users(["nobody"], epoch)["nobody"].expected == b""
+
+
+def test_what_an_earlier_epoch_left_of_a_user_is_erased(store: Store) -> None:
+    store.apply([update("ann")], "earlier")
+    store.forget([forgotten(store, "ann", "now", positions={})], "now")
+    assert store.load_users(["ann"], "earlier")["ann"].events == []
+    found = store.load_users(["ann"], "now")["ann"]
+    assert (found.events, found.positions, found.forgotten) == ([], {}, {3: 42, 5: 9})
+
+
+def test_how_far_forgets_are_applied_is_each_readers_own_and_of_its_epoch(store: Store) -> None:
+    epoch, _ = store.ensure_epoch()
+    assert store.forgets_applied("a", epoch) == -1
+    store.set_forgets_applied("a", 7, epoch)
+    assert (store.forgets_applied("a", epoch), store.forgets_applied("b", epoch)) == (7, -1)
+    assert store.forgets_applied("a", "later") == -1
+
+
 def test_a_hold_lasts_until_it_is_released(store: Store) -> None:
     assert not store.is_held()
     store.hold(60)
@@ -214,6 +306,27 @@ async def test_a_state_that_is_dropped_is_gone_and_one_that_is_kept_stays(
         writer.apply([update("ann", expected, positions=positions, state=None, state_change=change)], epoch)
         view = await reader.read_user("ann", MODEL)
         assert (view.state is not None) == (change == "keep")
+
+
+@pytest.mark.integration
+async def test_a_forget_takes_every_key_but_the_history_with_its_positions(
+    reader: StateReader, writer: StateWriter, redis_url: str
+) -> None:
+    epoch, _ = writer.ensure_epoch()
+    for model in (MODEL, "model-2"):
+        writer.add_model(model)
+        expected = writer.load_users(["ann"], epoch)["ann"].expected
+        stored = replace(state(), model_version=model)
+        writer.apply([replace(update("ann", expected, state=stored), model_version=model)], epoch)
+    found = await reader.read_keys("ann")
+    assert (found.history_events, found.seen_items, found.state_model_versions) == (3, 1, (MODEL, "model-2"))
+    writer.forget([forgotten(writer, "ann", epoch)], epoch)
+    with redis.Redis.from_url(redis_url) as client:
+        assert [key.decode() for key in client.scan_iter("u:*")] == ["u:{ann}:history"]
+        assert b"item" not in b"".join(client.hvals("u:{ann}:history"))  # type: ignore[arg-type]
+        assert 0 < client.ttl("u:{ann}:history") <= 1_000
+    found = await reader.read_keys("ann")
+    assert (found.history_events, found.seen_items, found.state_model_versions) == (0, 0, ())
 
 
 @pytest.mark.integration
