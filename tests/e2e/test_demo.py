@@ -107,6 +107,20 @@ def test_one_event_in_five_was_predicted_and_answered(summary: dict) -> None:
     assert summary["freshness_ms"]["unreflected"] == 0
 
 
+def test_a_new_item_was_found_and_explained_and_a_user_forgotten_without_a_trace(summary: dict) -> None:
+    new, forgotten = summary["new_item"], summary["forgotten"]
+    assert new["found_after_seconds"] < 15
+    assert 1 <= new["rank"] <= 50
+    assert sum(new["shares"].values()) == pytest.approx(1)
+    assert forgotten["is_applied"]
+    assert forgotten["found"]["history_events"] > 0
+    assert forgotten["found"]["summed_interactions"] > 0
+    assert set(forgotten["left"].values()) == {0}
+    assert forgotten["state_source_afterwards"] == "none"
+    # It rested on three people; on two it is not served.
+    assert new["gone_after_forgetting_one_of_three"]
+
+
 def test_it_says_what_really_ran(summary: dict) -> None:
     versions = summary["components"]
     assert versions["Apache Kafka"].startswith("4.")

@@ -32,7 +32,9 @@ def demo(
 ) -> None:
     """Train on people's past, stream their future through Kafka, and watch recommendations follow.
 
-    The state folder's stream and user states are replaced. The exit status is 1 when the counts do not add up.
+    Then an item arrives that nobody knew, is found and explained, and a user is forgotten. The state folder's stream
+    and user states are replaced. The exit status is 1 when the counts do not add up or something is left of the
+    forgotten user.
 
     Example:  freshet demo --keep
 
@@ -65,6 +67,13 @@ def demo(
         counts = {name: summary["events"][name] for name in ("sent", "applied", "dead_lettered", "unacknowledged")}
         raise CommandError(
             f"the counts do not add up: {counts}",
+            advice=f"the logs are in {state_dir / 'logs'}",
+            status=ExitStatus.FAILED,
+        )
+    forgotten = summary["forgotten"]
+    if forgotten is not None and (not forgotten["is_applied"] or any(forgotten["left"].values())):
+        raise CommandError(
+            f"forgetting was not finished: left {forgotten['left']}",
             advice=f"the logs are in {state_dir / 'logs'}",
             status=ExitStatus.FAILED,
         )

@@ -1,4 +1,4 @@
-"""The demo's steps in order: data, training, export, stack, past, stream, evaluation.
+"""The demo's steps in order: data, training, export, stack, past, stream, a new item, a user forgotten, evaluation.
 
 It only puts together what the other modules do, keeps the time of each part, and stops what it started. Nothing here
 measures or evaluates.
@@ -15,7 +15,7 @@ import numpy as np
 from services.algorithms.bundle import Bundle
 from services.algorithms.states import QueryStates
 from services.cli import client
-from services.cli.demo import baselines, plots, steps, stored_states, story
+from services.cli.demo import baselines, newcomer, plots, steps, stored_states, story
 from services.cli.demo.display import Display, Stopwatch, figures
 from services.cli.demo.options import DEFAULT_STATE_DIR, DemoOptions
 from services.cli.demo.plan import ReplayPlan, ReplayResult
@@ -44,6 +44,7 @@ class Streamed:
     frozen: dict[str, QueryStates]
     stream_encode_ms: dict[str, float | None]
     person: story.Story | None
+    run_id: str
 
 
 def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
@@ -73,6 +74,8 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         display.step("stream", f"{options.rate_per_s:.0f} events a second, one in five predicted before it is sent")
         with clock.part("stream"):
             streamed = _stream(options, split, bundle, stack, display)
+        with clock.part("new item"):
+            news = _new_item(bundle, streamed, display)
         finished = True
     finally:
         if not (options.keep and finished):
@@ -81,6 +84,8 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     display.step("evaluation", "the same moments, answered by popularity and by frozen states")
     with clock.part("evaluation"):
         summary = _evaluate(options, split, bundle, streamed, components)
+    summary["new_item"] = None if news is None else news.summary()
+    summary["forgotten"] = None if news is None else news.forget_summary()
     summary["seconds"] = clock.total
     summary["seconds_by_part"] = clock.parts
     path = options.folder / "summary.json"
@@ -147,7 +152,37 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
             name: quantile_ms(encodes, encodes_after, share) for name, share in (("p50", 0.5), ("p99", 0.99))
         },
         person=person,
+        run_id=run_id,
     )
+
+
+def _new_item(bundle: Bundle, streamed: Streamed, display: Display) -> newcomer.Newcomer | None:
+    """A new item arrives, is found and explained; then one of those who made it known is forgotten."""
+    display.step("new item", "nobody has seen it; three people like it, who finds it?")
+    liked = {user: list(items) for user, items in streamed.past.items()}
+    for event in streamed.plan.events:
+        liked.setdefault(event.user_id, []).append(event.item_id)
+    scene = newcomer.choose_scene(bundle.item_ids, newcomer.item_vectors(bundle), liked)
+    if scene is None:
+        display.fact("no four people of this replay share a taste: left out")
+        display.step("forget", "left out with it")
+        return None
+    titles = dict(zip(bundle.item_ids, bundle.titles, strict=True))
+    title = f"New: for who likes {titles[scene.anchor] or scene.anchor}"
+    news = newcomer.arrive(
+        scene,
+        run_id=streamed.run_id,
+        title=title,
+        categories=bundle.categories[list(bundle.item_ids).index(scene.anchor)],
+        gateway=streamed.plan.gateway,
+    )
+    for says in newcomer.arrival(news):
+        display.fact(says)
+    display.step("forget", "one of the three who made it known: history, states and contributions, exactly")
+    newcomer.forget_one(scene, news, gateway=streamed.plan.gateway)
+    for says in newcomer.forgetting(news):
+        display.fact(says)
+    return news
 
 
 def _stream_encodes(addresses: steps.Addresses) -> Buckets:

@@ -25,6 +25,8 @@ STEPS = (
     "stack",
     "past",
     "stream",
+    "new item",
+    "forget",
     "evaluation",
 )
 

@@ -24,6 +24,8 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.items: list[events_pb2.Item] = []
         self.put_requests = 0
         self.degradations: list[gateway_pb2.Degradation] = []
+        # Items that were put are recommended first once so many users who are not forgotten had them; 0: never.
+        self.newcomers_need = 0
 
     def RecordInteractions(self, request, context):
         self.recorded.append(request)
@@ -53,7 +55,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
             token_honoured=request.freshness_token.offset < 1000,
             request_id="r-1",
         )
-        for rank, item_id in enumerate(["1193", "661", "914"][: request.k]):
+        for rank, item_id in enumerate([*self._newcomers(), "1193", "661", "914"][: request.k]):
             answer.items.add(item_id=item_id, score=0.9 - rank / 10, source="mol")
         answer.certificate.kind = common_pb2.Certificate.KIND_BOUNDED
         answer.certificate.gap = 0.0125
@@ -65,6 +67,14 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
         if not answer.token_honoured:
             answer.degradations.append(gateway_pb2.DEGRADATION_TOKEN_NOT_HONOURED)
         return answer
+
+    def _newcomers(self):
+        forgotten = {request.user_id for request in self.forgotten}
+        had = [interaction for request in self.recorded for interaction in request.interactions]
+        for item in self.items if self.newcomers_need else []:
+            users = {interaction.user_id for interaction in had if interaction.item_id == item.item_id}
+            if len(users - forgotten) >= self.newcomers_need:
+                yield item.item_id
 
     def Explain(self, request, context):
         self.explained.append(request)
