@@ -27,7 +27,7 @@ from services.datasets import Interactions
 # cores, five and a half at 10,000.
 _MAX_POSITIONS = 3_300_000
 # What a stack keeps that would mix an earlier demo's stream into this one's.
-_STREAM_DATA = ("kafka", "redis")
+_STREAM_DATA = {"kafka": "Apache Kafka", "redis": "Redis", "refresher": "the refresher"}
 # What the stack says of every part, every time: not worth a line here.
 _ROUTINE = ("starting", "stopping", "stopped")
 _NAMES = {"kafka": "Apache Kafka", "redis": "Redis", "inference-server": "Triton Inference Server"}
@@ -124,10 +124,10 @@ def prepare(stack: Stack, display: Display) -> None:
 
 def start(stack: Stack, display: Display) -> dict[str, str]:
     """Drop this folder's stream and states, start everything; return names with versions."""
-    for part in _STREAM_DATA:
+    for part, says in _STREAM_DATA.items():
         folder = stack.place.state.data(part)
         if folder.exists():
-            display.fact(f"dropping what {_NAMES[part]} kept of an earlier run")
+            display.fact(f"dropping what {says} kept of an earlier run")
             shutil.rmtree(folder)
     stack.up()
     return components(stack)
@@ -137,7 +137,7 @@ def components(stack: Stack) -> dict[str, str]:
     """What runs, by name, with versions as the running parts tell them."""
     running = {name: said for part, said in stack.versions().items() if (name := _NAMES.get(part))}
     return {name: said.removeprefix(name).strip() for name, said in running.items()} | {
-        "Freshet (gateway, encoder, candidates, reranker)": version("freshet"),
+        "Freshet (gateway, encoder, refresher, candidates, reranker)": version("freshet"),
         "Python": platform.python_version(),
         "PyTorch": version("torch"),
         "gRPC": version("grpcio"),
