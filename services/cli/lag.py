@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 # What is shown -> (whose metrics port, histogram).
 HISTOGRAMS: Mapping[str, tuple[str, str]] = {
     "the user's state": ("encoder-metrics", "freshet_encoder_event_to_state_seconds"),
-    "the index of candidates": ("candidates-metrics", "freshet_candidates_event_to_index_seconds"),
-    "the index of the reranker": ("reranker-metrics", "freshet_reranker_event_to_index_seconds"),
+    "a change published by the refresher": ("refresher-metrics", "freshet_refresher_event_to_delta_seconds"),
+    "the index of candidates": ("candidates-metrics", "freshet_candidates_index_lag_seconds"),
+    "the index of the reranker": ("reranker-metrics", "freshet_reranker_index_lag_seconds"),
 }
 
 
