@@ -20,7 +20,7 @@ _STATE = typer.Option("--state", envvar="FRESHET_STATE", help="Where pid files, 
 _JSON = typer.Option("--json", help="One JSON object on stdout.")
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 _DEFAULT_STATE = Path(".freshet")
-_PROCESSES = ("gateway", "encoder", "candidates", "reranker")
+_PROCESSES = ("gateway", "encoder", "refresher", "candidates", "reranker")
 
 
 @reports_errors

@@ -19,7 +19,7 @@ from services.cli.stack.ports import LOOPBACK, Ports
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
 # The order in which a person wants to read them.
 INFRASTRUCTURE = ("kafka", "redis", "inference-server")
-PROCESSES = ("encoder", "candidates", "reranker", "gateway")
+PROCESSES = ("encoder", "refresher", "candidates", "reranker", "gateway")
 
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
 

@@ -30,7 +30,7 @@ from services.cli.stack.ports import Ports
 
 PARTS = (*INFRASTRUCTURE, *PROCESSES)
 # The gateway last to start is the first to stop; what it writes to stays until everything above it has ended.
-_STOP_ORDER = (("gateway",), ("encoder", "candidates", "reranker"), ("inference-server", "redis", "kafka"))
+_STOP_ORDER = (("gateway",), ("encoder", "refresher", "candidates", "reranker"), ("inference-server", "redis", "kafka"))
 # SIGTERM drains; whoever has not ended by then is killed.
 _STOP_S = {"kafka": 20.0, "redis": 10.0, "inference-server": 12.0}
 _PROCESS_STOP_S = 10.0
@@ -139,7 +139,8 @@ class Stack:
             _write_note(self.place)
             if isinstance(self.components["kafka"], MockBroker) and {"kafka", "redis"} <= set(to_start):
                 # A broker in memory begins at offset 0: states that name later offsets belong to a stream that is gone.
-                shutil.rmtree(self.place.state.data("redis"), ignore_errors=True)
+                for keeper in ("redis", "refresher"):
+                    shutil.rmtree(self.place.state.data(keeper), ignore_errors=True)
             self._start_in_order(wanted, to_start, timeout_s)
 
     def start(self, name: str, *, wait: bool = True, timeout_s: float = 60.0) -> None:

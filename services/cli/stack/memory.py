@@ -20,6 +20,7 @@ BASE_MB: Mapping[str, int] = MappingProxyType(
         "redis": 30,
         "inference-server": 150,
         "encoder": 180,
+        "refresher": 420,
         "candidates": 650,
         "reranker": 650,
         "gateway": 170,
@@ -28,6 +29,8 @@ BASE_MB: Mapping[str, int] = MappingProxyType(
 # How many times a part holds a file of the bundle, at most (a mapping in the page cache, an array of its own).
 _HOLDS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
+        # Beside the bundle's states, sums of every item in twice their bytes.
+        "refresher": {"item_states.safetensors": 3},
         "candidates": {"item_states.safetensors": 2},
         "reranker": {"item_states.safetensors": 2},
         "inference-server": {"encoder.onnx": 3},

@@ -1,4 +1,7 @@
-"""Freshet's own processes: the command and the settings of docker-compose.yml, run by this Python."""
+"""Freshet's own processes: the command and the settings of docker-compose.yml, run by this Python.
+
+What a container keeps in a volume lies in the stack's data folder.
+"""
 
 import sys
 from dataclasses import dataclass
@@ -11,10 +14,12 @@ from services.cli.stack.errors import StackError
 from services.cli.stack.folders import REPOSITORY
 from services.cli.stack.probes import probe_grpc
 
+CHECKPOINTS_VARIABLE = "FRESHET_REFRESHER_CHECKPOINTS"
+
 
 @dataclass(frozen=True)
 class Process:
-    """One of encoder, candidates, reranker, gateway."""
+    """One of encoder, refresher, candidates, reranker, gateway."""
 
     service: Service
 
@@ -33,6 +38,8 @@ class Process:
         if program != "python":
             raise StackError(self.name, f"its command in docker-compose.yml is {program!r}; expected python")
         settings = local_environment(self.service, place.ports, place.bundle)
+        if CHECKPOINTS_VARIABLE in settings:
+            settings[CHECKPOINTS_VARIABLE] = str(place.state.data(self.name))
         return Launch(
             argv=[sys.executable, *arguments],
             environment=inherited_environment() | settings,
