@@ -1,0 +1,66 @@
+"""The encoder's consumer with its real Kafka and Redis adapters and a model in memory, as a process to be killed.
+
+`python killed_encoder.py <kafka> <redis url> <interactions topic> <forgets topic> <group>` applies until it is stopped.
+"""
+
+import sys
+import threading
+
+from prometheus_client import CollectorRegistry
+
+from services.common.kafka import BulkProducer, build_consumer
+from services.common.state_store import StateWriter
+from services.encoder.adapters.in_memory import HashEncoder
+from services.encoder.adapters.kafka_forgets import KafkaForgetLog
+from services.encoder.adapters.kafka_outbox import KafkaOutbox
+from services.encoder.adapters.kafka_stream import KafkaStream
+from services.encoder.consumer import Consumer, ConsumerLimits
+from services.encoder.encoding import Vocabulary
+from services.encoder.forgetting import Forgotten
+from services.encoder.handlers.apply_records import ApplyRecords
+from services.encoder.handlers.forget_users import ForgetUsers
+from services.encoder.metrics import EncoderMetrics
+
+VOCABULARY = Vocabulary(
+    model_version="model-1",
+    item_index={f"item-{number}": number for number in range(50)},
+    user_index={},
+    max_history=8,
+)
+KEY = b"key"
+
+
+def build(kafka: str, redis_url: str, topic: str, forgets_topic: str, group: str) -> Consumer:
+    """Small polls, so that there is much to be interrupted."""
+    outbox, store, encoder = KafkaOutbox(BulkProducer(kafka)), StateWriter(redis_url), HashEncoder()
+    forgotten = Forgotten()
+    return Consumer(
+        stream=KafkaStream(lambda: build_consumer(kafka, topic, group_id=group)),
+        outbox=outbox,
+        encoder=encoder,
+        handler=ApplyRecords(
+            store=store,
+            outbox=outbox,
+            encoder=encoder,
+            vocabulary=VOCABULARY,
+            pseudonym_key=KEY,
+            forgotten=forgotten,
+        ),
+        forgets=ForgetUsers(
+            log=KafkaForgetLog(KafkaStream(lambda: build_consumer(kafka, forgets_topic, group_id=group))),
+            store=store,
+            outbox=outbox,
+            encoder=encoder,
+            forgotten=forgotten,
+            model_version=VOCABULARY.model_version,
+            pseudonym_key=KEY,
+            reader=group,
+        ),
+        metrics=EncoderMetrics(CollectorRegistry()),
+        limits=ConsumerLimits(poll_ms=20, min_records=8, max_records=8, commit_every_s=0.0),
+    )
+
+
+if __name__ == "__main__":
+    build(*sys.argv[1:]).start()
+    threading.Event().wait()
