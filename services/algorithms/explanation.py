@@ -58,13 +58,21 @@ def score_parts(
     logits = _silu(gate)
     powers = np.exp(logits - logits.max())
     weights = powers / powers.sum()
-    own = np.zeros(len(cosines)) if base is None else _cosines(query, base)
     return ScoreParts(
         weights=weights,
         cosines=cosines,
-        from_model=weights * model_share * own,
+        from_model=weights * _own(query, item, base, model_share),
         num_item_components=item.components.shape[1],
     )
+
+
+def _own(query: QueryStates, item: ItemStates, base: ItemStates | None, model_share: float) -> Doubles:
+    """What the model's own components make of each cosine (P,). One that no interaction moved is the model's, whole."""
+    if base is None:
+        return np.zeros(query.components.shape[1] * item.components.shape[1])
+    untouched = (item.components[0] == base.components[0]).all(axis=1)
+    shares = np.where(untouched, 1.0, model_share)
+    return np.asarray(_cosines(query, base) * np.tile(shares, query.components.shape[1]))
 
 
 def _cosines(query: QueryStates, item: ItemStates) -> Doubles:

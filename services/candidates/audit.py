@@ -18,8 +18,8 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate, Scores
 from services.algorithms.live_catalogue import LiveCatalogue, Served
 from services.algorithms.states import QueryStates
+from services.algorithms.voted_answers import joined_answer, num_negative
 from services.candidates.domain import Stage
-from services.candidates.votes import joined_answer, num_negative
 
 log = structlog.get_logger()
 

@@ -12,6 +12,7 @@ import numpy as np
 from services.algorithms.indexes.protocol import Pass
 from services.algorithms.live_catalogue import LiveCatalogue, Served
 from services.algorithms.states import QueryStates
+from services.algorithms.voted_answers import Joined, Votes, joined_answer, joined_pool, num_negative
 from services.candidates.audit import Answered, Audit
 from services.candidates.domain import (
     Found,
@@ -23,7 +24,7 @@ from services.candidates.domain import (
     VotesQuery,
 )
 from services.candidates.metrics import CandidatesMetrics
-from services.candidates.votes import Joined, RememberedVotes, Votes, joined_answer, joined_pool, num_negative
+from services.candidates.votes import RememberedVotes
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest, PreconditionFailed
 from services.common.events import validate_id

@@ -22,13 +22,13 @@ from services.algorithms.indexes.by_name import parse_algorithm
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
+from services.algorithms.voted_answers import joined_answer, joined_pool, num_negative
 from services.candidates.audit import Answered, examine
 from services.candidates.bootstrap import host_build, load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import Stage
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import SERVICE, CandidatesServicer
-from services.candidates.votes import joined_answer, joined_pool, num_negative
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.index_deltas import Batch, IndexDelta, ItemDelta, MemoryDelta
 from services.common.items import CatalogueItem

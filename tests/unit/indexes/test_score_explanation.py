@@ -30,6 +30,15 @@ def test_an_untouched_item_is_the_models_alone() -> None:
     np.testing.assert_allclose(parts.from_model, parts.contributions, atol=1e-15)
 
 
+def test_a_component_that_no_interaction_moved_is_the_models_whatever_lambda() -> None:
+    half_moved = refreshed(0.3)
+    half_moved.components[0, 1] = BASE.components[0, 1]
+    parts = score_parts(QUERY, half_moved, GATE, base=BASE, model_share=0.3)
+    rest = parts.contributions - parts.from_model
+    np.testing.assert_allclose(rest[1::2], 0, atol=1e-12)
+    assert np.abs(rest[::2]).min() > 1e-6
+
+
 def test_an_item_that_the_model_never_saw_is_interactions_alone() -> None:
     parts = score_parts(QUERY, refreshed(0.0), GATE, base=None, model_share=0.0)
     assert not parts.from_model.any()
