@@ -190,8 +190,12 @@ FROZEN = SharePolicy(kind="fixed", least=1.0)
 PAPER = SharePolicy(kind="fixed", least=0.5)
 """Equation 8 with the paper's usually best lambda (its Table 4)."""
 DEFAULT_SHARE = SharePolicy(kind="evidence", prior=10.0, least=0.0)
-NEW_ITEM_SHARE = SharePolicy(kind="fixed", least=0.0, min_coherence=0.02)
-"""For an item without a bundle state: all memory, shortened where what it rests on nearly cancels."""
+NEW_ITEM_SHARE = SharePolicy(kind="fixed", least=0.0, min_coherence=0.1)
+"""For an item without a bundle state: all memory, shortened where what it rests on nearly cancels.
+
+62,780 states of the 8x4x64 model of MovieLens-1M: items of likes alone have a coherence of .29 to .7 at any number;
+with signs drawn at random the median is .27 at 3-5 interactions, .13 at 10-29, .07 from 50 on.
+"""
 NAMED_SHARES: Mapping[str, SharePolicy] = MappingProxyType(
     {"frozen": FROZEN, "paper": PAPER, "default": DEFAULT_SHARE, "new_item": NEW_ITEM_SHARE}
 )
