@@ -3,14 +3,15 @@
 The content vector of an item (a sentence encoder's, of its title) is mapped linearly to its components. The fit is in
 closed form, and so is its judgement: each known item is predicted by the fit without it, from the same decomposition,
 and the ridge with the best mean cosine wins. A very large ridge predicts the catalogue's mean state, so content that
-says nothing does no harm. It knows neither where texts come from nor who encodes them.
+says nothing does no harm. `TextStates` is all of it for titles and categories; who encodes them is its caller's choice.
 
 Letters: X known items, B new items, D content width, P_x item components, P pairs, d component width, R = P_x * d,
 M items of a block.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,13 @@ _Exact = npt.NDArray[np.float64]
 _RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3, 1e9)
 _BLOCK = 4096
 _SMALLEST_EIGENVALUE = 1e-10  # relative to the largest; below it a direction is rounding
+
+
+class TextEncoder(Protocol):
+    """Texts to vectors, as models/sentence_encoder.py's MiniLM does."""
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """Vectors (B, D) of B texts, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +92,34 @@ def fit_content_map(contents: FloatArray, items: ItemStates) -> ContentMap:
         left_out_cosine=cosines[ridge],
         mean_state_cosine=cosines[_RIDGES[-1]],
     )
+
+
+class TextStates:
+    """States of new items from their titles and categories, fitted on the catalogue that a model was trained with."""
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        *,
+        titles: Sequence[str],
+        categories: Sequence[Sequence[str]],
+        items: ItemStates,
+    ) -> None:
+        """Encode X known items' texts and fit: about 500 texts a second with MiniLM on two cores.
+
+        Raises: ValueError as `fit_content_map` does.
+        """
+        self._encoder = encoder
+        self.map = fit_content_map(encoder.encode(_texts(titles, categories)), items)
+
+    def of(self, titles: Sequence[str], categories: Sequence[Sequence[str]]) -> ItemStates:
+        """States of B new items. Cost: one encoding of each text (10 ms alone) and D P_x d multiply-adds."""
+        return self.map.states(self._encoder.encode(_texts(titles, categories)))
+
+
+def _texts(titles: Sequence[str], categories: Sequence[Sequence[str]]) -> list[str]:
+    """What is encoded of an item: "Toy Story (1995). Animation, Comedy"."""
+    return [f"{title}. {', '.join(names)}" if names else title for title, names in zip(titles, categories, strict=True)]
 
 
 class _Decomposition:

@@ -1,9 +1,12 @@
 """The ridge from content to item states: judged by leaving each item out, exact where content says all."""
 
+import zlib
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
-from services.algorithms.pefa.content import _RIDGES, ContentMap, _Decomposition, _unit, fit_content_map
+from services.algorithms.pefa.content import _RIDGES, ContentMap, TextStates, _Decomposition, _unit, fit_content_map
 from services.algorithms.states import ItemStates
 
 
@@ -122,3 +125,41 @@ def test_every_ridge_of_the_sweep_is_tried_and_the_best_is_kept() -> None:
     fitted = fit_content_map(contents, items)
     fit = _Decomposition(contents, items.components.reshape(80, -1))
     assert fitted.left_out_cosine == max(fit.left_out_cosine(ridge, 2) for ridge in _RIDGES)
+
+
+class WordCounts:
+    """A text encoder of words: each is a fixed random direction."""
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        words = [text.replace(".", "").replace(",", "").split() for text in texts]
+        return np.array(
+            [
+                sum(np.random.default_rng(zlib.crc32(word.encode())).normal(size=16) for word in found)
+                for found in words
+            ],
+            dtype=np.float32,
+        )
+
+
+def test_a_new_item_begins_near_the_items_that_share_its_categories() -> None:
+    rng = np.random.default_rng(12)
+    centres = {"Comedy": rng.normal(size=(2, 4)), "Horror": rng.normal(size=(2, 4))}
+    names = [("Comedy", "Horror")[row % 2] for row in range(200)]
+    components = _unit(np.stack([centres[name] for name in names]) + 0.3 * rng.normal(size=(200, 2, 4)))
+    items = ItemStates(components=components.astype(np.float32))
+    titles = [f"title{row}" for row in range(200)]
+    texts = TextStates(WordCounts(), titles=titles, categories=[[name] for name in names], items=items)
+    found = texts.of(["unheard", "unseen"], [["Horror"], ["Comedy"]]).components
+    for state, own, other in ((found[0], "Horror", "Comedy"), (found[1], "Comedy", "Horror")):
+        assert (state * _unit(centres[own])).sum(axis=-1).min() > 0.9
+        assert (state * _unit(centres[own])).sum() > (state * _unit(centres[other])).sum()
+
+
+def test_an_item_without_categories_is_described_by_its_title_alone() -> None:
+    contents, items, _ = known_items(num_items=20, told=0.5, seed=13)
+    del contents
+    titles = [f"word{row}" for row in range(20)]
+    with_none = TextStates(WordCounts(), titles=titles, categories=[[]] * 20, items=items)
+    np.testing.assert_array_equal(
+        with_none.of(["word3"], [[]]).components, with_none.map.states(WordCounts().encode(["word3"])).components
+    )
