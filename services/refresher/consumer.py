@@ -82,7 +82,9 @@ class Refresher:
         self._withdrawn, self._held = withdrawn, held
         self._on_ready, self._on_stall = on_ready, on_stall
         self._fold = FoldRecords(log)
-        self._hold = HoldPartition(rules=rules, checkpoints=checkpoints, withdrawn=withdrawn, on_anew=metrics.anew)
+        self._hold = HoldPartition(
+            rules=rules, log=log, checkpoints=checkpoints, withdrawn=withdrawn, on_anew=metrics.anew
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="attributions-consumer", daemon=True)
         self._num_partitions = 0

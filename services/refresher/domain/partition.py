@@ -62,6 +62,8 @@ class Partition:
         self.folded_offset = -1
         self.stream_ms = 0
         self.newest_recorded_ms: int | None = None
+        # Offset and place of the last interaction: by it a log is known again.
+        self.mark: tuple[int, int] | None = None
         self.sums = ItemSums(num_components=items.num_components, width=items.width, decay=rules.decay)
         self.memory = QueryMemory(
             capacity=rules.max_remembered, num_components=items.num_query_components, width=items.width
@@ -127,6 +129,7 @@ class Partition:
         """Stream time is the newest moment of any interaction here, whatever becomes of it."""
         self.stream_ms = max(self.stream_ms, interaction.moment_ms)
         self.newest_recorded_ms = max(self.newest_recorded_ms or 0, interaction.recorded_ms)
+        self.mark = (interaction.offset, interaction.place)
 
     def fold(self, interactions: Sequence[Interaction]) -> None:
         """Fold a run of interactions, in order. All or nothing."""

@@ -68,6 +68,7 @@ def to_bytes(state: Partition) -> bytes:
         "folded_offset": state.folded_offset,
         "stream_ms": state.stream_ms,
         "newest_recorded_ms": _NEVER if state.newest_recorded_ms is None else state.newest_recorded_ms,
+        "mark": state.mark,
         "counts": dict(state.counts),
         "other_models": dict(state.other_models),
         "quiet_until": state.quiet_until,
@@ -100,6 +101,7 @@ def from_bytes(data: bytes, number: int, rules: Rules, listed: Container[str]) -
         state.stream_ms = values["stream_ms"]
         if values["newest_recorded_ms"] != _NEVER:
             state.newest_recorded_ms = values["newest_recorded_ms"]
+        state.mark = None if values["mark"] is None else (values["mark"][0], values["mark"][1])
         state.counts, state.other_models = Counter(values["counts"]), Counter(values["other_models"])
         state.sums = ItemSums.from_arrays(_group(arrays, "sums"), decay=rules.decay)
         state.memory = QueryMemory.from_arrays(_group(arrays, "memory"))

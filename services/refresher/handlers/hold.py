@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from services.common.errors import PreconditionFailed
 from services.common.kafka import partition_for
 from services.refresher.checkpoint import CheckpointError
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.checkpoints import OtherRulesError, from_bytes, to_bytes
-from services.refresher.ports import Checkpoints
+from services.refresher.ports import Checkpoints, Log
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 
 class HoldPartition:
@@ -25,11 +26,13 @@ class HoldPartition:
         self,
         *,
         rules: Rules,
+        log: Log,
         checkpoints: Checkpoints,
         withdrawn: Mapping[str, bool],
         on_anew: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self._rules, self._checkpoints, self._withdrawn, self._on_anew = rules, checkpoints, withdrawn, on_anew
+        self._rules, self._log, self._checkpoints = rules, log, checkpoints
+        self._withdrawn, self._on_anew = withdrawn, on_anew
 
     def open(self, number: int, bounds: tuple[int, int], num_partitions: int) -> Partition:
         """The partition's state; its log now has records from bounds[0] to before bounds[1].
@@ -37,21 +40,21 @@ class HoldPartition:
         Raises: DependencyUnavailable when the checkpoints cannot be reached.
         """
         first, end = bounds
-        state, reason = self._restored(number, end)
+        state, reason = self._restored(number, first, end)
         if state.folded_offset + 1 < first:
             # Retention took what nobody folded. Nothing can bring it back; what is left is folded.
-            log.error("attributions_lost", partition=number, folded=state.folded_offset, first=first)
+            logger.error("attributions_lost", partition=number, folded=state.folded_offset, first=first)
             state.folded_offset = first - 1
         if not reason and self._lacks_listed(state, num_partitions):
             state, reason = self.anew(state), "parked interactions had been turned away"
         if reason:
             self._on_anew(reason)
-            log.info("partition_folded_anew", partition=number, reason=reason, records=end - first)
+            logger.info("partition_folded_anew", partition=number, reason=reason, records=end - first)
         # Items may have been listed or withdrawn meanwhile; whether there is news of one is decided when publishing.
         for item_id in state.sums:
             if item_id not in state.published or self._withdrawn.get(item_id, False):
                 state.dirty_items.setdefault(item_id, False)
-        state.quiet_until = max(state.quiet_until, end - 1)
+        state.quiet_until = end - 1
         return state
 
     def keep(self, state: Partition) -> None:
@@ -63,30 +66,40 @@ class HoldPartition:
         state = Partition(old.number, self._rules, self._withdrawn)
         state.dirty_items = dict.fromkeys((*old.published, *old.dirty_items), True)
         state.dirty_entries = {*old.visible, *old.dirty_entries}
-        state.quiet_until = max(old.quiet_until, old.folded_offset)
+        state.quiet_until = old.folded_offset
         return state
 
-    def _restored(self, number: int, end: int) -> tuple[Partition, str]:
+    def _restored(self, number: int, first: int, end: int) -> tuple[Partition, str]:
         fresh = Partition(number, self._rules, self._withdrawn)
         reason = "no checkpoint"
         for name, data in self._checkpoints.load(number):
             try:
                 state = from_bytes(data, number, self._rules, self._withdrawn)
             except OtherRulesError as exc:
-                log.warning("checkpoint_of_other_rules", name=name, reason=str(exc))
+                logger.warning("checkpoint_of_other_rules", name=name, reason=str(exc))
                 fresh.dirty_items = dict.fromkeys(exc.items, True)
                 fresh.dirty_entries = set(exc.entries)
                 return fresh, "other rules"
             except CheckpointError as exc:
-                log.error("checkpoint_refused", name=name, reason=str(exc))
+                logger.error("checkpoint_refused", name=name, reason=str(exc))
                 reason = "torn checkpoint"
                 continue
-            if state.folded_offset < end:
-                log.info("checkpoint_taken", name=name, partition=number, folded=state.folded_offset)
+            if state.folded_offset < end and self._is_log_of(state, first):
+                logger.info("checkpoint_taken", name=name, partition=number, folded=state.folded_offset)
                 return state, ""
-            log.error("checkpoint_ahead_of_topic", name=name, folded=state.folded_offset, end=end)
-            return fresh, "other topic"
+            logger.error("checkpoint_of_other_topic", name=name, folded=state.folded_offset, end=end)
+            return self.anew(state), "other topic"
         return fresh, reason
+
+    def _is_log_of(self, state: Partition, first: int) -> bool:
+        """Whether the log still has the interaction that the state took last; a topic made anew has another one there."""
+        if state.mark is None or state.mark[0] < first:
+            return True
+        offset, place = state.mark
+        try:
+            return self._log.read_again(state.number, [offset])[offset].place == place
+        except PreconditionFailed:
+            return False
 
     def _lacks_listed(self, state: Partition, num_partitions: int) -> bool:
         """Whether an item was listed whose interactions this partition had turned away."""

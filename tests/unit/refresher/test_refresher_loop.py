@@ -147,6 +147,19 @@ def test_a_checkpoint_ahead_of_its_topic_is_not_continued() -> None:
     assert second.digests() == {0: fold_all(RULES, world.log).digest()}
 
 
+def test_a_topic_that_was_made_anew_is_noticed_even_when_it_is_longer_than_before() -> None:
+    world = world_of(4, count=40)
+    first = world.refresher()
+    first.settle()
+    first.refresher.finish()
+    world.log = MemoryLog()
+    for record in random_records(5, 90):
+        world.log.append(0, record)
+    second = world.refresher()
+    second.settle()
+    assert second.digests() == {0: fold_all(RULES, world.log).digest()}
+
+
 def test_an_item_is_published_once_it_is_listed_and_enough_users_stand_behind_it() -> None:
     rng = np.random.default_rng(5)
     world = World(RULES)
