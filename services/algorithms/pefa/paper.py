@@ -1,7 +1,9 @@
 """PEFA on matrices, exactly as the paper has it: for text retrieval, where all queries are known at once.
 
 The streamed forms (sums.py, memory.py) reduce to these with one component, weights of 1 and no decay, which is tested.
-Y is sparse, as pairs of a training query's and a passage's row.
+Y is sparse, as pairs of a training query's and a passage's row. Beside the model alone, XS costs nothing at query time
+and no bytes (its passages take the place of the model's); XL a second search, over m queries, and m d + nnz(Y) numbers
+(the paper's table 1).
 
 Letters: n passages, m training queries, B queries asked, d width, k neighbours.
 """
@@ -93,12 +95,15 @@ def nearest_queries(asked: FloatArray, queries: FloatArray, k: int) -> tuple[Row
         raise ValueError(f"asked has shape {asked.shape} and queries {queries.shape}; expected one width")
     k = min(k, len(queries))
     rows, products = np.empty((len(asked), k), dtype=np.int64), np.empty((len(asked), k))
+    memory = queries.astype(np.float64).T
     step = max(1, _BLOCK_VALUES // max(1, len(queries)))
     for start in range(0, len(asked), step):
-        block = asked[start : start + step].astype(np.float64) @ queries.astype(np.float64).T
-        best = np.argsort(-block, axis=1, kind="stable")[:, :k]
-        rows[start : start + step] = best
-        products[start : start + step] = np.take_along_axis(block, best, axis=1)
+        block = asked[start : start + step].astype(np.float64) @ memory
+        for row, similarities in enumerate(block, start):
+            reach = np.partition(similarities, len(similarities) - k)[len(similarities) - k] if k else np.inf
+            near = np.flatnonzero(similarities >= reach)
+            rows[row] = near[np.argsort(-similarities[near], kind="stable")[:k]]
+            products[row] = similarities[rows[row]]
     return rows, products
 
 

@@ -1,6 +1,10 @@
 """Contributions: integers that depend on their own row alone, and on the formula."""
 
+import hashlib
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -54,6 +58,22 @@ def test_a_row_has_the_same_bits_in_every_batch(seed: int, count: int, shape: tu
     # A slice whose memory lies differently: Fortran order, so that the library takes another path.
     odd = QueryStates(components=np.asfortranarray(scene.queries.components), gate=scene.queries.gate)
     assert (fold(odd, scene.weights, scene.items) == scene.contributions).all()
+
+
+def test_another_processors_instructions_make_the_same_bits() -> None:
+    # As on a machine of 2008: NumPy and BLAS then order additions differently, and their exponentials differ.
+    program = (
+        "import hashlib, pefa_scene;"
+        "scene = pefa_scene.make_scene(20, 300, p_q=8, p_x=4, d=64);"
+        "print(hashlib.sha256(scene.contributions.tobytes()).hexdigest())"
+    )
+    older = {"NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR", "OPENBLAS_CORETYPE": "Nehalem"}
+    environment = {**os.environ, **older, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    here = make_scene(20, 300, p_q=8, p_x=4, d=64).contributions
+    assert run.stdout.strip() == hashlib.sha256(here.tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize("leave_out", [None, 2])
