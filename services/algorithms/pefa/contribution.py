@@ -11,8 +11,8 @@ Letters: n interactions, P_q, P_x query and item components, P = P_q * P_x, d co
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.ops.mol_scores.shapes import check_shapes
 from services.algorithms.pefa.exact_floats import Doubles, exp_of_negative, silu, spare_bits, to_multiples
+from services.algorithms.state_shapes import check_shapes
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
 
 FixedPoint = npt.NDArray[np.int64]
