@@ -204,7 +204,7 @@ class CatalogueFollower:
                 items.append(decode_item(record.key, record.value))
             except InvalidRequest as exc:
                 self._listener.counted("unreadable_item", 1)
-                log.warning("item_dead_lettered", offset=record.offset, reason=str(exc))
+                log.warning("item_unreadable", offset=record.offset, reason=str(exc))
                 self._topics.set_aside(record, str(exc))
         if items:
             self._listener.describe(items)
