@@ -36,7 +36,10 @@ SUMMARY = "event to index, new items, tokens, and what refreshing costs; checked
 _TOP = 50
 _NEAR = 8
 _WRITERS = 3
+_PROBERS = 50
 _SET_UP_S = 60.0
+# Longer than the refresher gathers changes: what has not grown for so long holds what was written before.
+_REST_S = 2.0
 _STAGES = ("queue", "encode", "first_stage", "rerank", "transport")
 _QUICK: dict[str, float] = {
     "lag_seconds": 20.0, "new_items": 4, "tokens": 400, "windows": 4, "window_seconds": 8.0, "settle_seconds": 2.0,
@@ -131,6 +134,7 @@ class _Run:
         self._draws = Draws(population, rng)
         self._board = ProbeBoard([item_ids[row] for row in probes.tolist()])
         self._observer = f"freshness-{self._run}-observer"
+        self._probers = [f"freshness-{self._run}-prober-{row}" for row in range(_PROBERS)]
         self._popular = [item_ids[row] for row in by_count.tolist() if row not in set(probes.tolist())][:50]
         anchors = rng.choice(np.intersect1d(well_known, others), arguments.new_items, replace=False)
         self._trials = [
@@ -200,23 +204,21 @@ class _Run:
 
     def set_up(self) -> None:
         """Give everybody a past, the probes' items evidence enough to be served, and note what is served of them."""
-        self._write_past(self._observer, self._popular[:6])
+        # An interaction teaches an item by the state that preceded it: without a past there is none.
+        warmers = [f"freshness-{self._run}-warmer-{row}" for row in range(_WRITERS)]
+        for user in (self._observer, *self._probers, *warmers):
+            self._write_past(user, self._rng.choice(self._popular, 6, replace=False).tolist())
         for trial in self._trials:
             for user in (*trial.writers, *trial.audience):
                 liked = self._rng.choice(trial.near.item_ids, int(self._rng.integers(3, _NEAR - 1)), replace=False)
                 self._write_past(user, [*self._rng.choice(self._popular, 3, replace=False), *liked])
         token = None
-        for row in range(_WRITERS):
+        for user in warmers:
             for start in range(0, len(self._board.item_ids), 500):
-                token = self._write(
-                    (f"freshness-{self._run}-warmer-{row}", item_id)
-                    for item_id in self._board.item_ids[start : start + 500]
-                )
+                token = self._write((user, item_id) for item_id in self._board.item_ids[start : start + 500])
         deadline = time.monotonic() + _SET_UP_S
         while token is not None:
-            request = gateway_pb2.RecommendRequest(
-                user_id=f"freshness-{self._run}-warmer-{_WRITERS - 1}", k=1, freshness_token=token
-            )
+            request = gateway_pb2.RecommendRequest(user_id=warmers[-1], k=1, freshness_token=token)
             if self._gateway.Recommend(request, timeout=5).token_honoured:
                 break
             if time.monotonic() > deadline:
@@ -226,18 +228,19 @@ class _Run:
         self._started = time.perf_counter()
 
     def _note_baselines(self, deadline: float) -> None:
-        """Score and evidence of every probe item as served; waits until all have evidence."""
+        """Score and evidence of every probe item as served, once all have evidence and it has stopped growing."""
+        evidence: dict[str, int] = {}
         while True:
-            evidence = {item_id: self._evidence(item_id) for item_id in self._board.item_ids}
-            if all(evidence.values()):
+            before, evidence = evidence, {item_id: self._evidence(item_id) for item_id in self._board.item_ids}
+            if all(evidence.values()) and evidence == before:
                 break
             if time.monotonic() > deadline:
                 missing = sum(not count for count in evidence.values())
                 raise SetUpError(
                     f"{missing} of {len(evidence)} items rest on no interaction in the served index after "
-                    f"{_SET_UP_S:g} s: does a refresher run?"
+                    f"{_SET_UP_S:g} s, or it did not come to rest: does a refresher run?"
                 )
-            time.sleep(0.5)
+            time.sleep(_REST_S)
         for item_id, score in self._scores(self._board.item_ids).items():
             self._board.baseline(item_id, score, evidence[item_id])
 
@@ -251,8 +254,7 @@ class _Run:
         item_id = self._board.take()
         if item_id is None:
             return Outcome(counts=["probes_without_a_free_item"])
-        writer = f"freshness-{self._run}-prober-{self._rng.integers(50)}"
-        self._write([(writer, item_id)])
+        self._write([(self._probers[int(self._rng.integers(len(self._probers)))], item_id)])
         self._board.written(item_id, self._now_s())
         return Outcome()
 

@@ -77,6 +77,7 @@ async def run(settings: GatewaySettings) -> None:
     candidates = RemoteCandidates(channels["candidates"])
     reranker = RemoteReranker(channels["reranker"])
     ends = KafkaStreamEnds(settings.kafka_bootstrap)
+    ends.start()
     stage_timeout_s = settings.stage_timeout_ms / 1000
     breaker_seconds = settings.breaker_ms / 1000
     recommend = Recommend(
@@ -119,7 +120,6 @@ async def run(settings: GatewaySettings) -> None:
         refreshers=RemoteRefreshers(refresher_channels),
         stream=stream,
         model_version=bundle.model_version,
-        timeout_s=stage_timeout_s,
     )
 
     append_timeout_s = settings.append_timeout_ms / 1000

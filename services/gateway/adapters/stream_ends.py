@@ -22,6 +22,10 @@ class KafkaStreamEnds:
         self._consumer: KafkaConsumer | None = None
         self._asking: asyncio.Future[dict[int, int]] | None = None
 
+    def start(self) -> None:
+        """Connect in the background: the first to ask would else wait for it, and give up."""
+        self._thread.submit(self._connect)
+
     async def interactions(self, timeout_s: float) -> Mapping[int, int]:
         """Callers that come while the broker is being asked share its answer.
 
@@ -42,13 +46,17 @@ class KafkaStreamEnds:
         self._thread.submit(self._drop)
         self._thread.shutdown(wait=False)
 
-    def _ask(self) -> dict[int, int]:
+    def _connect(self) -> KafkaConsumer:
         if self._consumer is None:
             self._consumer = build_consumer(
                 self._bootstrap, INTERACTIONS, group_id="freshet-gateway", client_id="freshet-gateway-ends"
             )
+        return self._consumer
+
+    def _ask(self) -> dict[int, int]:
+        consumer = self._connect()
         try:
-            ends = self._consumer.end_offsets(sorted(self._consumer.assignment()))
+            ends = consumer.end_offsets(sorted(consumer.assignment()))
         except (KafkaError, OSError) as exc:
             self._drop()
             raise DependencyUnavailable(f"Kafka at {self._bootstrap} did not say where it ends: {exc}") from exc

@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 
 class GetFreshness:
-    """The handler; `timeout_s` bounds each part's answer."""
+    """The handler; `timeout_s` bounds each part's answer: longer than a stage of Recommend has, since a busy part is
+    not away."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class GetFreshness:
         refreshers: Refreshers,
         stream: StreamStatus,
         model_version: str,
-        timeout_s: float = 0.4,
+        timeout_s: float = 1.0,
     ) -> None:
         self._states = states
         self._ends = ends
