@@ -18,6 +18,7 @@ from services.cli.commands import (
     index,
     items,
     loadtest,
+    rebuild,
     recommend,
     record,
     search,
@@ -62,6 +63,7 @@ app.command("export", rich_help_panel=_DATA)(train.export)
 app.command("index", rich_help_panel=_DATA)(index.index)
 app.command("import", rich_help_panel=_DATA)(import_past.import_past)
 app.command("attribute", rich_help_panel=_DATA)(attribute.attribute)
+app.command("rebuild", rich_help_panel=_DATA)(rebuild.rebuild)
 app.add_typer(data.app, rich_help_panel=_DATA)
 app.add_typer(bench.app, rich_help_panel=_MEASURE)
 app.add_typer(evaluate.app, rich_help_panel=_MEASURE)

@@ -1,0 +1,157 @@
+"""`freshet rebuild`: fold every attribution from zero, and compare with the refresher that runs; or start a new model.
+
+Thin: the folding is services/refresher/rebuild.py's; here are the bar, the comparison and the exit status.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+
+if TYPE_CHECKING:
+    from services.cli.stack import Stack
+    from services.refresher.rebuild import RebuildReport
+
+_STATUS_TIMEOUT_S = 5.0
+
+
+@reports_errors
+def rebuild(
+    *,
+    state: Annotated[Path, typer.Option("--state", envvar="FRESHET_STATE", help="The stack's state folder.")] = Path(
+        ".freshet"
+    ),
+    bundle: Annotated[
+        Path | None, typer.Option(help="Another model's bundle: its sums are kept as checkpoints [the stack's bundle].")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The digests as one JSON object on stdout.")] = False,
+) -> None:
+    """Fold the whole stream of attributions from zero, beside whatever runs, and print the digests.
+
+    With the running refresher's own bundle they are compared with its digests: the exit status is 1 where one differs
+    at the same position. For any other bundle, or while no refresher runs, the result is kept as checkpoints, from
+    which a refresher of that bundle goes on (`freshet attribute --bundle NEW` writes its attributions first).
+
+    Example:  freshet rebuild
+
+    Example:  freshet rebuild --bundle bundles/new
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from services.algorithms.bundle import BundleError
+    from services.cli.stack import Stack
+    from services.common.config import ConfigError
+    from services.common.errors import DependencyUnavailable, FreshetError
+    from services.refresher.bootstrap import run_rebuild
+    from services.refresher.config import RefresherSettings
+
+    stack = Stack(state)
+    live = _live(stack)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    try:
+        settings = RefresherSettings(
+            bundle=bundle or stack.bundle,
+            kafka_bootstrap=stack.kafka_bootstrap,
+            redis_url=stack.redis_url,
+            checkpoints=stack.place.state.data("refresher"),
+        )
+        with Progress(*columns, console=console(stderr=as_json), refresh_per_second=4) as bar:
+            task = bar.add_task("folding", total=None)
+            is_live = live is not None and live.model_version == _version(settings.bundle)
+            report = run_rebuild(
+                settings,
+                keep=not is_live,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+    except DependencyUnavailable as error:
+        raise CommandError(str(error), advice="`freshet up` starts the stack", status=ExitStatus.UNAVAILABLE) from error
+    except FreshetError as error:
+        raise CommandError(str(error)) from error
+    except BundleError as error:
+        raise CommandError(str(error), advice="`freshet train` makes a bundle") from error
+    except (ConfigError, ValueError) as error:
+        raise CommandError(str(error), status=ExitStatus.USAGE) from error
+    rows = _compared(report, live if is_live else None)
+    if as_json:
+        emit_json(
+            {
+                "model_version": report.model_version,
+                "policy": report.policy,
+                "records": report.records,
+                "seconds": round(report.seconds, 3),
+                "counts": dict(report.counts),
+                "kept": not is_live,
+                "partitions": rows,
+            }
+        )
+    else:
+        _show(report, rows, kept=not is_live)
+    if any(row["equal"] is False for row in rows):
+        raise CommandError(
+            "a live digest differs from the rebuild's at the same position",
+            advice="stop the refresher and run `freshet rebuild`: the result is kept, and it goes on from there",
+        )
+
+
+def _version(bundle: Path) -> str:
+    from services.algorithms.bundle import load_bundle
+
+    return load_bundle(bundle, verify=False).model_version
+
+
+def _live(stack: "Stack") -> Any:
+    """What the running refresher says of itself; None when none answers."""
+    import grpc
+    from freshet.v1 import refresher_pb2, refresher_pb2_grpc
+
+    stub_type: Any = refresher_pb2_grpc.RefresherServiceStub
+    with grpc.insecure_channel(stack.address("refresher")) as channel:
+        try:
+            return stub_type(channel).GetStatus(refresher_pb2.GetStatusRequest(), timeout=_STATUS_TIMEOUT_S)
+        except grpc.RpcError:
+            return None
+
+
+def _compared(report: "RebuildReport", live: Any) -> list[dict[str, Any]]:
+    """A row per partition. equal: None where nothing runs that stands at the same position."""
+    said = {} if live is None else {one.partition: one for one in live.partitions}
+    rows: list[dict[str, Any]] = []
+    for one in report.partitions:
+        other = said.get(one.partition)
+        equal = None
+        if other is not None and other.folded_offset == one.folded_offset:
+            equal = other.digest == one.digest
+        rows.append(
+            {
+                "partition": one.partition,
+                "folded_offset": one.folded_offset,
+                "digest": one.digest,
+                "items": one.num_items,
+                "remembered": one.num_remembered,
+                "live_offset": None if other is None else other.folded_offset,
+                "equal": equal,
+            }
+        )
+    return rows
+
+
+def _show(report: "RebuildReport", rows: list[dict[str, Any]], *, kept: bool) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("partition", "folded to", "items", "remembered"):
+        table.add_column(column, justify="right")
+    table.add_column("digest")
+    table.add_column("live")
+    said = {True: "equal", False: "DIFFERS"}
+    for row in rows:
+        beside = said.get(row["equal"], "" if row["live_offset"] is None else f"is at {row['live_offset']}")
+        numbers = (row["partition"], row["folded_offset"], row["items"], row["remembered"])
+        table.add_row(*(f"{number:,}" for number in numbers), row["digest"], beside)
+    console().print(table)
+    counted = ", ".join(f"{name} {count:,}" for name, count in sorted(report.counts.items()) if count)
+    console().print(f"model {report.model_version}: {report.records:,} records in {report.seconds:.1f} s ({counted})")
+    if kept:
+        console().print("kept as checkpoints: a refresher of this bundle goes on from here")
