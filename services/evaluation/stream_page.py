@@ -82,13 +82,15 @@ def _data_set(settings: Row, rows: Sequence[Row]) -> list[str]:
 
 def _sentence(settings: Row) -> str:
     predicted, without = settings["events predicted"], settings["events without a history"]
+    every = settings["predicted every"]
+    some = f" (every {every}th event; all are learnt from)" if every > 1 else ""
     again = ", ".join(f"{place:,}" for place in settings["trained again after"]) or "never"
     return (
         f"{settings['source']}. {settings['events before the split']:,} events before the split, "
         f"{settings['events streamed']:,} streamed (seed {settings['seeds'][0]}), of which "
         f"{settings['events on new items']:,} are on {settings['new items']:,} items that the model never saw "
         f"({settings['items withheld']:,} withheld at random). Seeds {', '.join(map(str, settings['seeds']))}: "
-        f"{predicted:,} predictions; {without:,} events of users without any history are left out for everybody. "
+        f"{predicted:,} predictions{some}; {without:,} events of users without any history are left out for everybody. "
         f"Trained again after {again} streamed events."
     )
 

@@ -40,7 +40,6 @@ DATASETS = ("ml-1m", "ml-latest-small")
 # Nothing is withheld where time itself brings many new items.
 _WITHHELD_SHARES = {"ml-latest-small": 0.0}
 _WITHHELD_SHARE = 0.1
-_QUICK_PREDICTS_EVERY = 8
 _CHOICE_PREDICTS_EVERY = 4
 # A seed no stream uses: what is withheld while choosing is not what is withheld while measuring.
 _CHOICE_SEED = 1000
@@ -56,36 +55,48 @@ class _Seed:
     ranks: dict[str, IntArray]
 
 
-def run(request: Request, *, fit: Fit, datasets: Sequence[str], seeds: Sequence[int], retrainings: int) -> Report:
+def run(
+    request: Request,
+    *,
+    fit: Fit,
+    datasets: Sequence[str],
+    seeds: Sequence[int],
+    retrainings: int,
+    predict_every: int = 1,
+) -> Report:
     """Walk each data set once per seed; write freshness.{md,json}, freshness.png and new_items.png to `request.out`.
 
-    `retrainings`: how often the retrained contender is trained again, evenly over the stream. With `request.quick` an
-    eighth of the events is predicted (all are learnt).
-    Raises: ValueError for no data set, no seed, negative retrainings or data that cannot be had.
+    `retrainings`: how often the retrained contender is trained again, evenly over the stream. Of the events every
+    `predict_every`-th is predicted; all are learnt from.
+    Raises: ValueError for no data set, no seed, negative retrainings, predict_every below 1 or data that cannot be had.
     """
     for name, value in (("datasets", datasets), ("seeds", seeds)):
         if not len(value):
             raise ValueError(f"{name} is empty; allowed: at least one")
     if retrainings < 0:
         raise ValueError(f"retrainings={retrainings}; allowed: 0 or more")
+    if predict_every < 1:
+        raise ValueError(f"predict_every={predict_every}; allowed: 1 or more")
     began = time.perf_counter()
     rows: list[Row] = []
     sets: list[WalkedSet] = []
     settings: list[Row] = []
     choices: list[Row] = []
-    for name in datasets:
-        interactions = load_dataset(name)
+    for wanted in datasets:
+        interactions = load_dataset(wanted)
+        name = interactions.name
         share = _WITHHELD_SHARES.get(name, _WITHHELD_SHARE)
-        policies, tried = _chosen_policies(request, interactions, fit, share, name)
+        every = max(predict_every, _CHOICE_PREDICTS_EVERY)
+        policies, tried = _chosen_policies(request, interactions, fit, share, every)
         choices += tried
         walked = []
         for seed in seeds:
-            walked.append(_walk_seed(request, interactions, fit, share, seed, retrainings, policies, name))
+            walked.append(_walk_seed(request, interactions, fit, share, seed, retrainings, policies, predict_every))
         table = joined([one.table for one in walked])
         ranks = {key: np.concatenate([one.ranks[key] for one in walked]) for key in walked[0].ranks}
         trainings = _training_places(walked[0].setting, retrainings)
         sets.append(WalkedSet(name=name, table=table, ranks=ranks, trainings=trainings))
-        settings.append(_setting_row(name, interactions, walked, policies, trainings, seeds))
+        settings.append(_setting_row(name, interactions, walked, policies, trainings, seeds, predict_every))
         rows += _rows(name, table, ranks, walked, seeds)
     report: Report = {
         "benchmark": "freshness",
@@ -105,15 +116,17 @@ def run(request: Request, *, fit: Fit, datasets: Sequence[str], seeds: Sequence[
 
 
 def _chosen_policies(
-    request: Request, interactions: Interactions, fit: Fit, withheld_share: float, name: str
+    request: Request, interactions: Interactions, fit: Fit, withheld_share: float, predict_every: int
 ) -> tuple[Policies, list[Row]]:
     """Settings from a walk through the last fifth of the training part, with other items withheld."""
+    name = interactions.name
     before = before_the_stream(stream_setting(interactions, seed=_CHOICE_SEED, withheld_share=0))
     setting = stream_setting(before, seed=_CHOICE_SEED, withheld_share=withheld_share)
     request.say(f"{name}: training on the first {setting.split:,} events, to choose settings on what follows")
     model = stream_model(setting, fit, seed=_CHOICE_SEED, past=True)
-    every = _QUICK_PREDICTS_EVERY if request.quick else _CHOICE_PREDICTS_EVERY
-    policies, tried = choose(setting, model, predict_every=every, say=lambda line: request.say(f"{name}: {line}"))
+    policies, tried = choose(
+        setting, model, predict_every=predict_every, say=lambda line: request.say(f"{name}: {line}")
+    )
     return policies, [{"dataset": name, **row} for row in tried]
 
 
@@ -125,14 +138,15 @@ def _walk_seed(
     seed: int,
     retrainings: int,
     policies: Policies,
-    name: str,
+    predict_every: int,
 ) -> _Seed:
+    name = interactions.name
     setting = stream_setting(interactions, seed=seed, withheld_share=withheld_share)
     request.say(f"{name}, seed {seed}: training on {setting.split:,} events")
     model = stream_model(setting, fit, seed=seed, past=policies.feedback.from_past)
     models = [model]
     starts = _training_places(setting, retrainings)
-    for place, end in zip(starts, [*starts[1:], setting.num_streamed], strict=True):
+    for place, end in zip(starts, [*starts[1:], setting.num_streamed], strict=False):
         request.say(f"{name}, seed {seed}: training again after {place:,} streamed events")
         models.append(stream_model(setting, fit, seed=seed, first=place, end=end))
     refreshing = {
@@ -156,11 +170,10 @@ def _walk_seed(
         StreamingPopularity(setting, half_life_events=policies.half_life_events),
         StreamingItemNeighbours(setting, policies.neighbours),
     ]
-    every = _QUICK_PREDICTS_EVERY if request.quick else 1
     walked = walk(
         setting,
         contenders,
-        predict_every=every,
+        predict_every=predict_every,
         progress=lambda done: request.say(f"{name}, seed {seed}: {done:,} of {setting.num_streamed:,} events"),
     )
     ranks = {name: found for name, found in walked.ranks.items() if name != f"{ALONE} + XL"}
@@ -224,6 +237,7 @@ def _setting_row(
     policies: Policies,
     trainings: Sequence[int],
     seeds: Sequence[int],
+    predict_every: int,
 ) -> Row:
     setting = walked[0].setting
     new = setting.new_items[setting.interactions.items[setting.split :]]
@@ -239,5 +253,6 @@ def _setting_row(
         "new items": int(setting.new_items.sum()),
         "events on new items": int(new.sum()),
         "trained again after": list(trainings),
+        "predicted every": predict_every,
         **policies.as_plain(),
     }

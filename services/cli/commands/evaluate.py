@@ -67,6 +67,9 @@ def stream(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many: each trains and walks anew, other items withheld.")] = 3,
     retrainings: Annotated[int, typer.Option(min=0, help="How often the retrained contender is trained again.")] = 2,
+    predict_every: Annotated[
+        int, typer.Option(min=1, help="Predict every n-th event, learn from all. With --quick at least 8.")
+    ] = 1,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training, preset quick.")] = 4,
     quick: Quick = False,
     out: Out = None,
@@ -93,6 +96,7 @@ def stream(
                 datasets=list(dict.fromkeys(data or stream_report.DATASETS)),
                 seeds=list(range(seed, seed + (1 if quick else seeds))),
                 retrainings=0 if quick else retrainings,
+                predict_every=max(predict_every, 8) if quick else predict_every,
             ),
             out=out,
             quick=quick,
