@@ -20,6 +20,8 @@ from services.algorithms.pefa.contribution import MAX_WEIGHT
 Floats = npt.NDArray[np.float64]
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+_BOTH = {"least": "least", "half_life": "half_life_seconds"}
+_SETTINGS = {"evidence": _BOTH | {"prior": "prior"}, "fixed": _BOTH | {"min_coherence": "min_coherence"}}
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -111,6 +113,8 @@ class SharePolicy:
             value = getattr(self, name)
             if not 0 <= value <= 1:  # NaN too
                 raise ValueError(f"{name}={value} allowed: 0 to 1")
+        if self.kind == "evidence" and self.min_coherence:
+            raise ValueError(f"min_coherence={self.min_coherence} allowed: 0, as evidence counts coherence already")
         if not self.prior > 0 or math.isinf(self.prior):
             raise ValueError(f"prior={self.prior} allowed: more than 0")
         if not self.half_life_seconds > 0:
@@ -166,13 +170,12 @@ class SharePolicy:
         )
         if match is None:
             raise ValueError(f"share={text!r}; {allowed}")
-        names = {"prior": "prior", "least": "least", "half_life": "half_life_seconds", "min_coherence": "min_coherence"}
         values: dict[str, float] = {}
         for part in filter(None, match[2].split(",")):
             setting = re.fullmatch(rf"(\w+)=({_NUMBER}|inf)([smhd]?)", part)
-            if setting is None or setting[1] not in names or (setting[3] and setting[1] != "half_life"):
+            if setting is None or setting[1] not in _SETTINGS[match[1]] or (setting[3] and setting[1] != "half_life"):
                 raise ValueError(f"share={text!r}: {part!r}; {allowed}")
-            values[names[setting[1]]] = float(setting[2]) * _UNITS[setting[3]]
+            values[_SETTINGS[match[1]][setting[1]]] = float(setting[2]) * _UNITS[setting[3]]
         kind: Literal["evidence", "fixed"] = "fixed" if match[1] == "fixed" else "evidence"
         if kind == "fixed" and "least" not in values:
             raise ValueError(f"share={text!r} without least; {allowed}")
