@@ -80,8 +80,8 @@ class Listener(Protocol):
 class CatalogueFollower:
     """Follows both topics from `start` to `stop`.
 
-    `on_ready` is called once: when the ends were reached, or when Kafka could not be; `is_behind` is True until the
-    ends are reached.
+    `on_ready` is called once: when the ends were reached, or when Kafka could not be for a while; `is_behind` is True
+    until the ends are reached.
     """
 
     def __init__(
@@ -92,10 +92,15 @@ class CatalogueFollower:
         model_version: str,
         on_ready: Callable[[], None] = lambda: None,
         follows_deltas: bool = True,
+        patience_s: float = 3.0,
         poll_s: float = 0.5,
         backoff_s: float = 0.5,
     ) -> None:
-        """Without `follows_deltas`, `items` alone is followed."""
+        """Without `follows_deltas`, `items` alone is followed.
+
+        `patience_s`: how long Kafka may be away before what there is counts as ready; both may just be starting.
+        """
+        self._began, self._patience_s = time.monotonic(), patience_s
         self._topics, self._listener, self._model_version = topics, listener, model_version
         self._followed = (INDEX_DELTAS, ITEMS) if follows_deltas else (ITEMS,)
         self._on_ready, self._poll_s, self._backoff_s = on_ready, poll_s, backoff_s
@@ -111,6 +116,7 @@ class CatalogueFollower:
 
     def start(self) -> None:
         """Begin in a thread of its own."""
+        self._began = time.monotonic()
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -161,7 +167,8 @@ class CatalogueFollower:
         if complaint != self._complaint:
             self._complaint = complaint
             log.warning("catalogue_not_followed", reason=str(exc), error=complaint)
-        self._ready()
+        if time.monotonic() - self._began >= self._patience_s:
+            self._ready()
         self._stop.wait(self._backoff_s)
 
     def _is_at(self, ends: Mapping[str, int]) -> bool:

@@ -110,7 +110,7 @@ class Memory:
 
 
 class Scene:
-    def __init__(self, per_poll: int = 100) -> None:
+    def __init__(self, per_poll: int = 100, patience_s: float = 0.0) -> None:
         self.topics, self.items, self.memory = MemoryTopics(per_poll), Items(), Memory()
         self.registry = CollectorRegistry()
         self.ready = 0
@@ -118,8 +118,9 @@ class Scene:
             self.items, CatalogueMetrics("test", self.registry), full_error=Full, remembered=self.memory
         )
         self.follower = CatalogueFollower(
-            self.topics, changes, model_version=MODEL, on_ready=self._ready, poll_s=0.0, backoff_s=0.001
-        )
+            self.topics, changes, model_version=MODEL, on_ready=self._ready, patience_s=patience_s, poll_s=0.0,
+            backoff_s=0.001,
+        )  # fmt: skip
         self._offset = 0
 
     def _ready(self) -> None:
@@ -196,6 +197,15 @@ def test_without_kafka_the_bundle_is_served_at_once_and_the_stream_is_caught_up_
     scene.steps()
     assert scene.items.calls == [(0, ["a"])]
     assert scene.ready == 1
+
+
+def test_a_broker_that_is_only_starting_is_waited_for() -> None:
+    scene = Scene(patience_s=3600.0)
+    scene.delta("a")
+    scene.follower.fail(DependencyUnavailable("not yet"))
+    assert scene.ready == 0
+    scene.steps()
+    assert (scene.ready, scene.items.calls) == (1, [(0, ["a"])])
 
 
 def test_a_lost_connection_is_taken_up_where_it_was_and_nothing_is_served_twice() -> None:
