@@ -25,7 +25,7 @@ from services.evaluation.tables import machine
 Row = dict[str, Any]
 
 SAMPLED_SHARES = (0.05, 0.10, 0.25, 0.50, 0.75, 0.95)
-_SAMPLES = 5  # seeds per share
+_SAMPLES = 3  # seeds per share
 _CUT_NAMES = tuple(f"recall@{cut}" for cut in CUTS)
 
 
@@ -75,7 +75,7 @@ def _rows_of(data: TextSet, request: Request) -> list[Row]:
             data,
             {"xs": settings["xs"], "xl": settings["xl"]},
             seed=seed,
-            num_builds=1 if quick else 5,
+            num_builds=1 if quick else 3,
             num_timed=50 if quick else 300,
             say=request.say,
         )
