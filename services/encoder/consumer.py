@@ -148,7 +148,9 @@ class Consumer:
             log.info("stream_epoch", watermarks=self._handler.watermarks)
             if self._ready:
                 self._metrics.rewind()
-        if not self._handler.is_held():
+        # While an import holds the stream, users are its to write; its end synchronises again.
+        self._held = self._handler.is_held()
+        if not self._held:
             applied = self._forgets.resync(self._handler.epoch, self._stream.end_offsets())
             self._metrics.forgets(applied)
         self._in_step = True

@@ -10,6 +10,9 @@ from services.common.kafka import BulkProducer, Record
 from services.common.topics import ATTRIBUTIONS
 from services.encoder.domain import Attributed, Attribution, DeadLetter, Undo, VoidedUser
 
+# What an import publishes at once would not fit into the producer's buffer (32 MiB; a state has 1-3 kB).
+MAX_TOGETHER = 5_000
+
 
 class KafkaOutbox:
     """Publishes and waits for the acknowledgement of everything."""
@@ -21,7 +24,8 @@ class KafkaOutbox:
     def publish(self, attributions: Sequence[Attributed], dead_letters: Sequence[DeadLetter]) -> None:
         records = [record for attribution in attributions for record in self._records(attribution)]
         records += [dead_letter_record(letter) for letter in dead_letters]
-        self._producer.send_many(records, self._timeout_s)
+        for start in range(0, len(records), MAX_TOGETHER):
+            self._producer.send_many(records[start : start + MAX_TOGETHER], self._timeout_s)
 
     def close(self) -> None:
         self._producer.close()

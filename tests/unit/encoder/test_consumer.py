@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from streams import NOW_MS, VOCABULARY, append, forgets_on, interaction
+from streams import NOW_MS, VOCABULARY, append, forget, forgets_on, interaction
 
 from services.common.errors import DependencyUnavailable
 from services.encoder.adapters.in_memory import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStore, MemoryStream
@@ -136,6 +136,45 @@ def test_an_import_holds_the_stream_until_it_is_done() -> None:
         assert scene.counts() == {}
         scene.store.release()
         eventually(lambda: scene.counts() == {"applied": 1})
+
+
+def test_forgets_are_applied_while_it_runs_and_before_what_comes_after() -> None:
+    scene = Scene()
+    with scene.running():
+        for item in (1, 2):
+            append(scene.stream, interaction(0, item))
+        eventually(lambda: scene.items() == ["item-1", "item-2"])
+        scene.forget_log.append(forget(0, p0=1))
+        eventually(lambda: scene.items() == [])
+        append(scene.stream, interaction(0, 3))
+        eventually(lambda: scene.items() == ["item-3"])
+
+
+def test_forgets_go_on_while_the_model_is_away() -> None:
+    scene = Scene()
+    with scene.running():
+        append(scene.stream, interaction(0, 1))
+        eventually(lambda: scene.items() == ["item-1"])
+        scene.model.trouble = DependencyUnavailable("away")
+        append(scene.stream, interaction(0, 13))
+        scene.forget_log.append(forget(0, p0=0))
+        eventually(lambda: scene.items() == [])
+        scene.model.trouble = None
+        eventually(lambda: scene.items() == ["item-13"])
+
+
+def test_an_import_is_not_disturbed_by_a_forget_which_follows_it() -> None:
+    scene = Scene()
+    append(scene.stream, interaction(0, 1))
+    with scene.running():
+        eventually(lambda: scene.items() == ["item-1"])
+        scene.store.hold(60)
+        threading.Event().wait(0.05)
+        scene.forget_log.append(forget(0, p0=0))
+        threading.Event().wait(0.1)
+        assert scene.items() == ["item-1"]
+        scene.store.release()
+        eventually(lambda: scene.items() == [])
 
 
 def test_a_store_that_is_ahead_of_the_topic_stops_the_stream_until_it_is_emptied() -> None:
