@@ -8,6 +8,8 @@ from freshet.v1 import gateway_pb2_grpc
 
 from services.algorithms.bundle import Bundle, load_bundle
 from services.common import rpc_client
+from services.common.catalogue_follower import CatalogueFollower
+from services.common.catalogue_topics import KafkaCatalogueTopics
 from services.common.kafka import EventProducer
 from services.common.rpc_server import serve
 from services.common.state_store import StateReader
@@ -21,6 +23,7 @@ from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.adapters.user_records import RemoteContributionReaders, RemoteUserRecords
+from services.gateway.catalogue import DescribedItems
 from services.gateway.config import GatewaySettings
 from services.gateway.handlers.explain import Explain
 from services.gateway.handlers.forget import ForgetUser
@@ -73,6 +76,14 @@ async def run(settings: GatewaySettings) -> None:
     states = RedisUserStates(reader, bundle.model_version)
     lag = AcknowledgedLag(grace_seconds=settings.lag_grace_ms / 1000)
     metrics = GatewayMetrics()
+    described = DescribedItems(dict(zip(bundle.item_ids, bundle.titles, strict=True)), popular)
+    follower = CatalogueFollower(
+        KafkaCatalogueTopics(settings.kafka_bootstrap, process="freshet-gateway", sets_aside=False),
+        described,
+        model_version=bundle.model_version,
+        follows_deltas=False,
+    )
+    follower.start()
     encoder = RemoteEncoder(channels["encoder"])
     candidates = RemoteCandidates(channels["candidates"])
     reranker = RemoteReranker(channels["reranker"])
@@ -108,7 +119,7 @@ async def run(settings: GatewaySettings) -> None:
         candidates=candidates,
         reranker=reranker,
         interactions=interactions,
-        titles=dict(zip(bundle.item_ids, bundle.titles, strict=True)),
+        titles=described.titles,
         model_version=bundle.model_version,
         timeout_s=stage_timeout_s,
     )
@@ -147,6 +158,7 @@ async def run(settings: GatewaySettings) -> None:
 
     async def on_drain() -> None:
         await stream.close()
+        await asyncio.to_thread(follower.stop)
         await ends.close()
         await producer.close()
         await reader.close()

@@ -29,15 +29,32 @@ class PopularItems:
         for rank, names in enumerate(self._categories):
             for name in names:
                 self._by_category.setdefault(name, []).append(rank)
+        self._hidden: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self._item_ids)
 
+    def describe(self, item_id: str, categories: Sequence[str], *, is_served: bool) -> None:
+        """Take what the catalogue says of an item since training; items that training never saw are none of these.
+
+        May be called from another thread: what is read meanwhile is replaced, not changed.
+        """
+        rank = self._rank.get(item_id)
+        if rank is None:
+            return
+        self._hidden = self._hidden - {item_id} if is_served else self._hidden | {item_id}
+        old, new = set(self._categories[rank]), set(categories)
+        for name in old - new:
+            self._by_category[name] = [other for other in self._by_category[name] if other != rank]
+        for name in new - old:
+            self._by_category[name] = sorted([*self._by_category.get(name, ()), rank])
+        self._categories[rank] = tuple(categories)
+
     def top(self, k: int, wanted: Filter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
         """The k most popular items that the filter allows; score is the share of all training interactions."""
-        denied = set(wanted.deny_item_ids)
+        denied = self._hidden.union(wanted.deny_item_ids)
         if wanted.exclude_seen:
-            denied.update(seen)
+            denied = denied.union(seen)
         deny_categories = set(wanted.deny_categories)
         allow_categories = set(wanted.allow_categories)
         by_id = bool(wanted.allow_item_ids)

@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
-from services.common.errors import FreshetError
 from services.gateway.domain import HistoryEvent, QueryState
 from services.gateway.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.ports import Candidates, Encoder, InteractionLog, Reranker, UserStates
@@ -18,7 +17,7 @@ MAX_PAST = 10
 
 
 class Explain:
-    """The handler; one per process, called concurrently. `titles` are the bundle's, by item id."""
+    """The handler; one per process, called concurrently. `titles`: by item id, as they are known by now."""
 
     def __init__(
         self,
@@ -50,10 +49,9 @@ class Explain:
         if state is None:
             return Explanation(model_version=self._model_version, state_source=source)
         newest = sorted(history, key=_time, reverse=True)[:MAX_PAST]
-        similarity, votes, titles = await asyncio.gather(
+        similarity, votes = await asyncio.gather(
             self._reranker.explain(state, query.item_id, max_pairs=query.max_pairs, timeout_s=self._timeout_s),
             self._candidates.explain_votes(state, query.item_id, timeout_s=self._timeout_s),
-            self._titles_of(state, {event.item_id for event in newest}),
         )
         return Explanation(
             model_version=self._model_version,
@@ -63,7 +61,7 @@ class Explain:
             history=[
                 PastInteraction(
                     item_id=event.item_id,
-                    title=titles.get(event.item_id, ""),
+                    title=self._titles.get(event.item_id, ""),
                     age_seconds=max(0, now_ms - _time(event)) / 1000,
                 )
                 for event in newest
@@ -90,20 +88,6 @@ class Explain:
             return None, (), "none"
         encoded = await self._encoder.encode(query.user_id, history, self._timeout_s)
         return encoded.query_state, history, source if encoded.query_state is not None else "none"
-
-    async def _titles_of(self, state: QueryState, item_ids: set[str]) -> dict[str, str]:
-        """The bundle's titles; for items that came after it the reranker's, who reads the `items` topic."""
-        known = {item_id: self._titles[item_id] for item_id in item_ids if item_id in self._titles}
-        new = sorted(item_ids - known.keys())
-        found = await asyncio.gather(*(self._new_title(state, item_id) for item_id in new))
-        return known | dict(zip(new, found, strict=True))
-
-    async def _new_title(self, state: QueryState, item_id: str) -> str:
-        try:
-            answer = await self._reranker.explain(state, item_id, max_pairs=1, timeout_s=self._timeout_s)
-        except FreshetError:
-            return ""  # a title is a courtesy
-        return answer.title
 
 
 def _time(event: HistoryEvent) -> int:

@@ -108,7 +108,7 @@ class Scene:
             candidates=self.candidates,
             reranker=self.reranker,
             interactions=self.interactions,
-            titles=TITLES,
+            titles=TITLES | {"new": "New"},
             model_version="m1",
         )
         self.get_freshness = GetFreshness(

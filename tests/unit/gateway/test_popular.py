@@ -3,6 +3,8 @@
 import pytest
 from gateway_scene import CATEGORIES, COUNTS, ITEMS, POPULAR
 
+from services.common.items import CatalogueItem
+from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Filter
 from services.gateway.popular import PopularItems
 
@@ -37,3 +39,37 @@ def test_scores_are_shares_of_training() -> None:
 def test_an_untrained_catalogue_still_answers() -> None:
     catalogue = PopularItems(["b", "a"], COUNTS[:2] * 0, [(), ()])
     assert [(item.item_id, item.score) for item in catalogue.top(5, Filter(), [], 0)] == [("a", 0.0), ("b", 0.0)]
+
+
+def described(catalogue: PopularItems) -> DescribedItems:
+    return DescribedItems({"a": "A", "b": "B"}, catalogue)
+
+
+def test_what_is_withdrawn_or_not_available_is_not_popular_until_it_is_put_again() -> None:
+    catalogue = PopularItems(ITEMS, COUNTS, CATEGORIES)
+    items = described(catalogue)
+    items.describe([CatalogueItem(item_id="b", withdrawn=True), CatalogueItem(item_id="c", available=False)])
+    assert [item.item_id for item in catalogue.top(10, Filter(), [], 0)] == ["d", "e", "f", "a"]
+    # Asking for it by name does not bring it back.
+    assert catalogue.top(10, Filter(exclude_seen=False, allow_item_ids=("b",)), [], 0) == []
+    items.describe([CatalogueItem(item_id="b", title="B again", categories=("x",))])
+    assert [item.item_id for item in catalogue.top(2, Filter(), [], 0)] == ["b", "d"]
+    assert (items.titles["b"], items.titles["a"]) == ("B again", "A")
+
+
+def test_an_items_new_categories_are_what_filters_see() -> None:
+    catalogue = PopularItems(ITEMS, COUNTS, CATEGORIES)
+    described(catalogue).describe([CatalogueItem(item_id="f", categories=("y", "new"))])
+    by_category = {
+        name: [item.item_id for item in catalogue.top(10, Filter(allow_categories=(name,)), [], 0)]
+        for name in ("y", "new", "x")
+    }
+    assert by_category == {"y": ["d", "c", "f"], "new": ["f"], "x": ["b", "d", "a"]}
+
+
+def test_items_that_training_never_saw_are_described_and_not_popular() -> None:
+    catalogue = PopularItems(ITEMS, COUNTS, CATEGORIES)
+    items = described(catalogue)
+    items.describe([CatalogueItem(item_id="n", title="New", categories=("x",))])
+    assert items.titles["n"] == "New"
+    assert [item.item_id for item in catalogue.top(10, Filter(), [], 0)] == POPULAR

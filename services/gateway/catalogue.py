@@ -1,0 +1,39 @@
+"""What the topic `items` says, as far as the gateway needs it: titles for people, and what the fallback may answer.
+
+Candidates and reranker apply the same records; this is for answers that come about without them. A follower's thread
+calls it while the event loop reads.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from services.common.index_deltas import Batch
+from services.common.items import CatalogueItem
+from services.gateway.popular import PopularItems
+
+
+class DescribedItems:
+    """A listener of `services.common.catalogue_follower` that follows `items` alone.
+
+    `titles` are the bundle's to begin with, and live: a later record's title takes an earlier one's place.
+    """
+
+    def __init__(self, titles: Mapping[str, str], popular: PopularItems) -> None:
+        self.titles = dict(titles)
+        self._popular = popular
+
+    def apply(self, batch: Batch, *, is_live: bool) -> bool:
+        """Item states are none of the gateway's business."""
+        return True
+
+    def describe(self, items: Sequence[CatalogueItem]) -> None:
+        """Take titles, categories, and what may be answered."""
+        for item in items:
+            if item.title:
+                self.titles[item.item_id] = item.title
+            self._popular.describe(item.item_id, item.categories, is_served=item.is_served)
+
+    def reset(self) -> None:
+        """The topic was made anew: its records come again, and an item's newest one says all of it."""
+
+    def counted(self, kind: str, records: int) -> None:
+        """The processes that serve items count."""
