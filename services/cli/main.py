@@ -9,6 +9,7 @@ from services.cli.commands import (
     attribute,
     backup,
     bench,
+    bench_refresher,
     data,
     demo,
     evaluate,
@@ -65,6 +66,7 @@ app.command("import", rich_help_panel=_DATA)(import_past.import_past)
 app.command("attribute", rich_help_panel=_DATA)(attribute.attribute)
 app.command("rebuild", rich_help_panel=_DATA)(rebuild.rebuild)
 app.add_typer(data.app, rich_help_panel=_DATA)
+bench.app.command("refresher")(bench_refresher.refresher)
 app.add_typer(bench.app, rich_help_panel=_MEASURE)
 app.add_typer(evaluate.app, rich_help_panel=_MEASURE)
 app.command(

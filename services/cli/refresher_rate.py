@@ -1,0 +1,176 @@
+"""How fast one refresher folds on one core: real records' bytes in, index deltas' bytes out, without a broker between.
+
+The question: does a core sustain 5,000 attributions a second, decoding, folding, publishing every 200 ms and keeping
+checkpoints, for a model of this shape? Kafka's own cost comes on top and is other processes'.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from freshet.v1 import common_pb2, events_pb2
+from prometheus_client import CollectorRegistry
+
+from services.algorithms.bundle import Bundle
+from services.algorithms.pefa.policy import SharePolicy
+from services.common import index_deltas
+from services.refresher.adapters.checkpoint_files import CheckpointFiles
+from services.refresher.adapters.decoding import QueryShape, decode_attribution
+from services.refresher.adapters.in_memory import LeaseTable, MemoryLeases, MemoryLog
+from services.refresher.bootstrap import fold_rules
+from services.refresher.config import RefresherSettings
+from services.refresher.consumer import Refresher, RefresherLimits
+from services.refresher.domain.records import SourceRecord, Unreadable
+from services.refresher.handlers.describe import Held
+from services.refresher.handlers.publish import Publisher
+from services.refresher.metrics import RefresherMetrics
+from services.refresher.ports import Polled
+
+_USERS = 5_000
+_POLL = 2_048
+_START_MS = 1_700_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoldRate:
+    """What was measured; bytes_in_all and checkpoint_bytes at the end of it."""
+
+    model_version: str
+    records: int
+    seconds: float
+    cpu_seconds: float
+    records_per_second: float
+    records_per_cpu_second: float
+    deltas: int
+    delta_bytes: int
+    bytes_per_item: float
+    bytes_per_remembered: float
+    bytes_in_all: int
+    checkpoint_bytes: int
+
+
+class _BytesLog(MemoryLog):
+    """A partition of encoded attributions, decoded when polled, as Kafka's adapter does."""
+
+    def __init__(self, shape: QueryShape) -> None:
+        super().__init__(1)
+        self.values: Sequence[bytes] = ()
+        self._shape, self._at = shape, 0
+
+    def assign(self, offsets: Mapping[int, int]) -> None:
+        self._at = offsets.get(0, 0)
+
+    def poll(self, timeout_ms: int) -> Polled:
+        polled = Polled()
+        batch = self.values[self._at : self._at + _POLL]
+        if batch:
+            polled.entries[0] = [
+                decode_attribution(SourceRecord("attributions", 0, self._at + place, 0, None, value), self._shape)
+                for place, value in enumerate(batch)
+            ]
+        self._at += len(batch)
+        return polled
+
+
+class _Counting:
+    """Encodes deltas and counts their bytes."""
+
+    def __init__(self) -> None:
+        self.deltas = self.nbytes = 0
+
+    def publish(self, deltas: Sequence[index_deltas.IndexDelta], unreadable: Sequence[Unreadable]) -> None:
+        for delta in deltas:
+            self.nbytes += len(delta.key) + len(index_deltas.encode(delta))
+        self.deltas += len(deltas)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def measure(bundle: Bundle, records: int, *, seed: int = 0) -> FoldRate:
+    """Fold `records` random attributions on the bundle's own items (popular ones more often)."""
+    values = list(_attributions(bundle, records, np.random.default_rng(seed)))
+    head = bundle.manifest.head
+    shape = QueryShape(
+        model_version=bundle.model_version,
+        num_components=head.num_query_components,
+        component_width=head.component_width,
+        num_pairs=head.num_pairs if head.is_mixture else 0,
+    )
+    with TemporaryDirectory() as folder:
+        return _fold(bundle, values, shape, Path(folder))
+
+
+def _fold(bundle: Bundle, values: Sequence[bytes], shape: QueryShape, folder: Path) -> FoldRate:
+    settings = RefresherSettings(bundle=bundle.path)
+    rules = fold_rules(settings, bundle)
+    held, withdrawn, outbox = Held(), dict[str, bool](), _Counting()
+    log = _BytesLog(shape)
+    refresher = Refresher(
+        log=log,
+        outbox=outbox,
+        checkpoints=CheckpointFiles(folder),
+        leases=MemoryLeases(LeaseTable(lambda: 0), "bench"),
+        rules=rules,
+        publisher=Publisher(share=SharePolicy.parse(settings.share), min_users=settings.min_users, withdrawn=withdrawn),
+        withdrawn=withdrawn,
+        held=held,
+        metrics=RefresherMetrics(CollectorRegistry()),
+        limits=RefresherLimits(checkpoint_s=settings.checkpoint_seconds),
+    )
+    refresher.step()
+    log.values = values
+    started, cpu = time.perf_counter(), time.process_time()
+    while True:
+        refresher.step()
+        state = held.partitions[0]
+        if state.folded_offset == len(values) - 1 and not state.dirty_items and not state.dirty_entries:
+            break
+    refresher.finish()
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
+    return FoldRate(
+        model_version=bundle.model_version,
+        records=len(values),
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        records_per_second=len(values) / seconds,
+        records_per_cpu_second=len(values) / cpu_seconds,
+        deltas=outbox.deltas,
+        delta_bytes=outbox.nbytes,
+        bytes_per_item=float(state.sums.bytes_per_item),
+        bytes_per_remembered=float(state.memory.bytes_per_entry),
+        bytes_in_all=state.nbytes,
+        checkpoint_bytes=sum(file.stat().st_size for file in folder.glob("*.checkpoint")),
+    )
+
+
+def _attributions(bundle: Bundle, records: int, rng: np.random.Generator) -> Iterator[bytes]:
+    head = bundle.manifest.head
+    share = bundle.counts + 1.0
+    items = rng.choice(bundle.num_items, size=records, p=share / share.sum())
+    users = rng.integers(_USERS, size=records)
+    for number, (item, user) in enumerate(zip(items.tolist(), users.tolist(), strict=True)):
+        components = rng.normal(size=(head.num_query_components, head.component_width))
+        components /= np.linalg.norm(components, axis=1, keepdims=True)
+        gate = rng.normal(size=head.num_pairs) if head.is_mixture else np.zeros(0)
+        message = events_pb2.Attribution(
+            item_id=bundle.item_ids[item],
+            type="rating",
+            value=float(1 + number % 5),
+            user_pseudonym=f"{user:032x}",
+            source=common_pb2.StreamPosition(partition=user % 8, offset=number),
+            query_state=common_pb2.QueryState(
+                model_version=bundle.model_version,
+                components=components.astype("<f2").tobytes(),
+                gate=gate.astype("<f2").tobytes(),
+                num_components=head.num_query_components,
+                component_width=head.component_width,
+            ),
+        )
+        message.event_time.FromMilliseconds(_START_MS + number)
+        message.recorded_time.FromMilliseconds(_START_MS + number)
+        value: bytes = message.SerializeToString()
+        yield value
