@@ -11,8 +11,10 @@ from freshet.v1 import refresher_pb2_grpc
 from kafka import KafkaConsumer
 
 from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.pefa.content import TextStates
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
+from services.common.config import ConfigError
 from services.common.kafka import BulkProducer, build_consumer
 from services.common.rpc_server import HealthState, serve
 from services.common.topics import ATTRIBUTIONS, ensure_topics
@@ -25,6 +27,7 @@ from services.refresher.adapters.redis_leases import RedisLeases
 from services.refresher.config import RefresherSettings
 from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.rules import ModelItems, Rules
+from services.refresher.handlers.content import ContentStates
 from services.refresher.handlers.describe import Describe, Held
 from services.refresher.handlers.publish import Publisher
 from services.refresher.metrics import RefresherMetrics
@@ -91,6 +94,28 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle) -> KafkaLog:
     )
 
 
+def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates | None:
+    """States from texts, fitted on the bundle's own items; None where no text encoder is configured.
+
+    Raises: ConfigError when the encoder's weights are not installed.
+    """
+    if not settings.text_encoder:
+        return None
+    from services.algorithms.models.sentence_encoder import MiniLM, model_folder
+
+    try:
+        encoder = MiniLM(model_folder())
+    except ValueError as exc:
+        raise ConfigError(f"FRESHET_REFRESHER_TEXT_ENCODER={settings.text_encoder!r}: {exc}") from exc
+    texts = TextStates(encoder, titles=bundle.titles, categories=bundle.categories, items=bundle.item_states)
+    log.info(
+        "text_encoder_fitted",
+        left_out_cosine=round(texts.map.left_out_cosine, 4),
+        mean_state_cosine=round(texts.map.mean_state_cosine, 4),
+    )
+    return ContentStates(texts)
+
+
 def checkpoint_folder(settings: RefresherSettings, model_version: str) -> Path:
     """Where a model's checkpoints lie: two models' never meet."""
     return settings.checkpoints / model_version
@@ -127,7 +152,12 @@ async def run(settings: RefresherSettings) -> None:
     health = HealthState()
     held = Held()
     withdrawn: dict[str, bool] = {}
-    publisher = Publisher(share=SharePolicy.parse(settings.share), min_users=settings.min_users, withdrawn=withdrawn)
+    publisher = Publisher(
+        share=SharePolicy.parse(settings.share),
+        min_users=settings.min_users,
+        withdrawn=withdrawn,
+        content=await asyncio.to_thread(content_states, settings, bundle),
+    )
     refresher = Refresher(
         log=kafka_log(settings, bundle),
         outbox=KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-refresher", linger_ms=1)),

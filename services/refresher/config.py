@@ -1,6 +1,7 @@
 """The refresher process's settings: the shared ones, how feedback counts, what is remembered, how often it writes."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -26,6 +27,8 @@ class RefresherSettings(ProcessSettings):
     max_parked: int = Field(default=65_536, ge=0, le=100_000_000, validation_alias="FRESHET_REFRESHER_MAX_PARKED")
     # Half-life of an interaction's weight against newer ones of the same item; 0: they weigh the same.
     half_life_days: int = Field(default=0, ge=0, le=36_500, validation_alias="FRESHET_REFRESHER_HALF_LIFE_DAYS")
+    # Makes states of new items from their titles and categories, until enough users stand behind them; empty: none.
+    text_encoder: Literal["", "minilm"] = Field(default="", validation_alias="FRESHET_REFRESHER_TEXT_ENCODER")
     # Changes are gathered this long before they are published.
     publish_ms: int = Field(default=200, ge=10, le=60_000, validation_alias="FRESHET_REFRESHER_PUBLISH_MS")
     checkpoint_seconds: float = Field(

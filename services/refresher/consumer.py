@@ -83,7 +83,12 @@ class Refresher:
         self._on_ready, self._on_stall = on_ready, on_stall
         self._fold = FoldRecords(log)
         self._hold = HoldPartition(
-            rules=rules, log=log, checkpoints=checkpoints, withdrawn=withdrawn, on_anew=metrics.anew
+            rules=rules,
+            log=log,
+            checkpoints=checkpoints,
+            withdrawn=withdrawn,
+            content=publisher.content,
+            on_anew=metrics.anew,
         )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="attributions-consumer", daemon=True)
@@ -170,7 +175,7 @@ class Refresher:
 
     def _begin(self) -> None:
         listings, unreadable = self._log.listings()
-        self._withdrawn.update({listing.item_id: listing.withdrawn for listing in listings})
+        self._note(listings)
         self._unreadable += unreadable
         partitions = self._log.partitions()
         self._leases.start(partitions)
@@ -241,15 +246,23 @@ class Refresher:
 
     # Records.
 
+    def _note(self, listings: Sequence[Listing]) -> None:
+        self._withdrawn.update({listing.item_id: listing.withdrawn for listing in listings})
+        if self._publisher.content is not None:
+            for listing in listings:
+                self._publisher.content.put(listing)
+
     def _take_listings(self, listings: Sequence[Listing]) -> None:
+        has_text = self._publisher.content is not None
         for listing in listings:
             is_new = listing.item_id not in self._withdrawn and listing.item_id not in self._items.index
-            self._withdrawn[listing.item_id] = listing.withdrawn
+            self._note([listing])
             for state in list(self._held.partitions.values()):
-                if listing.item_id in state.sums or listing.item_id in state.published:
+                speaks = has_text and self._belongs(listing.item_id, state)
+                if speaks or listing.item_id in state.sums or listing.item_id in state.published:
                     with self._held.lock:
                         state.dirty_items.setdefault(listing.item_id, False)
-                elif is_new and state.parked.may_lack(listing.item_id) and self._belongs(listing.item_id, state):
+                if is_new and state.parked.may_lack(listing.item_id) and self._belongs(listing.item_id, state):
                     self._start_anew(state, "parked interactions had been turned away")
         if listings:
             for state in self._held.partitions.values():

@@ -43,7 +43,7 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
             coherence=found.coherence,
             age_seconds=found.age_seconds,
             model_share=found.model_share,
-            is_published=found.found and not found.reason,
+            is_published=found.is_published,
             reason=found.reason,
         )
 

@@ -20,7 +20,7 @@ BASE_MB: Mapping[str, int] = MappingProxyType(
         "redis": 30,
         "inference-server": 150,
         "encoder": 180,
-        "refresher": 420,
+        "refresher": 300,
         "candidates": 650,
         "reranker": 650,
         "gateway": 170,

@@ -55,7 +55,7 @@ def decode_listing(record: SourceRecord) -> Listing | Unreadable:
         item = decode_item(record.key, record.value)
     except InvalidRequest as exc:
         return Unreadable(record, exc.message)
-    return Listing(item.item_id, item.withdrawn)
+    return Listing(item.item_id, item.withdrawn, item.title, item.categories)
 
 
 def _decode(record: SourceRecord, shape: QueryShape) -> Entry:

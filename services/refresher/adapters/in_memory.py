@@ -32,9 +32,9 @@ class MemoryLog:
         self.entries[partition].append(entry)
         return offset
 
-    def put(self, item_id: str, *, withdrawn: bool = False) -> None:
+    def put(self, item_id: str, *, withdrawn: bool = False, title: str = "") -> None:
         """Write one listing."""
-        self.listed.append(Listing(item_id, withdrawn))
+        self.listed.append(Listing(item_id, withdrawn, title))
 
     def partitions(self) -> Sequence[int]:
         return range(len(self.entries))

@@ -124,3 +124,5 @@ class Listing:
 
     item_id: str
     withdrawn: bool
+    title: str = ""
+    categories: tuple[str, ...] = ()

@@ -54,7 +54,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemEvidence:
-    """What stands behind an item. `reason` says why it is not published; empty where it is."""
+    """What stands behind an item. `reason`: why not published from its interactions (its text may stand in)."""
 
     found: bool
     num_interactions: int = 0
@@ -64,6 +64,7 @@ class ItemEvidence:
     age_seconds: float = 0.0
     model_share: float = 1.0
     reason: str = NOTHING
+    is_published: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,4 +155,5 @@ class Describe:
             age_seconds=float(state.age_seconds(np.asarray(sums.last_seconds))[0]),
             model_share=float(self._publisher.shares(state, [item_id])[0]),
             reason=self._publisher.reasons(state, [item_id])[0],
+            is_published=item_id in state.published,
         )

@@ -14,6 +14,7 @@ from services.refresher.checkpoint import CheckpointError
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.checkpoints import OtherRulesError, from_bytes, to_bytes
+from services.refresher.handlers.content import ContentStates
 from services.refresher.ports import Checkpoints, Log
 
 logger = structlog.get_logger()
@@ -29,10 +30,12 @@ class HoldPartition:
         log: Log,
         checkpoints: Checkpoints,
         withdrawn: Mapping[str, bool],
+        content: ContentStates | None = None,
         on_anew: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._rules, self._log, self._checkpoints = rules, log, checkpoints
-        self._withdrawn, self._on_anew = withdrawn, on_anew
+        self._withdrawn, self._content, self._on_anew = withdrawn, content, on_anew
+        self._homes: dict[str, int] = {}
 
     def open(self, number: int, bounds: tuple[int, int], num_partitions: int) -> Partition:
         """The partition's state; its log now has records from bounds[0] to before bounds[1].
@@ -54,6 +57,10 @@ class HoldPartition:
         for item_id in state.sums:
             if item_id not in state.published or self._withdrawn.get(item_id, False):
                 state.dirty_items.setdefault(item_id, False)
+        if self._content is not None:
+            for item_id in self._withdrawn:
+                if item_id in self._content and self._home(item_id, num_partitions) == number:
+                    state.dirty_items.setdefault(item_id, False)
         state.quiet_until = end - 1
         return state
 
@@ -92,7 +99,7 @@ class HoldPartition:
         return fresh, reason
 
     def _is_log_of(self, state: Partition, first: int) -> bool:
-        """Whether the log still has the interaction that the state took last; a topic made anew has another one there."""
+        """Whether the log still has the interaction that the state took last; a topic made anew has another there."""
         if state.mark is None or state.mark[0] < first:
             return True
         offset, place = state.mark
@@ -107,6 +114,12 @@ class HoldPartition:
             state.parked.may_lack(item_id)
             and item_id not in state.sums
             and item_id not in self._rules.items.index
-            and partition_for(item_id.encode(), num_partitions) == state.number
+            and self._home(item_id, num_partitions) == state.number
             for item_id in self._withdrawn
         )
+
+    def _home(self, item_id: str, num_partitions: int) -> int:
+        home = self._homes.get(item_id)
+        if home is None:
+            home = self._homes[item_id] = partition_for(item_id.encode(), num_partitions)
+        return home

@@ -17,6 +17,7 @@ from services.algorithms.pefa.refresh import refreshed
 from services.algorithms.pefa.sums import SumsOf
 from services.common.index_deltas import IndexDelta, ItemDelta, MemoryDelta
 from services.refresher.domain.partition import Partition
+from services.refresher.handlers.content import ContentStates
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,6 +27,10 @@ TOO_FEW = "too few users"
 NO_DIRECTION = "no direction"
 NOTHING = "no interactions"
 
+# What an item without a bundle state may lack to be published from interactions: its text stands in until then.
+_STANDS_IN = (NOTHING, TOO_FEW, NO_DIRECTION)
+# Texts encoded for one batch, about 10 ms each: interactions wait for it.
+_MAX_TEXTS = 8
 # Below this a change of lambda through age alone is not worth a record.
 _SHARE_STEP = 0.01
 
@@ -53,8 +58,17 @@ class Batch:
 class Publisher:
     """Makes batches. `withdrawn` says of each listed item whether it is; it may change outside."""
 
-    def __init__(self, *, share: SharePolicy, min_users: int, withdrawn: Mapping[str, bool]) -> None:
+    def __init__(
+        self,
+        *,
+        share: SharePolicy,
+        min_users: int,
+        withdrawn: Mapping[str, bool],
+        content: ContentStates | None = None,
+    ) -> None:
+        """`content`: states of listed items from their texts, where a text encoder is configured."""
         self.share = share
+        self.content = content
         self._min_users = min_users
         self._withdrawn = withdrawn
 
@@ -110,14 +124,20 @@ class Publisher:
         ]
         return Batch(state, deltas, item_ids, entry_ids, shares)
 
-    def _items(self, state: Partition, item_ids: Sequence[str], shares: dict[str, float]) -> list[ItemDelta]:
-        reasons = self.reasons(state, item_ids)
-        found: list[ItemDelta] = []
-        for item_id, reason in zip(item_ids, reasons, strict=True):
+    def _items(self, state: Partition, item_ids: list[str], shares: dict[str, float]) -> list[ItemDelta]:
+        """The deltas of these items; those whose texts have to wait are moved to the end of the queue and left out."""
+        reasons = dict(zip(item_ids, self.reasons(state, item_ids), strict=True))
+        texts = [item_id for item_id in item_ids if self._speaks_by_text(state, item_id, reasons[item_id])]
+        for item_id in texts[_MAX_TEXTS:]:
+            state.dirty_items[item_id] = state.dirty_items.pop(item_id)
+            item_ids.remove(item_id)
+        found = self._by_text(texts[:_MAX_TEXTS], shares)
+        for item_id in item_ids:
+            reason = "" if item_id in texts else reasons[item_id]
             # What was taken out, or withdrawn, may have been published by a life of ours that nobody remembers.
             if reason and (item_id in state.published or state.dirty_items[item_id] or reason == WITHDRAWN):
                 found.append(ItemDelta(item_id=item_id, dropped=True))
-        live = [item_id for item_id, reason in zip(item_ids, reasons, strict=True) if not reason]
+        live = [item_id for item_id in item_ids if not reasons[item_id]]
         if not live:
             return found
         sums = state.sums.of(live)
@@ -136,6 +156,25 @@ class Publisher:
                 )
             )
         return found
+
+    def _speaks_by_text(self, state: Partition, item_id: str, reason: str) -> bool:
+        new = item_id not in state.rules.items.index
+        return self.content is not None and new and reason in _STANDS_IN and item_id in self.content
+
+    def _by_text(self, item_ids: Sequence[str], shares: dict[str, float]) -> list[ItemDelta]:
+        if self.content is None or not item_ids:
+            return []
+        states = self.content.of(item_ids)
+        shares.update(dict.fromkeys(item_ids, 0.0))
+        return [
+            ItemDelta(
+                item_id=item_id,
+                components=states.components[place],
+                gate=None if states.gate is None else states.gate[place],
+                model_share=0.0,
+            )
+            for place, item_id in enumerate(item_ids)
+        ]
 
     def _lambdas(self, state: Partition, item_ids: Sequence[str], sums: SumsOf) -> Floats:
         """As they take effect: a new item's components shorten where what it rests on nearly cancels."""

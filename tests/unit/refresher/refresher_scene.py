@@ -16,6 +16,7 @@ from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, PackedQuery, Undo, pack_place
 from services.refresher.domain.rules import ModelItems, Rules
+from services.refresher.handlers.content import ContentStates
 from services.refresher.handlers.describe import Describe, Held
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.handlers.publish import Publisher
@@ -181,9 +182,10 @@ class World:
         min_users: int = 1,
         max_changes: int = 2_000,
         checkpoint_s: float = 0.0,
+        content: ContentStates | None = None,
     ) -> "Running":
         held, withdrawn = Held(), dict[str, bool]()
-        publisher = Publisher(share=share, min_users=min_users, withdrawn=withdrawn)
+        publisher = Publisher(share=share, min_users=min_users, withdrawn=withdrawn, content=content)
         refresher = Refresher(
             log=log or self.log,
             outbox=outbox or self.outbox,

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refresher_scene import (
+    P_X,
     START_MS,
+    D,
     World,
     fold_all,
     interaction,
@@ -17,10 +19,12 @@ from refresher_scene import (
 )
 
 from services.algorithms.pefa.policy import SharePolicy
+from services.algorithms.states import ItemStates
 from services.common.errors import DependencyUnavailable
 from services.common.kafka import partition_for
 from services.refresher.adapters.in_memory import MemoryLog, MemoryOutbox
 from services.refresher.domain.records import Forgetting, SourceRecord, Undo, Unreadable
+from services.refresher.handlers.content import ContentStates
 
 RULES = make_rules()
 
@@ -180,6 +184,63 @@ def test_an_item_is_published_once_it_is_listed_and_enough_users_stand_behind_it
     items, _ = readers_view(world.outbox.deltas)
     assert items["new"].num_interactions == 4
     assert items["new"].gate == pytest.approx(RULES.items.mean_gate)
+
+
+class Lengths:
+    """Texts to states: a direction for each length of a title. Counts what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def of(self, titles, categories):
+        self.asked += titles
+        rows = np.zeros((len(titles), P_X, D), np.float32)
+        for place, title in enumerate(titles):
+            rows[place, :, len(title) % D] = 1
+        return ItemStates(components=rows, gate=np.tile(RULES.items.mean_gate, (len(titles), 1)))
+
+
+def test_a_text_speaks_for_a_new_item_until_enough_users_do_and_again_when_they_are_gone() -> None:
+    rng = np.random.default_rng(60)
+    texts = Lengths()
+    world = World(RULES)
+    running = world.refresher(min_users=2, content=ContentStates(texts))
+    world.log.put("new", title="ab")
+    running.settle()
+    items, _ = readers_view(world.outbox.deltas)
+    assert items["new"].components[:, 2].tolist() == [1, 1]
+    assert (items["new"].model_share, items["new"].num_interactions) == (0, 0)
+    world.log.put("new", title="abc")
+    running.settle()
+    assert readers_view(world.outbox.deltas)[0]["new"].components[:, 3].tolist() == [1, 1]
+    for number, user in enumerate(("a", "b")):
+        world.log.append(0, interaction(rng, place=(0, number), item="new", user=user))
+    running.settle()
+    assert readers_view(world.outbox.deltas)[0]["new"].num_interactions == 2
+    world.log.append(0, Forgetting(0, "a", {0: 100}))
+    running.settle()
+    assert readers_view(world.outbox.deltas)[0]["new"].components[:, 3].tolist() == [1, 1]
+    assert texts.asked == ["ab", "abc"]
+    running.refresher.finish()
+    again = world.refresher(min_users=2, content=ContentStates(texts))
+    again.settle()
+    assert readers_view(world.outbox.deltas)[0]["new"].components[:, 3].tolist() == [1, 1]
+
+
+def test_many_texts_take_turns_with_interactions() -> None:
+    rng = np.random.default_rng(61)
+    world = World(RULES)
+    running = world.refresher(content=ContentStates(Lengths()))
+    running.settle()
+    for number in range(50):
+        world.log.put(f"new-{number}", title="x")
+    world.log.append(0, interaction(rng, place=(0, 0), item="item-1", user="a"))
+    running.refresher.step()
+    items, _ = readers_view(world.outbox.deltas)
+    assert "item-1" in items
+    assert len(items) < 20
+    running.settle()
+    assert len(readers_view(world.outbox.deltas)[0]) == 51
 
 
 def test_a_new_item_that_loses_its_users_is_dropped_even_by_a_successor_that_never_published_it() -> None:

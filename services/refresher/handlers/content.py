@@ -1,0 +1,55 @@
+"""States of new items from their texts, until enough interactions speak for them.
+
+Holds what topic `items` says of listed items and what the text encoder made of it; encoding a text costs about 10 ms,
+so each is encoded once and callers ask for few at a time. It knows neither interactions nor when a state is published.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from services.algorithms.states import ItemStates
+from services.refresher.domain.records import Listing
+
+
+class Texts(Protocol):
+    """Titles and categories to item states: `services.algorithms.pefa.content.TextStates`."""
+
+    def of(self, titles: Sequence[str], categories: Sequence[Sequence[str]]) -> ItemStates:
+        """States of B items."""
+
+
+class ContentStates:
+    """The listed items' texts, and their states as far as they were asked for."""
+
+    def __init__(self, texts: Texts) -> None:
+        self._texts = texts
+        self._listings: dict[str, Listing] = {}
+        self._states: dict[str, ItemStates] = {}
+
+    def put(self, listing: Listing) -> None:
+        """Take a listing; another text makes another state."""
+        if listing != self._listings.get(listing.item_id):
+            self._listings[listing.item_id] = listing
+            self._states.pop(listing.item_id, None)
+
+    def __contains__(self, item_id: object) -> bool:
+        """Whether an item has a text."""
+        listing = self._listings.get(str(item_id))
+        return listing is not None and bool(listing.title or listing.categories)
+
+    def of(self, item_ids: Sequence[str]) -> ItemStates:
+        """States of items that have a text, at least one."""
+        new = [self._listings[item_id] for item_id in item_ids if item_id not in self._states]
+        if new:
+            made = self._texts.of([one.title for one in new], [one.categories for one in new])
+            for row, listing in enumerate(new):
+                gate = None if made.gate is None else made.gate[row : row + 1]
+                self._states[listing.item_id] = ItemStates(components=made.components[row : row + 1], gate=gate)
+        states = [self._states[item_id] for item_id in item_ids]
+        gates = [state.gate for state in states if state.gate is not None]
+        return ItemStates(
+            components=np.concatenate([state.components for state in states]),
+            gate=np.concatenate(gates) if gates else None,
+        )
