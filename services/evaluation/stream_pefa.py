@@ -61,10 +61,6 @@ class Refreshing:
     min_users: int
     new_share: SharePolicy = NEW_ITEM_SHARE
 
-    @property
-    def shares(self) -> tuple[SharePolicy, SharePolicy]:
-        return self.share, self.new_share
-
 
 class RefreshedItems:
     """Frozen items moved toward those who took them, and new items made of nothing else (PEFA-XS)."""
@@ -75,7 +71,8 @@ class RefreshedItems:
         """All variants read the same sums. With `feedback.from_past` the model must have encoded the past."""
         self._setting, self._model, self._feedback = setting, model, feedback
         self._variants = dict(variants)
-        self._shares = list(dict.fromkeys(variant.shares for variant in variants.values()))
+        self._known_shares = _by_share({name: variant.share for name, variant in variants.items()})
+        self._new_shares = _by_share({name: variant.new_share for name, variant in variants.items()})
         num_items = setting.interactions.num_items
         _, num_components, width = model.items.components.shape
         states = newcomers(num_items, num_components=num_components, width=width, mean_gate=mean_gate(model.items))
@@ -85,6 +82,7 @@ class RefreshedItems:
         self._base = states
         self._known = np.zeros(num_items, dtype=bool)
         self._known[model.codes] = True
+        self._new = np.flatnonzero(~self._known)
         self._ids = [str(code) for code in range(num_items)]
         self._sums = ItemSums(num_components=num_components, width=width)
         self._contributions = Contributions(model.pair_gate, leave_out=model.user_component)
@@ -97,20 +95,20 @@ class RefreshedItems:
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
         able, queries = self._model.queries(batch.places[batch.chosen])
-        every = np.arange(len(self._ids))
-        said, now = self._sums.of(self._ids), np.full(len(every), batch.times[0])
-        by_shares = {shares: self._scores(batch, able, queries, every, said, now, *shares) for shares in self._shares}
+        asked = _Asked(rows=able, queries=queries, num_rows=len(batch.chosen))
         users = np.array([len(self._users.get(code, ())) for code in range(len(self._ids))])
-        found = {
-            name: np.where(self._known | (users >= variant.min_users), by_shares[variant.shares], np.float32(-np.inf))
-            for name, variant in self._variants.items()
-        }
-        self._learn_within(batch, able, queries, found)
+        found = {name: np.full((asked.num_rows, len(users)), -np.inf, np.float32) for name in self._variants}
+        for codes, by_share in ((np.flatnonzero(self._known), self._known_shares), (self._new, self._new_shares)):
+            said, now = self._sums.of([self._ids[code] for code in codes]), np.full(len(codes), batch.times[0])
+            for share, names in by_share.items():
+                scores = self._scores(asked, codes, said, now, share)
+                for name in names:
+                    enough = self._known[codes] | (users[codes] >= self._variants[name].min_users)
+                    found[name][:, codes[enough]] = scores[:, enough]
+        self._learn_within(batch, asked, found)
         return found
 
-    def _learn_within(
-        self, batch: EventBatch, able: IntArray, queries: QueryStates, found: Mapping[str, Scores]
-    ) -> None:
+    def _learn_within(self, batch: EventBatch, asked: "_Asked", found: Mapping[str, Scores]) -> None:
         """Learn the batch event by event, and put each one's effect into the scores of the events after it."""
         learnt = self._to_learn(self._setting.split + batch.places)
         if not len(learnt):
@@ -122,37 +120,31 @@ class RefreshedItems:
             self._count_users(learnt.codes[one], learnt.users[one])
             said.append(self._sums.of(learnt.ids[one]))
             users[row] = len(self._users.get(int(learnt.codes[row]), ()))
-        names = ("sums", "evidence", "coherence", "counts", "last_seconds")
-        after = SumsOf(**{name: np.concatenate([getattr(one, name) for one in said]) for name in names})
-        firsts = np.searchsorted(batch.chosen, learnt.rows, side="right").tolist()
-        for shares in self._shares:
-            effects = self._scores(batch, able, queries, learnt.codes, after, learnt.seconds, *shares)
-            for name, variant in self._variants.items():
-                if variant.shares != shares:
-                    continue
-                for row, (code, first) in enumerate(zip(learnt.codes.tolist(), firsts, strict=True)):
-                    if self._known[code] or users[row] >= variant.min_users:
-                        found[name][first:, code] = effects[first:, row]
+        firsts = np.searchsorted(batch.chosen, learnt.rows, side="right")
+        is_known = self._known[learnt.codes]
+        for rows, by_share in (
+            (np.flatnonzero(is_known), self._known_shares),
+            (np.flatnonzero(~is_known), self._new_shares),
+        ):
+            if not len(rows):
+                continue
+            after = _joined([said[row] for row in rows])
+            for share, names in by_share.items():
+                effects = self._scores(asked, learnt.codes[rows], after, learnt.seconds[rows], share)
+                for name in names:
+                    least = self._variants[name].min_users
+                    for column, row in enumerate(rows.tolist()):
+                        if is_known[row] or users[row] >= least:
+                            found[name][firsts[row] :, learnt.codes[row]] = effects[firsts[row] :, column]
 
-    def _scores(
-        self,
-        batch: EventBatch,
-        able: IntArray,
-        queries: QueryStates,
-        codes: IntArray,
-        said: SumsOf,
-        now: IntArray,
-        share: SharePolicy,
-        new_share: SharePolicy,
-    ) -> Scores:
+    def _scores(self, asked: "_Asked", codes: IntArray, said: SumsOf, now: IntArray, share: SharePolicy) -> Scores:
         """Scores (C, n) of items as everybody is served from them at `now` (n,); -inf without a query state."""
-        scores = np.full((len(batch.chosen), len(codes)), -np.inf, dtype=np.float32)
-        if len(able):
+        scores = np.full((asked.num_rows, len(codes)), -np.inf, dtype=np.float32)
+        if len(asked.rows) and len(codes):
             age = np.where(said.counts > 0, now - np.where(said.counts > 0, said.last_seconds, 0), 0)
-            of_known, of_new = (one.model_share(said.evidence, said.coherence, age) for one in (share, new_share))
-            shares = np.where(self._known[codes], of_known, of_new)
+            shares = share.model_share(said.evidence, said.coherence, age)
             states = refreshed(self._base_of(codes), said.sums, shares)
-            scores[able] = MolScorer(states, self._model.pair_gate).scores(queries)
+            scores[asked.rows] = MolScorer(states, self._model.pair_gate).scores(asked.queries)
         return scores
 
     def _base_of(self, codes: IntArray) -> ItemStates:
@@ -197,6 +189,29 @@ class _Learnt:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """The query states of a batch's predicted events, and which of its `num_rows` they belong to."""
+
+    rows: IntArray
+    queries: QueryStates
+    num_rows: int
+
+
+def _by_share(shares: Mapping[str, SharePolicy]) -> dict[SharePolicy, list[str]]:
+    """Names by policy: what is scored once for all of them."""
+    found: dict[SharePolicy, list[str]] = {}
+    for name, share in shares.items():
+        found.setdefault(share, []).append(name)
+    return found
+
+
+def _joined(parts: Sequence[SumsOf]) -> SumsOf:
+    """What sums say of items, one after the other."""
+    names = ("sums", "evidence", "coherence", "counts", "last_seconds")
+    return SumsOf(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 class WithVotes:
