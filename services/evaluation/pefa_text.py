@@ -8,10 +8,13 @@ It gathers the rows of the other pefa_text modules into one report; it measures 
 import json
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from services.algorithms.models.sentence_encoder import MiniLM, model_folder
+from services.evaluation import pefa_text_content as content
 from services.evaluation import pefa_text_page as page
 from services.evaluation import pefa_text_serving as serving
 from services.evaluation import pefa_text_sweep as sweep
@@ -29,16 +32,24 @@ _SAMPLES = 3  # seeds per share
 _CUT_NAMES = tuple(f"recall@{cut}" for cut in CUTS)
 
 
-def run(request: Request, *, names: Sequence[str], source: EmbeddingSource | None = None) -> Report:
+def run(
+    request: Request, *, names: Sequence[str], source: EmbeddingSource | None = None, bundle: Path | None = None
+) -> Report:
     """Every table of each set; writes pefa.{md,json,png} and pefa_shares.png.
 
-    Raises: ValueError for an unknown set, a missing file, or weights that are not installed, with what to do.
+    `bundle`: a trained model whose items' titles are tried as their states, too.
+    Raises: ValueError for an unknown set, a missing file, or weights that are not installed, with what to do;
+    BundleError for a bundle that is none.
     """
     began = time.perf_counter()
     source = source or EmbeddingSource(progress=lambda what, done, total: request.say(f"{what}, {done:,} of {total:,}"))
     rows: list[Row] = []
     for name in names:
         rows += _rows_of(load(name, source), request)
+    if bundle is not None:
+        request.say("titles as states of items that nobody touched")
+        queries = 500 if request.quick else 3_000
+        rows += content.rows(bundle, MiniLM(model_folder()), num_queries=queries, seed=request.seed)
     report: Report = {
         "benchmark": "pefa",
         "command": request.how,
@@ -75,7 +86,7 @@ def _rows_of(data: TextSet, request: Request) -> list[Row]:
             data,
             {"xs": settings["xs"], "xl": settings["xl"]},
             seed=seed,
-            num_builds=1 if quick else 3,
+            num_builds=1 if quick else 2,
             num_timed=50 if quick else 300,
             say=request.say,
         )

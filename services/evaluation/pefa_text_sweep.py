@@ -22,13 +22,13 @@ from services.evaluation.pefa_text_recall import pair_ranks, recalls
 
 Method = Literal["encoder", "xs", "xl"]
 
-SHARES = tuple(step / 20 for step in range(1, 20))
+SHARES = tuple(step / 10 for step in range(1, 10))
 NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
 PAPER_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 PAPER_NEIGHBOURS = (16, 32, 64)
 
 _FOLDS = 5
-_HELD_OUT = 4_000  # queries that decide; with fewer training queries each is held out once
+_HELD_OUT = 2_500  # queries that decide; with fewer training queries each is held out once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 It gathers options and shows progress; what is measured, and how, is in services/evaluation.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,6 +30,9 @@ def evaluate() -> None:
 def pefa(
     *,
     data: Annotated[list[str] | None, typer.Option(help="scifact or medquad; may be repeated. Default: both.")] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Also try titles as the states of this trained model's items.")
+    ] = None,
     quick: Quick = False,
     out: Out = None,
     seed: Seed = 0,
@@ -49,7 +53,7 @@ def pefa(
     with in_sentences(when_memory_ends="--data scifact"):
         chosen = [pefa_text_data.known(name) for name in data or pefa_text_data.NAMES]
         measured(
-            lambda request: pefa_text.run(request, names=list(dict.fromkeys(chosen))),
+            lambda request: pefa_text.run(request, names=list(dict.fromkeys(chosen)), bundle=bundle),
             out=out,
             quick=quick,
             seed=seed,
