@@ -85,17 +85,19 @@ class Describe:
         self._held, self._publisher, self._rules = held, publisher, rules
 
     def status(self) -> Status:
-        """Every partition held, with its digest. Cost: one hash over everything held."""
+        """Every partition held, with its digest. Cost: one hash over all sums; folding waits for one partition's."""
+        partitions = []
         with self._held.lock:
-            partitions = [self._status_of(state) for _, state in sorted(self._held.partitions.items())]
-            states = list(self._held.partitions.values())
-            items = self._rules.items
-            per_item = 8.0 * items.num_components * items.width
-            per_entry = 2.0 * items.num_query_components * items.width
-            if states:
-                per_item, per_entry = float(states[0].sums.bytes_per_item), float(states[0].memory.bytes_per_entry)
+            numbers = sorted(self._held.partitions)
+        for number in numbers:
+            with self._held.lock:
+                state = self._held.partitions.get(number)
+                if state is not None:
+                    partitions.append(self._status_of(state))
+        empty = Partition(-1, self._rules, ())
+        per_item, per_entry = float(empty.sums.bytes_per_item), float(empty.memory.bytes_per_entry)
         return Status(
-            model_version=items.model_version,
+            model_version=self._rules.items.model_version,
             policy=f"{self._rules.text} share={self._publisher.share.text}",
             partitions=partitions,
             bytes_per_item=per_item,
@@ -116,16 +118,18 @@ class Describe:
     def user(self, pseudonym: str) -> UserContributions:
         """What a user contributed."""
         interactions = items = remembered = 0
-        up_to: dict[int, int] = {}
+        forgotten: list[Mapping[int, int]] = []
         with self._held.lock:
             for state in self._held.partitions.values():
                 places = state.ledger.places(pseudonym)
                 interactions += len(places)
                 items += state.items_of(pseudonym)
                 remembered += sum(entry_id_of(place) in state.visible for place in places)
-                for partition, offset in state.ledger.forgotten_up_to(pseudonym).items():
-                    up_to[partition] = max(offset, up_to.get(partition, -1))
+                forgotten.append(state.ledger.forgotten_up_to(pseudonym))
             partitions = sorted(self._held.partitions)
+        # It speaks for all of them at once: forgotten is what every one of them has forgotten.
+        everywhere = set.intersection(*map(set, forgotten)) if forgotten else set()
+        up_to = {partition: min(found[partition] for found in forgotten) for partition in sorted(everywhere)}
         return UserContributions(
             interactions=interactions, items=items, remembered=remembered, forgotten_up_to=up_to, partitions=partitions
         )

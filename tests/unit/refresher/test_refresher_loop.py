@@ -455,3 +455,19 @@ def test_it_tells_what_a_user_contributed_and_up_to_where_the_user_was_forgotten
     status = running.describe.status()
     assert status.partitions[0].digest == fold_all(RULES, world.log).digest()
     assert status.partitions[0].counts["forgotten"] == 1
+
+
+def test_a_user_is_not_called_forgotten_while_some_partition_has_not_folded_it() -> None:
+    rng = np.random.default_rng(17)
+    world = World(RULES, log=MemoryLog(num_partitions=2))
+    for partition in (0, 1):
+        world.log.append(partition, interaction(rng, place=(0, partition), item=f"item-{partition}", user="a"))
+    world.log.append(0, Forgetting(0, "a", {0: 5}))
+    running = world.refresher()
+    running.settle()
+    found = running.describe.user("a")
+    assert (found.interactions, found.forgotten_up_to, found.partitions) == (1, {}, [0, 1])
+    world.log.append(1, Forgetting(0, "a", {0: 4}))
+    running.settle()
+    found = running.describe.user("a")
+    assert (found.interactions, found.forgotten_up_to) == (0, {0: 4})
