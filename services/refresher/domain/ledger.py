@@ -41,6 +41,8 @@ class Ledger:
         self._accounts: dict[str, _Account] = {}
         self._undone: set[int] = set()
         self._num_places = 0
+        # The sum of a hash of everything in here, so that a digest costs nothing and needs no order.
+        self._mix = 0
 
     def __len__(self) -> int:
         """Interactions that count."""
@@ -77,6 +79,7 @@ class Ledger:
             places.insert(at, place)
             account.offsets.insert(at, offset)
         self._num_places += 1
+        self._mix += _hash(user, place, offset)
 
     def offset_of(self, user: str, place: int) -> int | None:
         """Where the attribution of a counted place lies; None when it does not count."""
@@ -86,10 +89,13 @@ class Ledger:
 
     def undo(self, user: str, place: int) -> None:
         """Void a place, whether it came already or comes later."""
-        self._undone.add(place)
+        if place not in self._undone:
+            self._undone.add(place)
+            self._mix += _hash("", place, 0)
         account = self._accounts.get(user)
         at = None if account is None else _find(account, place)
         if account is not None and at is not None:
+            self._mix -= _hash(user, place, account.offsets[at])
             del account.places[at], account.offsets[at]
             self._num_places -= 1
             self._drop_if_empty(user, account)
@@ -109,7 +115,14 @@ class Ledger:
         """Void everything of a user at or below these offsets, now and later."""
         account = self._accounts.setdefault(user, _Account())
         for partition, offset in up_to.items():
-            account.up_to[partition] = max(offset, account.up_to.get(partition, -1))
+            before = account.up_to.get(partition)
+            if before is None or offset > before:
+                account.up_to[partition] = offset
+                self._mix += _hash(user, -partition, offset) - (
+                    0 if before is None else _hash(user, -partition, before)
+                )
+        for place, offset in self.covered(user, up_to):
+            self._mix -= _hash(user, place, offset)
         kept = [
             (place, offset)
             for place, offset in zip(account.places, account.offsets, strict=True)
@@ -139,15 +152,8 @@ class Ledger:
         return np.frombuffer(places, np.int64), np.frombuffer(offsets, np.int64)
 
     def digest(self) -> bytes:
-        """A hash of the content, whatever the order in which it came."""
-        digest = hashlib.blake2b(digest_size=16)
-        for user in sorted(self._accounts):
-            account = self._accounts[user]
-            digest.update(f"{user}\0{sorted(account.up_to.items())}\0{len(account.places)}\0".encode())
-            digest.update(account.places.tobytes())
-            digest.update(account.offsets.tobytes())
-        digest.update(array("q", sorted(self._undone)).tobytes())
-        return digest.digest()
+        """16 bytes of the content, whatever the order in which it came."""
+        return (self._mix % (1 << 128)).to_bytes(16, "little")
 
     def to_arrays(self) -> dict[str, IntArray]:
         """The content as arrays, users in order of name: `from_arrays` is the inverse. Users' names: `users`."""
@@ -163,6 +169,7 @@ class Ledger:
             "offsets": np.frombuffer(offsets, np.int64),
             "up_to": np.array(up_to, np.int64).reshape(-1, 3),
             "undone": np.array(sorted(self._undone), np.int64),
+            "mix": np.frombuffer(self.digest(), np.int64),
         }
 
     def users(self) -> list[str]:
@@ -181,6 +188,7 @@ class Ledger:
             accounts[row].up_to[partition] = offset
         ledger._undone = set(arrays["undone"].tolist())
         ledger._num_places = len(arrays["places"])
+        ledger._mix = int.from_bytes(np.asarray(arrays["mix"], np.int64).tobytes(), "little")
         return ledger
 
     def _drop_if_empty(self, user: str, account: _Account) -> None:
@@ -194,6 +202,10 @@ def _pieces(lengths: IntArray, places: IntArray, offsets: IntArray) -> Iterator[
         raise ValueError(f"ledger holds {len(places)} places, {len(offsets)} offsets; lengths sum to {lengths.sum()}")
     for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=False):
         yield places[start:end].tolist(), offsets[start:end].tolist()
+
+
+def _hash(user: str, place: int, offset: int) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{user}\0{place}\0{offset}".encode(), digest_size=16).digest(), "little")
 
 
 def _find(account: _Account, place: int) -> int | None:

@@ -105,7 +105,7 @@ def from_bytes(data: bytes, number: int, rules: Rules, listed: Container[str]) -
         state.counts, state.other_models = Counter(values["counts"]), Counter(values["other_models"])
         state.sums = ItemSums.from_arrays(_group(arrays, "sums"), decay=rules.decay)
         state.memory = QueryMemory.from_arrays(_group(arrays, "memory"))
-        state.visible = {entry.entry_id: entry for entry in state.memory}
+        state.show_memory()
         users = unpack_text(arrays["users"], values["num_users"])
         state.ledger = Ledger.from_arrays(users, _group(arrays, "ledger"))
         parked = unpack_text(arrays["parked.items"], values["num_parked"])
