@@ -27,6 +27,7 @@ from services.cli.stack.ports import DEFAULTS, Ports, owner
 from services.common.config import ProcessSettings, load_settings
 from services.encoder.config import EncoderSettings
 from services.gateway.config import GatewaySettings
+from services.refresher.config import RefresherSettings
 from services.reranker.config import RerankerSettings
 
 DEPLOY = REPOSITORY / "deploy"
@@ -34,6 +35,7 @@ OVERLAYS = (DEPLOY / "compose.gpu.yml", DEPLOY / "compose.observability.yml")
 SETTINGS: dict[str, type[ProcessSettings]] = {
     "gateway": GatewaySettings,
     "encoder": EncoderSettings,
+    "refresher": RefresherSettings,
     "candidates": CandidatesSettings,
     "reranker": RerankerSettings,
 }
@@ -79,7 +81,7 @@ def test_container_and_local_process_load_the_same_settings(process: str, monkey
     container, local = loaded
     differ = {name for name, value in container.model_dump().items() if local.model_dump()[name] != value}
     places = {"host", "bundle", "redis_url", "kafka_bootstrap", "inference_server", "metrics_port"}
-    assert differ <= places | {f"{peer}_address" for peer in PROCESSES}
+    assert differ <= places | {f"{peer}_address" for peer in PROCESSES} | {"refresher_addresses"}
     assert local.port == container.port == DEFAULTS[process]
     assert local.resolved_metrics_port == container.resolved_metrics_port == DEFAULTS[f"{process}-metrics"]
     assert local.redis_url == "redis://127.0.0.1:16379/0"
@@ -128,6 +130,7 @@ def test_processes_name_each_other_by_service() -> None:
     gateway = SERVICES["gateway"].environment
     for peer in ("encoder", "candidates", "reranker"):
         assert gateway[f"FRESHET_{peer.upper()}_ADDRESS"] == f"{peer}:{DEFAULTS[peer]}"
+    assert gateway["FRESHET_REFRESHER_ADDRESSES"] == f"refresher:{DEFAULTS['refresher']}"
 
 
 def test_both_stacks_run_the_same_kafka() -> None:
