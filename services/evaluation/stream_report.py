@@ -150,8 +150,8 @@ def _walk_seed(
         request.say(f"{name}, seed {seed}: training again after {place:,} streamed events")
         models.append(stream_model(setting, fit, seed=seed, first=place, end=end))
     refreshing = {
-        XS: Refreshing(share=policies.share, min_users=policies.min_users),
-        ALONE: Refreshing(share=policies.share, min_users=1),
+        XS: Refreshing(share=policies.share, new_share=policies.new_share, min_users=policies.min_users),
+        ALONE: Refreshing(share=policies.share, new_share=policies.new_share, min_users=1),
     }
     contenders: list[Contender] = [
         WithVotes(
