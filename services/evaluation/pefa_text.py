@@ -86,8 +86,7 @@ def _rows_of(data: TextSet, request: Request) -> list[Row]:
             data,
             {"xs": settings["xs"], "xl": settings["xl"]},
             seed=seed,
-            num_builds=1 if quick else 2,
-            num_timed=50 if quick else 300,
+            num_timed=50 if quick else 100,
             say=request.say,
         )
     ]

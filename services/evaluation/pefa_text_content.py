@@ -7,6 +7,7 @@ of histories was trained with those items, so "trained" is what content could at
 Letters: B queries, X items.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.content import TextEncoder, TextStates
 from services.algorithms.states import ItemStates, QueryStates
 from services.evaluation.pefa_text_recall import pair_ranks
+from services.evaluation.scene import Scene
 from services.evaluation.trained import trained_scene
 
 Row = dict[str, Any]
@@ -27,29 +29,39 @@ _CUT = 50
 
 
 def rows(bundle: Path, encoder: TextEncoder, *, num_queries: int, seed: int) -> list[Row]:
-    """Hit rate@50 of withheld items by their states: trained, from the title, the mean of the others.
+    """`withheld_rows` of a bundle, with people of the data set that it names.
 
     Raises: BundleError for a bundle that is none, ValueError if its data or texts are missing.
     """
     scene = trained_scene(bundle, num_queries=num_queries, seed=seed)
     loaded = load_bundle(bundle)
+    return withheld_rows(scene, encoder, titles=loaded.titles, categories=loaded.categories, seed=seed)
+
+
+def withheld_rows(
+    scene: Scene, encoder: TextEncoder, *, titles: Sequence[str], categories: Sequence[Sequence[str]], seed: int
+) -> list[Row]:
+    """Hit rate@50 of withheld items by their states: trained, from the title, the mean of the others.
+
+    Raises: ValueError if no query's next item is withheld.
+    """
     num_items = len(scene.items)
     withheld = np.zeros(num_items, dtype=bool)
     withheld[np.random.default_rng(seed).permutation(num_items)[: round(WITHHELD * num_items)]] = True
     kept, gone = np.flatnonzero(~withheld), np.flatnonzero(withheld)
     texts = TextStates(
         encoder,
-        titles=[loaded.titles[row] for row in kept],
-        categories=[loaded.categories[row] for row in kept],
+        titles=[titles[row] for row in kept],
+        categories=[categories[row] for row in kept],
         items=_taken(scene.items, kept),
     )
-    content = texts.of([loaded.titles[row] for row in gone], [loaded.categories[row] for row in gone])
+    content = texts.of([titles[row] for row in gone], [categories[row] for row in gone])
     mean = scene.items.components[kept].mean(axis=0, dtype=np.float64)
     mean /= np.linalg.norm(mean, axis=-1, keepdims=True)
     averaged = ItemStates(components=np.repeat(mean[None], len(gone), axis=0).astype(np.float32), gate=content.gate)
     asked = np.flatnonzero(withheld[scene.labels])
     if not len(asked):
-        raise ValueError(f"bundle={str(bundle)!r}: no query's next item is withheld; ask with more queries")
+        raise ValueError(f"none of {len(scene.queries)} queries has a withheld item next; ask with more queries")
     queries = QueryStates(
         components=scene.queries.components[asked],
         gate=None if scene.queries.gate is None else scene.queries.gate[asked],
@@ -64,7 +76,7 @@ def rows(bundle: Path, encoder: TextEncoder, *, num_queries: int, seed: int) -> 
         found.append(
             {
                 "table": "content",
-                "data": bundle.name,
+                "data": scene.name,
                 "state": name,
                 "items": num_items,
                 "withheld": len(gone),

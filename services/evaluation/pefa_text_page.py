@@ -135,8 +135,8 @@ def _set_lines(data: str, rows: Sequence[Row]) -> list[str]:
         "",
         "### Building and serving, as in the paper's Table 6",
         "",
-        "Seconds and milliseconds are of CPU, all threads together. Built from vectors and pairs, everything included "
-        "(the cheaper of two); asked one query at a time (median). Bytes of ours are those held in memory, of the "
+        "Seconds and milliseconds are of CPU, all threads together. Built from vectors and pairs, everything included; "
+        "asked one query at a time (median). Bytes of ours are those held in memory, of the "
         "graphs those on disk. Graphs: M 32, "
         "efConstruction 500, efSearch 300; libpecos is the paper's authors' own library, run as in their example.",
         "",

@@ -215,7 +215,7 @@ def test_the_reference_library_scores_as_the_printed_equations() -> None:
 def test_every_index_has_a_row_for_each_method_with_recall_cost_and_size() -> None:
     data = text_set(seed=11)
     settings = {"xs": Setting(method="xs", share=0.4), "xl": Setting(method="xl", share=0.3, k=8)}
-    found = rows(data, settings, seed=0, num_builds=1, num_timed=2, say=lambda line: None)
+    found = rows(data, settings, seed=0, num_timed=2, say=lambda line: None)
     by_index: dict[str, list[str]] = {}
     for row in found:
         by_index.setdefault(row["index"], []).append(row["method"])
