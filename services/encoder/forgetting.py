@@ -29,13 +29,13 @@ class Forgotten:
     """Who was forgotten, up to where: everything that `forgets` has said so far. Places only ever grow."""
 
     def __init__(self) -> None:
-        self._up_to: dict[str, dict[int, int]] = {}
+        self._up_to: dict[str, Mapping[int, int]] = {}
 
     def add(self, forget: Forget) -> None:
         """From now on the user is forgotten up to there; what an earlier forget covered stays covered."""
-        mine = self._up_to.setdefault(forget.user_id, {})
-        for partition, offset in forget.up_to.items():
-            mine[partition] = max(offset, mine.get(partition, -1))
+        before = self._up_to.get(forget.user_id)
+        # What was handed out is never changed; and most users are forgotten once, so most share the forget's own.
+        self._up_to[forget.user_id] = forget.up_to if before is None else _furthest(before, forget.up_to)
 
     def up_to(self, user_id: str) -> Mapping[int, int]:
         """Per partition the last forgotten offset; empty for who was never forgotten."""
@@ -43,11 +43,14 @@ class Forgotten:
 
     def last(self) -> Mapping[int, int]:
         """Per partition the highest offset that any forget names."""
-        highest: dict[int, int] = {}
+        highest: Mapping[int, int] = {}
         for up_to in self._up_to.values():
-            for partition, offset in up_to.items():
-                highest[partition] = max(offset, highest.get(partition, -1))
+            highest = _furthest(highest, up_to)
         return highest
+
+
+def _furthest(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
+    return {partition: max(one.get(partition, -1), other.get(partition, -1)) for partition in one.keys() | other.keys()}
 
 
 def covers(one: Mapping[int, int], other: Mapping[int, int]) -> bool:
@@ -76,9 +79,7 @@ def pseudonym_of(user_id: str, key: bytes) -> str:
 def erase(history: UserHistory, up_to: Mapping[int, int]) -> UserHistory:
     """What stays of a user who is forgotten up to there: later events, positions, and of recent ids what a second
     delivery is told by (a hash and an outcome; items only of later ones)."""
-    forgotten = dict(history.forgotten)
-    for partition, offset in up_to.items():
-        forgotten[partition] = max(offset, forgotten.get(partition, -1))
+    forgotten = _furthest(history.forgotten, up_to)
     return UserHistory(
         events=[event for event in history.events if event.offset > forgotten.get(event.partition, -1)],
         recent=[

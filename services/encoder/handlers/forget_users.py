@@ -120,7 +120,7 @@ class ForgetUsers:
 
     def _note_applied(self, users: Collection[str]) -> None:
         with self._lock:
-            self._applied.update({user_id: dict(self._forgotten.up_to(user_id)) for user_id in users})
+            self._applied.update({user_id: self._forgotten.up_to(user_id) for user_id in users})
 
     def _drop_cached(self, users: Collection[str]) -> None:
         try:
