@@ -51,11 +51,11 @@ def withheld_rows(
     kept, gone = np.flatnonzero(~withheld), np.flatnonzero(withheld)
     texts = TextStates(
         encoder,
-        titles=[titles[row] for row in kept],
-        categories=[categories[row] for row in kept],
+        titles=[titles[row] for row in kept.tolist()],
+        categories=[categories[row] for row in kept.tolist()],
         items=_taken(scene.items, kept),
     )
-    content = texts.of([titles[row] for row in gone], [categories[row] for row in gone])
+    content = texts.of([titles[row] for row in gone.tolist()], [categories[row] for row in gone.tolist()])
     mean = scene.items.components[kept].mean(axis=0, dtype=np.float64)
     mean /= np.linalg.norm(mean, axis=-1, keepdims=True)
     averaged = ItemStates(components=np.repeat(mean[None], len(gone), axis=0).astype(np.float32), gate=content.gate)
