@@ -1,10 +1,10 @@
 """What PEFA costs at query time: the index as candidates serve it, without, with refreshed states, and with a memory.
 
 `python -m services.evaluation.pefa_cost --bundle PATH` prints one JSON object: per algorithm the median milliseconds of
-a search and, against no PEFA, the ratio with a 95 % interval. Query by query all settings take their turn, in an order
-that rotates, so that a machine that slows down slows all of them; the ratio is the median over turns, its interval a
-bootstrap of the turns. Recall stands in the same row: the share of the version's own brute-force answer that was found.
-Nothing here knows a process.
+a search, by the clock and of CPU, and against no PEFA the ratio of CPU with a 95 % interval. CPU, because a search is
+one thread's work and a shared machine's waiting is nobody's cost. Query by query all settings take their turn, in an
+order that rotates; the ratio is the median over turns, its interval a bootstrap of the turns. Recall stands in the same
+row: the share of the version's own brute-force answer that was found. Nothing here knows a process.
 
 Letters: B queries, K results, k neighbours, n remembered interactions.
 """
@@ -99,12 +99,13 @@ def rows(path: Path, algorithms: Sequence[str], sizes: Sizes) -> list[dict[str, 
             "XS, delta": _recall(moving, scene.queries, name, sizes.k),
         }
         for setting, times in seconds.items():
-            ratio, low, high = _ratio(times, seconds["none"], rng)
+            ratio, low, high = _ratio(times[1], seconds["none"][1], rng)
             found.append(
                 {
                     "algorithm": name,
                     "setting": setting,
-                    "median_ms": round(1e3 * float(np.median(times)), 4),
+                    "median_ms": round(1e3 * float(np.median(times[0])), 4),
+                    "cpu_ms": round(1e3 * float(np.median(times[1])), 4),
                     "ratio": round(ratio, 3),
                     "ratio_95": [round(low, 3), round(high, 3)],
                     "recall": recalls.get(setting),
@@ -177,25 +178,25 @@ def _voted(
 def _seconds(
     settings: Mapping[str, Callable[[QueryStates], Sequence[str]]], queries: QueryStates, turns: int
 ) -> dict[str, Floats]:
-    """Median seconds of one search per turn (turns,), the settings one after the other within each turn."""
+    """Median seconds of one search per turn, by the clock and of CPU: (2, turns)."""
     alone = [take_queries(queries, query, query + 1) for query in range(len(queries))]
     for search in settings.values():
         for query in alone[:20]:
             search(query)
     names = list(settings)
-    times: dict[str, list[float]] = {setting: [] for setting in settings}
+    times: dict[str, list[Floats]] = {setting: [] for setting in settings}
     for _ in range(turns):
-        samples: dict[str, list[float]] = {setting: [] for setting in settings}
+        samples: dict[str, list[tuple[float, float]]] = {setting: [] for setting in settings}
         for place, query in enumerate(alone):
             first = place % len(names)
             for setting in names[first:] + names[:first]:
                 search = settings[setting]
-                started = time.perf_counter()
+                started, worked = time.perf_counter(), time.process_time()
                 search(query)
-                samples[setting].append(time.perf_counter() - started)
+                samples[setting].append((time.perf_counter() - started, time.process_time() - worked))
         for setting, found in samples.items():
-            times[setting].append(float(np.median(found)))
-    return {setting: np.array(found) for setting, found in times.items()}
+            times[setting].append(np.median(np.array(found), axis=0))
+    return {setting: np.stack(found, axis=1) for setting, found in times.items()}
 
 
 def _ratio(times: Floats, baseline: Floats, rng: np.random.Generator) -> tuple[float, float, float]:
