@@ -17,15 +17,18 @@ def import_interactions(
     kafka: str,
     redis_url: str,
     inference_server: str,
+    attributes: bool = True,
     progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
 ) -> "ImportReport":
     """Write `past` onto the stream and fill histories, seen items and states; `progress(phase, done, total)`.
 
+    Without `attributes` it teaches items nothing (what a model was trained on is in it already).
+
     Raises: BundleError; InvalidRequest, PreconditionFailed (the stream holds something else), DependencyUnavailable.
     """
     from services.encoder.bootstrap import run_import
-    from services.encoder.past_interactions import PastInteractions
     from services.encoder.config import EncoderSettings
+    from services.encoder.past_interactions import PastInteractions
 
     settings = EncoderSettings(
         bundle=bundle, kafka_bootstrap=kafka, redis_url=redis_url, inference_server=inference_server
@@ -42,4 +45,4 @@ def import_interactions(
         item_ids=past.item_ids,
         type_names=past.type_names,
     )
-    return run_import(settings, columns, progress)
+    return run_import(settings, columns, progress, attributes=attributes)

@@ -136,9 +136,13 @@ def state_writer(settings: EncoderSettings) -> StateWriter:
 
 
 def run_import(
-    settings: EncoderSettings, past: PastInteractions, progress: Progressed = lambda phase, done, total: None
+    settings: EncoderSettings,
+    past: PastInteractions,
+    progress: Progressed = lambda phase, done, total: None,
+    *,
+    attributes: bool = True,
 ) -> ImportReport:
-    """Import past interactions (blocking); Kafka, Redis and the model must run.
+    """Import past interactions (blocking); Kafka, Redis and the model must run. attributes: as `BulkImport` says.
 
     Raises: BundleError; InvalidRequest, PreconditionFailed, DependencyUnavailable as `BulkImport.run` says.
     """
@@ -157,6 +161,7 @@ def run_import(
         encoder=encoder,
         vocabulary=vocabulary_of(bundle),
         pseudonym_key=pseudonym_key(settings),
+        attributes=attributes,
         progress=progress,
     )
     try:

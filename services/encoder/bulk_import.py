@@ -115,9 +115,13 @@ class BulkImport:
         encoder: SequenceEncoder,
         vocabulary: Vocabulary,
         pseudonym_key: bytes,
+        attributes: bool = True,
         progress: Progressed = lambda phase, done, total: None,
         settle_seconds: float = 2.0,
     ) -> None:
+        """Without `attributes` the past fills histories and states and teaches items nothing: what a model was trained
+        on is in it already."""
+        self._attributes = attributes
         self._stream = stream
         self._writer = writer
         self._outbox = outbox
@@ -232,7 +236,7 @@ class BulkImport:
         self._store.add_model(self._vocabulary.model_version)
         progress = self._store.progress(range(len(layout.rows)), epoch)
         # What lies before went out, by an earlier import or the consumer, before the state store was lost.
-        attribute_from = self._stream.committed()
+        attribute_from = self._stream.committed() if self._attributes else dict(enumerate(map(len, layout.rows)))
         behind = [p for p, rows in enumerate(layout.rows) if progress[p].watermark < len(rows) - 1]
         order = np.argsort(past.users, kind="stable")
         users, starts = np.unique(past.users[order], return_index=True)

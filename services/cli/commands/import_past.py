@@ -18,6 +18,9 @@ def import_past(
     before: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Only the first share of the events by time; 1: all of them.")
     ] = 1.0,
+    attributes: Annotated[
+        bool, typer.Option(help="Let the past teach items (PEFA); not where the model was trained on all of it.")
+    ] = True,
     state: Annotated[Path, typer.Option("--state", envvar="FRESHET_STATE", help="The stack's state folder.")] = Path(
         ".freshet"
     ),
@@ -29,7 +32,7 @@ def import_past(
 
     Example:  freshet import ratings.csv
 
-    Example:  freshet import ml-1m --before 0.8
+    Example:  freshet import ml-1m --before 0.8 --no-attributes
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -62,6 +65,7 @@ def import_past(
                 kafka=stack.kafka_bootstrap,
                 redis_url=stack.redis_url,
                 inference_server=stack.address("inference-server"),
+                attributes=attributes,
                 progress=on_progress,
             )
     except DependencyUnavailable as error:

@@ -205,6 +205,8 @@ def import_past(past: Interactions, stack: Stack, display: Display) -> None:
             kafka=at.kafka,
             redis_url=at.redis_url,
             inference_server=at.inference_server,
+            # The model was trained on exactly these: 800,000 attributions would tell it twice, and take minutes.
+            attributes=False,
             progress=on_progress,
         )
     display.fact(

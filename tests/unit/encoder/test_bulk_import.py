@@ -59,6 +59,7 @@ def run(
     dies_after: int | None = None,
     outbox: MemoryOutbox | None = None,
     forgets: MemoryForgetLog | None = None,
+    attributes: bool = True,
 ) -> ImportReport:
     return BulkImport(
         stream=stream,
@@ -69,6 +70,7 @@ def run(
         encoder=HashEncoder(),
         vocabulary=VOCABULARY,
         pseudonym_key=b"key",
+        attributes=attributes,
         settle_seconds=0.0,
     ).run(data)
 
@@ -108,6 +110,15 @@ def test_an_import_leaves_what_streaming_would_have_left() -> None:
     report = run(stream, store, past())
     assert (report.written, report.interactions) == (400, 400)
     assert effect(store) == effect(streamed(stream))
+    assert stream.commits == {p: len(log) for p, log in enumerate(stream.log)}
+
+
+def test_an_import_without_attributes_leaves_the_same_and_teaches_items_nothing() -> None:
+    stream, store, outbox = MemoryStream(PARTITIONS), MemoryStore(), MemoryOutbox()
+    report = run(stream, store, past(), outbox=outbox, attributes=False)
+    assert (report.written, report.attributions, outbox.attributions) == (400, 0, [])
+    assert effect(store) == effect(streamed(stream))
+    # What comes live afterwards teaches, and nothing before it.
     assert stream.commits == {p: len(log) for p, log in enumerate(stream.log)}
 
 
