@@ -21,6 +21,7 @@ from services.algorithms.pefa.share_choice import (
     PAPER_SHARES,
     choose,
     least_squares_share,
+    new_item_share,
     prior_from_shares,
     share_grid,
 )
@@ -193,3 +194,15 @@ def test_the_grid_holds_the_papers_constants_and_choosing_takes_the_best() -> No
         choose([], lambda _: 0.0)
     with pytest.raises(ValueError, match="nan"):
         choose(grid, lambda _: math.nan)
+
+
+def test_new_items_come_to_score_as_trained_ones_do() -> None:
+    rng = np.random.default_rng(1)
+    memory = rng.uniform(0.3, 0.5, 100)
+    policy = new_item_share(0.6 * memory, memory)
+    assert 1 - policy.model_share(1e9, 1.0, 0.0) == pytest.approx(0.6)
+    assert new_item_share(-memory, memory).model_share(1e9, 1.0, 0.0) == 1
+    assert new_item_share(2 * memory, memory).least == 0
+    for model, other in ((memory, -memory), (memory[1:], memory), (memory[:0], memory[:0]), (memory * np.nan, memory)):
+        with pytest.raises(ValueError, match=r"similarities|expected"):
+            new_item_share(model, other)
