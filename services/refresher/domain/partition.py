@@ -189,10 +189,8 @@ class Partition:
     def lacks(self) -> list[tuple[int, int]]:
         """(place, attribution offset) of what counts and the memory does not hold, in the order in which it wants it.
 
-        Empty while the memory wants nothing. Cost: O(n log n) of the interactions that count.
+        Cost: O(n log n) of the interactions that count.
         """
-        if not self.memory.wants_refill:
-            return []
         places, offsets = self.ledger.counted()
         found = []
         for place, offset in zip(places.tolist(), offsets.tolist(), strict=True):

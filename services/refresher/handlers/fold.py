@@ -46,9 +46,10 @@ class FoldRecords:
         for item_id in [item_id for item_id in partition.parked if partition.is_known(item_id)]:
             found = self._read(partition, list(partition.parked.offsets(item_id)), {})
             partition.adopt(item_id, found)
-        lacking = partition.lacks()
-        if not lacking:
+        if not partition.memory.wants_refill:
             return
+        # Even if nothing is lacking: made anew, the memory is open to what it would have turned away.
+        lacking = partition.lacks()
         wanted = partition.refill_size
         brought: list[Interaction] = []
         for start in range(0, len(lacking), wanted):

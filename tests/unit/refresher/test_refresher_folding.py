@@ -64,6 +64,17 @@ def test_state_is_the_batch_over_what_survives(seed: int) -> None:
     assert not live.memory.wants_refill
 
 
+def test_a_memory_that_removals_emptied_takes_what_comes_whatever_its_hash() -> None:
+    """All that survives is held, yet the memory had turned others away: it has to open up again."""
+    rules = make_rules(max_remembered=3)
+    rng = np.random.default_rng(14)
+    crowd = [interaction(rng, place=(0, n), item="item-1", user="crowd") for n in range(40)]
+    few = [interaction(rng, place=(1, n), item="item-2", user="few") for n in range(2)]
+    late = [interaction(rng, place=(1, 10 + n), item="item-3", user="few") for n in range(2)]
+    state = fold_all(rules, log_of([*crowd, *few, Forgetting(0, "crowd", {0: 100}), *late]))
+    assert state.memory.digest() == fold_all(rules, log_of([*few, *late])).memory.digest()
+
+
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10_000), user=st.integers(0, 5))
 def test_forgetting_a_user_leaves_the_bits_of_never_having_seen_them(seed: int, user: int) -> None:
