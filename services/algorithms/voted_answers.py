@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.algorithms.filters import ItemFilter, passing
-from services.algorithms.indexes.mutable.lookup import find_items
+from services.algorithms.indexes.mutable.lookup import find_items, score_error
 from services.algorithms.indexes.protocol import Certificate, Scores, certificate
 from services.algorithms.indexes.ranking import order_by_score_then_id
 from services.algorithms.live_catalogue import LiveCatalogue, Served
@@ -53,7 +53,7 @@ def joined_answer(
     joining = _joining(catalogue, served, queries, query, ids, votes, wanted)
     all_ids = [*ids, *joining.item_ids]
     final = with_votes(np.concatenate([scores, joining.scores]), all_ids, votes, model_share)
-    error = model_share * find_items(served.version, all_ids).error(queries, query)
+    error = model_share * score_error(served.version, queries, query)
     order, ordered = order_by_score_then_id(final, _ranks(all_ids), tolerance=2 * error)
     if proof.gap:
         kth = float(ordered[k - 1]) - 2 * error if len(ordered) >= k else None
@@ -100,8 +100,10 @@ def _joining(
     """The voted items that are not there yet, pass, and have a state in this version, with s."""
     there = frozenset(ids)
     others = [item_id for item_id in votes if item_id not in there]
-    passes = passing(wanted, others, [catalogue.categories_of(item_id) for item_id in others])
-    items = find_items(served.version, [item_id for item_id, one in zip(others, passes, strict=True) if one])
+    if not wanted.is_open:
+        passes = passing(wanted, others, [catalogue.categories_of(item_id) for item_id in others])
+        others = [item_id for item_id, one in zip(others, passes.tolist(), strict=True) if one]
+    items = find_items(served.version, others)
     return Joined(item_ids=list(items.item_ids), scores=items.scores(queries, query))
 
 
