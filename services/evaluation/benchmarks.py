@@ -112,6 +112,26 @@ def mutation(request: Request, *, seconds: float | None = None, rates: tuple[int
     return _written(request, report, plain_page("Mutation", question, changes.summary(found), request.how))
 
 
+def encoding(request: Request, *, bundle: Path, inference_server: str = "") -> Report:
+    """An event's encode as one step beside whole windows; writes encoding.{md,json}.
+
+    `inference_server`: host:port of one that serves the bundle, for its rows.
+    Raises: BundleError for a bundle without a step graph.
+    """
+    from services.evaluation import incremental
+
+    began = time.perf_counter()
+    found = incremental.rows(
+        bundle, inference_server=inference_server, quick=request.quick, seed=request.seed, say=request.say
+    )
+    question = (
+        f"What does an event cost a user's state when the history is not read again? Histories of {incremental.EVENTS} "
+        "events, slides of the window included; each event asks for the state before it and the one after it."
+    )
+    report = _report("encoding", request, found, began) | {"model": incremental.described(bundle)}
+    return _written(request, report, plain_page("Encoding", question, found, request.how))
+
+
 def wrong_proofs(rows: list[dict[str, Any]]) -> list[str]:
     """Algorithms whose answers were all called proven exact and yet missed something: there must be none."""
     return [

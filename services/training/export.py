@@ -2,14 +2,13 @@
 
 Inputs item_index (B, L), event_time (B, L), user_index (B,) only for a model with a user-id component, position (B, M);
 outputs components (B, M, P_q, d) and, for a mixture, gate (B, M, P). B, L and M are dynamic. A file whose answers
-differ from PyTorch's by more than 1e-4 is never put into a bundle.
+differ from PyTorch's by more than 1e-4 is never put into a bundle. Beside it, where the encoder can go on from what it
+computed before (HSTU), the step graph of `step_export`, checked the same way.
 
 Letters: B batch, L history length, M positions wanted, P_q query components, P component pairs, d component width.
 """
 
-import logging
 import tempfile
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,21 +19,32 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from services.algorithms.bundle import ENCODER_ONNX, INFERENCE_SERVER_MODEL, Bundle, add_files, load_bundle
+from services.algorithms import incremental_encoding
+from services.algorithms.bundle import (
+    ENCODER_ONNX,
+    ENCODER_STEP_ONNX,
+    INFERENCE_SERVER_MODEL,
+    Bundle,
+    add_files,
+    load_bundle,
+)
 from services.algorithms.models.sequential import SequentialModel
 from services.datasets import Interactions
 from services.training.bundling import load_model
+from services.training.onnx_graphs import ExportError, session, write_graph
 from services.training.sequences import Histories, windows_before
+from services.training.step_export import can_step, max_step_difference, write_step_onnx
+
+__all__ = ["ExportError", "ExportReport", "export_bundle", "max_difference", "session", "write_onnx"]
 
 TOLERANCE = 1e-4
 _SERVER_TEMPLATE = Path(__file__).parents[2] / "deploy" / "inference_server" / "encoder"
 _ONNX_IN_SERVER = f"{INFERENCE_SERVER_MODEL}/1/model.onnx"
+_STEP_IN_SERVER = f"{INFERENCE_SERVER_MODEL}/1/step.onnx"
+# The Python-backend model runs the same cache as the encoder process; nothing else of ours is importable there.
+_CACHE_IN_SERVER = f"{INFERENCE_SERVER_MODEL}/1/incremental_encoding.py"
 
 Arrays = dict[str, npt.NDArray[Any]]
-
-
-class ExportError(RuntimeError):
-    """The exported encoder does not answer as PyTorch does, or cannot be made."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,14 +77,24 @@ def export_bundle(
             raise ExportError(f"{ENCODER_ONNX} differs from PyTorch by {error:.3g}; allowed: {TOLERANCE:g}")
         sources = _named(sources, bundle.model_version, Path(scratch))
         sources |= {ENCODER_ONNX: onnx_file, _ONNX_IN_SERVER: onnx_file}
+        if can_step(model):
+            step_file = Path(scratch) / ENCODER_STEP_ONNX
+            write_step_onnx(model, step_file)
+            step_error = max_step_difference(model, session(step_file))
+            if not step_error <= TOLERANCE:
+                raise ExportError(
+                    f"{ENCODER_STEP_ONNX} differs from PyTorch by {step_error:.3g}; allowed: {TOLERANCE:g}"
+                )
+            error = max(error, step_error)
+            cache_file = Path(incremental_encoding.__file__)
+            sources |= {ENCODER_STEP_ONNX: step_file, _STEP_IN_SERVER: step_file, _CACHE_IN_SERVER: cache_file}
         exported = add_files(bundle.path, sources)
         size = onnx_file.stat().st_size
     return ExportReport(bundle=exported, max_error=error, histories_checked=len(inputs["item_index"]), onnx_bytes=size)
 
 
 def write_onnx(model: SequentialModel, path: Path) -> None:
-    """Export with the dynamo exporter; weights inside the file. Needs the packages onnx and onnxscript."""
-    graph = _Graph(model.eval())
+    """The graph that encodes whole histories. Raises: ExportError if a package is missing."""
     sample = _example(model)
     batch, length, wanted = (torch.export.Dim(name) for name in ("batch", "length", "positions"))
     dynamic: dict[str, Any] = {
@@ -84,33 +104,8 @@ def write_onnx(model: SequentialModel, path: Path) -> None:
     }
     if model.encoder_shape.uses_user_index:
         dynamic["user_index"] = {0: batch}
-    try:
-        with _quiet():
-            program = torch.onnx.export(
-                graph,
-                kwargs=sample,
-                dynamo=True,
-                verbose=False,
-                dynamic_shapes=dynamic,
-                input_names=list(sample),
-                output_names=["components", "gate"] if model.head_shape.is_mixture else ["components"],
-            )
-    except ImportError as exc:
-        raise ExportError(f"export needs the packages onnx and onnxscript: {exc}") from exc
-    if program is None:
-        raise ExportError("the exporter returned nothing")
-    program.save(str(path), external_data=False)
-
-
-def session(path: Path) -> Any:
-    """An ONNX Runtime session on one thread, as serving uses it. Raises: ExportError if ONNX Runtime is missing."""
-    try:
-        import onnxruntime
-    except ImportError as exc:
-        raise ExportError(f"checking the export needs onnxruntime: {exc}") from exc
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    outputs = ["components", "gate"] if model.head_shape.is_mixture else ["components"]
+    write_graph(_Graph(model.eval()), sample, dynamic, path, inputs=list(sample), outputs=outputs)
 
 
 @torch.no_grad()
@@ -205,21 +200,3 @@ def _named(files: dict[str, Path], model_version: str, scratch: Path) -> dict[st
         named.write_text(files[name].read_text(encoding="utf-8") + stanza, encoding="utf-8")
         files[name] = named
     return files
-
-
-class _quiet:
-    """Hold back the exporter's own chatter: deprecations inside its dependencies and progress on its loggers."""
-
-    def __enter__(self) -> None:
-        self._warnings = warnings.catch_warnings()
-        self._warnings.__enter__()
-        warnings.simplefilter("ignore")
-        loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
-        self._levels = [(logger, logger.level) for logger in loggers]
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-
-    def __exit__(self, *_: object) -> None:
-        for logger, level in self._levels:
-            logger.setLevel(level)
-        self._warnings.__exit__(None, None, None)

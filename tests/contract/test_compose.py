@@ -203,9 +203,15 @@ def test_local_model_configuration_has_the_encoders_inputs_and_outputs() -> None
     config = DEPLOY / "inference_server" / "encoder" / "config.pbtxt"
     parsed = text_format.Parse(config.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
     assert (parsed.name, parsed.backend) == ("encoder", "python")
-    assert {tensor.name for tensor in parsed.input} == {"item_index", "event_time", "position", "user_index"}
-    assert [tensor.name for tensor in parsed.input if tensor.optional] == ["user_index"]
-    assert {tensor.name for tensor in parsed.output} == {"components", "gate"}
+    assert {tensor.name for tensor in parsed.input} == {
+        "item_index",
+        "event_time",
+        "position",
+        "user_index",
+        "cache_key",
+    }
+    assert [tensor.name for tensor in parsed.input if tensor.optional] == ["user_index", "cache_key"]
+    assert {tensor.name for tensor in parsed.output} == {"components", "gate", "kept"}
     assert parsed.HasField("dynamic_batching")
 
 

@@ -61,3 +61,32 @@ def test_the_served_states_equal_pytorchs(inference_server: str, small_bundle: P
         np.testing.assert_allclose(states.components, components[0].numpy(), atol=1e-4)
         assert gate is not None
         np.testing.assert_allclose(states.gate, gate[0].numpy(), atol=1e-4)
+
+
+def test_the_server_keeps_keys_and_values_of_a_user_and_drops_them_when_told(
+    inference_server: str, small_bundle: Path
+) -> None:
+    bundle = load_bundle(small_bundle)
+    encoder = encoder_at(inference_server, bundle, model_version=bundle.model_version)
+    rng = np.random.default_rng(1)
+    items = rng.integers(0, bundle.num_items, 60)
+    times = np.sort(rng.integers(10**9, 10**9 + 10**7, 60))
+    key = int(rng.integers(1 << 60))
+
+    def jobs(cache_key: int | None) -> list[EncodeJob]:
+        return [
+            EncodeJob(items[:length], times[:length], -1, [length - 2, length - 1], cache_key=cache_key)
+            for length in (40, 41, 44, 60)
+        ]
+
+    kept, whole = encoder.encode(jobs(key)), encoder.encode(jobs(None))
+    for mine, expected in zip(kept, whole, strict=True):
+        np.testing.assert_allclose(mine.components, expected.components, atol=1e-4)
+    counts = encoder.cache_counts()
+    assert (counts.hits, counts.misses) == (3, 1)
+    # Up to the first wanted position or to what was sent before, whichever comes first.
+    assert counts.reused_events == min(40, 39) + min(41, 42) + min(44, 58)
+    encoder.drop([key])
+    after = encoder.cache_counts()
+    assert after.bytes < counts.bytes
+    encoder.close()

@@ -70,36 +70,40 @@ class SequentialModel(nn.Module):
         """item_index (B, L) dense, from X on a bucket, PADDING at the end of rows; event_time (B, L) s -> (B, L, D)."""
         if item_index.shape[1] > self.encoder_shape.max_history:
             raise ValueError(f"history length={item_index.shape[1]}; allowed: at most {self.encoder_shape.max_history}")
-        encoded: Tensor = self.encoder(self._embed(item_index), event_time)
+        present = (item_index >= 0).unsqueeze(-1)
+        embedded = self.item_embedding(item_index.clamp(min=0)) * present
+        encoded: Tensor = self.encoder(embedded, event_time)
         return encoded
 
     def states_at(
         self, item_index: Tensor, event_time: Tensor, user_index: Tensor | None, position: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Query states after chosen positions: position (B, M) -> components (B, M, P_q, d), gate (B, M, P) or None."""
-        return self._states(self.encode(item_index, event_time), user_index, position)
+        encoded = self.encode(item_index, event_time)
+        chosen = encoded.gather(1, position.unsqueeze(-1).expand(-1, -1, encoded.shape[-1]))
+        users = None if user_index is None else user_index.unsqueeze(1).expand(-1, position.shape[1])
+        return self.head.query_states(chosen, users)
 
     def step(
-        self, item_index: Tensor, event_time: Tensor, user_index: Tensor | None, position: Tensor, past: Past
-    ) -> tuple[tuple[Tensor, Tensor | None], list[Tensor], list[Tensor]]:
-        """`states_at` for the S events after `past` alone, and their keys and values per block.
+        self,
+        item_index: Tensor,
+        event_time: Tensor,
+        place: Tensor,
+        user_index: Tensor | None,
+        position: Tensor,
+        past: Past,
+    ) -> tuple[tuple[Tensor, Tensor | None], Tensor, Tensor]:
+        """`states_at` for the S events after `past` alone, of one history, and their keys and values.
 
-        item_index, event_time (B, S); position (B, M) counts from the first of them.
+        item_index, event_time, place (S,), without padding; user_index (1,); position (M,) counts from the first of
+        them -> components (M, P_q, d), gate (M, P) or None.
         Raises: ValueError for an encoder that cannot go on from a past (SASRec's positions count from the window's).
         """
         if not isinstance(self.encoder, HstuEncoder):
             raise ValueError(f"encoder.kind={self.encoder_shape.kind!r} encodes whole histories only; allowed: 'hstu'")
-        encoded, keys, values = self.encoder.step(self._embed(item_index), event_time, past)
-        return self._states(encoded, user_index, position), keys, values
-
-    def _embed(self, item_index: Tensor) -> Tensor:
-        embedded: Tensor = self.item_embedding(item_index.clamp(min=0)) * (item_index >= 0).unsqueeze(-1)
-        return embedded
-
-    def _states(self, encoded: Tensor, user_index: Tensor | None, position: Tensor) -> tuple[Tensor, Tensor | None]:
-        chosen = encoded.gather(1, position.unsqueeze(-1).expand(-1, -1, encoded.shape[-1]))
-        users = None if user_index is None else user_index.unsqueeze(1).expand(-1, position.shape[1])
-        return self.head.query_states(chosen, users)
+        encoded, keys, values = self.encoder.step(self.item_embedding(item_index), event_time, place, past)
+        users = None if user_index is None else user_index.expand(position.shape[0])
+        return self.head.query_states(encoded[position], users), keys, values
 
     @property
     def item_rows(self) -> Tensor:

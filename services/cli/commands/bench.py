@@ -131,6 +131,40 @@ def mutation(
         )
 
 
+@app.command("encoding")
+@reports_errors
+def encoding(
+    *,
+    bundle: Annotated[Path, typer.Option(envvar="FRESHET_BUNDLE", help="A trained model, exported.")] = Path(
+        ".freshet/bundle"
+    ),
+    inference_server: Annotated[
+        str, typer.Option(help="host:port of an inference server with the same bundle, for its rows.")
+    ] = "",
+    quick: Quick = False,
+    out: Out = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Encoding one more event: a step from kept keys and values, beside the whole window encoded anew.
+
+    Example:  freshet bench encoding --quick --bundle .freshet/bundle
+
+    Example:  freshet bench encoding --inference-server 127.0.0.1:18001
+    """
+    wait_without_spinning()
+    from services.evaluation import benchmarks
+
+    with in_sentences(when_memory_ends="--quick"):
+        measured(
+            lambda request: benchmarks.encoding(request, bundle=bundle, inference_server=inference_server),
+            out=out,
+            quick=quick,
+            seed=seed,
+            as_json=as_json,
+        )
+
+
 def _on_gpu(shapes: list[str], batches: list[int], *, quick: bool, seed: int, as_json: bool) -> None:
     """Hand over to the GPU's table, whose exit status says whether there was a card and whether proofs held."""
     import torch

@@ -135,6 +135,36 @@ def test_a_changed_event_in_the_middle_leaves_what_lies_before_it() -> None:
     np.testing.assert_allclose(found["components"], whole(window, [11])[0], rtol=0, atol=1e-4)
 
 
+def test_the_state_before_an_event_is_remembered_from_when_it_was_the_state_after_the_last() -> None:
+    session = StepSession(MODEL)
+    encoder = IncrementalEncoder(session, max_bytes=MEGABYTE)
+    window = history(12)
+    incremental(encoder, 1, window[:11], [10])
+    found = incremental(encoder, 1, window, [10, 11])
+    assert session.encoded == [11, 1]
+    np.testing.assert_allclose(found["components"], whole(window, [10, 11])[0], rtol=0, atol=1e-4)
+    # Asked for again, nothing is encoded; but a state further back is.
+    again = incremental(encoder, 1, window, [11])
+    np.testing.assert_array_equal(again["components"], found["components"][1:])
+    back = incremental(encoder, 1, window, [9, 11])
+    np.testing.assert_allclose(back["components"], whole(window, [9, 11])[0], rtol=0, atol=1e-4)
+    assert session.encoded == [11, 1, 3]
+
+
+def test_a_run_that_failed_leaves_no_state_of_events_that_were_cut_off() -> None:
+    session = StepSession(MODEL)
+    encoder = IncrementalEncoder(session, max_bytes=MEGABYTE)
+    window = history(12)
+    incremental(encoder, 1, window, [11])
+    changed_window = [*window[:8], (5, window[8][1])]
+    session.fails = True
+    with pytest.raises(RuntimeError, match="as told"):
+        incremental(encoder, 1, changed_window, [8])
+    session.fails = False
+    found = incremental(encoder, 1, window[:8], [7])
+    np.testing.assert_allclose(found["components"], whole(window[:8], [7])[0], rtol=0, atol=1e-4)
+
+
 def test_two_users_under_one_key_get_their_own_states() -> None:
     encoder = IncrementalEncoder(StepSession(MODEL), max_bytes=MEGABYTE)
     one, other = history(9), [(5 - item, time + 7) for item, time in history(9)]
@@ -148,8 +178,8 @@ def test_the_least_recently_used_go_first_and_a_dropped_user_leaves_nothing() ->
     one_users_bytes = IncrementalEncoder(session, max_bytes=MEGABYTE)
     incremental(one_users_bytes, 0, history(5), [4])
     size = one_users_bytes.counts().bytes
-    # 25 places of item, time, and per block keys and values of two heads.
-    assert size == 25 * (8 + 8 + 3 * 2 * (5 + 7) * 4)
+    # 25 places of item, time, place, and per block keys and values of two heads; then one state.
+    assert size == 25 * (8 + 8 + 8 + 3 * 2 * (5 + 7) * 4) + (3 * 4 + 6) * 4
     encoder = IncrementalEncoder(session, max_bytes=2 * size)
     for user in (1, 2, 1, 3):
         incremental(encoder, user, history(5), [4])

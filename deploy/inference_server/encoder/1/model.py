@@ -2,12 +2,14 @@
 
 The server hands over a dynamic batch; requests of similar length become one run of 1/model.onnx. It knows the names
 of the inputs and outputs and nothing about histories, users or weights, and takes what the ONNX file asks for: a
-`user_index` that the file has no use for is left out.
+`user_index` that the file has no use for is left out. Rows with a `cache_key` are encoded by 1/step.onnx from what was
+kept of them (1/incremental_encoding.py, the encoder process's own module), one after the other, in order.
 
 Letters: B batch, L history, M positions wanted.
 """
 
 import os
+import sys
 from itertools import groupby
 from pathlib import Path
 
@@ -17,6 +19,8 @@ import triton_python_backend_utils as pb_utils
 
 # Rows per run: the attention weights of one run stay in the cache, and memory stays bounded for any B.
 MAX_ROWS = int(os.environ.get("FRESHET_ENCODER_MAX_ROWS", "64"))
+# Keys and values that are kept, at most. About 640 kB of them make a full window of 8 blocks at L = 200.
+CACHE_MIB = int(os.environ.get("FRESHET_ENCODER_CACHE_MIB", "256"))
 UNKNOWN_USER = -1
 
 
@@ -48,6 +52,9 @@ def _widen(array, width, fill=None):
 def _problem(inputs):
     """What is wrong with one request's arrays, or None."""
     items, times, position = inputs["item_index"], inputs["event_time"], inputs["position"]
+    keys = inputs.get("cache_key")
+    if keys is not None and keys.min() < 0:
+        return f"cache_key={keys.min()}; allowed: 0 or more, or no such input"
     if items.shape != times.shape:
         return f"item_index has shape {items.shape} and event_time {times.shape}; they must be equal"
     if items.shape[1] == 0 or position.shape[1] == 0:
@@ -71,6 +78,7 @@ class TritonPythonModel:
         self.session = _session(folder / "model.onnx")
         self.inputs = {spec.name for spec in self.session.get_inputs()}
         self.outputs = [spec.name for spec in self.session.get_outputs()]
+        self.incremental = self._incremental(folder)
         one = np.zeros((1, 1), dtype=np.int64)
         self._run({"item_index": one, "event_time": one, "position": one, "user_index": np.array([UNKNOWN_USER])})
 
@@ -81,7 +89,9 @@ class TritonPythonModel:
         good = []
         for index, inputs in enumerate(parsed):
             problem = _problem(inputs)
-            if problem is None:
+            if problem is None and "cache_key" in inputs:
+                responses[index] = self._response(self._go_on(inputs), requests[index].requested_output_names())
+            elif problem is None:
                 good.append(index)
             else:
                 responses[index] = _refusal(problem)
@@ -96,17 +106,56 @@ class TritonPythonModel:
                 responses[index] = self._response(outputs, wanted)
         return responses
 
+    def _incremental(self, folder):
+        """Over 1/step.onnx; None where the encoder has none (SASRec)."""
+        if not (folder / "step.onnx").exists():
+            return None
+        sys.path.insert(0, str(folder))
+        from incremental_encoding import IncrementalEncoder
+
+        return IncrementalEncoder(_session(folder / "step.onnx"), max_bytes=CACHE_MIB << 20)
+
+    def _go_on(self, inputs):
+        """Rows one by one, each from what is kept under its key; an empty row has that dropped."""
+        if self.incremental is None:
+            return self._run(inputs)
+        rows = []
+        for row, key in enumerate(inputs["cache_key"].tolist()):
+            length = int((inputs["item_index"][row] >= 0).sum())
+            if length:
+                states, reused = self.incremental.encode(
+                    key,
+                    inputs["item_index"][row, :length],
+                    inputs["event_time"][row, :length],
+                    int(inputs["user_index"][row]),
+                    inputs["position"][row].clip(max=length - 1),
+                )
+            else:
+                self.incremental.drop(key)
+                states, reused = self._no_states(inputs["position"].shape[1]), 0
+            rows.append({**states, "kept": np.array([reused, self.incremental.counts().bytes], dtype=np.int64)})
+        return {name: np.stack([states[name] for states in rows]) for name in rows[0]}
+
+    def _no_states(self, positions):
+        return {
+            spec.name: np.zeros((positions, *spec.shape[2:]), dtype=np.float32) for spec in self.session.get_outputs()
+        }
+
     def _parse(self, request):
         arrays = {}
-        for name in ("item_index", "event_time", "position", "user_index"):
+        for name in ("item_index", "event_time", "position", "user_index", "cache_key"):
             tensor = pb_utils.get_input_tensor_by_name(request, name)
             if tensor is not None:
                 arrays[name] = tensor.as_numpy()
         rows = len(arrays["item_index"])
         arrays["user_index"] = arrays.get("user_index", np.full(rows, UNKNOWN_USER, dtype=np.int64)).reshape(rows)
+        if "cache_key" in arrays:
+            arrays["cache_key"] = arrays["cache_key"].reshape(rows)
         return arrays
 
     def _response(self, outputs, wanted):
+        # Somebody who names no outputs is sent all of them.
+        outputs = {"kept": np.zeros((len(outputs["components"]), 2), dtype=np.int64), **outputs}
         missing = [name for name in wanted if name not in outputs]
         if missing:
             message = f"output {missing[0]!r} is not made by this model; it has: {', '.join(self.outputs)}"
