@@ -316,8 +316,11 @@ class Refresher:
         now = time.monotonic()
         if now >= self._sweep_at:
             self._sweep_at = now + self._limits.sweep_s
-            with self._held.lock:
-                for state in self._held.partitions.values():
+            for state in self._held.partitions.values():
+                state.to_sweep = state.to_sweep or list(state.published)
+        for state in self._held.partitions.values():
+            if state.to_sweep:
+                with self._held.lock:
                     self._publisher.sweep(state)
         if now >= self._snapshot_at:
             self._snapshot_at = now + self._limits.snapshot_s

@@ -81,6 +81,8 @@ class Partition:
         # The sum of a hash of every visible entry: the memory's own digest reads all of it.
         self._memory_mix = 0
         self.quiet_until = -1
+        # Published items that the sweep at hand has not looked at yet.
+        self.to_sweep: list[str] = []
 
     @property
     def is_quiet(self) -> bool:
@@ -127,7 +129,7 @@ class Partition:
     @property
     def nbytes(self) -> int:
         """Bytes held for items, interactions and the memory, as far as they are counted."""
-        takers = 8 * sum(map(len, self.takers.values()))
+        takers = 8 * self.sums.num_interactions
         return self.sums.nbytes + self.memory.nbytes + self.ledger.nbytes + takers + self.parked.nbytes
 
     def note_time(self, interaction: Interaction) -> None:

@@ -31,6 +31,8 @@ NOTHING = "no interactions"
 _STANDS_IN = (NOTHING, TOO_FEW, NO_DIRECTION)
 # Texts encoded for one batch, about 10 ms each: interactions wait for it.
 _MAX_TEXTS = 8
+# Items that a sweep looks at in one turn: a few milliseconds.
+_MAX_SWEPT = 500
 # Below this a change of lambda through age alone is not worth a record.
 _SHARE_STEP = 0.01
 
@@ -94,8 +96,11 @@ class Publisher:
         return np.where(_in_bundle(state, item_ids), self._lambdas(state, item_ids, state.sums.of(item_ids)), 0.0)
 
     def sweep(self, state: Partition) -> None:
-        """Mark the items whose model's share has moved since they were published, as stream time went on."""
-        item_ids = [item_id for item_id in state.published if item_id in state.sums]
+        """Mark those of the next items to sweep whose model's share has moved since, as stream time went on."""
+        turn, state.to_sweep = state.to_sweep[:_MAX_SWEPT], state.to_sweep[_MAX_SWEPT:]
+        item_ids = [item_id for item_id in turn if item_id in state.published and item_id in state.sums]
+        if not item_ids:
+            return
         before = np.array([state.published[item_id] for item_id in item_ids])
         moved = np.abs(self.shares(state, item_ids) - before) > _SHARE_STEP
         for place in np.flatnonzero(moved).tolist():

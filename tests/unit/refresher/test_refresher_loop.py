@@ -1,6 +1,7 @@
 """The refresher's thread, step by step over in-memory ports: takeover, crashes, publication, listings, faults."""
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
@@ -225,6 +226,35 @@ def test_a_text_speaks_for_a_new_item_until_enough_users_do_and_again_when_they_
     again = world.refresher(min_users=2, content=ContentStates(texts))
     again.settle()
     assert readers_view(world.outbox.deltas)[0]["new"].components[:, 3].tolist() == [1, 1]
+
+
+def test_a_snapshot_publishes_everything_again_and_changes_nothing() -> None:
+    world = world_of(70)
+    running = world.refresher()
+    running.settle()
+    before = readers_view(world.outbox.deltas)
+    world.outbox.deltas.clear()
+    running.held.partitions[0].mark_everything()
+    running.settle()
+    after = readers_view(world.outbox.deltas)
+    assert [view.keys() for view in after] == [view.keys() for view in before]
+    for item_id, change in after[0].items():
+        assert np.array_equal(change.components, before[0][item_id].components)
+
+
+def test_two_models_are_folded_side_by_side_from_one_topic() -> None:
+    world = world_of(71, count=200)
+    items = dataclasses.replace(RULES.items, model_version="model-b")
+    beside = World(dataclasses.replace(RULES, items=items), log=world.log, outbox=world.outbox)
+    live, new = world.refresher(), beside.refresher()
+    live.settle()
+    new.settle()
+    (one,), (other,) = live.held.partitions.values(), new.held.partitions.values()
+    mine = sum(other.counts[outcome] for outcome in ("folded", "void", "duplicates", "unknown_item"))
+    assert one.other_models == {"model-b": mine}
+    assert one.digest() == fold_all(world.rules, world.log).digest()
+    assert other.digest() == fold_all(beside.rules, world.log).digest()
+    assert {delta.key.split(b"/")[0] for delta in world.outbox.deltas} == {b"model-a", b"model-b"}
 
 
 def test_many_texts_take_turns_with_interactions() -> None:
