@@ -1,0 +1,68 @@
+"""`freshet rebuild` beside a running stack: the digests of a fold from zero are the live ones."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from freshet.v1 import gateway_pb2, gateway_pb2_grpc, refresher_pb2, refresher_pb2_grpc
+
+from services.algorithms.bundle import load_bundle
+from services.cli.stack import Stack
+
+pytestmark = pytest.mark.integration
+
+
+def rebuild(stack: Stack, *options: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "services.cli", "rebuild", "--state", str(stack.place.state.root), "--json", *options],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def record(stack: Stack, users: int) -> int:
+    """Ratings of so many users; returns how many attributions they make (a first one is preceded by no state)."""
+    item_ids = load_bundle(stack.bundle).item_ids
+    now_s = int(time.time())
+    stub_type: Any = gateway_pb2_grpc.GatewayServiceStub
+    with grpc.insecure_channel(stack.address("gateway")) as channel:
+        for user in range(users):
+            request = gateway_pb2.RecordInteractionsRequest()
+            for number in range(6):
+                event = request.interactions.add(
+                    user_id=f"rebuild-{user}", item_id=item_ids[(7 * user + number) % 40], type="rating", value=5.0
+                )
+                event.event_time.seconds = now_s - 100 + number
+            stub_type(channel).RecordInteractions(request, timeout=30)
+    return 5 * users
+
+
+def test_a_rebuild_beside_the_running_refresher_ends_in_its_digests(stack: Stack, tmp_path: Path) -> None:
+    expected = record(stack, 40)
+    stub_type: Any = refresher_pb2_grpc.RefresherServiceStub
+    with grpc.insecure_channel(stack.address("refresher")) as channel:
+        deadline = time.monotonic() + 60
+        while True:
+            status = stub_type(channel).GetStatus(refresher_pb2.GetStatusRequest(), timeout=10)
+            if sum(one.counts["folded"] for one in status.partitions) >= expected:
+                break
+            assert time.monotonic() < deadline, status
+            time.sleep(0.1)
+    report = rebuild(stack)
+    assert not report["kept"]
+    assert [row["equal"] for row in report["partitions"]] == [True] * 8
+    assert report["counts"]["folded"] >= expected
+    # Killed and started again it stands where it stood.
+    stack.kill("refresher")
+    stack.start("refresher")
+    assert [row["equal"] for row in rebuild(stack)["partitions"]] == [True] * 8
