@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 
-from services.common.errors import DeadlineExceeded, DependencyUnavailable
+from services.common.errors import FreshetError
 from services.common.forgets import Forget
 from services.common.state_store import UserHistory, UserUpdate
 from services.common.topics import FORGETS
@@ -125,7 +125,7 @@ class ForgetUsers:
     def _drop_cached(self, users: Collection[str]) -> None:
         try:
             self._encoder.drop([cache_key(user_id) for user_id in users])
-        except (DependencyUnavailable, DeadlineExceeded) as exc:
+        except FreshetError as exc:
             # Its cache is bounded, in memory, and never decides what a state is: no reason to hold a forget up.
             log.warning("encoder_cache_not_dropped", users=len(users), reason=exc.message)
 
