@@ -2,8 +2,8 @@
 
 Every contender's settings are chosen by the same walk, baselines' included; nothing of the stream that is reported on
 has happened yet. Baselines are chosen for what they are compared on, new items' hit rate@50. XS is there to find new
-items and must not harm the rest: of the settings that find them better than both baselines, the one with the best mean
-reciprocal rank over all events; where none does, the one that finds them best.
+items and must not harm the rest: of the settings that find them clearly better than both baselines, the one with the
+best mean reciprocal rank over all events; where none does, the one that finds them best.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,30 +25,34 @@ Row = dict[str, Any]
 MIN_USERS = 3
 _KINDS = {"all": "all", "new items, from their 3rd interaction": "new", "items of the training": "known"}
 _FEEDBACK = ("*:1", "rating:0.5@3,*:1", "rating:0.25@1,*:1")
-# lambda of the model's items, and of new ones: the first of each is tried with every feedback.
+# lambda of the model's items, and of new ones; the first two and the first are tried with every feedback.
 _SHARES = (
-    "fixed(least=0.5)",
     "frozen",
-    "fixed(least=0.3)",
-    "fixed(least=0.7)",
-    "fixed(least=0.9)",
-    "evidence(prior=10)",
-    "evidence(prior=30)",
     "evidence(prior=100)",
-    "evidence(prior=30,half_life=30d)",
+    "evidence(prior=30)",
+    "evidence(prior=300)",
+    "evidence(prior=1000)",
+    "evidence(prior=100,half_life=30d)",
+    "fixed(least=0.9)",
+    "fixed(least=0.7)",
+    "fixed(least=0.5)",
 )
 _NEW_SHARES = (
-    "new_item",
-    "fixed(least=0.1)",
-    "fixed(least=0.2)",
-    "evidence(prior=0.1)",
+    "evidence(prior=3)",
     "evidence(prior=0.3)",
     "evidence(prior=1)",
-    "evidence(prior=3)",
+    "evidence(prior=2)",
+    "evidence(prior=5)",
+    "evidence(prior=7)",
+    "evidence(prior=10)",
+    "fixed(least=0)",
+    "fixed(least=0.2)",
 )
 _MODEL_SHARES = (0.9, 0.7, 0.5, 0.3, 0.15)
 _VOTERS = (8, 16, 64)
 _CAPACITY = 50_000
+# Held-out time is not the stream: new items have to be found this much better than by either baseline.
+_MARGIN = 1.2
 _HALF_LIVES: tuple[float | None, ...] = (None, 20_000, 5_000, 1_000)
 _NEIGHBOUR_SETTINGS = tuple(
     NeighbourSettings(window=window, recency=recency, damping=damping, shrink=2.0)
@@ -101,7 +105,7 @@ def choose(
     item_knn = trial.walk(
         "item-kNN", [StreamingItemNeighbours(setting, one, name=name) for name, one in neighbours.items()]
     )
-    bar = max(float(row["new hr@50"]) for row in [*popularity, *item_knn])
+    bar = _MARGIN * max(float(row["new hr@50"]) for row in [*popularity, *item_knn])
     sources = {text: Feedback(policy=FeedbackPolicy.parse(text)) for text in _FEEDBACK}
     # What happened before the stream was what the model was trained on; does it say something once more?
     sources |= {f"{_FEEDBACK[0]}; from the past": replace(sources[_FEEDBACK[0]], from_past=True)}

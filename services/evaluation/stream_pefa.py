@@ -21,12 +21,13 @@ from services.algorithms.pefa.policy import NEW_ITEM_SHARE, FeedbackPolicy, Shar
 from services.algorithms.pefa.refresh import refreshed, unit
 from services.algorithms.pefa.sums import ItemSums, SumsOf
 from services.algorithms.pefa.votes import VotingIndex
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.evaluation.stream_models import StreamModel
 from services.evaluation.stream_setting import BoolArray, IntArray, StreamSetting
 from services.evaluation.stream_walk import Contender, EventBatch, Scores
 
 _PAST_EVENTS_PER_BATCH = 4096
+_ENOUGH_INTERACTIONS = 10
 # Fetched beyond k where a user's own interactions do not count: more than most people have in a memory.
 _OWN_INTERACTIONS = 256
 
@@ -147,6 +148,29 @@ class RefreshedItems:
             scores[asked.rows] = MolScorer(states, self._model.pair_gate).scores(asked.queries)
         return scores
 
+    def behind(self, queries: QueryStates) -> dict[str, float]:
+        """Why XS moves items as it does, as means over items with enough interactions; empty without any.
+
+        An average of queries is nearer to any query than a trained item is, the more so the less queries differ: how
+        much nearer says how short a new item's state has to be.
+        """
+        said = self._sums.of(self._ids)
+        enough = said.counts >= _ENOUGH_INTERACTIONS
+        known, new = np.flatnonzero(enough & self._known), np.flatnonzero(enough & ~self._known)
+        if not len(known) or not len(new) or not len(queries):
+            return {}
+        directions = refreshed(self._base_of(known), said.sums[known], np.zeros(len(known)))
+        cosines = np.einsum("npd,npd->np", directions.components, self._base.components[known])
+        arrived = refreshed(self._base_of(new), said.sums[new], np.zeros(len(new)))
+        gate = self._model.pair_gate
+        return {
+            "cosine of a known item's model state and what its interactions say": float(cosines.mean()),
+            "coherence of a known item's interactions": float(said.coherence[known].mean()),
+            "similarity of a query and a known item, model alone": _mean_score(self._base_of(known), gate, queries),
+            "the same items, interactions alone": _mean_score(directions, gate, queries),
+            "a new item, interactions alone": _mean_score(arrived, gate, queries),
+        }
+
     def _base_of(self, codes: IntArray) -> ItemStates:
         gate = None if self._base.gate is None else self._base.gate[codes]
         return ItemStates(components=self._base.components[codes], gate=gate)
@@ -200,6 +224,10 @@ class _Asked:
     num_rows: int
 
 
+def _mean_score(items: ItemStates, pair_gate: PairGate | None, queries: QueryStates) -> float:
+    return float(MolScorer(items, pair_gate).scores(queries).mean())
+
+
 def _by_share(shares: Mapping[str, SharePolicy]) -> dict[SharePolicy, list[str]]:
     """Names by policy: what is scored once for all of them."""
     found: dict[SharePolicy, list[str]] = {}
@@ -247,6 +275,8 @@ class WithVotes:
         self._index = VotingIndex(
             num_components=num_components, width=width, model_version="stream", leave_out=model.user_component
         )
+        self._nearest = max(one.k for one in votes.values())
+        self._num_voters = self._num_on_seen = 0
         self._num_items = setting.interactions.num_items
         self._users: dict[int, set[int]] = {}
         if feedback.from_past:
@@ -265,6 +295,11 @@ class WithVotes:
                 found[f"{inner}{name}"] = settings.share * similarity + (1 - settings.share) * cast[name]
         self._remember(self._setting.split + batch.places)
         return found
+
+    @property
+    def share_on_seen(self) -> float:
+        """The share of voters so far whose item the user has had: they change no answer."""
+        return self._num_on_seen / max(1, self._num_voters)
 
     def _cast(self, batch: EventBatch) -> dict[str, npt.NDArray[np.float32]]:
         """Votes (C, X) by variant: the k nearest of the memory and of the batch's own earlier interactions."""
@@ -287,6 +322,8 @@ class WithVotes:
                 similarity, codes, weights, ids = similarity[allowed], codes[allowed], weights[allowed], ids[allowed]
             # Equal states (one-event histories of one item) are common; the index orders them by entry id, too.
             order = np.lexsort((ids, -np.round(similarity, 6)))
+            self._num_voters += min(self._nearest, len(order))
+            self._num_on_seen += int(batch.excluded[row, codes[order[: self._nearest]]].sum())
             for name, settings in self._votes.items():
                 nearest = order[: settings.k]
                 given = weights[nearest] * similarity[nearest] / settings.k

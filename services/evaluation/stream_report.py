@@ -41,6 +41,7 @@ DATASETS = ("ml-1m", "ml-latest-small")
 _WITHHELD_SHARES = {"ml-latest-small": 0.0}
 _WITHHELD_SHARE = 0.1
 _CHOICE_PREDICTS_EVERY = 4
+_SAMPLED_QUERIES = 1000
 # A seed no stream uses: what is withheld while choosing is not what is withheld while measuring.
 _CHOICE_SEED = 1000
 XS, ALONE, FROZEN, RETRAINED = "XS", "XS, m = 1", "frozen", "retrained"
@@ -53,6 +54,7 @@ class _Seed:
     setting: StreamSetting
     table: EventColumns
     ranks: dict[str, IntArray]
+    behind: dict[str, float]
 
 
 def run(
@@ -153,19 +155,18 @@ def _walk_seed(
         XS: Refreshing(share=policies.share, new_share=policies.new_share, min_users=policies.min_users),
         ALONE: Refreshing(share=policies.share, new_share=policies.new_share, min_users=1),
     }
+    items = RefreshedItems(setting, model, policies.feedback, refreshing)
+    voting = WithVotes(
+        setting,
+        model,
+        policies.feedback,
+        {" + XL": policies.votes},
+        [TrainedModels(setting, [model], name=FROZEN), items],
+        capacity=policies.capacity,
+        min_users=policies.min_users,
+    )
     contenders: list[Contender] = [
-        WithVotes(
-            setting,
-            model,
-            policies.feedback,
-            {" + XL": policies.votes},
-            [
-                TrainedModels(setting, [model], name=FROZEN),
-                RefreshedItems(setting, model, policies.feedback, refreshing),
-            ],
-            capacity=policies.capacity,
-            min_users=policies.min_users,
-        ),
+        voting,
         TrainedModels(setting, models, name=RETRAINED),
         StreamingPopularity(setting, half_life_events=policies.half_life_events),
         StreamingItemNeighbours(setting, policies.neighbours),
@@ -177,7 +178,11 @@ def _walk_seed(
         progress=lambda done: request.say(f"{name}, seed {seed}: {done:,} of {setting.num_streamed:,} events"),
     )
     ranks = {name: found for name, found in walked.ranks.items() if name != f"{ALONE} + XL"}
-    return _Seed(setting=setting, table=_table(setting, model, walked), ranks=ranks)
+    sample = walked.places[:: max(1, len(walked.places) // _SAMPLED_QUERIES)]
+    behind = items.behind(model.queries(sample)[1]) | {
+        "share of XL's voters on what the user had": voting.share_on_seen
+    }
+    return _Seed(setting=setting, table=_table(setting, model, walked), ranks=ranks, behind=behind)
 
 
 def _table(setting: StreamSetting, model: StreamModel, walked: Walked) -> EventColumns:
@@ -254,5 +259,9 @@ def _setting_row(
         "events on new items": int(new.sum()),
         "trained again after": list(trainings),
         "predicted every": predict_every,
+        "behind": {
+            label: round(float(np.mean([one.behind[label] for one in walked if label in one.behind])), 4)
+            for label in dict.fromkeys(label for one in walked for label in one.behind)
+        },
         **policies.as_plain(),
     }

@@ -72,7 +72,7 @@ def test_one_setting_of_each_contender_was_chosen_and_is_the_best_tried(report: 
 
 def test_xs_is_chosen_for_all_events_among_what_finds_new_items_better_than_baselines(report: dict[str, Any]) -> None:
     baselines = [row for row in report["choices"] if row["contender"] in ("popularity", "item-kNN")]
-    bar = max(row["new hr@50"] for row in baselines)
+    bar = 1.2 * max(row["new hr@50"] for row in baselines)
     for contender in ("XS, feedback", "XS"):
         tried = [row for row in report["choices"] if row["contender"] == contender]
         best = [row for row in tried if row["chosen"]]
