@@ -64,7 +64,7 @@ def test_nothing_known_means_the_model_alone() -> None:
 def test_the_named_policies_are_what_their_names_say() -> None:
     assert FROZEN.model_share(1e9, 1.0, 0.0) == 1
     assert PAPER.model_share(0.3, 0.2, 1e9) == 0.5
-    assert DEFAULT_SHARE.model_share(DEFAULT_SHARE.prior, 1.0, 0.0) == pytest.approx(0.5)
+    assert DEFAULT_SHARE.model_share(DEFAULT_SHARE.prior, 1.0, 0.0) == pytest.approx(0.95)
     assert SharePolicy(prior=10, half_life_seconds=60).model_share(20, 1.0, 60) == pytest.approx(0.5)
     assert SharePolicy.parse("default") == DEFAULT_SHARE
 
