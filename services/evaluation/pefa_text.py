@@ -84,7 +84,7 @@ def _rows_of(data: TextSet, request: Request) -> list[Row]:
         {"table": "serving", **row}
         for row in serving.rows(
             data,
-            {"xs": settings["xs"], "xl": settings["xl"]},
+            settings,
             seed=seed,
             num_timed=50 if quick else 100,
             say=request.say,
