@@ -6,19 +6,21 @@ items and must not harm the rest: of the settings that find them clearly better 
 best mean reciprocal rank over all events; where none does, the one that finds them best.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
+from services.algorithms.pefa.share_choice import new_item_share
 from services.evaluation.stream_baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
 from services.evaluation.stream_measures import METRICS, chosen, columns, kinds
 from services.evaluation.stream_models import StreamModel, TrainedModels
 from services.evaluation.stream_pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
 from services.evaluation.stream_setting import StreamSetting
-from services.evaluation.stream_walk import Contender, walk
+from services.evaluation.stream_walk import Contender, EventBatch, Scores, walk
 
 Row = dict[str, Any]
 
@@ -28,8 +30,9 @@ _FEEDBACK = ("*:1", "rating:0.5@3,*:1", "rating:0.25@1,*:1")
 # lambda of the model's items, and of new ones; the first two and the first are tried with every feedback.
 _SHARES = (
     "frozen",
-    "evidence(prior=100)",
+    "default",
     "evidence(prior=30)",
+    "evidence(prior=100)",
     "evidence(prior=300)",
     "evidence(prior=1000)",
     "evidence(prior=100,half_life=30d)",
@@ -39,17 +42,21 @@ _SHARES = (
 )
 _NEW_SHARES = (
     "evidence(prior=3)",
-    "evidence(prior=0.3)",
+    "new_item",
+    "evidence(prior=0.5)",
     "evidence(prior=1)",
-    "evidence(prior=2)",
     "evidence(prior=5)",
-    "evidence(prior=7)",
     "evidence(prior=10)",
+    "evidence(prior=1,least=0.2)",
+    "evidence(prior=2,least=0.2)",
+    "evidence(prior=1,least=0.4)",
+    "evidence(prior=3,least=0.4)",
     "fixed(least=0)",
-    "fixed(least=0.2)",
 )
+# The closed form's length of a new item, reached after about this many like-minded interactions.
+_CLOSED_FORM_PRIORS = (0.5, 3.0)
 _MODEL_SHARES = (0.9, 0.7, 0.5, 0.3, 0.15)
-_VOTERS = (8, 16, 64)
+_VOTERS = (16, 32, 64)
 _CAPACITY = 50_000
 # Held-out time is not the stream: new items have to be found this much better than by either baseline.
 _MARGIN = 1.2
@@ -110,15 +117,19 @@ def choose(
     # What happened before the stream was what the model was trained on; does it say something once more?
     sources |= {f"{_FEEDBACK[0]}; from the past": replace(sources[_FEEDBACK[0]], from_past=True)}
     first = _pairs(_SHARES[:2], _NEW_SHARES[:1])
+    observed = _Observed(setting, model, sources[_FEEDBACK[0]])
     by_feedback = trial.walk(
         "XS, feedback",
         [
-            RefreshedItems(setting, model, feedback, {f"{source} with {name}": pair for name, pair in first.items()})
-            for source, feedback in sources.items()
+            observed,
+            *(
+                RefreshedItems(setting, model, own, {f"{source} with {name}": pair for name, pair in first.items()})
+                for source, own in sources.items()
+            ),
         ],
     )
     feedback = sources[trial.best_beyond(bar, by_feedback).split(" with ")[0]]
-    pairs = _pairs(_SHARES, _NEW_SHARES)
+    pairs = _pairs(_SHARES, [*_NEW_SHARES, *observed.closed_forms()])
     refreshing = pairs[trial.best_beyond(bar, trial.walk("XS", [RefreshedItems(setting, model, feedback, pairs)]))]
     votes = {f"; lambda {share:g}, k {k}": VoteSettings(k=k, share=share) for share in _MODEL_SHARES for k in _VOTERS}
     frozen = TrainedModels(setting, [model], name="frozen")
@@ -147,6 +158,26 @@ def _pairs(shares: Sequence[str], new_shares: Sequence[str]) -> dict[str, Refres
         for share in shares
         for new_share in new_shares
     }
+
+
+class _Observed(RefreshedItems):
+    """Sums as XS keeps them, asked before each step how long a new item may be; it ranks nothing."""
+
+    def __init__(self, setting: StreamSetting, model: StreamModel, feedback: Feedback) -> None:
+        super().__init__(setting, model, feedback, {})
+        self._similarities: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]] = []
+
+    def step(self, batch: EventBatch) -> Mapping[str, Scores]:
+        self._similarities.append(self.held_out_similarities(batch))
+        super().step(batch)
+        return {}
+
+    def closed_forms(self) -> list[str]:
+        """New items' lambda under which they score as known ones do, as texts; none where nothing was observed."""
+        model, memory = (np.concatenate(parts) for parts in zip(*self._similarities, strict=True))
+        if not len(model) or memory.mean() <= 0:
+            return []
+        return [new_item_share(model, memory, prior=prior).text for prior in _CLOSED_FORM_PRIORS]
 
 
 class _Trial:

@@ -148,6 +148,24 @@ class RefreshedItems:
             scores[asked.rows] = MolScorer(states, self._model.pair_gate).scores(asked.queries)
         return scores
 
+    def held_out_similarities(self, batch: EventBatch) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Before a step: how similar queries are to the known items that followed, by the model's state and by what
+        others' interactions say, (n,) each. Items with few interactions are left out."""
+        codes = batch.items[batch.chosen]
+        said = self._sums.of([self._ids[code] for code in codes])
+        rows = np.flatnonzero(self._known[codes] & (said.counts >= _ENOUGH_INTERACTIONS))
+        able, queries = self._model.queries(batch.places[batch.chosen[rows]])
+        if not len(able):
+            return np.zeros(0), np.zeros(0)
+        rows = rows[able]
+        base = self._base_of(codes[rows])
+        memory = refreshed(base, said.sums[rows], np.zeros(len(rows)))
+        own = [np.array([row]) for row in range(len(rows))]
+        by_model, by_memory = (
+            np.concatenate(MolScorer(items, self._model.pair_gate).scores_at(queries, own)) for items in (base, memory)
+        )
+        return by_model.astype(np.float64), by_memory.astype(np.float64)
+
     def behind(self, queries: QueryStates) -> dict[str, float]:
         """Why XS moves items as it does, as means over items with enough interactions; empty without any.
 
