@@ -12,6 +12,7 @@ from services.algorithms.pefa.policy import (
     DEFAULT_SHARE,
     FROZEN,
     NAMED_SHARES,
+    NEW_ITEM_SHARE,
     PAPER,
     FeedbackPolicy,
     SharePolicy,
@@ -22,9 +23,12 @@ from services.algorithms.pefa.share_choice import (
     choose,
     least_squares_share,
     new_item_share,
+    new_item_share_from_sums,
     prior_from_shares,
     share_grid,
 )
+from services.algorithms.pefa.sums import SumsOf
+from services.algorithms.states import ItemStates
 
 half_lives = st.one_of(st.just(math.inf), st.floats(1, 1e9))
 policies = st.one_of(
@@ -194,6 +198,40 @@ def test_the_grid_holds_the_papers_constants_and_choosing_takes_the_best() -> No
         choose([], lambda _: 0.0)
     with pytest.raises(ValueError, match="nan"):
         choose(grid, lambda _: math.nan)
+
+
+def known_items(count: int, length: float, *, interactions: int = 30) -> tuple[ItemStates, SumsOf]:
+    """Items whose takers point at an angle from them: <g, sum> = `length` * ||sum||."""
+    rng = np.random.default_rng(1)
+    directions = rng.normal(size=(count, 2, 8))
+    directions /= np.linalg.norm(directions, axis=2, keepdims=True)
+    across = rng.normal(size=directions.shape)
+    across -= (across * directions).sum(axis=2, keepdims=True) * directions
+    across /= np.linalg.norm(across, axis=2, keepdims=True)
+    states = length * directions + np.sqrt(1 - length**2) * across
+    said = SumsOf(
+        sums=directions * rng.uniform(1, 9, (count, 2, 1)),
+        evidence=np.full(count, 20.0),
+        coherence=np.full(count, 0.5),
+        counts=np.full(count, interactions),
+        last_seconds=np.zeros(count, np.int64),
+    )
+    return ItemStates(components=states.astype(np.float32)), said
+
+
+def test_new_items_become_as_long_as_makes_them_score_like_known_ones() -> None:
+    for length in (0.2, 0.5, 0.85):
+        policy = new_item_share_from_sums(*known_items(50, length))
+        assert 1 - policy.model_share(1e9, 1.0, 0.0) == pytest.approx(length, abs=1e-6)
+    assert new_item_share_from_sums(*known_items(50, -0.5)).model_share(1e9, 1.0, 0.0) == 1
+
+
+def test_too_few_interactions_say_nothing_about_the_length_of_new_items() -> None:
+    assert new_item_share_from_sums(*known_items(5, 0.9)) == NEW_ITEM_SHARE
+    assert new_item_share_from_sums(*known_items(50, 0.9, interactions=3)) == NEW_ITEM_SHARE
+    states, said = known_items(50, 0.9)
+    with pytest.raises(ValueError, match="expected one shape"):
+        new_item_share_from_sums(ItemStates(components=states.components[1:]), said)
 
 
 def test_new_items_come_to_score_as_trained_ones_do() -> None:
