@@ -135,6 +135,9 @@ class Recommend:
 
         pool = None if query_state is None else await self._search(work, query_state)
         if query_state is None or pool is None:
+            if query_state is not None:
+                # There is a state as fresh as the token says, and popular items are not answered from it.
+                self._token_failed(work)
             ranking = self._popular_items(work)
             stored, source = None, "none"
         else:
@@ -170,6 +173,9 @@ class Recommend:
         limit = self._limits.state_timeout_s
         history = await self._attempt(work, "state_store", limit, lambda _: self._states.read_history(user_id))
         encoded = await self._encode(work, history) if history else None
+        if encoded is None and (history is None or history):
+            # The store or the encoder did not answer: there may be more to know than popular items tell.
+            self._token_failed(work)
         if encoded is None or encoded.query_state is None:
             return None, None, "none"
         return encoded.query_state, None, "stored"

@@ -329,3 +329,28 @@ async def test_degradations_and_sources_are_counted() -> None:
     assert value("freshet_gateway_recommendations_total", state_source="stored") == 1
     assert value("freshet_gateway_degradations_total", kind="popular_fallback") == 1
     assert value("freshet_gateway_stage_seconds_count", stage="total") == 2
+
+
+async def test_popular_items_instead_of_a_fresh_state_do_not_honour_its_token() -> None:
+    scene = Scene()
+    scene.candidates.failure = DOWN
+    query = RecommendQuery(user_id="ann", k=2, token=FreshnessToken("epoch-1", 3, 7))
+    answer = await scene.recommend(query)
+    assert sources(answer) == {"popular"}
+    assert not answer.token_honoured
+    assert set(answer.degradations) == {Degradation.POPULAR_FALLBACK, Degradation.TOKEN_NOT_HONOURED}
+
+
+async def test_a_history_that_could_not_be_encoded_does_not_honour_its_token() -> None:
+    scene = Scene()
+    scene.states.histories["bob"] = [HistoryEvent("b", 1)]
+    scene.encoder.failure = DOWN
+    answer = await scene.recommend(RecommendQuery(user_id="bob", k=2, token=FreshnessToken("epoch-1", 3, 7)))
+    assert not answer.token_honoured
+    assert Degradation.TOKEN_NOT_HONOURED in answer.degradations
+
+
+async def test_a_token_of_a_user_that_nothing_is_known_of_is_honoured_by_popular_items() -> None:
+    # Its event was dead-lettered, say: what there is to know is known.
+    answer = await Scene().recommend(RecommendQuery(user_id="new", k=2, token=FreshnessToken("epoch-1", 3, 7)))
+    assert (answer.token_honoured, list(answer.degradations)) == (True, [Degradation.POPULAR_FALLBACK])
