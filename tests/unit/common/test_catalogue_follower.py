@@ -337,7 +337,7 @@ def test_lag_is_observed_for_what_was_followed_live_alone() -> None:
     scene.delta("b", recorded_ms=now_ms - 2_000)
     scene.steps()
     assert scene.count("index_lag_seconds_count") == 1
-    assert 2 <= scene.count("index_lag_seconds_sum") < 30
+    assert 1.9 <= scene.count("index_lag_seconds_sum") < 59
 
 
 def test_a_clock_behind_the_brokers_makes_no_negative_lag() -> None:
