@@ -9,6 +9,7 @@ from stream_scene import WINDOW, ordered_events, untrained
 
 from services.algorithms.history import window_start
 from services.algorithms.item_buckets import item_bucket
+from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
 from services.evaluation.stream_baselines import (
     NeighbourSettings,
@@ -19,12 +20,19 @@ from services.evaluation.stream_models import StreamModel, TrainedModels, stream
 from services.evaluation.stream_pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
 from services.evaluation.stream_setting import StreamSetting, stream_setting, training_part
 from services.evaluation.stream_states import states_before
-from services.evaluation.stream_walk import Contender, walk
+from services.evaluation.stream_walk import Contender, EventBatch, Scores, walk
 
 
 @pytest.fixture(scope="module")
 def setting() -> StreamSetting:
     return stream_setting(ordered_events(), seed=1, withheld_share=0.2, stream_share=0.5)
+
+
+@pytest.fixture(scope="module")
+def busy() -> tuple[StreamSetting, StreamModel]:
+    """A stream in which every item has many interactions."""
+    setting = stream_setting(ordered_events(num_users=60, events=1200), seed=1, withheld_share=0.2, stream_share=0.5)
+    return setting, stream_model(setting, untrained, seed=0, past=True)
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +166,50 @@ def test_a_model_share_of_one_leaves_frozen_items_as_they_are(setting: StreamSet
     frozen = TrainedModels(setting, [model], name="frozen")
     walked = walk(setting, [still, frozen])
     assert walked.ranks["XS"].tolist() == walked.ranks["frozen"].tolist()
+
+
+def test_held_out_similarities_are_of_the_item_that_followed_before_it_was_learnt(
+    busy: tuple[StreamSetting, StreamModel],
+) -> None:
+    setting, model = busy
+    feedback = Feedback(policy=FeedbackPolicy.parse("*:1"), from_past=True)
+    items = RefreshedItems(setting, model, feedback, {})
+    before = RefreshedItems(setting, model, feedback, {})
+    asked = _FirstBatch()
+    walk(setting, [asked], batch_events=20)
+    by_model, by_memory = items.held_out_similarities(asked.batch)
+    assert 0 < len(by_model) == len(by_memory) <= 20
+    able, queries = model.queries(asked.batch.places)
+    scores = MolScorer(model.items, model.pair_gate).scores(queries)
+    rows = model.part.item_rows[asked.batch.items[able]]
+    expected = {round(float(scores[at, row]), 4) for at, row in enumerate(rows) if row >= 0}
+    assert {round(float(value), 4) for value in by_model} <= expected
+    # Asking teaches nothing, and stepping does.
+    assert before.held_out_similarities(asked.batch)[1].tolist() == by_memory.tolist()
+    items.step(asked.batch)
+    assert items.held_out_similarities(asked.batch)[1].tolist() != by_memory.tolist()
+
+
+def test_what_stands_behind_new_items_needs_interactions(busy: tuple[StreamSetting, StreamModel]) -> None:
+    setting, model = busy
+    items = RefreshedItems(setting, model, Feedback(policy=FeedbackPolicy.parse("*:1")), {})
+    queries = model.queries(np.arange(20))[1]
+    assert items.behind(queries) == {}
+    walk(setting, [items])
+    found = items.behind(queries)
+    assert len(found) == 5
+    assert all(-1 <= value <= 1 for value in found.values())
+
+
+class _FirstBatch:
+    """Keeps the first batch that it is shown."""
+
+    batch: EventBatch
+
+    def step(self, batch: EventBatch) -> dict[str, Scores]:
+        if batch.places[0] == 0:
+            self.batch = batch
+        return {}
 
 
 def test_a_retrained_model_knows_what_came_before_its_training(setting: StreamSetting, model: StreamModel) -> None:
