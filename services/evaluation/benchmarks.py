@@ -125,7 +125,7 @@ def encoding(request: Request, *, bundle: Path, inference_server: str = "") -> R
         bundle, inference_server=inference_server, quick=request.quick, seed=request.seed, say=request.say
     )
     question = (
-        f"What does an event cost a user's state when the history is not read again? Histories of {incremental.EVENTS} "
+        f"What does an event cost a user's state when the history is not read again? A history of {incremental.EVENTS} "
         "events, slides of the window included; each event asks for the state before it and the one after it."
     )
     report = _report("encoding", request, found, began) | {"model": incremental.described(bundle)}
