@@ -100,7 +100,7 @@ def prior_from_shares(
     return math.inf if below == 0 else float((weight * share * m * memory).sum()) / below
 
 
-def new_item_share_from_sums(known: ItemStates, said: SumsOf, *, prior: float = 0.5) -> SharePolicy:
+def new_item_share_from_sums(known: ItemStates, said: SumsOf, *, prior: float = NEW_ITEM_SHARE.prior) -> SharePolicy:
     """The policy of new items under which they score as trained ones do, in closed form from known items' sums.
 
     <g, sum> adds up the model's similarity of an item with those who took it (the pair weights are in the sum), ||sum||
@@ -126,7 +126,7 @@ def new_item_share_from_sums(known: ItemStates, said: SumsOf, *, prior: float = 
 
 
 def new_item_share(
-    model: npt.NDArray[np.floating], memory: npt.NDArray[np.floating], *, prior: float = 0.5
+    model: npt.NDArray[np.floating], memory: npt.NDArray[np.floating], *, prior: float = NEW_ITEM_SHARE.prior
 ) -> SharePolicy:
     """The policy of new items under which they score as trained ones do, in closed form.
 
