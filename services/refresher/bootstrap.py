@@ -157,6 +157,7 @@ async def run(settings: RefresherSettings) -> None:
         min_users=settings.min_users,
         withdrawn=withdrawn,
         content=await asyncio.to_thread(content_states, settings, bundle),
+        new_share=SharePolicy.parse(settings.new_item_share) if settings.new_item_share else None,
     )
     refresher = Refresher(
         log=kafka_log(settings, bundle),

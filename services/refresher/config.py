@@ -20,6 +20,8 @@ class RefresherSettings(ProcessSettings):
     feedback: str = Field(default=DEFAULT_FEEDBACK.text, validation_alias="FRESHET_REFRESHER_FEEDBACK")
     # How far an item may leave its model (lambda); applied when publishing.
     share: str = Field(default=DEFAULT_SHARE.text, validation_alias="FRESHET_REFRESHER_SHARE")
+    # How far a new item may go; empty: each partition takes it from its known items' sums, as a model's own property.
+    new_item_share: str = Field(default="", validation_alias="FRESHET_REFRESHER_NEW_ITEM_SHARE")
     # An item that only interactions speak for is published once so many users stand behind it.
     min_users: int = Field(default=3, ge=1, le=1000, validation_alias="FRESHET_REFRESHER_MIN_USERS")
     # Remembered interactions (PEFA-XL), and parked ones of unknown items, per partition of `attributions`.
@@ -52,3 +54,8 @@ class RefresherSettings(ProcessSettings):
     @classmethod
     def _share(cls, value: str) -> str:
         return SharePolicy.parse(value).text
+
+    @field_validator("new_item_share")
+    @classmethod
+    def _new_item_share(cls, value: str) -> str:
+        return SharePolicy.parse(value).text if value else value

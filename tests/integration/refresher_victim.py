@@ -101,7 +101,7 @@ def main(folder: Path, seed: int, lives: int, count: int) -> None:
         for left in (folder / "checkpoints").glob(".partition-*"):
             left.unlink()
     last = refresher(world, folder)
-    last.settle(100_000)
+    last.settle()
     last.refresher.finish()
     batch = fold_all(rules, world.log, listed=LISTED)
     again = refresher(world, folder)

@@ -11,11 +11,15 @@ from array import array
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.pefa.memory import MemoryEntry, QueryMemory, hash_of, offer_all
+from services.algorithms.pefa.policy import NEW_ITEM_SHARE, SharePolicy
+from services.algorithms.pefa.share_choice import new_item_share_from_sums
 from services.algorithms.pefa.sums import ItemSums
 from services.algorithms.states import QueryStates
 from services.refresher.domain.ledger import Ledger, Standing
@@ -25,6 +29,9 @@ from services.refresher.domain.rules import Rules
 
 # Rows whose contributions are computed together: a few megabytes of float64 at 8 x 4 x 64.
 _ROWS = 1024
+# What is asked how long new items may become: so many items, of so many interactions each.
+_JUDGED = 1000
+_WELL_USED = 20
 COUNTS = ("folded", "duplicates", "undone", "forgotten", "void", "other_model", "unknown_item", "dead_lettered")
 
 
@@ -81,6 +88,8 @@ class Partition:
         # The sum of a hash of every visible entry: the memory's own digest reads all of it.
         self._memory_mix = 0
         self.quiet_until = -1
+        # How far new items may go; see `judge_new_items`.
+        self.new_share: SharePolicy = NEW_ITEM_SHARE
         # Published items that the sweep at hand has not looked at yet.
         self.to_sweep: list[str] = []
 
@@ -220,6 +229,21 @@ class Partition:
         self.memory.take_changes()
         self.show_memory()
         self.dirty_entries |= before ^ self.visible.keys()
+
+    def judge_new_items(self) -> None:
+        """Take from the sums of well-used known items how long a new item's components may become in this model.
+
+        At most `_JUDGED` items, by the hash of their ids. New items that readers hold are published again.
+        """
+        index = self.rules.items.index
+        used = [item_id for item_id, users in self.takers.items() if len(users) >= _WELL_USED and item_id in index]
+        known = sorted(nsmallest(_JUDGED, used, key=lambda item_id: (crc32(item_id.encode()), item_id)))
+        share = new_item_share_from_sums(self.rules.items.rows(known), self.sums.of(known)) if known else NEW_ITEM_SHARE
+        if share != self.new_share:
+            self.new_share = share
+            for item_id in self.published:
+                if item_id not in index:
+                    self.dirty_items.setdefault(item_id, False)
 
     def show_memory(self) -> None:
         """Take `visible` from a memory that was made anew."""

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.pefa.memory import QueryMemory
+from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.sums import ItemSums
 from services.refresher.checkpoint import CheckpointError, pack, pack_text, unpack, unpack_text
 from services.refresher.domain.ledger import Ledger
@@ -69,6 +70,7 @@ def to_bytes(state: Partition) -> bytes:
         "stream_ms": state.stream_ms,
         "newest_recorded_ms": _NEVER if state.newest_recorded_ms is None else state.newest_recorded_ms,
         "mark": state.mark,
+        "new_share": state.new_share.text,
         "counts": dict(state.counts),
         "other_models": dict(state.other_models),
         "quiet_until": state.quiet_until,
@@ -102,6 +104,7 @@ def from_bytes(data: bytes, number: int, rules: Rules, listed: Container[str]) -
         if values["newest_recorded_ms"] != _NEVER:
             state.newest_recorded_ms = values["newest_recorded_ms"]
         state.mark = None if values["mark"] is None else (values["mark"][0], values["mark"][1])
+        state.new_share = SharePolicy.parse(values["new_share"])
         state.counts, state.other_models = Counter(values["counts"]), Counter(values["other_models"])
         state.sums = ItemSums.from_arrays(_group(arrays, "sums"), decay=rules.decay)
         state.memory = QueryMemory.from_arrays(_group(arrays, "memory"))

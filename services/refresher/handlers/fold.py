@@ -11,6 +11,9 @@ from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo, Unreadable
 from services.refresher.ports import Log
 
+# At these offsets, whatever the polls, so that what is published stays a function of the log.
+_JUDGE_EVERY = 2048
+
 
 class FoldRecords:
     """Folds what a log gives, and reads from the same log again."""
@@ -36,6 +39,8 @@ class FoldRecords:
                     self._fold_one(partition, entry, recent, unreadable)
                     partition.folded_offset = entry.offset
             partition.folded_offset = run[-1].offset
+            if (partition.folded_offset + 1) % _JUDGE_EVERY == 0:
+                partition.judge_new_items()
         return unreadable
 
     def mend(self, partition: Partition) -> None:
@@ -92,6 +97,6 @@ class FoldRecords:
 
 
 def _runs(entries: Sequence[Entry]) -> Iterator[tuple[type[Entry], list[Entry]]]:
-    """Neighbours of one kind together."""
-    for kind, run in groupby(entries, key=type):
+    """Neighbours of one kind together, cut where new items are judged."""
+    for (kind, _), run in groupby(entries, key=lambda entry: (type(entry), entry.offset // _JUDGE_EVERY)):
         yield kind, list(run)

@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.pefa.policy import NEW_ITEM_SHARE, SharePolicy
+from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.refresh import refreshed
 from services.algorithms.pefa.sums import SumsOf
 from services.common.index_deltas import IndexDelta, ItemDelta, MemoryDelta
@@ -67,9 +67,12 @@ class Publisher:
         min_users: int,
         withdrawn: Mapping[str, bool],
         content: ContentStates | None = None,
+        new_share: SharePolicy | None = None,
     ) -> None:
-        """`content`: states of listed items from their texts, where a text encoder is configured."""
+        """`content`: states of listed items from their texts, where a text encoder is configured. `new_share`: how far
+        new items may go, where that is not left to each partition's own sums."""
         self.share = share
+        self._new_share = new_share
         self.content = content
         self._min_users = min_users
         self._withdrawn = withdrawn
@@ -182,10 +185,10 @@ class Publisher:
         ]
 
     def _lambdas(self, state: Partition, item_ids: Sequence[str], sums: SumsOf) -> Floats:
-        """As they take effect: a new item's components shorten where what it rests on nearly cancels."""
+        """As they take effect: a new item's components are shorter than a trained one's."""
         ages = state.age_seconds(np.where(sums.counts > 0, sums.last_seconds, state.stream_ms // 1000))
         known = self.share.model_share(sums.evidence, sums.coherence, ages)
-        new = NEW_ITEM_SHARE.model_share(sums.evidence, sums.coherence, ages)
+        new = (self._new_share or state.new_share).model_share(sums.evidence, sums.coherence, ages)
         return np.where(_in_bundle(state, item_ids), known, new)
 
 

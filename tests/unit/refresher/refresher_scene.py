@@ -1,5 +1,6 @@
 """A small model, random records of `attributions` in every kind, and a refresher over in-memory ports."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -210,9 +211,10 @@ class Running:
     publisher: Publisher
     describe: Describe
 
-    def settle(self, steps: int = 200) -> None:
-        """Step until nothing is folded or left to publish any more."""
-        for _ in range(steps):
+    def settle(self, seconds: float = 60.0) -> None:
+        """Step until nothing is folded or left to publish any more; publications pause by the clock."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             folded = self.refresher.step()
             states = self.held.partitions.values()
             if not folded and not any(state.dirty_items or state.dirty_entries for state in states):
