@@ -105,7 +105,7 @@ class Kafka:
     def _format(self, properties: Path) -> None:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         argv = [*self._java("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"), "kafka.tools.StorageTool", "format"]
-        argv += ["-t", cluster, "-c", str(properties)]
+        argv += [f"--cluster-id={cluster}", "-c", str(properties)]
         run_installer(self.name, argv, advice=f"remove {properties.parent} and start again", timeout_s=120)
 
 
