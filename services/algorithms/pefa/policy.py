@@ -2,7 +2,7 @@
 
 `FeedbackPolicy` turns an interaction's type and value into a weight; `SharePolicy` turns an item's evidence, coherence
 and age into lambda, the model's share (1 = model only). Both have a text form, so that a benchmark's row can be pasted
-into a setting. Which policy is good is measured elsewhere, on held-out time (share_choice.py has the arithmetic).
+into a setting. Which policy is good is measured elsewhere, on held-out time (closed forms: share_choice.py).
 """
 
 import math

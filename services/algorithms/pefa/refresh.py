@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.pefa.exact_floats import Doubles
-from services.algorithms.states import FloatArray, ItemStates
+from services.algorithms.states import ItemStates
 
 
 def refreshed(base: ItemStates, sums: Doubles, share: npt.NDArray[np.floating]) -> ItemStates:
@@ -58,8 +58,3 @@ def unit(vectors: npt.NDArray[np.floating]) -> Doubles:
     scaled = values / np.where(largest > 0, largest, 1.0)
     lengths = np.sqrt((scaled * scaled).sum(axis=-1, keepdims=True))
     return np.asarray(scaled / np.where(lengths > 0, lengths, 1.0))
-
-
-def memory_directions(sums: Doubles) -> FloatArray:
-    """Pi(sum) per component (n, P_x, d): what an explanation shows as the memory's part."""
-    return unit(sums).astype(np.float32)

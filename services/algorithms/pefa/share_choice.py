@@ -1,56 +1,21 @@
-"""Lambda chosen on held-out interactions: a grid to try, and what least squares says without trying.
+"""Lambda in closed form, from held-out scores or from the sums themselves; grids are the evaluation's.
 
 What a good ranking is, and which interactions are held out, is the caller's; here is the arithmetic.
 
-Letters: B held-out queries, n items scored for each.
+Letters: B held-out queries, n items scored for each, or interactions, or items; P_x item components, d their width.
 """
 
 import math
-from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.pefa.policy import FROZEN, NEW_ITEM_SHARE, SharePolicy
+from services.algorithms.pefa.policy import NEW_ITEM_SHARE, SharePolicy
 from services.algorithms.pefa.sums import SumsOf
 from services.algorithms.states import ItemStates
 
-PAPER_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""The paper's grid (its section 4.2)."""
-_DAY = 86400.0
 _ENOUGH = 20  # interactions of an item
 _ITEMS = 20
-
-
-def share_grid(
-    *,
-    priors: Sequence[float] = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
-    least: Sequence[float] = (0.0, 0.5),
-    half_life_days: Sequence[float] = (math.inf, 90.0, 14.0),
-) -> list[SharePolicy]:
-    """Policies worth trying: the model alone, the paper's constants, and every combination by evidence and age."""
-    fixed = [SharePolicy(kind="fixed", least=share) for share in PAPER_SHARES]
-    by_evidence = [
-        SharePolicy(prior=prior, least=floor, half_life_seconds=days * _DAY)
-        for prior in priors
-        for floor in least
-        for days in half_life_days
-    ]
-    return [FROZEN, *fixed, *by_evidence]
-
-
-def choose(policies: Sequence[SharePolicy], quality: Callable[[SharePolicy], float]) -> list[tuple[SharePolicy, float]]:
-    """Every policy with its quality on held-out time, best first; of equal ones the earlier in `policies` comes first.
-
-    Raises: ValueError for no policy, or a quality of NaN.
-    """
-    if not policies:
-        raise ValueError("policies holds none; allowed: at least 1")
-    measured = [(policy, quality(policy)) for policy in policies]
-    for policy, value in measured:
-        if math.isnan(value):
-            raise ValueError(f"the quality of {policy.text} is nan; allowed: a number")
-    return sorted(measured, key=lambda pair: -pair[1])
 
 
 def least_squares_share(

@@ -195,14 +195,6 @@ class VotingIndex:
         return np.asarray(kept.reshape(len(kept), len(self._kept) * self.width).astype(np.float32))
 
 
-def votes_of(voters: Sequence[Voter]) -> dict[str, float]:
-    """Votes by item, in the order of the nearest voter."""
-    votes: dict[str, float] = {}
-    for voter in voters:
-        votes[voter.item_id] = votes.get(voter.item_id, 0.0) + voter.vote
-    return votes
-
-
 def with_votes(
     scores: npt.NDArray[np.floating], item_ids: Sequence[str], votes: Mapping[str, float], share: float
 ) -> npt.NDArray[np.float64]:

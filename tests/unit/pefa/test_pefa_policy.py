@@ -19,13 +19,10 @@ from services.algorithms.pefa.policy import (
     TypeWeight,
 )
 from services.algorithms.pefa.share_choice import (
-    PAPER_SHARES,
-    choose,
     least_squares_share,
     new_item_share,
     new_item_share_from_sums,
     prior_from_shares,
-    share_grid,
 )
 from services.algorithms.pefa.sums import SumsOf
 from services.algorithms.states import ItemStates
@@ -184,20 +181,6 @@ def test_a_prior_is_read_off_the_shares_it_makes() -> None:
     assert prior_from_shares(evidence, np.ones(4), np.ones(4)) == math.inf
     with pytest.raises(ValueError, match="shares hold 2"):
         prior_from_shares(evidence, np.full(4, 2.0), np.ones(4))
-
-
-def test_the_grid_holds_the_papers_constants_and_choosing_takes_the_best() -> None:
-    grid = share_grid()
-    assert FROZEN in grid
-    assert {policy.least for policy in grid if policy.kind == "fixed"} == {1.0, *PAPER_SHARES}
-    assert len({policy.text for policy in grid}) == len(grid)
-    ranked = choose(grid, lambda policy: -abs(policy.prior - 30) - policy.least)
-    assert (ranked[0][0].prior, ranked[0][0].least) == (30.0, 0.0)
-    assert [value for _, value in ranked] == sorted((value for _, value in ranked), reverse=True)
-    with pytest.raises(ValueError, match="none"):
-        choose([], lambda _: 0.0)
-    with pytest.raises(ValueError, match="nan"):
-        choose(grid, lambda _: math.nan)
 
 
 def known_items(count: int, length: float, *, interactions: int = 30) -> tuple[ItemStates, SumsOf]:

@@ -10,7 +10,7 @@ from retrieval_scene import make_items
 from services.algorithms.pefa.contribution import SCALE, mean_gate, newcomers
 from services.algorithms.pefa.paper import Pairs, xs_passages
 from services.algorithms.pefa.policy import DEFAULT_SHARE, NEW_ITEM_SHARE, SharePolicy
-from services.algorithms.pefa.refresh import memory_directions, model_shares, refreshed, unit
+from services.algorithms.pefa.refresh import model_shares, refreshed, unit
 from services.algorithms.pefa.sums import ItemSums
 from services.algorithms.states import ItemStates, QueryStates
 
@@ -46,7 +46,6 @@ def test_each_component_is_blended_with_its_own_direction_and_the_gate_stays() -
     assert np.abs(got.components - wanted).max() < 1e-6
     assert got.gate is base.gate
     assert np.linalg.norm(got.components[2], axis=1).max() < 0.999  # not renormalised
-    assert np.abs(memory_directions(sums) - directions).max() < 1e-6
     own = rng.uniform(size=(6, 2))
     assert np.allclose(model_shares(sums, own), own)
 

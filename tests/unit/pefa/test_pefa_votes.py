@@ -12,7 +12,7 @@ from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.paper import Pairs, nearest_queries, xl_votes
-from services.algorithms.pefa.votes import VotingIndex, votes_of, with_votes
+from services.algorithms.pefa.votes import VotingIndex, with_votes
 from services.algorithms.states import QueryStates
 
 
@@ -57,7 +57,7 @@ def test_votes_are_equation_6_divided_by_k(seed: int, count: int, k: int, leave_
         found, index.votes(asked, k), formula(scene.entries(), asked, k, leave_out), strict=True
     ):
         assert votes == pytest.approx(wanted, abs=1e-6)
-        assert votes == votes_of(voters)
+        assert sum(votes.values()) == pytest.approx(sum(voter.vote for voter in voters), abs=1e-9)
         assert [voter.similarity for voter in voters] == pytest.approx(similarities, abs=1e-6)
         assert len(voters) == min(k, count)
 
