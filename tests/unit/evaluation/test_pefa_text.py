@@ -278,6 +278,19 @@ def test_the_report_has_every_table_and_a_page_with_plots(tmp_path: Path) -> Non
     assert "## SciFact: 20 test queries, 19 of them unseen in training" in page
     assert (tmp_path / "out" / "pefa.png").stat().st_size > 0
     assert (tmp_path / "out" / "pefa_shares.png").stat().st_size > 0
+    content = {
+        "table": "content",
+        "data": "a bundle",
+        "state": "from the title",
+        "items": 9,
+        "withheld": 3,
+        "queries": 2,
+    }
+    content |= {"cosine_to_trained": 0.5, "hit_rate@50": 0.25, "chance": 0.1}
+    rows_with_titles = [*report["rows"], content]
+    assert "## Titles as states" in pefa_text_page.text({**report, "rows": rows_with_titles})
+    pefa_text_page.plot_sweep(rows_with_titles, tmp_path / "sweep.png")
+    pefa_text_page.plot_shares(rows_with_titles, tmp_path / "shares.png")
 
 
 def test_evaluate_has_help_with_examples() -> None:
