@@ -102,5 +102,6 @@ def _sliding(panel: Any, walked: WalkedSet, mask: BoolArray, k: int) -> None:
     for place in walked.trainings:
         panel.axvline(place, color=_COLOURS["retrained"], linewidth=0.8, linestyle=":")
     panel.set(xlabel=f"events streamed (each point: {width:,.0f} events)", ylabel=f"hit rate@{k}", ylim=(0, None))
+    panel.set_xlim(0, length)
     panel.grid(alpha=0.3)
     panel.spines[["top", "right"]].set_visible(False)
