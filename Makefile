@@ -53,6 +53,8 @@ bench: setup ## Measure again and rewrite docs/benchmarks (hours; `freshet bench
 	@$(BIN)/freshet bench retrieval --prove
 	@$(BIN)/freshet bench quantization
 	@$(BIN)/freshet bench mutation
+	@$(BIN)/freshet evaluate stream
+	@$(BIN)/freshet evaluate pefa
 	@for seed in 0 1 2; do $(BIN)/freshet train --preset quick --split time --epochs 4 --seed $$seed --no-export \
 	  --out .freshet/bench/$$seed --json > docs/benchmarks/training-$$seed.json || exit 1; done
 	@$(BIN)/freshet demo --keep --json > docs/benchmarks/demo.json

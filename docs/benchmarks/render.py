@@ -129,7 +129,8 @@ def main() -> None:
         "",
         "The retrieval library has pages of its own, written by `freshet bench`: [retrieval](retrieval.md) (every "
         "algorithm beside its PyTorch transcription and the machine's floor), [quantization](quantization.md) (codes at "
-        "equal bits, search beside `scann`), [mutation](mutation.md) (searches while items change).",
+        "equal bits, search beside `scann`), [mutation](mutation.md) (searches while items change). `freshet evaluate` "
+        "writes [PEFA on text](pefa.md) (what remembered queries are worth, beside libpecos and HNSW).",
         "",
         "## The demo: 40 recommendations a second beside 200 events a second",
         "",
