@@ -6,7 +6,7 @@ how they are measured is the other modules' affair.
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -96,16 +96,28 @@ def quantization(request: Request) -> Report:
     )
 
 
-def mutation(request: Request, *, seconds: float | None = None, rates: tuple[int, ...] | None = None) -> Report:
+def mutation(
+    request: Request,
+    *,
+    shapes: Sequence[str] = (),
+    seconds: float | None = None,
+    rates: tuple[int, ...] | None = None,
+) -> Report:
     """Searches while items change, beside FAISS and hnswlib; writes mutation.{md,json}.
 
-    `seconds` per row and changes a second (`rates`): the plan's own where not given.
+    `shapes`, `seconds` per row and changes a second (`rates`): the plan's own where not given.
+    Raises: ValueError for a shape that the plan does not have.
     """
     from services.evaluation import mutation as changes
 
     began = time.perf_counter()
     found = changes.rows(
-        quick=request.quick, seed=request.seed, seconds=seconds, rates=rates or changes.RATES, progress=request.say
+        quick=request.quick,
+        seed=request.seed,
+        shapes=shapes,
+        seconds=seconds,
+        rates=rates or changes.RATES,
+        progress=request.say,
     )
     report = _report("mutation", request, found, began)
     question = "What do searches cost, and what do they find, while items are inserted, updated and deleted?"

@@ -9,7 +9,7 @@ the answer names, and, at the end, with a fresh build of the same algorithm over
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,18 +95,29 @@ def rows(
     *,
     quick: bool,
     seed: int = 0,
+    shapes: Sequence[str] = (),
     seconds: float | None = None,
     rates: tuple[int, ...] = RATES,
     threads: int = 1,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """One row per shape, index and rate. `seconds` per row: 4 when quick, else 60; `threads` per search."""
+    """One row per shape (all of the plan's where none is named), index and rate.
+
+    `seconds` per row: 4 when quick, else 60; `threads` per search. Raises: ValueError for a shape that is not planned.
+    """
+    plan = _plan(quick)
+    planned = [shape.name for shape, _, _ in plan]
+    for name in shapes:
+        if name not in planned:
+            raise ValueError(f"shape={name!r}; allowed: {', '.join(planned)}")
     each = seconds or (4.0 if quick else 60.0)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         found = []
-        for shape, num_items, algorithms in _plan(quick):
+        for shape, num_items, algorithms in plan:
+            if shapes and shape.name not in shapes:
+                continue
             world = make_world(shape, num_items, seed)
             for name, start in _subjects(world, algorithms, threads):
                 found += measure(world, name, start, rates=rates, seconds=each, seed=seed, progress=progress)

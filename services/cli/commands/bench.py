@@ -99,6 +99,9 @@ def quantization(*, quick: Quick = False, out: Out = None, seed: Seed = 0, as_js
 @reports_errors
 def mutation(
     *,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="dot-32 or ml-20m (with --quick ml-1m); may be repeated. Default: both.")
+    ] = None,
     rate: Annotated[
         list[int] | None, typer.Option(min=0, help="Changes per second; may be repeated. Default: 0 to 10,000.")
     ] = None,
@@ -114,7 +117,7 @@ def mutation(
 
     Example:  freshet bench mutation --quick --json
 
-    Example:  freshet bench mutation --rate 0 --rate 1000 --seconds 600
+    Example:  freshet bench mutation --shape ml-20m --rate 1000 --seconds 600 --out .freshet/bench
     """
     wait_without_spinning()
     from services.evaluation import benchmarks
@@ -122,7 +125,7 @@ def mutation(
     with in_sentences(when_memory_ends="--shape ml-20m"):
         measured(
             lambda request: benchmarks.mutation(
-                request, seconds=seconds, rates=tuple(dict.fromkeys(rate)) if rate else None
+                request, shapes=shape or (), seconds=seconds, rates=tuple(dict.fromkeys(rate)) if rate else None
             ),
             out=out,
             quick=quick,
