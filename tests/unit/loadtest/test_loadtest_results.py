@@ -68,6 +68,7 @@ def test_the_page_stands_alone_and_escapes_what_it_shows(tmp_path: Path) -> None
         "target": "127.0.0.1:1",
         "started_at": "now",
         **summarise(measured),
+        "claims": [],
         "command": "freshet loadtest steady",
         "commit": "abc",
         "hardware": {"cpu": "x", "cores": 2, "python": "3"},

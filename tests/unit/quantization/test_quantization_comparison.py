@@ -1,5 +1,6 @@
 """The comparison at equal bits on a small set whose answers are known, and the embedding sets' edges."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from embedding_scene import clustered
 
 from services.algorithms.models.sentence_encoder import WordPieces
-from services.evaluation.embeddings import EmbeddingSet, EmbeddingSource, minilm_queries, sift
+from services.evaluation.embeddings import EmbeddingSet, EmbeddingSource, sentence_vectors, sift
 from services.evaluation.quantization import (
     FAISS_PQ,
     OURS,
@@ -102,19 +103,10 @@ def test_real_sets_are_split_without_a_shared_row() -> None:
 
 
 def test_kept_vectors_of_another_shape_are_refused(tmp_path: Path) -> None:
-    real = EmbeddingSource()
-    try:
-        path = real.file("queries/queries.parquet")
-    except ValueError as error:
-        pytest.skip(str(error))
-    folder = tmp_path / "data" / "queries"
-    folder.mkdir(parents=True)
-    (folder / "queries.parquet").symlink_to(path)
-    source = EmbeddingSource(environ={"FRESHET_DATA": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path)})
-    kept = [entry.name for entry in real.kept("x").parent.glob("minilm-*.npy")]
-    if not kept:
-        pytest.skip("no MiniLM vectors in the cache yet")
-    source.kept(kept[0]).parent.mkdir(parents=True)
-    np.save(source.kept(kept[0]), np.zeros((3, 384), dtype=np.float32))
-    with pytest.raises(ValueError, match=r"has shape \(3, 384\); expected \(145979, 384\); delete it"):
-        minilm_queries(source, seed=0)
+    source = EmbeddingSource(environ={"XDG_CACHE_HOME": str(tmp_path)})
+    fingerprint = hashlib.sha256("\n".join(["one text", "another"]).encode()).hexdigest()[:16]
+    path = source.kept(f"minilm-{fingerprint}.npy")
+    path.parent.mkdir(parents=True)
+    np.save(path, np.zeros((3, 384), dtype=np.float32))
+    with pytest.raises(ValueError, match=r"has shape \(3, 384\); expected \(2, 384\); delete it"):
+        sentence_vectors(source, ["one text", "another"])
