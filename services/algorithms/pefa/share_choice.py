@@ -1,8 +1,9 @@
-"""Lambda in closed form, from held-out scores or from the sums themselves; grids are the evaluation's.
+"""How long a new item may be, in closed form, from held-out scores or from the sums themselves; grids are the
+evaluation's.
 
 What a good ranking is, and which interactions are held out, is the caller's; here is the arithmetic.
 
-Letters: B held-out queries, n items scored for each, or interactions, or items; P_x item components, d their width.
+Letters: n interactions, or items; P_x item components, d their width.
 """
 
 import math
@@ -16,53 +17,6 @@ from services.algorithms.states import ItemStates
 
 _ENOUGH = 20  # interactions of an item
 _ITEMS = 20
-
-
-def least_squares_share(
-    model: npt.NDArray[np.floating], memory: npt.NDArray[np.floating], wanted: npt.NDArray[np.floating]
-) -> float:
-    """The lambda in [0, 1] whose blended scores come closest to what was wanted, in closed form.
-
-    Shapes: model, memory, wanted (B, n): each query's scores by the bundle's states and by Pi(sum), and 1 for the item
-    that was taken, 0 for others. Rows are centred first, since only differences within a query rank. 1 where model and
-    memory say the same.
-    Raises: ValueError for shapes that disagree or values that are not finite.
-    """
-    columns = [np.asarray(values, dtype=np.float64) for values in (model, memory, wanted)]
-    if columns[0].ndim != 2 or len({values.shape for values in columns}) > 1:
-        raise ValueError(f"shapes {[values.shape for values in columns]}; expected one shape (B, n)")
-    if not all(np.isfinite(values).all() for values in columns):
-        raise ValueError("model, memory or wanted hold NaN or infinite values; every value must be finite")
-    by_model, by_memory, target = (values - values.mean(axis=1, keepdims=True) for values in columns)
-    # wanted = scale * blend, where the best scale is part of the fit: a ranking does not depend on it.
-    grams = np.array([[(a * b).sum() for b in (by_model, by_memory)] for a in (by_model, by_memory)])
-    aims = np.array([(by_model * target).sum(), (by_memory * target).sum()])
-    if abs(np.linalg.det(grams)) <= 1e-12 * max(grams[0, 0] * grams[1, 1], 1e-300):
-        return 1.0
-    weights = np.linalg.solve(grams, aims)
-    if weights[1] <= 0:
-        return 1.0
-    return 0.0 if weights[0] <= 0 else float(weights[0] / weights.sum())
-
-
-def prior_from_shares(
-    net_evidence: npt.NDArray[np.floating], shares: npt.NDArray[np.floating], counts: npt.NDArray[np.floating]
-) -> float:
-    """The `prior` of an "evidence" policy that fits least-squares shares of groups of items, in closed form.
-
-    Shapes: net_evidence (g,) = evidence * coherence of each group, shares (g,) its lambda, counts (g,) how much each
-    says. From lambda = prior / (prior + m): prior (1 - lambda) = lambda m, by weighted least squares. Infinite where
-    no group's share is below 1: no evidence helps.
-    Raises: ValueError for shares outside [0, 1] or shapes that disagree.
-    """
-    m, share, weight = (np.asarray(values, dtype=np.float64) for values in (net_evidence, shares, counts))
-    if not m.shape == share.shape == weight.shape or m.ndim != 1:
-        raise ValueError(f"net_evidence {m.shape}, shares {share.shape}, counts {weight.shape}; expected one shape")
-    if not ((share >= 0) & (share <= 1)).all():
-        raise ValueError(f"shares hold {share[~((share >= 0) & (share <= 1))][0]}; allowed: 0 to 1")
-    memory = 1 - share
-    below = float((weight * memory * memory).sum())
-    return math.inf if below == 0 else float((weight * share * m * memory).sum()) / below
 
 
 def new_item_share_from_sums(known: ItemStates, said: SumsOf, *, prior: float = NEW_ITEM_SHARE.prior) -> SharePolicy:

@@ -193,7 +193,9 @@ def test_exact_serving_answers_as_the_papers_formulas_rank(algorithm: str) -> No
     np.testing.assert_allclose(got, -np.sort(-scores, axis=1)[:, :100], atol=2e-4)
 
 
-@pytest.mark.skipif(not installed("libpecos"), reason="libpecos is not installed (extra: bench)")
+@pytest.mark.skipif(
+    not installed("libpecos"), reason="libpecos is not installed: it pins an old NumPy; install it with --no-deps"
+)
 def test_the_reference_library_scores_as_the_printed_equations() -> None:
     data = text_set(seed=10)
     xs = Setting(method="xs", share=0.4, printed=True)

@@ -19,10 +19,8 @@ from services.algorithms.pefa.policy import (
     TypeWeight,
 )
 from services.algorithms.pefa.share_choice import (
-    least_squares_share,
     new_item_share,
     new_item_share_from_sums,
-    prior_from_shares,
 )
 from services.algorithms.pefa.sums import SumsOf
 from services.algorithms.states import ItemStates
@@ -148,39 +146,6 @@ def test_values_that_are_no_numbers_are_refused() -> None:
         DEFAULT_FEEDBACK.weight("rating", math.nan)
     with pytest.raises(ValueError, match="finite"):
         TypeWeight(slope=math.inf)
-
-
-def blend(rng: np.random.Generator, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    model, memory = rng.normal(size=(2, 50, 20))
-    wanted = 3 * (share * model + (1 - share) * memory) + rng.normal(size=(50, 1))
-    return model, memory, wanted
-
-
-@given(st.integers(0, 2**32 - 1), st.floats(0, 1))
-@settings(max_examples=50, deadline=None, derandomize=True)
-def test_least_squares_finds_the_lambda_that_made_the_scores(seed: int, share: float) -> None:
-    assert least_squares_share(*blend(np.random.default_rng(seed), share)) == pytest.approx(share, abs=1e-6)
-
-
-def test_least_squares_leans_on_neither_what_misleads_nor_what_says_nothing_new() -> None:
-    model, memory, wanted = blend(np.random.default_rng(1), 0.5)
-    assert least_squares_share(model, -wanted, wanted) == 1
-    assert least_squares_share(model, memory, memory - 2 * model) == 0
-    assert least_squares_share(model, model, wanted) == 1
-    assert least_squares_share(model, np.zeros_like(model), wanted) == 1
-    with pytest.raises(ValueError, match="one shape"):
-        least_squares_share(model, memory[1:], wanted)
-    with pytest.raises(ValueError, match="NaN"):
-        least_squares_share(model, memory * np.nan, wanted)
-
-
-def test_a_prior_is_read_off_the_shares_it_makes() -> None:
-    evidence = np.array([0.5, 3, 20, 400])
-    shares = SharePolicy(prior=17).model_share(evidence, 1.0, 0.0)
-    assert prior_from_shares(evidence, shares, np.array([4.0, 3, 2, 1])) == pytest.approx(17)
-    assert prior_from_shares(evidence, np.ones(4), np.ones(4)) == math.inf
-    with pytest.raises(ValueError, match="shares hold 2"):
-        prior_from_shares(evidence, np.full(4, 2.0), np.ones(4))
 
 
 def known_items(count: int, length: float, *, interactions: int = 30) -> tuple[ItemStates, SumsOf]:
