@@ -8,6 +8,7 @@ Run in a process of its own: `enable_gevent` patches the standard library.
 """
 
 import gc
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -111,14 +112,15 @@ def run(
     runner = environment.create_local_runner()
     driver.report = environment.events.request.fire
     history = gevent.spawn(stats_history, runner)
+    # Not KeyboardInterrupt: Python raises that in whichever greenlet runs, where a call's error handling may take it.
+    interruption = gevent.signal_handler(signal.SIGINT, driver.stop_early)
     gc.collect()
     gc.freeze()
     try:
         runner.start(1, spawn_rate=1)
         driver.finished.wait()
-    except KeyboardInterrupt:
-        driver.stop_early()
     finally:
+        interruption.cancel()
         gc.unfreeze()
         if locust_report is not None:
             page = get_html_report(environment, show_download_link=False)  # type: ignore[no-untyped-call]
@@ -176,6 +178,7 @@ class _Driver:
         self.results.interrupted = True
         self.results.seconds = round(max(self._now_s(), self.results.warmup_s), 3)
         self._in_flight.kill(block=False)
+        self.finished.set()
 
     def _send(self, stream: Stream, due_s: float) -> None:
         import grpc

@@ -19,12 +19,14 @@ ATTRIBUTIONS = "attributions"
 ITEMS = "items"
 INDEX_DELTAS = "index-deltas"
 FORGETS = "forgets"
+SEARCH_CLICKS = "search-clicks"
 EXPOSURES = "exposures"
 DEAD_LETTER_SUFFIX = ".dead-letter"
 INTERACTIONS_DEAD_LETTER = INTERACTIONS + DEAD_LETTER_SUFFIX
 ATTRIBUTIONS_DEAD_LETTER = ATTRIBUTIONS + DEAD_LETTER_SUFFIX
 ITEMS_DEAD_LETTER = ITEMS + DEAD_LETTER_SUFFIX
 FORGETS_DEAD_LETTER = FORGETS + DEAD_LETTER_SUFFIX
+SEARCH_CLICKS_DEAD_LETTER = SEARCH_CLICKS + DEAD_LETTER_SUFFIX
 
 DAY_MS = 24 * 3600 * 1000
 NUM_PARTITIONS = 8
@@ -55,10 +57,18 @@ TOPICS: tuple[Topic, ...] = (
     Topic(name=ITEMS, num_partitions=1, settings=_COMPACTED),
     Topic(name=INDEX_DELTAS, num_partitions=1, settings=_COMPACTED),
     Topic(name=FORGETS, num_partitions=1, settings=_COMPACTED),
+    # As long as somebody may search: a generator reads it from the beginning whenever it starts.
+    Topic(name=SEARCH_CLICKS, num_partitions=1, settings=_FOREVER),
     Topic(name=EXPOSURES, settings={"retention.ms": str(90 * DAY_MS)}),
     *(
         Topic(name=name, num_partitions=1, settings=_FOREVER | {"max.message.bytes": str(MAX_DEAD_LETTER_BYTES)})
-        for name in (INTERACTIONS_DEAD_LETTER, ATTRIBUTIONS_DEAD_LETTER, ITEMS_DEAD_LETTER, FORGETS_DEAD_LETTER)
+        for name in (
+            INTERACTIONS_DEAD_LETTER,
+            ATTRIBUTIONS_DEAD_LETTER,
+            ITEMS_DEAD_LETTER,
+            FORGETS_DEAD_LETTER,
+            SEARCH_CLICKS_DEAD_LETTER,
+        )
     ),
 )
 
