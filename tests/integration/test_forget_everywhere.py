@@ -41,6 +41,14 @@ def eventually(claim: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+def becomes(expected: int, read: Callable[[], int | None], seconds: float = 120.0) -> None:
+    """Wait until `read` says so. Generous: the refresher may have to find its broker again after the fault tests."""
+    deadline = time.monotonic() + seconds
+    while (seen := read()) != expected:
+        assert time.monotonic() < deadline, f"{seen} and not {expected} after {seconds:.0f} s"
+        time.sleep(0.05)
+
+
 def record(gateway: Any, stack: Stack, user: str, count: int, first: int = 0) -> None:
     item_ids = load_bundle(stack.bundle).item_ids
     request = gateway_pb2.RecordInteractionsRequest()
@@ -61,11 +69,11 @@ def test_a_user_is_undone_forgotten_and_counts_again(stack: Stack, gateway: Any,
     record(gateway, stack, other, 12)
     record(gateway, stack, user, 12)
     # The first event has nothing before it, so it is attributed to nothing.
-    eventually(lambda: preview(gateway, user).get("summed_interactions") == 11)
+    becomes(11, lambda: preview(gateway, user).get("summed_interactions"))
     assert preview(gateway, user)["history_events"] == 12
 
     gateway.UndoInteraction(gateway_pb2.UndoInteractionRequest(user_id=user, event_id=f"{user}-7"), timeout=10)
-    eventually(lambda: preview(gateway, user).get("summed_interactions") == 10)
+    becomes(10, lambda: preview(gateway, user).get("summed_interactions"))
     assert preview(gateway, user)["history_events"] == 11
 
     answer = gateway.ForgetUser(gateway_pb2.ForgetUserRequest(user_id=user), timeout=60)
@@ -77,14 +85,14 @@ def test_a_user_is_undone_forgotten_and_counts_again(stack: Stack, gateway: Any,
     assert known.state_source == "none"
 
     record(gateway, stack, user, 3, first=20)
-    eventually(lambda: preview(gateway, user).get("summed_interactions") == 2)
+    becomes(2, lambda: preview(gateway, user).get("summed_interactions"))
     assert preview(gateway, user)["history_events"] == 3
 
 
 def test_everything_encoded_again_by_the_same_model_changes_no_sum(stack: Stack, gateway: Any, refresher: Any) -> None:
     user = f"cat-{time.time_ns()}"
     record(gateway, stack, user, 6)
-    eventually(lambda: preview(gateway, user).get("summed_interactions") == 5)
+    becomes(5, lambda: preview(gateway, user).get("summed_interactions"))
     seen: list[tuple[int, int]] = []
     settings = EncoderSettings(bundle=stack.bundle, kafka_bootstrap=stack.kafka_bootstrap)
     report = run_reattribution(settings, lambda done, total: seen.append((done, total)))
