@@ -6,6 +6,8 @@ acknowledged event is applied exactly once, and the answers are whole again afte
 
 import asyncio
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -14,6 +16,7 @@ from traffic import Answer, Traffic
 
 from services.algorithms.bundle import load_bundle
 from services.cli.stack import Stack
+from services.cli.stack.components.process import Process
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -67,7 +70,22 @@ def all_marked(answers: list[Answer], *kinds: str) -> None:
     assert not bare, bare[:3]
 
 
-async def test_killed_inference_server_serves_stored_states_and_catches_up(stack: Stack) -> None:
+@pytest.fixture
+def asking_stack(stack: Stack) -> Iterator[Stack]:
+    """The stack with an encoder that asks the inference server, as it does on a machine with a GPU."""
+    own = stack.components["encoder"]
+    assert isinstance(own, Process)
+    environment = {**own.service.environment, "FRESHET_ENCODER_ENGINE": "inference-server"}
+    stack.components["encoder"] = Process(replace(own.service, environment=environment))
+    stack.stop("encoder")
+    stack.start("encoder")
+    yield stack
+    stack.components["encoder"] = own
+    stack.stop("encoder")
+
+
+async def test_killed_inference_server_serves_stored_states_and_catches_up(asking_stack: Stack) -> None:
+    stack = asking_stack
     async with traffic_for(stack, "inference-server") as traffic:
         answers = await kill_while_streaming(stack, traffic, "inference-server")
         all_served(answers)

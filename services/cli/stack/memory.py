@@ -19,7 +19,8 @@ BASE_MB: Mapping[str, int] = MappingProxyType(
         "kafka": 400,
         "redis": 30,
         "inference-server": 150,
-        "encoder": 180,
+        # 256 of them are keys and values of recent users (FRESHET_ENCODER_CACHE_MIB).
+        "encoder": 440,
         "refresher": 300,
         "candidates": 650,
         "reranker": 650,
@@ -34,6 +35,7 @@ _HOLDS: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "candidates": {"item_states.safetensors": 2},
         "reranker": {"item_states.safetensors": 2},
         "inference-server": {"encoder.onnx": 3},
+        "encoder": {"encoder.onnx": 3},
     }
 )
 
