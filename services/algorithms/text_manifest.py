@@ -1,0 +1,126 @@
+"""The manifest of a text bundle: which parts it has, what fits what, and which files hold it.
+
+Typed on both sides, as the model bundle's: an unknown, missing or out-of-range field is an error that names it. It
+knows nothing of the files' content.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from services.algorithms.manifest import BundleError, FileEntry, HeadShape
+
+KIND = "text"
+FORMAT = 1
+
+Part = TypeVar("Part", bound="TextMolPart | PhrasesPart | HeadShape | FileEntry")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextMolPart:
+    """A text encoder with its documents' states. `tokenizer`: fingerprint of the word list that it was trained with;
+    `max_tokens`: as many of a query it reads, [CLS] and [SEP] counted."""
+
+    head: HeadShape
+    tokenizer: str
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        _require(self.max_tokens >= 3, "text_mol.max_tokens", self.max_tokens, "at least 3")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhrasesPart:
+    """A phrase model with what it generates from.
+
+    `tokenizer`: fingerprint of the query's word list; `vocabulary`, `vocabulary_size`: fingerprint and size V of the
+    phrase vocabulary that the output layer was trained for; `positions` s; `width` D.
+    """
+
+    tokenizer: str
+    vocabulary: str
+    vocabulary_size: int
+    positions: int
+    width: int
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        for name, least in (("vocabulary_size", 2), ("positions", 1), ("width", 1), ("max_tokens", 3)):
+            value = getattr(self, name)
+            _require(value >= least, f"phrases.{name}", value, f"at least {least}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextManifest:
+    """`manifest.json` of a text bundle. `data` says what the models were trained on, `metrics` how they did."""
+
+    text_version: str
+    num_items: int
+    text_mol: TextMolPart | None = None
+    phrases: PhrasesPart | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, FileEntry] = field(default_factory=dict)
+    kind: str = KIND
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        _require(self.num_items >= 1, "num_items", self.num_items, "at least 1")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises: BundleError if the file is missing, is no JSON object, of another kind, or has other fields."""
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as exc:
+            raise BundleError(f"{path} is missing; a text bundle is a directory that holds one") from exc
+        except ValueError as exc:
+            raise BundleError(f"{path} is not JSON: {exc}") from exc
+        if not isinstance(raw, dict):
+            raise BundleError(f"{path} holds a JSON {type(raw).__name__}; expected an object")
+        if raw.get("kind") != KIND:
+            raise BundleError(f"{path}: kind={raw.get('kind')!r}; a text bundle's is {KIND!r}")
+        if raw.get("format") != FORMAT:
+            raise BundleError(f"{path}: format={raw.get('format')}; this program reads format {FORMAT}")
+        _check_names(path, "manifest", raw, cls)
+        try:
+            text_mol = raw["text_mol"]
+            if text_mol is not None:
+                head = _build(path, "text_mol.head", text_mol.get("head"), HeadShape)
+                text_mol = _build(path, "text_mol", {**text_mol, "head": head}, TextMolPart)
+            phrases = raw["phrases"]
+            if phrases is not None:
+                phrases = _build(path, "phrases", phrases, PhrasesPart)
+            files = {name: _build(path, f"files.{name}", entry, FileEntry) for name, entry in raw["files"].items()}
+            return cls(**{**raw, "text_mol": text_mol, "phrases": phrases, "files": files})
+        except (TypeError, AttributeError) as exc:
+            raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
+
+    def write(self, path: Path) -> None:
+        """Write aside, then rename into place."""
+        aside = path.with_name(f".{path.name}.writing")
+        aside.write_text(json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+        aside.replace(path)
+
+
+def _require(holds: bool, name: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise BundleError(f"{name}={value}; allowed: {allowed}")
+
+
+def _build(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
+    if not isinstance(raw, dict):
+        raise BundleError(f"{path}: {owner} is a JSON {type(raw).__name__}; expected an object")
+    _check_names(path, owner, raw, kind)
+    try:
+        return kind(**raw)
+    except BundleError as exc:
+        raise BundleError(f"{path}: {exc}") from exc
+
+
+def _check_names(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
+    wanted = {f.name for f in fields(kind)}
+    if raw.keys() != wanted:
+        raise BundleError(f"{path}: {owner} has fields {sorted(raw)}; expected {sorted(wanted)}")
