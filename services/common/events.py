@@ -21,15 +21,17 @@ MAX_ID_BYTES = 128
 MAX_TYPE_BYTES = 64
 MAX_CONTEXT_ENTRIES = 32
 MAX_CONTEXT_BYTES = 256
+MAX_QUERY_BYTES = 1024
 MAX_FUTURE_MS = 24 * 3600 * 1000
 DEFAULT_TYPE = "interaction"
+# An item that was chosen for words: the one type that has a query.
+SEARCH_CLICK = "search_click"
 CONTENT_TYPE = "content-type"
 JSON_CONTENT_TYPE = b"application/json"
 PROTOBUF_CONTENT_TYPES = (b"", b"application/x-protobuf", b"application/protobuf")
 
-_JSON_FIELDS = frozenset(
-    ("event_id", "user_id", "item_id", "type", "value", "event_time", "context", "undoes_event_id")
-)
+_JSON_TEXTS = ("user_id", "item_id", "event_id", "type", "undoes_event_id", "query")
+_JSON_FIELDS = frozenset((*_JSON_TEXTS, "value", "event_time", "context"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class Interaction:
     event_time_ms: int = 0
     context: Mapping[str, str] = field(default_factory=dict)
     undoes_event_id: str = ""
+    query: str = ""
 
 
 def _size(name: str, text: str) -> int:
@@ -61,6 +64,23 @@ def validate_id(name: str, text: str) -> None:
     size = _size(name, text)
     if not 1 <= size <= MAX_ID_BYTES:
         raise InvalidRequest.of(name, f"text of {size} bytes", f"1-{MAX_ID_BYTES} bytes of UTF-8")
+    _refuse_control_characters(name, text)
+
+
+def validate_query(name: str, text: str) -> None:
+    """Raise InvalidRequest unless `text` is UTF-8 of 1-1,024 bytes, not only white space, without control characters.
+
+    Any script, emoji included, passes: whether a source finds something for it is that source's matter.
+    """
+    size = _size(name, text)
+    if not 1 <= size <= MAX_QUERY_BYTES:
+        raise InvalidRequest.of(name, f"text of {size} bytes", f"1-{MAX_QUERY_BYTES} bytes of UTF-8")
+    if text.isspace():
+        raise InvalidRequest.of(name, "only white space", "words")
+    _refuse_control_characters(name, text)
+
+
+def _refuse_control_characters(name: str, text: str) -> None:
     if not text.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in text):
         raise InvalidRequest.of(name, "text with control characters", "no control characters")
 
@@ -90,6 +110,10 @@ def validate(interaction: Interaction, now_ms: int) -> None:
         raise InvalidRequest.of(
             "event_time", f"{it.event_time_ms} ms", f"0 to {now_ms + MAX_FUTURE_MS} ms: at most a day in the future"
         )
+    if it.type == SEARCH_CLICK and not it.undoes_event_id:
+        validate_query("query", it.query)
+    elif it.query:
+        raise InvalidRequest.of("query", "set", f"empty unless type is {SEARCH_CLICK!r} and nothing is undone")
     if it.context:
         _validate_context(it.context)
 
@@ -118,6 +142,7 @@ def from_message(message: events_pb2.Interaction, *, missing_time_ms: int) -> In
         event_time_ms=event_time_ms,
         context=dict(message.context) if message.context else {},
         undoes_event_id=message.undoes_event_id,
+        query=message.query,
     )
 
 
@@ -131,6 +156,7 @@ def encode_interaction(interaction: Interaction) -> bytes:
         value=interaction.value,
         context=interaction.context,
         undoes_event_id=interaction.undoes_event_id,
+        query=interaction.query,
     )
     message.event_time.seconds, ms = divmod(interaction.event_time_ms, 1000)
     message.event_time.nanos = ms * 1_000_000
@@ -184,7 +210,7 @@ def _from_json(value: bytes, missing_time_ms: int) -> Interaction:
     unknown = sorted(document.keys() - _JSON_FIELDS)
     if unknown:
         raise InvalidRequest.of("value", f"unknown field {unknown[0][:64]!r}", ", ".join(sorted(_JSON_FIELDS)))
-    texts = {name: _json_text(document, name) for name in ("user_id", "item_id", "event_id", "type", "undoes_event_id")}
+    texts = {name: _json_text(document, name) for name in _JSON_TEXTS}
     number = document.get("value")
     if number is None:
         number = 0.0
@@ -208,6 +234,7 @@ def _from_json(value: bytes, missing_time_ms: int) -> Interaction:
         event_time_ms=_json_time(document.get("event_time"), missing_time_ms),
         context=context,
         undoes_event_id=texts["undoes_event_id"],
+        query=texts["query"],
     )
 
 

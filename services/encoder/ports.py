@@ -7,6 +7,7 @@ synchronous: the consumer has a thread of its own, and on-demand encoding runs i
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from services.common.search_clicks import ClickRecord
 from services.common.state_store import AdvanceStep, Progress, UserHistory, UserKeys, UserUpdate
 from services.encoder.domain import Attributed, DeadLetter, EncodedStates, EncodeJob, SourceRecord
 from services.encoder.forgetting import ForgetRecord
@@ -46,8 +47,14 @@ class Outbox(Protocol):
     """What the consumer writes to other topics. Returns once everything is acknowledged; a failure may leave some of
     it written, so readers must know records by their source position."""
 
-    def publish(self, attributions: Sequence[Attributed], dead_letters: Sequence[DeadLetter]) -> None:
-        """Write all of them, what belongs to one item in the order given; a voided user into every partition."""
+    def publish(
+        self,
+        attributions: Sequence[Attributed],
+        dead_letters: Sequence[DeadLetter],
+        clicks: Sequence[ClickRecord] = (),
+    ) -> None:
+        """Write all of them, what belongs to one item in the order given, clicks in the order given; a voided user into
+        every partition of attributions."""
 
     def close(self) -> None:
         """Give the connections up; the next call makes new ones."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from services.common.errors import DependencyUnavailable
+from services.common.search_clicks import ClickRecord
 from services.encoder.domain import Attributed, DeadLetter
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
@@ -36,13 +37,19 @@ class ReattributionReport:
 
 
 class _AttributionsOnly:
-    """An outbox that counts, and leaves dead letters to the live consumer, which has set them aside already."""
+    """An outbox that counts, and leaves dead letters and search clicks, which are no model's, to the live consumer: it
+    has written them already."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self.written = 0
 
-    def publish(self, attributions: Sequence[Attributed], dead_letters: Sequence[DeadLetter]) -> None:
+    def publish(
+        self,
+        attributions: Sequence[Attributed],
+        dead_letters: Sequence[DeadLetter],
+        clicks: Sequence[ClickRecord] = (),
+    ) -> None:
         if attributions:
             self._outbox.publish(attributions, ())
             self.written += len(attributions)

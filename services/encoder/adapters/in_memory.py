@@ -14,6 +14,7 @@ import numpy as np
 
 from services.common.errors import Conflict
 from services.common.forgets import Forget
+from services.common.search_clicks import ClickRecord
 from services.common.state_store import AdvanceStep, Progress, StoredState, UserHistory, UserKeys, UserUpdate
 from services.encoder.domain import Attributed, DeadLetter, EncodedStates, EncodeJob, SourceRecord
 from services.encoder.forgetting import ForgetRecord
@@ -78,10 +79,17 @@ class MemoryOutbox:
     def __init__(self) -> None:
         self.attributions: list[Attributed] = []
         self.dead_letters: list[DeadLetter] = []
+        self.clicks: list[ClickRecord] = []
 
-    def publish(self, attributions: Sequence[Attributed], dead_letters: Sequence[DeadLetter]) -> None:
+    def publish(
+        self,
+        attributions: Sequence[Attributed],
+        dead_letters: Sequence[DeadLetter],
+        clicks: Sequence[ClickRecord] = (),
+    ) -> None:
         self.attributions += attributions
         self.dead_letters += dead_letters
+        self.clicks += clicks
 
     def close(self) -> None:
         """Nothing is held."""

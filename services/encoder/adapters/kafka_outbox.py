@@ -1,4 +1,5 @@
-"""The outbox port over Apache Kafka: attributions keyed by item, a voided user into every partition, dead letters."""
+"""The outbox port over Apache Kafka: attributions keyed by item, a voided user into every partition, search clicks,
+dead letters."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,7 +8,8 @@ from freshet.v1 import common_pb2, events_pb2
 
 from services.common.dead_letters import dead_letter
 from services.common.kafka import BulkProducer, Record
-from services.common.topics import ATTRIBUTIONS
+from services.common.search_clicks import ClickRecord, encode_click, key_of
+from services.common.topics import ATTRIBUTIONS, SEARCH_CLICKS
 from services.encoder.domain import Attributed, Attribution, DeadLetter, Undo, VoidedUser
 
 # What an import publishes at once would not fit into the producer's buffer (32 MiB; a state has 1-3 kB).
@@ -21,8 +23,14 @@ class KafkaOutbox:
         self._producer = producer
         self._timeout_s = timeout_s
 
-    def publish(self, attributions: Sequence[Attributed], dead_letters: Sequence[DeadLetter]) -> None:
+    def publish(
+        self,
+        attributions: Sequence[Attributed],
+        dead_letters: Sequence[DeadLetter],
+        clicks: Sequence[ClickRecord] = (),
+    ) -> None:
         records = [record for attribution in attributions for record in self._records(attribution)]
+        records += [Record(SEARCH_CLICKS, key_of(click), encode_click(click)) for click in clicks]
         records += [dead_letter_record(letter) for letter in dead_letters]
         for start in range(0, len(records), MAX_TOGETHER):
             self._producer.send_many(records[start : start + MAX_TOGETHER], self._timeout_s)

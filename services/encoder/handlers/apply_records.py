@@ -1,11 +1,11 @@
 """Apply records of `interactions` to user states, with an exactly-once effect.
 
-The order within a batch is what makes a crash harmless at every point: attributions (in the order of the records that
-they come from) and dead letters are published first (readers know them by source position), then each user is written
-under the condition that nobody wrote it in between, then the watermark moves under the same condition. Whatever is
-delivered again finds the positions stored and is counted as it was the first time. Progress lives in the state store
-alone; Kafka's committed offsets serve lag monitoring, and say up to where attributions went out before the state store
-was lost.
+The order within a batch is what makes a crash harmless at every point: attributions and search clicks (in the order of
+the records that they come from) and dead letters are published first (readers know them by source position), then each
+user is written under the condition that nobody wrote it in between, then the watermark moves under the same condition.
+Whatever is delivered again finds the positions stored and is counted as it was the first time. Progress lives in the
+state store alone; Kafka's committed offsets serve lag monitoring, and say up to where attributions went out before the
+state store was lost.
 """
 
 import time
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from services.common import events
 from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
+from services.common.search_clicks import SearchClick, UndoneInteraction
 from services.common.state_store import AdvanceStep, StoredState, UserHistory, UserUpdate, now_ms
 from services.encoder.domain import (
     MAX_RECORDS_PER_USER,
@@ -195,8 +196,10 @@ class ApplyRecords:
             a for user_id, user in work.items() for a in self._attributions(user_id, user, states)
         ]
         attributions.sort(key=lambda a: (a.partition, a.offset))
-        if attributions or letters:
-            self._outbox.publish(attributions, letters)
+        clicks = [click for user_id, user in work.items() for click in self._clicks(user_id, user)]
+        clicks.sort(key=lambda c: (c.partition, c.offset))
+        if attributions or letters or clicks:
+            self._outbox.publish(attributions, letters, clicks)
         applied_ms = self._clock_ms()
         updates = [
             self._update(user_id, user, states, applied_ms) for user_id, user in work.items() if user.merged.news
@@ -270,6 +273,42 @@ class ApplyRecords:
             arrival = user.arrivals[number]
             if self._is_attributed(arrival):
                 yield Undo(
+                    event_id=arrival.interaction.event_id,
+                    item_id=undone.item_id,
+                    undoes=(undone.partition, undone.offset),
+                    event_time_ms=arrival.interaction.event_time_ms,
+                    recorded_ms=arrival.recorded_ms,
+                    partition=arrival.partition,
+                    offset=arrival.offset,
+                    user_pseudonym=pseudonym,
+                )
+
+    def _clicks(self, user_id: str, user: _UserWork) -> Iterator[SearchClick | UndoneInteraction]:
+        """Search clicks that count, and every event that was taken back: of those only the id is known, not the type.
+        A click too late for the history is left out, since it could not be taken back."""
+        chosen = [n for n in user.merged.preceding if user.arrivals[n].interaction.type == events.SEARCH_CLICK]
+        if not chosen and not user.merged.undone:
+            return
+        pseudonym = pseudonym_of(user_id, self._pseudonym_key)
+        for number in chosen:
+            arrival = user.arrivals[number]
+            if self._is_attributed(arrival):
+                interaction = arrival.interaction
+                yield SearchClick(
+                    event_id=interaction.event_id,
+                    query=interaction.query,
+                    item_id=interaction.item_id,
+                    value=interaction.value,
+                    event_time_ms=interaction.event_time_ms,
+                    recorded_ms=arrival.recorded_ms,
+                    partition=arrival.partition,
+                    offset=arrival.offset,
+                    user_pseudonym=pseudonym,
+                )
+        for number, undone in user.merged.undone.items():
+            arrival = user.arrivals[number]
+            if self._is_attributed(arrival):
+                yield UndoneInteraction(
                     event_id=arrival.interaction.event_id,
                     item_id=undone.item_id,
                     undoes=(undone.partition, undone.offset),

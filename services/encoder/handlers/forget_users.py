@@ -13,6 +13,7 @@ import structlog
 
 from services.common.errors import FreshetError
 from services.common.forgets import Forget
+from services.common.search_clicks import ForgottenUser
 from services.common.state_store import UserHistory, UserUpdate
 from services.common.topics import FORGETS
 from services.encoder.domain import Attributed, DeadLetter, Undo, VoidedUser
@@ -109,7 +110,7 @@ class ForgetUsers:
             if len(rest.events) < len(history.events):
                 messages += self._tainted(user_id, rest)
         letters = [DeadLetter(record.record, record.reason, FORGETS) for record in self._unreadable]
-        self._outbox.publish(messages, letters)
+        self._outbox.publish(messages, letters, [self._voided_clicks(forget) for forget in forgets])
         self._store.forget(updates, self._epoch)
         self._drop_cached(users)
         offsets = [record.record.offset for record in (*records, *self._unreadable)]
@@ -137,9 +138,18 @@ class ForgetUsers:
             recorded_ms=forget.requested_ms,
         )
 
+    def _voided_clicks(self, forget: Forget) -> ForgottenUser:
+        return ForgottenUser(
+            forget_id=forget.forget_id,
+            up_to=forget.up_to,
+            user_pseudonym=pseudonym_of(forget.user_id, self._pseudonym_key),
+            recorded_ms=forget.requested_ms,
+        )
+
     def _tainted(self, user_id: str, rest: UserHistory) -> list[Undo]:
         """Interactions that came while the forget was on its way: the query states that went out with them were made
-        of what is void now, so they are taken back. They stay in the user's own history."""
+        of what is void now, so they are taken back. They stay in the user's own history, and search clicks among them
+        stay: words hold nothing of what came before."""
         pseudonym = pseudonym_of(user_id, self._pseudonym_key)
         return [
             Undo(

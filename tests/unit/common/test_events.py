@@ -52,6 +52,18 @@ def test_protobuf_comes_back_as_it_was_written() -> None:
     assert read(encode_interaction(written)) == written
 
 
+@pytest.mark.parametrize("query", ["space movies", "映画 space 🚀", "x" * 1024, "é" * 512, "(((", "\u200b"])
+def test_a_search_click_keeps_its_words_in_either_encoding(query: str) -> None:
+    click = Interaction(user_id="ann", item_id="i1", type="search_click", query=query, event_time_ms=NOW_MS)
+    assert read(encode_interaction(click)) == click
+    assert read_json(type="search_click", query=query).query == query
+
+
+def test_taking_a_search_click_back_needs_no_words() -> None:
+    undo = Interaction(user_id="ann", undoes_event_id="e1", type="search_click", event_time_ms=NOW_MS)
+    assert read(encode_interaction(undo)) == undo
+
+
 @pytest.mark.parametrize(
     ("event_time", "expected_ms"),
     [
@@ -106,6 +118,17 @@ def test_protobuf_is_the_default_whatever_its_header(content_type: bytes | None)
         ({"context": []}, "context='list' allowed: an object of strings"),
         ({"context": {"k": 1}}, "context='dict' allowed: an object of strings"),
         ({"rating": 5}, "value=\"unknown field 'rating'\" allowed: context, event_id"),
+        ({"query": "space"}, "query='set' allowed: empty unless type is 'search_click'"),
+        ({"type": "search_click"}, "query='text of 0 bytes' allowed: 1-1024 bytes"),
+        ({"type": "search_click", "query": " \u3000 "}, "query='only white space' allowed: words"),
+        ({"type": "search_click", "query": "a\tb"}, "query='text with control characters'"),
+        ({"type": "search_click", "query": "é" * 513}, "query='text of 1026 bytes' allowed: 1-1024 bytes"),
+        ({"type": "search_click", "query": "\ud800"}, "query='text that is not UTF-8'"),
+        ({"type": "search_click", "query": ["space"]}, "query='list' allowed: a string"),
+        (
+            {"type": "search_click", "query": "space", "item_id": None, "undoes_event_id": "e"},
+            "query='set' allowed: empty unless",
+        ),
     ],
 )
 def test_a_json_field_out_of_range_is_refused_by_name(changes: dict[str, Any], told: str) -> None:

@@ -11,6 +11,7 @@ from streams import NOW_MS, VOCABULARY, Crash, append, drain, handler_on, intera
 
 from services.common.errors import Conflict
 from services.common.events import Interaction, decode_interaction
+from services.common.search_clicks import ClickRecord, ForgottenUser
 from services.encoder.adapters.in_memory import MemoryOutbox, MemoryStore, MemoryStream
 from services.encoder.domain import Attributed, Attribution, DeadLetter, Undo
 
@@ -29,7 +30,9 @@ def interactions(draw: st.DrawFn) -> Interaction | bytes:
         undone = f"event-{draw(st.integers(0, 11))}"
         return interaction(user, item_id="", event_id=event_id and f"undo-{event_id}", undoes_event_id=undone)
     time = NOW_MS + draw(st.integers(-20, 0)) * 1_000
-    return interaction(user, draw(st.integers(48, 52)), event_id=event_id, event_time_ms=time)
+    words = draw(st.sampled_from(["", "", "space movies"]))
+    changes = {"type": "search_click", "query": words} if words else {}
+    return interaction(user, draw(st.integers(48, 52)), event_id=event_id, event_time_ms=time, **changes)
 
 
 def filled(records: list[tuple[int, Interaction | bytes]]) -> MemoryStream:
@@ -53,10 +56,15 @@ def effect(store: MemoryStore) -> tuple[object, ...]:
     return histories, store.seen, states, counts, {p: progress[p].watermark for p in progress}
 
 
-def ones(outbox: MemoryOutbox) -> tuple[dict[object, object], set[object]]:
+def ones(outbox: MemoryOutbox) -> tuple[dict[object, object], set[object], dict[object, object]]:
     """What a reader that knows records by their source position keeps."""
     attributions = {(a.partition, a.offset): a for a in outbox.attributions if isinstance(a, Attribution | Undo)}
-    return attributions, {(letter.record.partition, letter.record.offset) for letter in outbox.dead_letters}
+    letters = {(letter.record.partition, letter.record.offset) for letter in outbox.dead_letters}
+    return (
+        attributions,
+        letters,
+        {(c.partition, c.offset): c for c in outbox.clicks if not isinstance(c, ForgottenUser)},
+    )
 
 
 # One user's records come through one partition, as the partitioner has it; user-2's through both, as a foreign
@@ -112,8 +120,10 @@ def test_a_lost_state_store_is_filled_again_without_second_attributions(
 
     assert effect(store) == effect(wanted_store)
     places = Counter((a.partition, a.offset) for a in outbox.attributions if isinstance(a, Attribution | Undo))
+    clicks = Counter((c.partition, c.offset) for c in outbox.clicks if not isinstance(c, ForgottenUser))
     assert ones(outbox)[0].keys() == ones(wanted_outbox)[0].keys()
-    assert all(count == 1 for count in places.values())
+    assert ones(outbox)[2] == ones(wanted_outbox)[2]
+    assert all(count == 1 for count in (*places.values(), *clicks.values()))
 
 
 @settings(max_examples=150, deadline=None)
@@ -171,9 +181,12 @@ def test_a_batch_goes_out_in_source_order_and_undos_name_what_counted(
     batches: list[list[tuple[int, int]]] = []
     publish = outbox.publish
 
-    def watch(attributions: Sequence[Attributed], dead_letters: Sequence[DeadLetter]) -> None:
+    def watch(
+        attributions: Sequence[Attributed], dead_letters: Sequence[DeadLetter], clicks: Sequence[ClickRecord] = ()
+    ) -> None:
         batches.append([(a.partition, a.offset) for a in attributions if isinstance(a, Attribution | Undo)])
-        publish(attributions, dead_letters)
+        batches.append([(c.partition, c.offset) for c in clicks if not isinstance(c, ForgottenUser)])
+        publish(attributions, dead_letters, clicks)
 
     outbox.publish = watch  # type: ignore[method-assign]
     left = list(plan)

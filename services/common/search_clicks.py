@@ -1,0 +1,161 @@
+"""What lies on the topic `search-clicks`: items that people chose for words, and what takes such a choice back.
+
+The encoder process writes it when it applies an interaction of type "search_click", each generator reads it whole. A
+reader knows a record by its source, the place of the interaction in `interactions`: the same one may come again after
+a crash, and what is taken back stays void even if it comes later. Whatever is wrong is an InvalidRequest naming the
+field; texts are not repeated, since messages end up in logs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from freshet.v1 import events_pb2
+from google.protobuf.message import DecodeError
+
+from services.common.errors import InvalidRequest
+from services.common.events import validate_id, validate_query
+
+MAX_PARTITION = 2**15 - 1
+MAX_OFFSET = 2**48 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchClick:
+    """Somebody chose `item_id` for `query`; it lies at (partition, offset) of `interactions`. Times: Unix ms."""
+
+    event_id: str
+    query: str
+    item_id: str
+    value: float
+    event_time_ms: int
+    recorded_ms: int
+    partition: int
+    offset: int
+    user_pseudonym: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoneInteraction:
+    """Takes back what lies at `undoes` (partition, offset) of `interactions`, whether that was a search click or not:
+    the encoder keeps no types. partition, offset: where what undid it lies."""
+
+    event_id: str
+    item_id: str
+    undoes: tuple[int, int]
+    event_time_ms: int
+    recorded_ms: int
+    partition: int
+    offset: int
+    user_pseudonym: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgottenUser:
+    """Takes back everything of a user at or below `up_to` (partition -> offset) of `interactions`."""
+
+    forget_id: str
+    up_to: Mapping[int, int]
+    user_pseudonym: str
+    recorded_ms: int
+
+
+ClickRecord = SearchClick | UndoneInteraction | ForgottenUser
+
+
+def key_of(record: ClickRecord) -> bytes:
+    """The record's key: an id that a repetition has, too."""
+    return (record.forget_id if isinstance(record, ForgottenUser) else record.event_id).encode()
+
+
+def encode_click(record: ClickRecord) -> bytes:
+    """The value of a record."""
+    message = events_pb2.SearchClick(user_pseudonym=record.user_pseudonym)
+    _set_ms(message.recorded_time, record.recorded_ms)
+    if isinstance(record, ForgottenUser):
+        message.forgets.forget_id = record.forget_id
+        for partition in sorted(record.up_to):
+            message.forgets.up_to.add(partition=partition, offset=record.up_to[partition])
+    else:
+        message.event_id, message.item_id = record.event_id, record.item_id
+        message.source.partition, message.source.offset = record.partition, record.offset
+        _set_ms(message.event_time, record.event_time_ms)
+    if isinstance(record, UndoneInteraction):
+        message.undoes.partition, message.undoes.offset = record.undoes
+    if isinstance(record, SearchClick):
+        message.query, message.value = record.query, record.value
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def decode_click(value: bytes | None) -> ClickRecord:
+    """Read and check a record. Raises: InvalidRequest naming the field."""
+    if not value:
+        raise InvalidRequest.of("value", "no bytes", "a SearchClick")
+    try:
+        message = events_pb2.SearchClick.FromString(value)
+    except DecodeError as exc:
+        raise InvalidRequest.of("value", f"{len(value)} unreadable bytes", "a whole SearchClick message") from exc
+    validate_id("user_pseudonym", message.user_pseudonym)
+    recorded_ms = _ms(message.recorded_time)
+    if message.HasField("forgets"):
+        return _forgotten(message, recorded_ms)
+    validate_id("event_id", message.event_id)
+    validate_id("item_id", message.item_id)
+    partition, offset = _place("source", message.source)
+    if message.HasField("undoes"):
+        return UndoneInteraction(
+            event_id=message.event_id,
+            item_id=message.item_id,
+            undoes=_place("undoes", message.undoes),
+            event_time_ms=_ms(message.event_time),
+            recorded_ms=recorded_ms,
+            partition=partition,
+            offset=offset,
+            user_pseudonym=message.user_pseudonym,
+        )
+    validate_query("query", message.query)
+    return SearchClick(
+        event_id=message.event_id,
+        query=message.query,
+        item_id=message.item_id,
+        value=message.value,
+        event_time_ms=_ms(message.event_time),
+        recorded_ms=recorded_ms,
+        partition=partition,
+        offset=offset,
+        user_pseudonym=message.user_pseudonym,
+    )
+
+
+def _forgotten(message: Any, recorded_ms: int) -> ForgottenUser:
+    validate_id("forgets.forget_id", message.forgets.forget_id)
+    up_to: dict[int, int] = {}
+    for found in message.forgets.up_to:
+        partition, offset = _place("forgets.up_to", found, first=-1)
+        up_to[partition] = max(offset, up_to.get(partition, -1))
+    if not up_to:
+        raise InvalidRequest.of("forgets.up_to", "absent", "at least one place")
+    return ForgottenUser(
+        forget_id=message.forgets.forget_id,
+        up_to=up_to,
+        user_pseudonym=message.user_pseudonym,
+        recorded_ms=recorded_ms,
+    )
+
+
+def _place(name: str, place: Any, first: int = 0) -> tuple[int, int]:
+    if not (0 <= place.partition <= MAX_PARTITION and first <= place.offset <= MAX_OFFSET):
+        raise InvalidRequest.of(
+            name, f"{place.partition}:{place.offset}", f"partition 0-{MAX_PARTITION}, offset {first} to {MAX_OFFSET}"
+        )
+    return place.partition, place.offset
+
+
+def _set_ms(stamp: Any, unix_ms: int) -> None:
+    stamp.seconds, ms = divmod(unix_ms, 1000)
+    stamp.nanos = ms * 1_000_000
+
+
+def _ms(stamp: Any) -> int:
+    return int(stamp.seconds * 1000 + stamp.nanos // 1_000_000)
