@@ -1,0 +1,275 @@
+"""What clicks on found items teach a text search: exact sums per item (PEFA-XS) and remembered queries (PEFA-XL).
+
+A click says that somebody chose an item for a query. Its query state pulls the item toward such queries, and votes for
+the item where it is among the nearest to another query. Clicks come in any order, more than once, are undone and their
+users forgotten, before or after they come: what is held is always, bit for bit, what the surviving clicks alone would
+have made. To take a click out its query is encoded again, so `encode` must be a function of the text alone (one text
+at a time, not padded in a batch, where matrix products may round otherwise). It knows neither streams nor answers.
+
+Letters: P_q, P_x query and item components, P = P_q * P_x, d component width, n items asked for.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.pefa.contribution import Contributions, FixedPoint, newcomers
+from services.algorithms.pefa.memory import MemoryChanges, MemoryEntry, QueryMemory, hash_of
+from services.algorithms.pefa.policy import SharePolicy
+from services.algorithms.pefa.refresh import refreshed
+from services.algorithms.pefa.sums import ItemSums, SumsOf
+from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+
+# (partition, offset) of the interaction: what makes a click count once.
+Place = tuple[int, int]
+# A query's components (P_q, d) in float32; None where the text has no word to be encoded.
+Encode = Callable[[str], FloatArray | None]
+# `ItemSums.add` or `ItemSums.remove`.
+Into = Callable[[Sequence[str], FixedPoint, npt.NDArray[np.float64], npt.NDArray[np.int64]], None]
+
+CLICK = "search_click"
+_CLICK_BYTES = 580  # a click with its texts of 30 bytes, its places in two tables and its user's set, measured 574
+_CACHED_QUERIES = 4_096
+_FOLDED = 1_024  # clicks whose contributions are computed together
+
+
+@dataclass(frozen=True, slots=True)
+class Click:
+    """One click, whole; `user` is a pseudonym."""
+
+    place: Place
+    query: str
+    item_id: str
+    user: str
+    event_seconds: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedbackChanges:
+    """Since it was last asked: the items whose sums changed, and what entered and left the visible memory."""
+
+    item_ids: tuple[str, ...]
+    memory: MemoryChanges
+
+
+class QueryFeedback:
+    """All clicks of one text model. Not for several writers at once."""
+
+    def __init__(
+        self,
+        encode: Encode,
+        *,
+        states: ItemStates,
+        index: Mapping[str, int],
+        pair_gate: PairGate | None,
+        num_query_components: int,
+        capacity: int,
+    ) -> None:
+        """`states` (X, P_x, d) are the model's, `index` their rows by id; other items start from zero components.
+
+        `capacity`: queries that may vote, those with the smallest hashes of their places.
+        Raises: ValueError for states with a gate of their own, which a text model has not; a capacity below 1.
+        """
+        if states.gate is not None:
+            raise ValueError(f"states.gate has shape {states.gate.shape}; allowed: None, a text model gates by cosines")
+        _, num_components, width = states.components.shape
+        self._encode, self._states, self._index = encode, states, index
+        self._contributions = Contributions(pair_gate)
+        self._sums = ItemSums(num_components=num_components, width=width)
+        self._shape = (num_query_components, width)
+        self._memory = QueryMemory(capacity=capacity, num_components=num_query_components, width=width)
+        self._clicks: dict[Place, Click] = {}
+        self._by_user: dict[str, set[Place]] = {}
+        self._undone: set[Place] = set()
+        self._forgotten: dict[str, dict[int, int]] = {}
+        self._changed: dict[str, None] = {}
+        self._cached: OrderedDict[str, FloatArray | None] = OrderedDict()
+        self._mix = 0
+        self._visible: set[str] = set()  # of the memory, as it was last taken
+        self._refilled = False
+
+    def __len__(self) -> int:
+        """Clicks that count."""
+        return len(self._clicks)
+
+    @property
+    def num_remembered(self) -> int:
+        """Queries that may vote."""
+        return len(self._memory)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of clicks, sums and memory."""
+        return _CLICK_BYTES * len(self._clicks) + self._sums.nbytes + self._memory.nbytes
+
+    def add(self, clicks: Iterable[Click]) -> None:
+        """Count clicks; those that count already, were undone or forgotten are passed over.
+
+        Raises: ValueError for a query state of another shape than the model's.
+        """
+        new: dict[Place, Click] = {}
+        for click in clicks:
+            if click.place not in self._clicks and not self._is_void(click):
+                new.setdefault(click.place, click)
+        arriving = list(new.values())
+        for start in range(0, len(arriving), _FOLDED):
+            # Encoded before anything changes: what cannot be encoded leaves no half of a click.
+            here = self._with_states(arriving[start : start + _FOLDED])
+            for click, _ in here:
+                self._clicks[click.place] = click
+                self._by_user.setdefault(click.user, set()).add(click.place)
+                self._mix += _hash(click)
+            self._fold(here, self._sums.add)
+            self._memory.add(
+                _entry(click, state)
+                for click, state in here
+                if state is not None and self._memory.admits(_entry_id(click.place))
+            )
+
+    def undo(self, places: Iterable[Place]) -> None:
+        """Void what lies there, whether it came already or comes later."""
+        wanted = set(places)
+        self._undone |= wanted
+        self._take_out(wanted & self._clicks.keys())
+
+    def forget(self, user: str, up_to: Mapping[int, int]) -> None:
+        """Void everything of a user at or below these offsets, by partition, now and later."""
+        known = self._forgotten.setdefault(user, {})
+        for partition, offset in up_to.items():
+            known[partition] = max(offset, known.get(partition, -1))
+        self._take_out({place for place in self._by_user.get(user, ()) if place[1] <= up_to.get(place[0], -1)})
+
+    def take_changes(self) -> FeedbackChanges:
+        """What is to be served anew since the last call."""
+        changed, self._changed = tuple(sorted(self._changed)), {}
+        if self._memory.wants_refill:
+            self._refill()
+        if self._refilled:
+            visible = {entry.entry_id: entry for entry in self._memory}
+            self._memory.take_changes()
+            memory = MemoryChanges(
+                entered=tuple(entry for entry_id, entry in visible.items() if entry_id not in self._visible),
+                left=tuple(sorted(self._visible - visible.keys())),
+            )
+            self._refilled = False
+        else:
+            memory = self._memory.take_changes()
+        self._visible.difference_update(memory.left)
+        self._visible.update(entry.entry_id for entry in memory.entered)
+        return FeedbackChanges(item_ids=changed, memory=memory)
+
+    def sums_of(self, item_ids: Sequence[str]) -> SumsOf:
+        """What the clicks say of these items (n,), known or not."""
+        return self._sums.of(item_ids)
+
+    def states_of(self, item_ids: Sequence[str], *, share: SharePolicy, new_share: SharePolicy) -> ItemStates:
+        """Refreshed states (n, P_x, d): `share` for items of the model, `new_share` for others.
+
+        An item without clicks has the model's state, or zero components. Source: arXiv:2312.02429, equation 8.
+        """
+        sums, age = self._sums.of(item_ids), np.zeros(len(item_ids))
+        known = np.array([item_id in self._index for item_id in item_ids], dtype=bool)
+        shares = [policy.model_share(sums.evidence, sums.coherence, age) for policy in (share, new_share)]
+        return refreshed(self._rows(item_ids), sums.sums, np.where(known, *shares))
+
+    def digest(self) -> str:
+        """32 hex digits of clicks, sums and visible memory: equal sets of surviving clicks make equal digests."""
+        digest = hashlib.blake2b((self._mix % (1 << 128)).to_bytes(16, "little"), digest_size=16)
+        digest.update(self._sums.digest().encode())
+        if self._memory.wants_refill:
+            self._refill()
+        digest.update(self._memory.digest().encode())
+        return digest.hexdigest()
+
+    def _is_void(self, click: Click) -> bool:
+        partition, offset = click.place
+        return click.place in self._undone or offset <= self._forgotten.get(click.user, {}).get(partition, -1)
+
+    def _take_out(self, places: set[Place]) -> None:
+        for start in range(0, len(leaving := sorted(places)), _FOLDED):
+            gone = self._with_states([self._clicks[place] for place in leaving[start : start + _FOLDED]])
+            for click, _ in gone:
+                del self._clicks[click.place]
+                of_user = self._by_user[click.user]
+                of_user.discard(click.place)
+                if not of_user:
+                    del self._by_user[click.user]
+                self._mix -= _hash(click)
+            self._fold(gone, self._sums.remove)
+            self._memory.remove(_entry_id(click.place) for click, _ in gone)
+
+    def _fold(self, clicks: Sequence[tuple[Click, FloatArray | None]], into: Into) -> None:
+        here = [(click, state) for click, state in clicks if state is not None]
+        if not here:
+            return
+        item_ids = [click.item_id for click, _ in here]
+        weights = np.ones(len(here))
+        queries = QueryStates(components=np.stack([state for _, state in here]))
+        given = self._contributions(queries, weights, self._rows(item_ids))
+        into(item_ids, given, weights, np.array([click.event_seconds for click, _ in here], dtype=np.int64))
+        self._changed.update(dict.fromkeys(item_ids))
+
+    def _refill(self) -> None:
+        """Offer the surviving clicks to a new memory in order of their hashes; only what it holds is encoded."""
+        memory = self._memory
+        anew = QueryMemory(
+            capacity=memory.capacity, reserve=memory.reserve, num_components=memory.num_components, width=memory.width
+        )
+        for click in sorted(self._clicks.values(), key=lambda click: hash_of(_entry_id(click.place))):
+            is_last = not anew.admits(_entry_id(click.place))
+            state = self._state(click.query)
+            if state is not None:
+                anew.add([_entry(click, state)])
+                if is_last:  # turned away, which is how the memory learns that it does not hold all
+                    break
+        self._memory, self._refilled = anew, True
+
+    def _with_states(self, clicks: Sequence[Click]) -> list[tuple[Click, FloatArray | None]]:
+        return [(click, self._state(click.query)) for click in clicks]
+
+    def _state(self, query: str) -> FloatArray | None:
+        """The query's components in half precision's values, as the memory holds them."""
+        if query in self._cached:
+            self._cached.move_to_end(query)
+            return self._cached[query]
+        state = self._encode(query)
+        if state is not None:
+            if state.shape != self._shape:
+                raise ValueError(f"a query's components have shape {state.shape}; the model's have {self._shape}")
+            state = np.asarray(state.astype(np.float16).astype(np.float32))
+        self._cached[query] = state
+        if len(self._cached) > _CACHED_QUERIES:
+            self._cached.popitem(last=False)
+        return state
+
+    def _rows(self, item_ids: Sequence[str]) -> ItemStates:
+        _, num_components, width = self._states.components.shape
+        found = newcomers(len(item_ids), num_components=num_components, width=width, mean_gate=None)
+        rows = np.array([self._index.get(item_id, -1) for item_id in item_ids], dtype=np.int64)
+        found.components[rows >= 0] = self._states.components[rows[rows >= 0]]
+        return found
+
+
+def _entry(click: Click, state: FloatArray) -> MemoryEntry:
+    return MemoryEntry(
+        entry_id=_entry_id(click.place),
+        item_id=click.item_id,
+        components=state.astype(np.float16),
+        weight=1.0,
+        interaction_type=CLICK,
+        event_seconds=click.event_seconds,
+        user=click.user,
+    )
+
+
+def _entry_id(place: Place) -> str:
+    return f"{place[0]}:{place[1]}"
+
+
+def _hash(click: Click) -> int:
+    text = "\0".join((_entry_id(click.place), click.user, click.item_id, click.query, str(click.event_seconds)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
