@@ -1,0 +1,119 @@
+"""Permutation decoding: the catalogue's identifiers that score best when their phrases may come in any order.
+
+The score (the paper leaves it to arXiv:2209.05861; docs/decisions/017-permutation-decoding.md): an identifier with
+tokens d^1 ... d^n, n at most s, has max over injective maps pi of its tokens to the s positions of
+sum_i log P~_pi(i)(d^i), plus log P~_t([PAD]) at the positions that no token takes. mode "fixed" allows the identity
+map alone, token i at position i: what training optimised, and the ablation.
+
+An identifier's score is exact whenever it is found; a beam decides only which parts of the trie are looked at, and
+`bound` says what may have been missed. Shortlists, weights and text are not known here.
+
+Letters: s positions, U tokens scored, K results.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.generation.trie import PADDING, IdentifierTrie
+from services.algorithms.ops.trie_search import MAX_POSITIONS, Backend, ItemRows, TrieQuestion, search_trie
+
+Mode = Literal["permutation", "fixed"]
+MODES: tuple[Mode, ...] = ("permutation", "fixed")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Best first, ties by identifier: identifiers (n,) int32, scores (n,) float64 natural logarithms, n at most K.
+
+    No identifier made of the given tokens that is missing scores above `bound`; -inf: none is missing for lack of
+    beams.
+    """
+
+    identifiers: npt.NDArray[np.int32]
+    scores: npt.NDArray[np.float64]
+    bound: float
+    results: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether these are proven the best there are, float32 rounding aside."""
+        return self.bound <= (self.scores[-1] if len(self.scores) == self.results else -np.inf)
+
+    def __len__(self) -> int:
+        return len(self.identifiers)
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        return iter(zip(self.identifiers.tolist(), self.scores.tolist(), strict=True))
+
+
+def decode(
+    scores: npt.NDArray[np.float32],
+    tokens: npt.NDArray[np.int32],
+    trie: IdentifierTrie,
+    *,
+    beams: int,
+    results: int,
+    mode: Mode = "permutation",
+    items: ItemRows | None = None,
+    allowed: npt.NDArray[np.bool_] | None = None,
+    backend: Backend = "auto",
+) -> Decoded:
+    """The `results` best identifiers whose tokens are all among `tokens`.
+
+    Shapes: scores (s, U) float32, tokens (U,) rising, the first of them [PAD]; allowed (X,) over the rows of `items`:
+            an identifier comes out only if one of its items is allowed.
+    Raises: ValueError if shapes differ, a score is not finite, or the trie holds identifiers longer than s.
+    Cost:   per position, the children of at most `beams` nodes.
+    """
+    if scores.ndim != 2 or scores.shape[1] != len(tokens):
+        raise ValueError(f"scores have shape {scores.shape}; allowed: (s, {len(tokens)}), a column per token")
+    if not 1 <= scores.shape[0] <= MAX_POSITIONS:
+        raise ValueError(f"positions={scores.shape[0]} allowed: 1 to {MAX_POSITIONS}")
+    if trie.max_tokens > scores.shape[0]:
+        raise ValueError(f"identifiers have up to {trie.max_tokens} tokens; allowed: {scores.shape[0]}, the positions")
+    if not len(tokens) or tokens[0] != PADDING or (np.diff(tokens) <= 0).any():
+        raise ValueError(f"tokens begin with {tokens[:3].tolist()}; allowed: rising, {PADDING} ([PAD]) first")
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r} allowed: {', '.join(MODES)}")
+    if allowed is not None and items is None:
+        raise ValueError("allowed is given without items; allowed: both or neither")
+    by_token = np.ascontiguousarray(scores.T, dtype=np.float32)
+    padding = by_token[0]
+    # Relative to padding everywhere, so that identifiers and prefixes of any length compare.
+    gains = by_token - padding
+    if not np.isfinite(gains).all():
+        raise ValueError("scores hold a value that is not finite")
+    question = TrieQuestion(
+        tokens=np.ascontiguousarray(tokens, dtype=np.int32),
+        gains=gains,
+        beams=beams,
+        results=results,
+        in_order=mode == "fixed",
+    )
+    view = trie.view()
+    found = search_trie(view.parts, view.deleted, question, items=items, allowed=allowed, backend=backend)
+    base = float(padding.sum(dtype=np.float64))
+    return Decoded(found.identifiers, base + found.gains.astype(np.float64), base + found.bound, results)
+
+
+def assignment_score(scores: npt.NDArray[np.float32], padding: npt.NDArray[np.float32]) -> float:
+    """The score of one identifier, by the definition's own words: the best assignment of n tokens to s positions.
+
+    Shapes: scores (n, s) of its tokens at the positions, padding (s,). Cost: s 2^s; for tests and explanations.
+    """
+    gains = scores.astype(np.float64) - padding
+    positions = len(padding)
+    best = np.full(1 << positions, -np.inf)
+    best[0] = 0.0
+    for row in gains:
+        grown = np.full_like(best, -np.inf)
+        for position in range(positions):
+            free = np.flatnonzero((np.arange(1 << positions) >> position) & 1 == 0)
+            taken = free | 1 << position
+            grown[taken] = np.maximum(grown[taken], best[free] + row[position])
+        best = grown
+    return float(best.max() + padding.sum(dtype=np.float64))

@@ -1,0 +1,128 @@
+"""From the phrase encoder's output to identifiers and items: shortlist, scores, permutation decoding, in one call.
+
+Every answer is an identifier of the trie by construction: the trie is walked, nothing is spelled out. Insert and
+delete are seen by the next query. Where x comes from, and what item rows mean, is not known here.
+
+Letters: s positions, D width, U union, V vocabulary size, X items, K results.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.generation.decoding import MODES, Mode, decode
+from services.algorithms.generation.identifiers import IdentifierTable
+from services.algorithms.generation.output_layer import OutputLayer
+from services.algorithms.generation.shortlist import Shortlist
+from services.algorithms.generation.trie import IdentifierTrie
+from services.algorithms.ops.token_scores import Backend
+
+_WIDEN = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GeneratorSettings:
+    """k sets joined, nodes kept per level, and whether tokens may come in any order."""
+
+    sets: int = 5
+    beams: int = 256
+    mode: Mode = "permutation"
+
+    def __post_init__(self) -> None:
+        for name in ("sets", "beams"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} allowed: at least 1")
+        if self.mode not in MODES:
+            raise ValueError(f"mode={self.mode!r} allowed: {', '.join(MODES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An identifier, its text, the rows of its allowed items (at most K of them), and its score (natural log)."""
+
+    identifier: int
+    text: str
+    item_rows: npt.NDArray[np.int32]
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Best first. `union_size`: phrases scored, U. `exact`: proven the best that these phrases make."""
+
+    answers: list[Answer]
+    union_size: int
+    exact: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generator:
+    """The parts that decoding needs, checked against each other. Safe from several threads."""
+
+    output_layer: OutputLayer
+    shortlist: Shortlist
+    trie: IdentifierTrie
+    identifiers: IdentifierTable
+    settings: GeneratorSettings = field(default_factory=GeneratorSettings)
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError where vocabulary sizes, widths or identifiers of two parts differ; names both."""
+        for name, tokens in (("shortlist", self.shortlist.num_tokens), ("trie", self.trie.num_tokens)):
+            if tokens != len(self.output_layer):
+                raise ValueError(f"{name} is of {tokens} tokens, the output layer of {len(self.output_layer)}")
+        if self.shortlist.centers.shape[1] != self.output_layer.width:
+            raise ValueError(
+                f"shortlist width={self.shortlist.centers.shape[1]} allowed: {self.output_layer.width}, the weights'"
+            )
+        if self.trie.num_identifiers > len(self.identifiers):
+            raise ValueError(
+                f"the trie names identifier {self.trie.num_identifiers - 1}; the table has {len(self.identifiers)}"
+            )
+
+    def generate(
+        self,
+        x: npt.NDArray[np.float32],
+        k: int,
+        allowed: npt.NDArray[np.bool_] | None = None,
+        *,
+        backend: Backend = "auto",
+    ) -> Generated:
+        """The `k` best identifiers with an allowed item. Shapes: x (1 + s, D), x_0 first; allowed (X,) over item rows.
+
+        A filter does not starve the answer: while it is shorter than k and nodes were left out, more are kept.
+        Raises: ValueError for another shape, k below 1, or a value that is not finite.
+        """
+        if x.ndim != 2 or len(x) < 2:
+            raise ValueError(f"x has shape {x.shape}; allowed: (1 + s, {self.output_layer.width})")
+        tokens = self.shortlist.tokens(x[0], self.settings.sets, backend=backend)
+        scores = self.output_layer.scores(x[1:], tokens, backend=backend)
+        items = self.identifiers.items()
+        beams = self.settings.beams
+        while True:
+            found = decode(
+                scores, tokens, self.trie, beams=beams, results=k, mode=self.settings.mode,
+                items=items, allowed=allowed, backend=backend,
+            )  # fmt: skip
+            if len(found) == k or found.exact:
+                break
+            beams *= _WIDEN
+        answers = []
+        for identifier, score in found:
+            rows = items.of(identifier)
+            rows = rows[:k] if allowed is None else rows[allowed[rows]][:k]
+            answers.append(Answer(identifier, self.identifiers.text(identifier), rows, score))
+        return Generated(answers, len(tokens), found.exact)
+
+    def insert(self, text: str, tokens: Sequence[int], item_rows: Sequence[int]) -> int:
+        """A new identifier, found from the next query on; its number. Raises: ValueError for tokens or rows it cannot
+        have (more tokens than positions among them), and nothing is inserted then."""
+        self.trie.check(tokens)
+        identifier = self.identifiers.add(text, item_rows)
+        self.trie.insert(tokens, identifier)
+        return identifier
+
+    def delete(self, identifier: int) -> bool:
+        """Not found from the next query on. Whether it was there."""
+        return self.trie.delete(identifier)

@@ -1,0 +1,134 @@
+"""What identifiers say and which items they stand for: titles, keywords, pseudo-queries.
+
+An item may have several identifiers and an identifier several items (equal titles). Text and item rows are two flat
+arrays each with boundaries, memory-mapped; identifiers that come while serving are kept beside them. Item rows are
+positions in somebody's item table; that table, tokens and scores are not known here.
+
+Letters: I identifiers, X items.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.generation.array_file import read_arrays, write_arrays
+from services.algorithms.manifest import BundleError
+from services.algorithms.ops.trie_search import ItemRows
+
+Rows = npt.NDArray[np.int32]
+Offsets = npt.NDArray[np.int64]
+
+VERSION = 1
+_NAMES = ("letters", "letter_offsets", "rows", "row_offsets")
+
+
+class IdentifierTable:
+    """Identifiers 0 to I - 1: text and item rows. Safe from several threads."""
+
+    def __init__(self, letters: npt.NDArray[np.uint8], letter_offsets: Offsets, rows: Rows, row_offsets: Offsets):
+        """UTF-8 text end to end with I + 1 boundaries, and item rows likewise. Raises: ValueError where unequal."""
+        for name, flat, offsets in (("letters", letters, letter_offsets), ("rows", rows, row_offsets)):
+            if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
+                raise ValueError(f"the boundaries of {name} do not run from 0 to {len(flat)}")
+        if len(letter_offsets) != len(row_offsets):
+            raise ValueError(f"{len(letter_offsets) - 1} texts for {len(row_offsets) - 1} lists of items")
+        if len(rows) and rows.min() < 0:
+            raise ValueError(f"item row {rows.min()} allowed: 0 or more")
+        self._letters, self._letter_offsets = letters, letter_offsets
+        self._lock = threading.Lock()
+        self._added_texts: list[str] = []
+        self._added_rows, self._added_offsets = np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int64)
+        self._items = ItemRows(rows, row_offsets, self._added_rows, self._added_offsets)
+
+    @classmethod
+    def build(cls, texts: Sequence[str], item_rows: Sequence[Sequence[int]]) -> Self:
+        """Text and items of each identifier. Raises: ValueError for unequal numbers or an identifier of no item."""
+        if len(texts) != len(item_rows):
+            raise ValueError(f"{len(texts)} texts for {len(item_rows)} lists of items")
+        encoded = [text.encode("utf-8", errors="replace") for text in texts]
+        lengths = np.fromiter(map(len, item_rows), dtype=np.int64, count=len(item_rows))
+        if (lengths == 0).any():
+            raise ValueError(f"identifier {int(np.argmin(lengths))} has no item; allowed: at least 1")
+        rows = np.fromiter((row for each in item_rows for row in each), dtype=np.int32, count=int(lengths.sum()))
+        return cls(
+            np.frombuffer(b"".join(encoded), dtype=np.uint8),
+            _offsets(np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))),
+            rows,
+            _offsets(lengths),
+        )
+
+    def __len__(self) -> int:
+        return len(self._letter_offsets) - 1 + len(self._added_texts)
+
+    @property
+    def nbytes(self) -> int:
+        """Of what came from the file."""
+        items = self._items
+        return self._letters.nbytes + self._letter_offsets.nbytes + items.rows.nbytes + items.offsets.nbytes
+
+    def text(self, identifier: int) -> str:
+        number = identifier - (len(self._letter_offsets) - 1)
+        if number >= 0:
+            return self._added_texts[number]
+        begin, end = self._letter_offsets[identifier : identifier + 2].tolist()
+        return self._letters[begin:end].tobytes().decode("utf-8")
+
+    def items(self) -> ItemRows:
+        """The items of all identifiers there are now."""
+        return self._items
+
+    def add(self, text: str, item_rows: Sequence[int]) -> int:
+        """A new identifier, and its number: the next one. An item's further identifier is added the same way.
+
+        Raises: ValueError for no items or a negative row.
+        """
+        rows = np.asarray(item_rows, dtype=np.int32)
+        if len(rows) == 0 or rows.min() < 0:
+            raise ValueError(f"item_rows={list(item_rows)[:5]} allowed: at least one, 0 or more each")
+        with self._lock:
+            number = len(self)
+            used = len(self._added_texts)
+            begin = int(self._added_offsets[used])
+            # Room grows by half, and is written where no reader's slice reaches.
+            self._added_rows = _with_room(self._added_rows, begin + len(rows))
+            self._added_offsets = _with_room(self._added_offsets, used + 2)
+            self._added_rows[begin : begin + len(rows)] = rows
+            self._added_offsets[used + 1] = begin + len(rows)
+            self._added_texts.append(text)  # before the items: a reader that sees those finds it
+            self._items = ItemRows(
+                self._items.rows,
+                self._items.offsets,
+                self._added_rows[: begin + len(rows)],
+                self._added_offsets[: used + 2],
+            )
+            return number
+
+    def save(self, path: Path) -> None:
+        """Raises: ValueError if identifiers were added since: they are replayed, as the trie's are."""
+        if self._added_texts:
+            raise ValueError(f"{len(self._added_texts)} identifiers were added; only a built table is saved")
+        arrays = (self._letters, self._letter_offsets, self._items.rows, self._items.offsets)
+        write_arrays(path, dict(zip(_NAMES, arrays, strict=True)), kind="identifiers", version=VERSION)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Memory-mapped. Raises: BundleError for a file that is cut short, altered, or of another version."""
+        found = read_arrays(path, _NAMES, kind="identifiers", version=VERSION)
+        try:
+            return cls(*(found[name] for name in _NAMES))
+        except ValueError as exc:
+            raise BundleError(f"{path}: {exc}") from exc
+
+
+def _with_room(array: npt.NDArray[Any], wanted: int) -> npt.NDArray[Any]:
+    return array if len(array) >= wanted else np.resize(array, wanted + wanted // 2)
+
+
+def _offsets(lengths: Offsets) -> Offsets:
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

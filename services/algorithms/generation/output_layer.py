@@ -1,0 +1,104 @@
+"""The output layer's weights: a row per phrase, in int8 or half precision, memory-mapped, scored row by row.
+
+log P~_t(v | q) = <x_t, w_v>: training drives the partition sum to 1 (loss l3), so nothing is summed over the
+vocabulary. Five million rows of 384 take 1.9 GB in int8, and a shortlist reads 25,000 of them. Which rows to read,
+and what a row stands for, is not known here.
+
+Letters: V vocabulary size, D width, s positions, U tokens asked for.
+"""
+
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.generation.array_file import read_arrays, write_arrays
+from services.algorithms.manifest import BundleError
+from services.algorithms.ops.token_scores import Backend, CodedRows, HalfRows, code_rows, token_scores
+
+Floats = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.int32]
+
+VERSION = 1
+_NAMES = ("weights", "scales")
+
+
+class OutputLayer:
+    """Weights (V, D) of the vocabulary's phrases. Safe from several threads: nothing changes."""
+
+    def __init__(self, rows: CodedRows | HalfRows) -> None:
+        self._rows = rows
+
+    @classmethod
+    def from_weights(cls, weights: Floats, *, precision: Literal["int8", "float16"] = "int8") -> Self:
+        """From float32 (V, D). int8: one step per row, so a score is off by at most ||x||_1 step / 2 and the query's
+        own rounding. Raises: ValueError for no rows, other precisions, or a weight that is not finite."""
+        if weights.ndim != 2 or 0 in weights.shape:
+            raise ValueError(f"weights have shape {weights.shape}; allowed: (V, D), both at least 1")
+        if not np.isfinite(weights).all():
+            raise ValueError("weights hold a value that is not finite")
+        if precision == "int8":
+            return cls(code_rows(weights))
+        if precision == "float16":
+            if np.abs(weights).max() > np.finfo(np.float16).max:
+                raise ValueError(f"weights reach {np.abs(weights).max()}; float16 ends at {np.finfo(np.float16).max}")
+            return cls(HalfRows(np.ascontiguousarray(weights, dtype=np.float16)))
+        raise ValueError(f"precision={precision!r} allowed: int8, float16")
+
+    def __len__(self) -> int:
+        """V."""
+        return len(self._rows.weights)
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return int(self._rows.weights.shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes
+
+    @property
+    def precision(self) -> Literal["int8", "float16"]:
+        return "int8" if isinstance(self._rows, CodedRows) else "float16"
+
+    def scores(self, x: Floats, tokens: Tokens, *, backend: Backend = "auto") -> Floats:
+        """<x_t, w_v> at every position for some tokens: x (s, D), tokens (U,) -> (s, U), a view of (U, s).
+
+        Raises: ValueError for another width, a value that is not finite, or a token outside the vocabulary.
+        """
+        if len(tokens) and not (tokens.min() >= 0 and tokens.max() < len(self)):
+            raise ValueError(f"tokens {tokens.min()} to {tokens.max()}; allowed: 0 to {len(self) - 1}")
+        return token_scores(self._rows, self._checked(x), np.ascontiguousarray(tokens, dtype=np.int32), backend=backend)
+
+    def full_scores(self, x: Floats, *, backend: Backend = "auto") -> Floats:
+        """The same for the whole vocabulary: (s, V). What a shortlist is measured against."""
+        return token_scores(self._rows, self._checked(x), None, backend=backend)
+
+    def decoded(self, begin: int = 0, end: int | None = None) -> Floats:
+        """Rows `begin` to `end` as float32."""
+        return self._rows.decoded(begin, end)
+
+    def save(self, path: Path) -> None:
+        rows = self._rows
+        scales = rows.scales if isinstance(rows, CodedRows) else np.zeros(0, dtype=np.float32)
+        write_arrays(path, {"weights": rows.weights, "scales": scales}, kind="output layer", version=VERSION)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Memory-mapped. Raises: BundleError for a file that is cut short, altered, or of another version."""
+        found = read_arrays(path, _NAMES, kind="output layer", version=VERSION)
+        weights, scales = found["weights"], found["scales"]
+        if weights.ndim != 2 or 0 in weights.shape or len(scales) not in (0, len(weights)):
+            raise BundleError(f"{path}: weights of shape {weights.shape} with {len(scales)} scales")
+        if weights.dtype == np.float16:
+            return cls(HalfRows(weights))
+        return cls(CodedRows(weights, scales))
+
+    def _checked(self, x: Floats) -> Floats:
+        if x.ndim != 2 or x.shape[1] != self.width:
+            raise ValueError(f"x has shape {x.shape}; allowed: (s, {self.width})")
+        if not np.isfinite(x).all():
+            raise ValueError("x holds a value that is not finite")
+        return np.ascontiguousarray(x, dtype=np.float32)

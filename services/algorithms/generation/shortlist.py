@@ -1,0 +1,77 @@
+"""Which phrases are worth scoring: m vectors c_i, each with the r phrases most probable under it (PIXAR, section 4.2).
+
+A query's x_0 picks the k vectors with the largest products; the union of their sets is scored at every position. The
+padding token is always in it, since every answer shorter than s is scored with it. How the vectors came about
+(services/training/phrases) is not known here.
+
+Letters: m vectors, r tokens of a set, k sets joined, U union, D width, V vocabulary size.
+"""
+
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.generation.array_file import Arrays, read_arrays, write_arrays
+from services.algorithms.manifest import BundleError
+from services.algorithms.ops.token_scores import Backend, union
+
+Floats = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.int32]
+
+VERSION = 1
+_NAMES = ("centers", "sets", "num_tokens")
+
+
+class Shortlist:
+    """Safe from several threads: nothing changes."""
+
+    def __init__(self, centers: Floats, sets: Tokens, *, num_tokens: int) -> None:
+        """Shapes: centers (m, D) float32, sets (m, r) int32 of tokens below V = `num_tokens`. Raises: ValueError."""
+        if centers.ndim != 2 or sets.ndim != 2 or len(centers) != len(sets) or 0 in centers.shape + sets.shape:
+            raise ValueError(f"centers {centers.shape} and sets {sets.shape}; allowed: (m, D) and (m, r), at least 1")
+        if not np.isfinite(centers).all():
+            raise ValueError("centers hold a value that is not finite")
+        if sets.min() < 0 or sets.max() >= num_tokens:
+            raise ValueError(f"sets hold tokens {sets.min()} to {sets.max()}; allowed: 0 to {num_tokens - 1}")
+        self.centers = np.ascontiguousarray(centers, dtype=np.float32)
+        self.sets = np.ascontiguousarray(sets, dtype=np.int32)
+        self.num_tokens = num_tokens
+
+    @property
+    def nbytes(self) -> int:
+        return self.centers.nbytes + self.sets.nbytes
+
+    def tokens(self, x0: Floats, k: int, *, backend: Backend = "auto") -> Tokens:
+        """x0 (D,) -> the union of the k nearest sets and the padding token: (U,) int32, sorted, unique.
+
+        k above m takes all sets. Ties of products go to the lower number. Raises: ValueError for another width, k
+        below 1, or a value that is not finite.
+        """
+        if x0.shape != (self.centers.shape[1],):
+            raise ValueError(f"x0 has shape {x0.shape}; allowed: ({self.centers.shape[1]},)")
+        if k < 1:
+            raise ValueError(f"k={k} allowed: at least 1")
+        if not np.isfinite(x0).all():
+            raise ValueError("x0 holds a value that is not finite")
+        products = self.centers @ x0.astype(np.float32)
+        nearest = np.argsort(-products, kind="stable")[:k]
+        return union(self.sets, nearest, self.num_tokens, backend=backend)
+
+    def save(self, path: Path) -> None:
+        arrays: Arrays = {
+            "centers": self.centers,
+            "sets": self.sets,
+            "num_tokens": np.array([self.num_tokens], dtype=np.int64),
+        }
+        write_arrays(path, arrays, kind="shortlist", version=VERSION)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Memory-mapped. Raises: BundleError for a file that is cut short, altered, or of another version."""
+        found = read_arrays(path, _NAMES, kind="shortlist", version=VERSION)
+        try:
+            return cls(found["centers"], found["sets"], num_tokens=int(found["num_tokens"][0]))
+        except ValueError as exc:
+            raise BundleError(f"{path}: {exc}") from exc

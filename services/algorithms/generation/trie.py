@@ -1,0 +1,220 @@
+"""The trie of all document identifiers: mapped from a file, changed while it serves.
+
+What came from the file never changes. Inserted identifiers live in small tries beside it, merged as they grow, and a
+deleted one is struck off a list that a search looks at: both are seen by the next query. The file holds the big trie
+alone; changes are replayed from wherever they came. Nothing here knows scores, items or text.
+
+Letters: I identifiers, n tokens of an identifier, N nodes.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.generation.array_file import read_arrays, write_arrays
+from services.algorithms.manifest import BundleError
+from services.algorithms.ops.trie_search import MAX_POSITIONS, Ints, TrieArrays, laid_end_to_end
+
+PADDING = 0
+VERSION = 1
+
+# A part is merged into the one before it once it is an eighth of it: an insert rebuilds a handful of identifiers most
+# of the time, and a search walks few parts.
+_MERGE_AT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TrieView:
+    """What one search walks: parts, and which identifiers are struck off (len: ids up to the highest one)."""
+
+    parts: tuple[TrieArrays, ...]
+    deleted: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Addition:
+    sequences: tuple[tuple[int, ...], ...]
+    identifiers: tuple[int, ...]
+    arrays: TrieArrays
+
+
+class IdentifierTrie:
+    """Token sequences of identifiers; several identifiers may have equal sequences. Safe from several threads."""
+
+    def __init__(self, arrays: TrieArrays, *, max_tokens: int, num_tokens: int) -> None:
+        """Longest sequence allowed, and the vocabulary's size V. Raises: ValueError if either is out of range."""
+        if not 1 <= max_tokens <= MAX_POSITIONS:
+            raise ValueError(f"max_tokens={max_tokens} allowed: 1 to {MAX_POSITIONS}")
+        if num_tokens < 1:
+            raise ValueError(f"num_tokens={num_tokens} allowed: at least 1")
+        lowest, highest = _extremes(arrays.tokens[1:])
+        if not (lowest > PADDING and highest < num_tokens):
+            raise ValueError(f"tokens {lowest} to {highest}; allowed: 1 to {num_tokens - 1}")
+        lowest, highest = _extremes(arrays.identifiers)
+        if lowest < 0:
+            raise ValueError(f"identifier={lowest} allowed: 0 or more")
+        self.max_tokens, self.num_tokens = max_tokens, num_tokens
+        self._arrays = arrays
+        self._additions: list[_Addition] = []
+        self._lock = threading.Lock()
+        self._present = np.zeros(highest + 1 if len(arrays.identifiers) else 0, dtype=bool)
+        self._present[arrays.identifiers] = True
+        if np.count_nonzero(self._present) != len(arrays.identifiers):
+            raise ValueError("identifiers repeat; each has one token sequence")
+        self._deleted = ~self._present
+
+    @classmethod
+    def build(
+        cls,
+        sequences: Sequence[Sequence[int]],
+        identifiers: Sequence[int] | Ints,
+        *,
+        max_tokens: int,
+        num_tokens: int,
+    ) -> Self:
+        """Raises: ValueError naming the first sequence that is empty, too long, or holds a token outside 1 to V - 1."""
+        if len(sequences) != len(identifiers):
+            raise ValueError(f"{len(sequences)} token sequences for {len(identifiers)} identifiers")
+        tokens, offsets = laid_end_to_end(sequences)
+        return cls.build_flat(tokens, offsets, np.asarray(identifiers), max_tokens=max_tokens, num_tokens=num_tokens)
+
+    @classmethod
+    def build_flat(
+        cls,
+        tokens: Ints,
+        offsets: npt.NDArray[np.int64],
+        identifiers: npt.NDArray[np.integer],
+        *,
+        max_tokens: int,
+        num_tokens: int,
+    ) -> Self:
+        """The same from sequences laid end to end, as millions of them come: (sum of n,), (I + 1,), (I,)."""
+        lengths = np.diff(offsets)
+        wrong = np.flatnonzero((lengths < 1) | (lengths > max_tokens))
+        if len(wrong):
+            row = int(wrong[0])
+            raise ValueError(
+                f"identifier {int(identifiers[row])} has {int(lengths[row])} tokens; allowed: 1 to {max_tokens}"
+            )
+        wrong = np.flatnonzero((tokens <= PADDING) | (tokens >= num_tokens))
+        if len(wrong):
+            row = int(np.searchsorted(offsets, wrong[0], side="right")) - 1
+            raise ValueError(
+                f"identifier {int(identifiers[row])} holds token {int(tokens[wrong[0]])}; allowed: 1 to "
+                f"{num_tokens - 1} (0 is padding)"
+            )
+        arrays = TrieArrays.build(np.asarray(tokens, dtype=np.int32), offsets, np.asarray(identifiers, dtype=np.int32))
+        return cls(arrays, max_tokens=max_tokens, num_tokens=num_tokens)
+
+    def __len__(self) -> int:
+        """Identifiers that a search can find."""
+        return int(np.count_nonzero(~self._deleted))
+
+    def __contains__(self, identifier: int) -> bool:
+        return 0 <= identifier < len(self._deleted) and not self._deleted[identifier]
+
+    @property
+    def num_identifiers(self) -> int:
+        """One more than the highest identifier there is or was."""
+        present = np.flatnonzero(self._present)
+        return int(present[-1]) + 1 if len(present) else 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Of the big trie and of the small ones beside it."""
+        return sum(part.num_nodes for part in self.view().parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of nodes and identifiers: 12 per node and 4 per identifier."""
+        return sum(part.nbytes for part in self.view().parts)
+
+    def view(self) -> TrieView:
+        """What a search walks now; what is inserted later does not appear in it."""
+        with self._lock:
+            return TrieView((self._arrays, *(addition.arrays for addition in self._additions)), self._deleted)
+
+    def insert(self, sequence: Sequence[int], identifier: int) -> None:
+        """Seen by the next query. Cost: a merge of small tries, 0.2 ms in the mean.
+
+        Raises: ValueError as `build` does, or for an identifier that is there already, or was deleted: ids are
+        not used twice, so that an answer under way cannot name another identifier.
+        """
+        self.check(sequence)
+        if not 0 <= identifier < 2**31 - 1:
+            raise ValueError(f"identifier={identifier} allowed: 0 to {2**31 - 2}")
+        with self._lock:
+            if identifier < len(self._present) and self._present[identifier]:
+                raise ValueError(f"identifier={identifier} is there already, or was; allowed: one that is new")
+            additions = [*self._additions, _addition((tuple(sequence),), (identifier,))]
+            while len(additions) > 1 and _MERGE_AT * len(additions[-1].identifiers) >= len(additions[-2].identifiers):
+                last, before = additions.pop(), additions.pop()
+                additions.append(_addition(before.sequences + last.sequences, before.identifiers + last.identifiers))
+            if identifier >= len(self._present):
+                grown = max(identifier + 1, len(self._present) + len(self._present) // 8 + 1024)
+                self._present = np.pad(self._present, (0, grown - len(self._present)))
+                self._deleted = np.pad(self._deleted, (0, grown - len(self._deleted)), constant_values=True)
+            self._present[identifier] = True
+            self._deleted[identifier] = False
+            self._additions = additions
+
+    def check(self, sequence: Sequence[int]) -> None:
+        """Raises: ValueError for a token sequence that an identifier cannot have."""
+        if not 1 <= len(sequence) <= self.max_tokens:
+            raise ValueError(f"an identifier of {len(sequence)} tokens; allowed: 1 to {self.max_tokens}")
+        for token in sequence:
+            if not PADDING < token < self.num_tokens:
+                raise ValueError(f"token={token} allowed: 1 to {self.num_tokens - 1} (0 is padding)")
+
+    def delete(self, identifier: int) -> bool:
+        """Seen by the next query, and by one under way that has not come to it. Whether it was there."""
+        with self._lock:
+            if identifier not in self:
+                return False
+            self._deleted[identifier] = True
+            return True
+
+    def save(self, path: Path) -> None:
+        """Raises: ValueError if anything was inserted or deleted: the file holds a built trie, changes are replayed."""
+        with self._lock:
+            if self._additions or np.count_nonzero(~self._deleted) != len(self._arrays.identifiers):
+                raise ValueError("the trie has changed since it was built; only a built one is saved")
+        arrays = self._arrays
+        write_arrays(
+            path,
+            {
+                "tokens": arrays.tokens,
+                "children": arrays.children,
+                "ends": arrays.ends,
+                "identifiers": arrays.identifiers,
+                "limits": np.array([self.max_tokens, self.num_tokens], dtype=np.int64),
+            },
+            kind="trie",
+            version=VERSION,
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Memory-mapped. Raises: BundleError for a file that is cut short, altered, or of another version."""
+        names = ("tokens", "children", "ends", "identifiers", "limits")
+        found = read_arrays(path, names, kind="trie", version=VERSION)
+        max_tokens, num_tokens = found.pop("limits").tolist()
+        try:
+            return cls(TrieArrays(**found), max_tokens=max_tokens, num_tokens=num_tokens)
+        except ValueError as exc:
+            raise BundleError(f"{path}: {exc}") from exc
+
+
+def _addition(sequences: tuple[tuple[int, ...], ...], identifiers: tuple[int, ...]) -> _Addition:
+    tokens, offsets = laid_end_to_end(sequences)
+    arrays = TrieArrays.build(tokens, offsets, np.array(identifiers, dtype=np.int32))
+    return _Addition(sequences, identifiers, arrays)
+
+
+def _extremes(values: Ints) -> tuple[int, int]:
+    return (int(values.min()), int(values.max())) if len(values) else (PADDING + 1, 0)

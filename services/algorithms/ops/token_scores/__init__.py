@@ -1,0 +1,40 @@
+"""Dot products of a few vectors with chosen rows of a large matrix in int8 or half precision, and unions of row sets.
+
+What an output layer over millions of phrases asks for: 25,000 rows scattered over gigabytes, read once, all positions
+at a time. `reference.py` says in NumPy what the numbers are; `cpu.cpp` gathers and multiplies in one native call.
+Which rows are worth asking for is not known here.
+
+Letters: V rows, D width, s vectors (positions), U rows asked for.
+"""
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.ops.token_scores.reference import half_scores, integer_scores, union_reference
+from services.algorithms.ops.token_scores.rows import CodedRows, CodedVectors, HalfRows, code_rows, code_vectors
+
+__all__ = ["Backend", "CodedRows", "CodedVectors", "HalfRows", "code_rows", "code_vectors", "token_scores", "union"]
+
+Backend = Literal["auto", "numpy"]
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+
+
+def token_scores(
+    rows: CodedRows | HalfRows, vectors: Floats, chosen: Ints | None, *, backend: Backend = "auto"
+) -> Floats:
+    """Products of `vectors` (s, D) with the `chosen` rows (U,), None for all -> (s, U), a view of a (U, s) array.
+
+    int8: the vectors are coded too (a step each of largest / 127), the integer product is exact. float16: products and
+    sums in float32.   Cost: U D bytes read (twice that in float16), U D s multiply-adds.
+    """
+    if isinstance(rows, CodedRows):
+        return integer_scores(rows, code_vectors(vectors), chosen)
+    return half_scores(rows, vectors, chosen)
+
+
+def union(sets: Ints, chosen: npt.NDArray[np.int64], num_rows: int, *, backend: Backend = "auto") -> Ints:
+    """The sorted union of rows of `sets` (m, r), numbers 0 to num_rows - 1, and 0: (U,)."""
+    return union_reference(sets, chosen)
