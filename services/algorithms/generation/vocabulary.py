@@ -1,0 +1,348 @@
+"""The phrase vocabulary: an identifier's text as the fewest phrases of a fixed list (PIXAR, section 4.1).
+
+A token is a phrase of whole words, a word, a piece of a word or one character; bytes stand for characters that are no
+token, so every text has an encoding. A token's flag says that the joint before it is unusual (see vocabulary_text), as
+"##" does in word pieces. It knows how to encode, decode and keep itself; what is worth a token is decided in
+vocabulary_candidates and vocabulary_pruning.
+
+Letters: V tokens, T texts, N words of all texts together.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.generation.vocabulary_candidates import Corpus, Progress, candidates
+from services.algorithms.generation.vocabulary_lattice import Lattice, Way
+from services.algorithms.generation.vocabulary_pruning import pruned
+from services.algorithms.generation.vocabulary_segments import Integers, Matches, PieceTrie, flat
+from services.algorithms.generation.vocabulary_text import (
+    Cut,
+    Piece,
+    Words,
+    cut,
+    is_alphanumeric,
+    joined,
+    normalised,
+    spelled,
+    word_ends,
+)
+from services.algorithms.manifest import BundleError
+
+FORMAT = "freshet-phrase-vocabulary"
+VERSION = 1
+
+PAD = 0
+_LEADS = range(0xC2, 0xF5)  # first bytes of characters beyond ASCII, then the bytes that follow them
+_FOLLOWERS = range(0x80, 0xC0)
+_LEAD, _UNUSUAL_LEAD = 1, 1 + len(_LEADS)
+_FOLLOWER = _UNUSUAL_LEAD + len(_LEADS)
+NUM_BYTE_TOKENS = _FOLLOWER + len(_FOLLOWERS)  # [PAD] among them
+ASCII = tuple(chr(code) for code in range(33, 127) if not chr(code).isupper())
+# What every vocabulary has: [PAD], bytes, and the characters of ASCII behind a usual and an unusual joint.
+FIXED_TOKENS = NUM_BYTE_TOKENS + 2 * len(ASCII)
+
+_CHARACTERS = 2 * 0x110000  # symbols of the trie of pieces: 2 * code point + flag
+_TEXTS_AT_ONCE = 1 << 16
+
+
+class TargetTokenizer(Protocol):
+    """What the phrase model writes its answers in. Token 0 is [PAD], phrase(0) == ""."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal tokenizers; a model and its identifiers carry it."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Each text's tokens; [] for a text with nothing in it."""
+        ...
+
+    def phrase(self, token: int) -> str:
+        """What a token stands for, for people."""
+        ...
+
+
+class PhraseVocabulary:
+    """V tokens: [PAD], bytes, then `pieces` in their order. Immutable."""
+
+    def __init__(self, pieces: Sequence[Piece], counts: Sequence[int]) -> None:
+        """`pieces`: (normalised text, flag), the characters of ASCII with both flags first; `counts`: how often each
+        occurred in the texts that the vocabulary was made of, which decides between equally short encodings.
+
+        Raises: ValueError if a piece is there twice, is not normalised, or the first ones are not those of ASCII.
+        """
+        if list(pieces[: 2 * len(ASCII)]) != ascii_pieces():
+            raise ValueError(f"pieces begin with {pieces[:3]!r}; allowed: the characters of ASCII, as ascii_pieces()")
+        if len(counts) != len(pieces):
+            raise ValueError(f"counts has {len(counts)} entries; allowed: one for each of the {len(pieces)} pieces")
+        if len(set(pieces)) != len(pieces):
+            raise ValueError(f"pieces has {len(pieces) - len(set(pieces))} entries twice; allowed: each once")
+        self._pieces = list(pieces)
+        self._counts = np.concatenate([np.zeros(NUM_BYTE_TOKENS, dtype=np.int64), np.array(counts, dtype=np.int64)])
+        self._words = Words()
+        self._cut = cut((text for text, _ in pieces), self._words)
+        if list(map(joined, self._words_of_pieces())) != [text for text, _ in pieces]:
+            raise ValueError("a piece is not normalised or begins or ends with a space; allowed: normalised(text)")
+
+    def __len__(self) -> int:
+        return NUM_BYTE_TOKENS + len(self._pieces)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of all tokens with their counts."""
+        return hashlib.sha256(self._body()).hexdigest()
+
+    def phrase(self, token: int) -> str:
+        """A token's text; "##" before it says that the joint before it is unusual, "<0xE4>" is a byte."""
+        if not 0 <= token < len(self):
+            raise ValueError(f"token={token}; allowed: 0 to {len(self) - 1}")
+        if token == PAD:
+            return ""
+        if token < NUM_BYTE_TOKENS:
+            return ("##" if _UNUSUAL_LEAD <= token < _FOLLOWER else "") + f"<0x{_byte(token):02X}>"
+        text, unusual = self._pieces[token - NUM_BYTE_TOKENS]
+        return ("##" if unusual else "") + text
+
+    def count(self, token: int) -> int:
+        """How often the token's text occurred when the vocabulary was made; 0 for [PAD] and bytes."""
+        return int(self._counts[token])
+
+    def encode(self, text: str) -> list[int]:
+        """The fewest tokens that give the normalised text back; of equally few those with the largest sum of counts,
+        then the longest first. [] if nothing is left of the text."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of T texts; about a million words in two seconds."""
+        encoded: list[list[int]] = []
+        for start in range(0, len(texts), _TEXTS_AT_ONCE):
+            encoded += self._encoded([normalised(text) for text in texts[start : start + _TEXTS_AT_ONCE]])
+        return encoded
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of an encoding, normalised; [PAD] is passed over. Broken bytes become U+FFFD."""
+        words: list[Piece] = []
+        waiting = bytearray()
+        unusual = False
+
+        def flush() -> None:
+            if waiting:
+                words.append((waiting.decode("utf-8", errors="replace"), unusual))
+                waiting.clear()
+
+        for token in tokens:
+            if token == PAD:
+                continue
+            if token < NUM_BYTE_TOKENS:
+                if token < _FOLLOWER:
+                    flush()
+                    unusual = token >= _UNUSUAL_LEAD
+                waiting.append(_byte(token))
+            else:
+                flush()
+                words.append(self._pieces[token - NUM_BYTE_TOKENS])
+        flush()
+        return joined(words)
+
+    def save(self, path: Path) -> None:
+        """One JSON line that says what follows and its SHA-256, then a line per piece; written aside and renamed."""
+        body = self._body()
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "tokens": len(self),
+            "bytes": len(body),
+            "sha256": self.fingerprint,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as out:
+                out.write(json.dumps(header).encode() + b"\n" + body)
+            Path(aside).replace(path)
+        finally:
+            Path(aside).unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path) -> "PhraseVocabulary":
+        """Raises: BundleError for a file that is none, of another version, cut short or changed."""
+        try:
+            first, _, body = path.read_bytes().partition(b"\n")
+            header = json.loads(first)
+            said = {name: header[name] for name in ("format", "version", "tokens", "bytes", "sha256")}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BundleError(f"{path}: not a phrase vocabulary ({error})") from error
+        if (said["format"], said["version"]) != (FORMAT, VERSION):
+            found = f"format={said['format']!r}, version={said['version']!r}"
+            raise BundleError(f"{path}: {found}; allowed: {FORMAT!r}, {VERSION}")
+        if len(body) != said["bytes"]:
+            raise BundleError(f"{path}: {len(body)} bytes follow the header, which says {said['bytes']}; cut short?")
+        digest = hashlib.sha256(body).hexdigest()
+        if digest != said["sha256"]:
+            raise BundleError(f"{path}: sha256={digest}; the header says {said['sha256']}")
+        try:
+            lines = [line.split("\t") for line in body.decode().split("\n")[:-1]]
+            vocabulary = cls([(text, flag == "##") for _, flag, text in lines], [int(count) for count, _, _ in lines])
+        except ValueError as error:
+            raise BundleError(f"{path}: {error}") from error
+        if len(vocabulary) != said["tokens"]:
+            raise BundleError(f"{path}: {len(vocabulary)} tokens; the header says {said['tokens']}")
+        return vocabulary
+
+    def _body(self) -> bytes:
+        counts = self._counts[NUM_BYTE_TOKENS:].tolist()
+        return "".join(
+            f"{count}\t{'##' if unusual else ''}\t{text}\n"
+            for (text, unusual), count in zip(self._pieces, counts, strict=True)
+        ).encode()
+
+    def _words_of_pieces(self) -> Iterable[list[Piece]]:
+        symbols, starts = self._cut.symbols.tolist(), self._cut.starts.tolist()
+        for start, stop in pairwise(starts):
+            yield [(self._words.name(symbol >> 1), bool(symbol & 1)) for symbol in symbols[start:stop]]
+
+    @cached_property
+    def _phrases(self) -> PieceTrie:
+        """Pieces of two or more words, as words."""
+        many = np.flatnonzero(np.diff(self._cut.starts) > 1)
+        symbols, starts = _chosen(self._cut, many)
+        numbers = (many + NUM_BYTE_TOKENS).astype(np.int32)
+        return PieceTrie.build(symbols, starts, numbers, 2 * len(self._words))
+
+    @cached_property
+    def _parts(self) -> PieceTrie:
+        """Pieces of at most one word, as characters."""
+        one = np.flatnonzero(np.diff(self._cut.starts) == 1)
+        letters = spelled([self._pieces[row] for row in one.tolist()])
+        numbers = (one + NUM_BYTE_TOKENS).astype(np.int32)
+        return PieceTrie.build(letters.symbols, letters.starts, numbers, _CHARACTERS)
+
+    def lattice(self, texts: Sequence[str]) -> Lattice:
+        """All ways to write normalised texts in this vocabulary's tokens."""
+        words = Words(known=self._words)
+        found = cut(texts, words)
+        forms, form_of = np.unique(found.symbols, return_inverse=True)
+        names = [(words.name(symbol >> 1), bool(symbol & 1)) for symbol in forms.tolist()]
+        letters = spelled(names)
+        phrases = self._phrases.matches(found.symbols, found.starts)
+        alphanumeric = np.array([is_alphanumeric(word[0]) for word, _ in names], dtype=bool)
+        _end_with_words(phrases, word_ends(found.symbols, alphanumeric[form_of]))
+        return Lattice(
+            text=found,
+            form_of=form_of,
+            letters=letters,
+            phrases=phrases,
+            parts=self._parts.matches(letters.symbols, letters.starts),
+            counts=self._counts,
+        )
+
+    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        lattice = self.lattice(texts)
+        way = lattice.cheapest()
+        spelt = _spelt(way)
+        starts = np.concatenate([[0], np.cumsum(way.costs)])
+        places = np.flatnonzero(way.steps)
+        form = lattice.form_of[places]
+        phrase = way.steps[places] > 1
+        lengths = np.where(phrase, 1, way.costs[form])
+        ends = np.cumsum(lengths)
+        out = np.empty(int(lengths.sum()), dtype=np.int64)
+        out[ends[phrase] - 1] = way.phrases[places[phrase]]
+        own = lengths[~phrase]
+        within = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
+        out[np.repeat(ends[~phrase] - own, own) + within] = spelt[np.repeat(starts[form[~phrase]], own) + within]
+        tokens = out.tolist()
+        bounds = np.concatenate([[0], ends])[np.searchsorted(places, lattice.text.starts)].tolist()
+        return [tokens[start:stop] for start, stop in pairwise(bounds)]
+
+
+def build_vocabulary(
+    texts: Iterable[str], *, size: int, min_count: int, strict: bool = True, progress: Progress | None = None
+) -> PhraseVocabulary:
+    """A vocabulary of at most `size` tokens for texts like these; fewer where they have fewer candidates.
+
+    `min_count`: how often a candidate comes at least (20 in the paper, for tens of millions of identifiers). `strict`:
+    variants of a phrase share one token, see vocabulary_candidates. Equal texts, in whatever order and however often
+    the whole of them is handed in, make an equal vocabulary; a text that comes twice counts twice.
+
+    Raises: ValueError for a size below FIXED_TOKENS, a min_count below 1, or texts with nothing in them.
+    Source: PIXAR section 4.1 after TokenMonster; it differs in drawing test vocabularies by hash.
+    """
+    if size < FIXED_TOKENS:
+        raise ValueError(f"size={size}; allowed: at least {FIXED_TOKENS}, which every vocabulary has")
+    if min_count < 1:
+        raise ValueError(f"min_count={min_count}; allowed: at least 1")
+    corpus = Corpus.of(texts)
+    found = candidates(corpus, min_count=min_count, strict=strict, progress=progress)
+    fixed = ascii_pieces()
+    pieces = fixed + sorted(found.keys() - set(fixed))
+    counts = [found.get(piece, 0) for piece in pieces]
+    everything = PhraseVocabulary(pieces, counts)
+    stays = pruned(
+        everything.lattice(corpus.texts),
+        corpus.word_weights,
+        [("", False)] * NUM_BYTE_TOKENS + pieces,
+        size=size,
+        required=FIXED_TOKENS,
+        progress=progress,
+    )[NUM_BYTE_TOKENS:]
+    rows = np.flatnonzero(stays).tolist()
+    learnt = sorted(rows[len(fixed) :], key=lambda row: (-counts[row], pieces[row]))
+    rows = rows[: len(fixed)] + learnt
+    return PhraseVocabulary([pieces[row] for row in rows], [counts[row] for row in rows])
+
+
+def ascii_pieces() -> list[Piece]:
+    """The characters that every vocabulary has, behind a usual and behind an unusual joint."""
+    return [(character, unusual) for unusual in (False, True) for character in ASCII]
+
+
+def _end_with_words(matches: Matches, ends: npt.NDArray[np.bool_]) -> None:
+    """Take away, in place, phrases that end inside a word."""
+    for taken in range(2, matches.shape[1] + 1):
+        places = np.flatnonzero(matches[:, taken - 1] >= 0)
+        matches[places[~ends[places + taken - 1]], taken - 1] = -1
+
+
+def _spelt(way: Way) -> Integers:
+    """The distinct words' tokens, flat: pieces as they are, other characters as their bytes."""
+    if (way.parts >= 0).all():
+        return way.parts.astype(np.int64)
+    tokens: list[int] = []
+    for piece, symbol in zip(way.parts.tolist(), way.characters.tolist(), strict=True):
+        if piece >= 0:
+            tokens.append(piece)
+        else:
+            tokens += _byte_tokens(symbol >> 1, unusual=bool(symbol & 1))
+    return np.array(tokens, dtype=np.int64)
+
+
+def _chosen(cut_texts: Cut, rows: npt.NDArray[np.integer]) -> tuple[Integers, Integers]:
+    symbols, starts = cut_texts.symbols, cut_texts.starts
+    return flat([symbols[starts[row] : starts[row + 1]].tolist() for row in rows.tolist()])
+
+
+def _byte(token: int) -> int:
+    if token >= _FOLLOWER:
+        return _FOLLOWERS[token - _FOLLOWER]
+    return _LEADS[(token - _LEAD) % len(_LEADS)]
+
+
+def _byte_tokens(code: int, *, unusual: bool) -> list[int]:
+    lead, *followers = chr(code).encode()
+    return [
+        (_UNUSUAL_LEAD if unusual else _LEAD) + lead - _LEADS.start,
+        *(_FOLLOWER + follower - _FOLLOWERS.start for follower in followers),
+    ]

@@ -1,0 +1,196 @@
+"""What could be worth a token: the frequent phrases of whole words, words, and parts of words of a set of texts.
+
+The first stage of PIXAR's section 4.1 (TokenMonster): all substrings up to a length, kept where they respect word
+boundaries and character classes and occur often enough. Counted one length at a time over sorted keys of (number of
+the shorter substring, next symbol), and only behind substrings that are frequent themselves, so nothing is spilled and
+what is held at once is bounded: about 60 bytes per word of the distinct texts, and per letter of the distinct words.
+It knows no vocabulary and no size.
+
+Letters: T distinct texts, N words (or letters) of all of them, C candidates.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.generation.vocabulary_segments import Integers
+from services.algorithms.generation.vocabulary_text import (
+    Cut,
+    Piece,
+    Words,
+    cut,
+    is_alphanumeric,
+    joined,
+    normalised,
+    spelled,
+    word_ends,
+)
+
+MOST_WORDS = 12  # marks among them: "what is (are)" has five
+MOST_CHARACTERS = 64
+LONGEST_PART = 16
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """Distinct normalised texts in sorted order, so that nothing depends on the order they came in.
+
+    Shapes: weights (T,) how often each came; cut.symbols (N,) as in vocabulary_text."""
+
+    texts: list[str]
+    words: Words
+    cut: Cut
+    weights: Integers
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "Corpus":
+        """Texts that normalise to nothing are left out. Raises: ValueError if none is left."""
+        often: dict[str, int] = {}
+        for text in texts:
+            plain = normalised(text)
+            if plain:
+                often[plain] = often.get(plain, 0) + 1
+        if not often:
+            raise ValueError("texts has nothing in it; allowed: at least one text with a visible character")
+        distinct = sorted(often)
+        words = Words()
+        return cls(
+            texts=distinct,
+            words=words,
+            cut=cut(distinct, words),
+            weights=np.array([often[text] for text in distinct], dtype=np.int64),
+        )
+
+    @property
+    def word_weights(self) -> Integers:
+        """Each place's weight: its text's (N,)."""
+        return np.repeat(self.weights, np.diff(self.cut.starts))
+
+    def forms(self) -> tuple[list[Piece], Integers]:
+        """Distinct words with their flags, and how often each came."""
+        symbols, form_of = np.unique(self.cut.symbols, return_inverse=True)
+        forms = [(self.words.name(symbol >> 1), bool(symbol & 1)) for symbol in symbols.tolist()]
+        often = np.bincount(form_of, weights=self.word_weights, minlength=len(forms)).astype(np.int64)
+        return forms, often
+
+
+def candidates(corpus: Corpus, *, min_count: int, strict: bool, progress: Progress | None = None) -> dict[Piece, int]:
+    """Phrases, words and parts of words that come at least `min_count` times, with how often, sorted.
+
+    `strict`: of phrases that differ only in number ("brain tumor", "brain tumors"), in marks or in spaces, only the one
+    stays that stands for most characters (its count times its length; of equals the first in the alphabet).
+    """
+    forms, often = corpus.forms()
+    found = _parts(forms, often, min_count)
+    if progress is not None:
+        progress("words and parts of words", 1, 2)
+    phrases = _phrases(corpus, min_count)
+    found.update(((text, False), count) for text, count in (_distinct(phrases) if strict else phrases).items())
+    if progress is not None:
+        progress("phrases", 2, 2)
+    return dict(sorted(found.items()))
+
+
+def frequent(
+    symbols: Integers,
+    starts: Integers,
+    weights: Integers,
+    *,
+    longest: int,
+    min_count: int,
+    allowed: Callable[[int, Integers], npt.NDArray[np.bool_]],
+) -> Iterable[tuple[int, Integers, Integers]]:
+    """For n = 1, 2, …: (n, places, counts), one place for each sequence of n symbols that comes `min_count` times at
+    places where it is `allowed(n, places)`. Longer ones begin only where the shorter one is frequent, allowed or not.
+
+    Shapes: symbols, weights (N,).
+    """
+    room = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(symbols))
+    places = np.arange(len(symbols))
+    names = np.zeros(len(symbols), dtype=np.int64)
+    distinct, new = np.unique(symbols, return_inverse=True)
+    for length in range(1, longest + 1):
+        fits = room[places] >= length
+        places, names = places[fits], names[fits]
+        if not len(places):
+            return
+        keys = names * len(distinct) + new[places + length - 1]
+        _, first, names = np.unique(keys, return_index=True, return_inverse=True)
+        here = weights[places]
+        valid = allowed(length, places)
+        counts = np.bincount(names, weights=here * valid, minlength=len(first)).astype(np.int64)
+        enough = np.flatnonzero(counts >= min_count)
+        yield length, places[first[enough]], counts[enough]
+        going = np.bincount(names, weights=here, minlength=len(first))[names] >= min_count
+        places, names = places[going], names[going]
+
+
+def _phrases(corpus: Corpus, min_count: int) -> dict[str, int]:
+    symbols, starts = corpus.cut.symbols, corpus.cut.starts
+    plain = np.array([is_alphanumeric(corpus.words.name(row)[0]) for row in range(len(corpus.words))], dtype=bool)
+    ends = word_ends(symbols, plain[symbols >> 1])
+    usual = (symbols & 1) == 0
+
+    def allowed(length: int, places: Integers) -> npt.NDArray[np.bool_]:
+        if length == 1:
+            return np.zeros(len(places), dtype=bool)
+        whole: npt.NDArray[np.bool_] = usual[places] & ends[places + length - 1]
+        return whole
+
+    found: dict[str, int] = {}
+    for length, places, counts in frequent(
+        symbols, starts, corpus.word_weights, longest=MOST_WORDS, min_count=min_count, allowed=allowed
+    ):
+        for place, count in zip(places.tolist(), counts.tolist(), strict=True):
+            text = joined(
+                (corpus.words.name(symbol >> 1), bool(symbol & 1))
+                for symbol in symbols[place : place + length].tolist()
+            )
+            if len(text) <= MOST_CHARACTERS and any(map(is_alphanumeric, text)):
+                found[text] = count
+    return found
+
+
+def _parts(forms: Sequence[Piece], often: Integers, min_count: int) -> dict[Piece, int]:
+    """Substrings of words, whole words of any length among them; the flag is set for those not at a word's begin."""
+    letters = spelled(forms)
+    symbols, starts = letters.symbols, letters.starts
+    found: dict[Piece, int] = {}
+    for length, places, counts in frequent(
+        symbols,
+        starts,
+        np.repeat(often, np.diff(starts)),
+        longest=LONGEST_PART,
+        min_count=min_count,
+        allowed=lambda length, places: np.ones(len(places), dtype=bool),
+    ):
+        for place, count in zip(places.tolist(), counts.tolist(), strict=True):
+            codes = symbols[place : place + length].tolist()
+            found["".join(chr(code >> 1) for code in codes), bool(codes[0] & 1)] = count
+    for form, count in zip(forms, often.tolist(), strict=True):
+        if count >= min_count:
+            found.setdefault(form, count)
+    return found
+
+
+_WORD_IN_PHRASE = re.compile(r"\w+")
+
+
+def _distinct(phrases: dict[str, int]) -> dict[str, int]:
+    best: dict[str, tuple[int, str]] = {}
+    for text in sorted(phrases):
+        key = " ".join(map(_singular, _WORD_IN_PHRASE.findall(text)))
+        value = phrases[text] * len(text)
+        if key not in best or value > best[key][0]:
+            best[key] = (value, text)
+    return {text: phrases[text] for _, text in best.values()}
+
+
+def _singular(word: str) -> str:
+    """Without the -s of a plural or a genitive; "diabetes" loses one too, which only has to be done everywhere."""
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word

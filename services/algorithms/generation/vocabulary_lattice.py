@@ -1,0 +1,89 @@
+"""All ways to cut a set of texts into pieces, and the cheapest of them.
+
+Two levels: a word is cut into parts, each distinct word once; a text is cut into phrases, and words between them at
+their parts' cost. Encoding takes the cheapest way with all pieces, building a vocabulary tries many with some of them
+hidden: which piece begins where is found once. It knows pieces by number only.
+
+Letters: T texts, N words of all of them, F distinct words with flags, M characters of those, C pieces.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.generation.vocabulary_segments import Integers, Matches, fewest
+from services.algorithms.generation.vocabulary_text import Cut
+
+Shown = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """One way for every text. Shapes: steps (N,) words taken at once, 0 where the way does not stop; phrases (N,) the
+    piece of each step of two or more; of the distinct words' ways, flat in their order: parts, the piece or -1 for a
+    character written as bytes, characters, part_form; costs (F,) tokens of each distinct word."""
+
+    steps: npt.NDArray[np.int32]
+    phrases: npt.NDArray[np.int32]
+    parts: npt.NDArray[np.int32]
+    characters: Integers
+    part_form: Integers
+    costs: Integers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lattice:
+    """Shapes: text.symbols (N,), form_of (N,), letters.symbols (M,), phrases (N, L) and parts (M, L') pieces by length,
+    -1 for none, counts (C,)."""
+
+    text: Cut
+    form_of: npt.NDArray[np.int64]
+    letters: Cut
+    phrases: Matches
+    parts: Matches
+    counts: Integers
+
+    def cheapest(self, shown: Shown | None = None) -> Way:
+        """The fewest tokens for each text; of equally few the largest sum of counts, then the longest piece first."""
+        num_forms = len(self.letters.starts) - 1
+        parts, phrases = _visible(self.parts, shown), _visible(self.phrases, shown)
+        single = parts[:, 0]
+        codes = self.letters.symbols >> 1
+        num_bytes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
+        known = single >= 0
+        take = fewest(parts, np.where(known, 1, num_bytes), np.where(known, self.counts[single], 0), self.counts)
+        places = np.flatnonzero(take)
+        piece = parts[places, take[places] - 1]
+        there = piece >= 0
+        form = np.searchsorted(self.letters.starts, places, side="right") - 1
+        costs = np.zeros(num_forms, dtype=np.int64)
+        np.add.at(costs, form, np.where(there, 1, num_bytes[places]))
+        gains = np.zeros(num_forms, dtype=np.int64)
+        np.add.at(gains, form, np.where(there, self.counts[piece], 0))
+        steps = fewest(phrases, costs[self.form_of], gains[self.form_of], self.counts)
+        stops = np.flatnonzero(steps)
+        phrase = np.full(len(steps), -1, dtype=np.int32)
+        phrase[stops] = phrases[stops, steps[stops] - 1]
+        return Way(
+            steps=steps,
+            phrases=phrase,
+            parts=piece,
+            characters=self.letters.symbols[places],
+            part_form=form,
+            costs=costs,
+        )
+
+    def uses(self, way: Way, weights: Integers) -> Integers:
+        """How often each piece (C,) stands in the way; `weights` (N,) are the places'."""
+        num_pieces, num_forms = len(self.counts), len(way.costs)
+        many, alone = np.flatnonzero(way.steps > 1), np.flatnonzero(way.steps == 1)
+        used = np.bincount(way.phrases[many], weights=weights[many], minlength=num_pieces)
+        of_form = np.bincount(self.form_of[alone], weights=weights[alone], minlength=num_forms)
+        there = way.parts >= 0
+        used += np.bincount(way.parts[there], weights=of_form[way.part_form[there]], minlength=num_pieces)
+        return used.astype(np.int64)
+
+
+def _visible(matches: Matches, shown: Shown | None) -> Matches:
+    return matches if shown is None else np.where((matches >= 0) & shown[matches], matches, np.int32(-1))

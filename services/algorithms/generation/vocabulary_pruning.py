@@ -1,0 +1,82 @@
+"""From candidates to a vocabulary of a given size: what compresses least goes, again and again.
+
+The second stage of PIXAR's section 4.1 (TokenMonster): test vocabularies are drawn from the candidates, the texts are
+cut with each, a candidate's score is the characters that it stood for, and the worst part of the candidates goes until
+the size is reached. Draws are by a hash of the candidate's text, so equal texts give an equal vocabulary, whatever
+their order. It knows neither files nor encoding.
+
+Letters: N words of all texts, C candidates.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.generation.vocabulary_candidates import Progress
+from services.algorithms.generation.vocabulary_lattice import Lattice, Shown
+from services.algorithms.generation.vocabulary_segments import Integers
+from services.algorithms.generation.vocabulary_text import Piece
+
+_TESTS = 3  # test vocabularies a round
+_SHARE = 0.6  # of the candidates in each of them
+_KEPT = 0.8  # of the candidates after a round
+_LAST_KEPT = 0.97  # near the goal all candidates are tested together, and few go at a time
+_GOLDEN = 0.6180339887498949  # the draws of one test and the next have nothing in common
+
+
+def pruned(
+    lattice: Lattice,
+    weights: Integers,
+    pieces: Sequence[Piece],
+    *,
+    size: int,
+    required: int,
+    progress: Progress | None = None,
+) -> Shown:
+    """Which `size` of the C pieces of the lattice stay (C,); the first `required` ones always do.
+
+    `weights` (N,): how often each place's text came.
+    """
+    draws = _draws(pieces)
+    lengths = np.array([len(text) for text, _ in pieces], dtype=np.int64)
+    left = np.ones(len(pieces), dtype=bool)
+    goal = max(size, required)
+    remaining = len(pieces)
+    rounds = 0
+    while remaining > goal:
+        near = remaining * _KEPT <= goal
+        target = max(goal, int(remaining * (_LAST_KEPT if near else _KEPT)))
+        if near:
+            scores = (lattice.uses(lattice.cheapest(left), weights) * lengths).astype(np.float64)
+        else:
+            scores = np.zeros(len(pieces))
+            shown_often = np.zeros(len(pieces), dtype=np.int64)
+            for test in range(rounds * _TESTS, (rounds + 1) * _TESTS):
+                shown = left & ((draws + test * _GOLDEN) % 1.0 < _SHARE)
+                shown[:required] = True
+                scores += lattice.uses(lattice.cheapest(shown), weights) * lengths
+                shown_often += shown
+            scores /= np.maximum(shown_often, 1)
+            scores[shown_often == 0] = np.inf  # not tested in this round: not judged in it
+        scores[:required] = np.inf
+        rows = np.flatnonzero(left & np.isfinite(scores))
+        # Of equal scores the longer piece goes, then the later in the alphabet: pieces are sorted.
+        order = np.lexsort((-rows, -lengths[rows], scores[rows]))
+        left[rows[order[: remaining - target]]] = False
+        remaining = int(left.sum())
+        rounds += 1
+        if progress is not None:
+            progress(f"candidates left after round {rounds}", goal, remaining)
+    return left
+
+
+def _draws(pieces: Sequence[Piece]) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each piece, by its text and flag alone."""
+    return np.array(
+        [
+            int.from_bytes(hashlib.blake2b(f"{flag:d}{text}".encode(), digest_size=6).digest(), "little") / 2.0**48
+            for text, flag in pieces
+        ]
+    )

@@ -1,0 +1,148 @@
+"""Cutting sequences of symbols into the fewest known pieces, many sequences at once.
+
+Two steps: where which known piece begins (a walk over sorted edges of a trie, one level at a time for all places), and
+dynamic programming over the places. A place that no piece reaches over splits its sequence for good, so the programme
+runs over the short stretches between such places, all of them side by side. It knows neither texts nor characters.
+
+Letters: N symbols of all sequences together, L longest piece, V pieces, S stretches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
+Matches = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PieceTrie:
+    """Known sequences, level by level: sorted edges (node above, symbol) and the piece that ends there, -1 if none."""
+
+    edges: tuple[Integers, ...]
+    pieces: tuple[npt.NDArray[np.int32], ...]
+    num_symbols: int
+
+    @classmethod
+    def build(cls, symbols: Integers, starts: Integers, pieces: npt.NDArray[np.int32], num_symbols: int) -> "PieceTrie":
+        """From V sequences, flat: sequence v is symbols[starts[v]:starts[v + 1]], and `pieces[v]` its number.
+
+        Symbols are below `num_symbols`. Each sequence has at least one symbol; no two are equal.
+        """
+        lengths = np.diff(starts)
+        first = starts[:-1]
+        nodes = np.zeros(len(lengths), dtype=np.int64)
+        here = np.arange(len(lengths))
+        edges, ends = [], []
+        level = 0
+        while len(here):
+            keys = nodes * num_symbols + symbols[first[here] + level]
+            known, nodes = np.unique(keys, return_inverse=True)
+            end = np.full(len(known), -1, dtype=np.int32)
+            done = lengths[here] == level + 1
+            end[nodes[done]] = pieces[here[done]]
+            edges.append(known)
+            ends.append(end)
+            here, nodes = here[~done], nodes[~done]
+            level += 1
+        return cls(edges=tuple(edges), pieces=tuple(ends), num_symbols=num_symbols)
+
+    def matches(self, symbols: Integers, starts: Integers) -> Matches:
+        """Which piece of n symbols begins at each place: (N, L) int32 in column n - 1, -1 for none.
+
+        A symbol outside 0 … num_symbols - 1 matches nothing.
+        """
+        found = np.full((len(symbols), len(self.edges)), -1, dtype=np.int32)
+        room = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(symbols))
+        places = np.arange(len(symbols))
+        nodes = np.zeros(len(symbols), dtype=np.int64)
+        for level, (edges, pieces) in enumerate(zip(self.edges, self.pieces, strict=True)):
+            fits = room[places] > level
+            places, nodes = places[fits], nodes[fits]
+            symbol = symbols[places + level]
+            known = (symbol >= 0) & (symbol < self.num_symbols)
+            places, nodes, symbol = places[known], nodes[known], symbol[known]
+            keys = nodes * self.num_symbols + symbol
+            below = np.minimum(np.searchsorted(edges, keys), len(edges) - 1)
+            there = edges[below] == keys
+            places, nodes = places[there], below[there]
+            found[places, level] = pieces[nodes]
+        return found
+
+
+def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts: Integers) -> npt.NDArray[np.int32]:
+    """The cheapest way over every sequence: how many symbols are taken at once from each place (N,) int32, 0 where the
+    way does not stop.
+
+    A step over one symbol costs `unit_costs` (N,) and gains `unit_gains` (N,); a step over n > 1 needs a piece in
+    `matches` (N, L), costs 1 and gains the piece's count. Of equal costs the larger gain is taken, of equal gains the
+    longer step. A piece of `matches` must not reach over its sequence's end.
+    """
+    size, longest = matches.shape
+    take = np.zeros(size, dtype=np.int32)
+    begins, ends = _stretches(matches)
+    lengths = ends - begins
+    single = lengths == 1
+    take[begins[single]] = 1
+    order = np.argsort(-lengths[~single], kind="stable")
+    begins, ends, lengths = begins[~single][order], ends[~single][order], lengths[~single][order]
+    if not len(begins):
+        return take
+    cost, gain = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+    step = np.ones(size, dtype=np.int32)
+    negative = -lengths
+    for back in range(int(lengths[0])):
+        active = int(np.searchsorted(negative, -back, side="left"))  # stretches longer than `back`
+        places = ends[:active] - 1 - back
+        best_cost, best_gain = unit_costs[places], unit_gains[places]
+        best_step = np.ones(active, dtype=np.int32)
+        if back:
+            best_cost = best_cost + cost[places + 1]
+            best_gain = best_gain + gain[places + 1]
+        for taken in range(2, min(longest, back + 1) + 1):
+            piece = matches[places, taken - 1]
+            there = np.flatnonzero(piece >= 0)
+            if not len(there):
+                continue
+            own_cost = np.ones(len(there), dtype=np.int64)
+            own_gain = counts[piece[there]]
+            if taken <= back:
+                behind = places[there] + taken
+                own_cost += cost[behind]
+                own_gain = own_gain + gain[behind]
+            better = (own_cost < best_cost[there]) | ((own_cost == best_cost[there]) & (own_gain >= best_gain[there]))
+            there, own_cost, own_gain = there[better], own_cost[better], own_gain[better]
+            best_cost[there], best_gain[there], best_step[there] = own_cost, own_gain, taken
+        cost[places], gain[places], step[places] = best_cost, best_gain, best_step
+    cursor = begins
+    while len(cursor):
+        take[cursor] = step[cursor]
+        cursor = cursor + step[cursor]
+        going = cursor < ends
+        cursor, ends = cursor[going], ends[going]
+    return take
+
+
+def flat(sequences: Sequence[Sequence[int]]) -> tuple[Integers, Integers]:
+    """Sequences as flat symbols and starts (one more than sequences)."""
+    starts = np.zeros(len(sequences) + 1, dtype=np.int64)
+    np.cumsum([len(one) for one in sequences], out=starts[1:])
+    symbols = np.fromiter(chain.from_iterable(sequences), dtype=np.int64, count=int(starts[-1]))
+    return symbols, starts
+
+
+def _stretches(matches: Matches) -> tuple[Integers, Integers]:
+    """Begin and end of each stretch: no piece of two or more symbols reaches over its ends."""
+    size, longest = matches.shape
+    reach = np.arange(1, size + 1)
+    for taken in range(2, longest + 1):
+        there = np.flatnonzero(matches[:, taken - 1] >= 0)
+        reach[there] = there + taken
+    reach = np.maximum.accumulate(reach)
+    begin = np.ones(size, dtype=bool)
+    begin[1:] = reach[:-1] <= np.arange(1, size)
+    begins = np.flatnonzero(begin)
+    return begins, np.append(begins[1:], size)

@@ -1,0 +1,177 @@
+"""Texts as the phrase vocabulary sees them: one normal form, cut into words, digits and marks with the joints between.
+
+A joint is what stands between two words: a space or nothing. The usual joint follows from the characters beside it (no
+space before a comma, one between two letters); only an unusual joint is written down, as a flag of the word behind it.
+So words and flags give back the text exactly, and most words need no second form. It knows no vocabulary.
+
+Letters: T texts, N words of all texts together.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Symbols = npt.NDArray[np.int64]
+# A text with its flag: whether the joint before it is unusual.
+Piece = tuple[str, bool]
+
+LONGEST_WORD = 32  # characters; a longer run of letters or digits is cut, so that no text is slow
+
+_CLOSING = frozenset(".,;:!?)]}%'’”-/")
+_OPENING = frozenset("([{'’“-/#$@")
+_ROUNDS = 8
+
+
+class _Cleaned(dict[int, str | None]):
+    """What a character is replaced by: control characters and separators by a space, invisible ones by nothing."""
+
+    def __missing__(self, code: int) -> str | None:
+        kind = unicodedata.category(chr(code))
+        self[code] = None if kind == "Cf" else " " if kind in ("Cc", "Cs", "Zs", "Zl", "Zp") else chr(code)
+        return self[code]
+
+
+class _Classes(dict[int, str]):
+    """Character classes: "a" letters with their marks, "0" numbers, "c" ideographs, "." everything else."""
+
+    def __missing__(self, code: int) -> str:
+        kind = unicodedata.category(chr(code))[0]
+        self[code] = (
+            " " if code == 32 else "c" if _is_ideograph(code) else {"L": "a", "M": "a", "N": "0"}.get(kind, ".")
+        )
+        return self[code]
+
+
+_CLEANED = _Cleaned()
+_CLASSES = _Classes()
+_WORD = re.compile(f"a{{1,{LONGEST_WORD}}}|0{{1,{LONGEST_WORD}}}|[c.]")
+
+
+def normalised(text: str) -> str:
+    """Lower case, compatibility forms composed (NFKC), no control characters, single spaces, none at the ends.
+
+    Normalising again changes nothing. "" if nothing is left.
+    """
+    if text.isascii():
+        return " ".join(text.lower().translate(_CLEANED).split())
+    for _ in range(_ROUNDS):  # lower case may decompose and composition may give capitals: until neither does
+        before = text
+        text = " ".join(unicodedata.normalize("NFKC", text.lower()).translate(_CLEANED).split())
+        if text == before:
+            break
+    return text
+
+
+def usual_space(left: str, right: str) -> bool:
+    """Whether a space usually stands between two words, by the characters on both sides of the joint."""
+    return not (right in _CLOSING or left in _OPENING or _is_ideograph(ord(left)) or _is_ideograph(ord(right)))
+
+
+def is_alphanumeric(character: str) -> bool:
+    """A letter, mark or number, but no ideograph, which is a word of its own."""
+    return _CLASSES[ord(character)] in "a0"
+
+
+@dataclass(kw_only=True, slots=True)
+class Words:
+    """Numbers for words, in the order in which they were first seen; behind those of `known`, unchanged."""
+
+    known: "Words | None" = None
+    _ids: dict[str, int] = field(default_factory=dict)
+    _names: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._names) + (len(self.known) if self.known else 0)
+
+    def number(self, word: str) -> int:
+        """The word's number, a new one if it is not known."""
+        found = None if self.known is None else self.known._ids.get(word)
+        if found is None:
+            found = self._ids.get(word)
+            if found is None:
+                found = self._ids[word] = len(self)
+                self._names.append(word)
+        return found
+
+    def name(self, number: int) -> str:
+        """The word of a number."""
+        if self.known is not None:
+            if number < len(self.known):
+                return self.known.name(number)
+            number -= len(self.known)
+        return self._names[number]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """Texts as flat symbols. Shapes: symbols (N,) int64, 2 * word number + (1 where the joint before is unusual);
+    starts (T + 1,) int64: text t is symbols[starts[t]:starts[t + 1]]."""
+
+    symbols: Symbols
+    starts: npt.NDArray[np.int64]
+
+
+def cut(texts: Iterable[str], words: Words) -> Cut:
+    """Cut normalised texts into words; new words get numbers in `words`."""
+    symbols: list[int] = []
+    starts = [0]
+    usual: dict[tuple[str, str], bool] = {}
+    for text in texts:
+        end, last = 0, ""
+        for match in _WORD.finditer(text.translate(_CLASSES)):
+            start = match.start()
+            first = text[start]
+            if last:
+                joint = (last, first)
+                expected = usual.get(joint)
+                if expected is None:
+                    expected = usual[joint] = usual_space(last, first)
+                unusual = (start > end) is not expected
+            else:
+                unusual = False
+            end = match.end()
+            symbols.append(2 * words.number(text[start:end]) + unusual)
+            last = text[end - 1]
+        starts.append(len(symbols))
+    return Cut(symbols=np.array(symbols, dtype=np.int64), starts=np.array(starts, dtype=np.int64))
+
+
+def spelled(forms: Sequence[Piece]) -> Cut:
+    """Words as flat characters, 2 * code point + flag; a flag is the word's at its first character and set at all
+    others, as in "##ing"."""
+    starts = np.zeros(len(forms) + 1, dtype=np.int64)
+    np.cumsum([len(word) for word, _ in forms], out=starts[1:])
+    codes = np.frombuffer("".join(word for word, _ in forms).encode("utf-32-le"), dtype=np.uint32).astype(np.int64)
+    symbols = 2 * codes + 1
+    symbols[starts[:-1]] -= ~np.array([unusual for _, unusual in forms], dtype=bool)
+    return Cut(symbols=symbols, starts=starts)
+
+
+def word_ends(symbols: Symbols, alphanumeric: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Whether a word boundary follows each place (N,): "vitamin b12" has none between b and 12. `alphanumeric` (N,):
+    whether the place's word is letters or digits."""
+    ends = np.ones(len(symbols), dtype=bool)
+    ends[:-1] = ~(((symbols[1:] & 1) == 1) & alphanumeric[1:] & alphanumeric[:-1])
+    return ends
+
+
+def joined(words: Iterable[Piece]) -> str:
+    """The text of words with their flags (True: the joint before is unusual)."""
+    text = ""
+    parts: list[str] = []
+    for word, unusual in words:
+        if text and usual_space(text[-1], word[0]) is not unusual:
+            parts.append(" ")
+        parts.append(word)
+        text = word
+    return "".join(parts)
+
+
+def _is_ideograph(code: int) -> bool:
+    return (
+        0x4E00 <= code <= 0x9FFF or 0x3400 <= code <= 0x4DBF or 0xF900 <= code <= 0xFAFF or 0x20000 <= code <= 0x3FFFF
+    )
