@@ -22,6 +22,7 @@ from services.gateway.adapters.refreshers import RemoteRefreshers
 from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
+from services.gateway.adapters.text_sources import RemoteTextSources
 from services.gateway.adapters.user_records import RemoteContributionReaders, RemoteUserRecords
 from services.gateway.catalogue import DescribedItems
 from services.gateway.config import GatewaySettings
@@ -31,10 +32,12 @@ from services.gateway.handlers.get_freshness import GetFreshness
 from services.gateway.handlers.items import PutItems
 from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.record import RecordInteractions
+from services.gateway.handlers.search import Search
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.popular import PopularItems
 from services.gateway.server import SERVICE, GatewayServicer
+from services.gateway.words import Words
 
 # The generated stubs carry no types.
 _add_servicer: Any = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
@@ -59,6 +62,7 @@ async def run(settings: GatewaySettings) -> None:
             ("encoder", settings.encoder_address),
             ("candidates", settings.candidates_address),
             ("reranker", settings.reranker_address),
+            ("generator", settings.generator_address),
         )
     }
     refresher_channels = {
@@ -91,11 +95,13 @@ async def run(settings: GatewaySettings) -> None:
     ends.start()
     stage_timeout_s = settings.stage_timeout_ms / 1000
     breaker_seconds = settings.breaker_ms / 1000
+    words = Words(RemoteTextSources(channels["generator"]), timeout_s=stage_timeout_s, breaker_seconds=breaker_seconds)
     recommend = Recommend(
         states=states,
         encoder=encoder,
         candidates=candidates,
         reranker=reranker,
+        words=words,
         interactions=interactions,
         stream=stream,
         lag=lag,
@@ -103,6 +109,18 @@ async def run(settings: GatewaySettings) -> None:
         metrics=metrics,
         model_version=bundle.model_version,
         limits=settings.limits,
+        breaker_seconds=breaker_seconds,
+    )
+    search = Search(
+        words=words,
+        states=states,
+        encoder=encoder,
+        reranker=reranker,
+        interactions=interactions,
+        stream=stream,
+        metrics=metrics,
+        titles=described.titles,
+        model_version=bundle.model_version,
         breaker_seconds=breaker_seconds,
     )
     record = RecordInteractions(
@@ -147,6 +165,7 @@ async def run(settings: GatewaySettings) -> None:
     def add_services(server: grpc.aio.Server) -> list[str]:
         servicer = GatewayServicer(
             recommend=recommend,
+            search=search,
             record=record,
             explain=explain,
             get_freshness=get_freshness,

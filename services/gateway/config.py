@@ -13,6 +13,7 @@ class GatewaySettings(ProcessSettings):
     encoder_address: str = Field(default="127.0.0.1:50051", validation_alias="FRESHET_ENCODER_ADDRESS")
     candidates_address: str = Field(default="127.0.0.1:50052", validation_alias="FRESHET_CANDIDATES_ADDRESS")
     reranker_address: str = Field(default="127.0.0.1:50053", validation_alias="FRESHET_RERANKER_ADDRESS")
+    generator_address: str = Field(default="127.0.0.1:50055", validation_alias="FRESHET_GENERATOR_ADDRESS")
     # Comma separated: each holds some partitions of `attributions`. Only GetFreshness and ForgetUser ask them.
     refresher_addresses: str = Field(default="127.0.0.1:50054", validation_alias="FRESHET_REFRESHER_ADDRESSES")
     # K': what the first stage proposes (at least twice k).
@@ -28,7 +29,7 @@ class GatewaySettings(ProcessSettings):
     # Acknowledged events that are not applied after this make answers marked as not fresh.
     lag_grace_ms: int = Field(default=2000, ge=10, le=600_000, validation_alias="FRESHET_GATEWAY_LAG_GRACE_MS")
 
-    @field_validator("encoder_address", "candidates_address", "reranker_address")
+    @field_validator("encoder_address", "candidates_address", "reranker_address", "generator_address")
     @classmethod
     def _peer(cls, value: str) -> str:
         return check_address(value)

@@ -18,6 +18,8 @@ class Degradation(IntEnum):
     PARTIAL_CATALOGUE = 5
     NOT_FRESH = 6
     TOKEN_NOT_HONOURED = 7
+    PARTIAL_SOURCES = 8
+    NOT_PERSONALISED = 9
 
 
 class CertificateKind(IntEnum):
@@ -90,6 +92,7 @@ class RecommendQuery:
     token: FreshnessToken | None = None
     max_per_category: int = 0
     diversity: float = 0.0
+    query: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

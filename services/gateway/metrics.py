@@ -4,6 +4,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from services.common.metrics import LATENCY_BUCKETS_S
 from services.gateway.domain import Degradation, Recommendation
+from services.gateway.searching import PERSONAL, SOURCES, SearchAnswer
 
 _STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
 
@@ -43,6 +44,20 @@ class GatewayMetrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
+        self._search_seconds = Histogram(
+            "freshet_gateway_search_seconds", "Seconds of a Search.", buckets=LATENCY_BUCKETS_S, registry=registry
+        )
+        asked = Counter(
+            "freshet_gateway_search_sources",
+            "What was asked during searches, by outcome.",
+            ("source", "outcome"),
+            registry=registry,
+        )
+        self._search_sources = {
+            (source, failed): asked.labels(source, "failed" if failed else "answered")
+            for source in (*SOURCES, PERSONAL)
+            for failed in (False, True)
+        }
         self._acknowledged = self._interactions.labels("acknowledged")
         self._failed = self._interactions.labels("failed")
 
@@ -56,6 +71,14 @@ class GatewayMetrics:
         self._sources[answer.state_source].inc()
         if had_token:
             self._tokens.labels("yes" if answer.token_honoured else "no").inc()
+
+    def searched(self, answer: SearchAnswer) -> None:
+        """One Search ended with an answer."""
+        self._search_seconds.observe(answer.total_ms / 1000.0)
+        for spent in answer.sources:
+            self._search_sources[spent.source, bool(spent.failure)].inc()
+        for kind in answer.degradations:
+            self._degradations[kind].inc()
 
     def acknowledged(self, seconds: float) -> None:
         """One interaction is durable."""

@@ -22,6 +22,7 @@ from services.gateway.domain import (
 from services.gateway.explanation import Similarity, Votes
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
+from services.gateway.searching import Found
 
 
 class UserStates(Protocol):
@@ -84,6 +85,13 @@ class Reranker(Protocol):
 
     async def served(self, timeout_s: float) -> ServedIndex:
         """What pools are scored with now."""
+
+
+class TextSources(Protocol):
+    """What finds items by words (the generator process)."""
+
+    async def find(self, source: str, query: str, *, k: int, filter: Filter, timeout_s: float) -> Found:
+        """At most k allowed items by one of `searching.SOURCES`. Raises: PreconditionFailed where it is not loaded."""
 
 
 class Refreshers(Protocol):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from freshet.v1 import candidates_pb2, common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc, reranker_pb2
@@ -27,6 +28,8 @@ from services.gateway.handlers.get_freshness import GetFreshness
 from services.gateway.handlers.items import PutItems
 from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.record import RecordInteractions
+from services.gateway.handlers.search import Search
+from services.gateway.searching import SearchAnswer, SearchQuery
 
 SERVICE = "freshet.v1.GatewayService"
 _NO_FILTER = Filter()
@@ -39,6 +42,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         self,
         *,
         recommend: Recommend,
+        search: Search,
         record: RecordInteractions,
         explain: Explain,
         get_freshness: GetFreshness,
@@ -46,6 +50,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         forget_user: ForgetUser,
     ) -> None:
         self._recommend = recommend
+        self._search = search
         self._record = record
         self._explain = explain
         self._get_freshness = get_freshness
@@ -55,6 +60,12 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
         """The top K items for a user, or for a history in the request."""
         return _answer_message(await self._recommend(_query(request)))
+
+    async def Search(
+        self, request: gateway_pb2.GatewayServiceSearchRequest, context: Any
+    ) -> gateway_pb2.GatewayServiceSearchResponse:
+        """The top K items for words, for everybody or for a user."""
+        return _found_message(await self._search(_search_query(request)))
 
     async def RecordInteractions(
         self, request: gateway_pb2.RecordInteractionsRequest, context: Any
@@ -147,13 +158,19 @@ def _query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
     return RecommendQuery(
         user_id=request.user_id,
         k=request.k,
-        filter=_filter(request.filter) if request.HasField("filter") else _NO_FILTER,
+        filter=_filter(request.filter, excludes_seen=True) if request.HasField("filter") else _NO_FILTER,
         context=dict(request.context) if request.context else {},
         history=tuple(_history(request)) if request.history else (),
         token=token,
         max_per_category=request.max_per_category,
         diversity=request.diversity,
+        query=request.query,
     )
+
+
+def _search_query(request: gateway_pb2.GatewayServiceSearchRequest) -> SearchQuery:
+    query = SearchQuery(query=request.query, user_id=request.user_id, k=request.k)
+    return replace(query, filter=_filter(request.filter, excludes_seen=False)) if request.HasField("filter") else query
 
 
 def _history(request: gateway_pb2.RecommendRequest | gateway_pb2.ExplainRequest) -> list[HistoryEvent]:
@@ -168,9 +185,10 @@ def _history(request: gateway_pb2.RecommendRequest | gateway_pb2.ExplainRequest)
     ]
 
 
-def _filter(message: common_pb2.Filter) -> Filter:
+def _filter(message: common_pb2.Filter, *, excludes_seen: bool) -> Filter:
+    """excludes_seen: where the message does not say."""
     return Filter(
-        exclude_seen=message.exclude_seen if message.HasField("exclude_seen") else True,
+        exclude_seen=message.exclude_seen if message.HasField("exclude_seen") else excludes_seen,
         allow_item_ids=tuple(message.allow_item_ids),
         deny_item_ids=tuple(message.deny_item_ids),
         allow_categories=tuple(message.allow_categories),
@@ -219,6 +237,34 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
     if answer.index_freshness is not None:
         message.index_freshness.CopyFrom(_index_freshness_message(answer.index_freshness))
     return message
+
+
+def _found_message(answer: SearchAnswer) -> gateway_pb2.GatewayServiceSearchResponse:
+    degradations: list[Any] = [int(kind) for kind in answer.degradations]
+    return gateway_pb2.GatewayServiceSearchResponse(
+        results=[
+            gateway_pb2.SearchResult(
+                item_id=result.item_id,
+                title=result.title,
+                score=result.score,
+                found_by=[
+                    gateway_pb2.SourceRank(source=found.source, rank=found.rank, score=found.score)
+                    for found in result.found_by
+                ],
+                identifier=result.identifier,
+            )
+            for result in answer.results
+        ],
+        text_version=answer.text_version,
+        model_version=answer.model_version,
+        degradations=degradations,
+        sources=[
+            gateway_pb2.SourceTime(source=spent.source, milliseconds=spent.milliseconds, failure=spent.failure)
+            for spent in answer.sources
+        ],
+        total_ms=answer.total_ms,
+        request_id=request_context.request_id.get(),
+    )
 
 
 def _index_freshness_message(freshness: IndexFreshness) -> common_pb2.IndexFreshness:

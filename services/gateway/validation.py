@@ -14,9 +14,11 @@ from services.common.events import (
     Interaction,
     validate,
     validate_id,
+    validate_query,
 )
 from services.gateway.domain import Filter, FreshnessToken, HistoryEvent, RecommendQuery
 from services.gateway.explanation import ExplainQuery
+from services.gateway.searching import SearchQuery
 
 MAX_K = 1000
 MAX_HISTORY = 1000
@@ -27,8 +29,7 @@ MAX_BATCH = 1000
 
 def check_query(query: RecommendQuery, now_ms: int) -> None:
     """Raise InvalidRequest for the first field of `query` that breaks its limit."""
-    if not 1 <= query.k <= MAX_K:
-        raise InvalidRequest.of("k", query.k, f"1-{MAX_K}")
+    _check_k(query.k)
     _check_asker(query.user_id, query.history)
     if not 0.0 <= query.diversity <= 1.0:  # NaN fails too
         raise InvalidRequest.of("diversity", query.diversity, "0-1")
@@ -38,6 +39,19 @@ def check_query(query: RecommendQuery, now_ms: int) -> None:
         _check_context(query)
     if query.token is not None:
         _check_token(query.token, query.user_id)
+    if query.query:
+        validate_query("query", query.query)
+    _check_filter(query.filter)
+
+
+def check_search(query: SearchQuery) -> None:
+    """Raise InvalidRequest for the first field of `query` that breaks its limit."""
+    validate_query("query", query.query)
+    _check_k(query.k)
+    if query.user_id:
+        validate_id("user_id", query.user_id)
+    elif query.filter.exclude_seen:
+        raise InvalidRequest.of("filter.exclude_seen", True, "only together with user_id")
     _check_filter(query.filter)
 
 
@@ -46,6 +60,11 @@ def check_explain(query: ExplainQuery, now_ms: int) -> None:
     validate_id("item_id", query.item_id)
     _check_asker(query.user_id, query.history)
     _check_history(query.history, now_ms)
+
+
+def _check_k(k: int) -> None:
+    if not 1 <= k <= MAX_K:
+        raise InvalidRequest.of("k", k, f"1-{MAX_K}")
 
 
 def _check_asker(user_id: str, history: Sequence[HistoryEvent]) -> None:

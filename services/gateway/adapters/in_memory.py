@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.common.errors import DependencyUnavailable, FreshetError, NotFound
+from services.common.errors import DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
 from services.common.events import Interaction
 from services.common.forgets import Forget
 from services.common.items import CatalogueItem
@@ -26,6 +26,7 @@ from services.gateway.domain import (
 from services.gateway.explanation import PairPart, Similarity, Voters, Votes
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
+from services.gateway.searching import Found, FoundItem
 
 
 @dataclass
@@ -208,6 +209,29 @@ class MemoryReranker(_Failing):
     async def served(self, timeout_s: float) -> ServedIndex:
         await self._behave()
         return ServedIndex(index_version="index-1", freshness=IndexFreshness(deltas_offset=40))
+
+
+@dataclass
+class MemoryTextSources:
+    """What each source finds for any words, less what the filter denies by id; `failures` and `delays_s` by source.
+
+    A source that is not in `found` is not loaded.
+    """
+
+    found: dict[str, list[FoundItem]] = field(default_factory=dict)
+    failures: dict[str, FreshetError] = field(default_factory=dict)
+    delays_s: dict[str, float] = field(default_factory=dict)
+    asked: list[tuple[str, str, int, Filter]] = field(default_factory=list)
+
+    async def find(self, source: str, query: str, *, k: int, filter: Filter, timeout_s: float) -> Found:
+        self.asked.append((source, query, k, filter))
+        await asyncio.sleep(self.delays_s.get(source, 0.0))
+        if source in self.failures:
+            raise self.failures[source]
+        if source not in self.found:
+            raise PreconditionFailed(f"{source} is not loaded")
+        items = [item for item in self.found[source] if item.item_id not in filter.deny_item_ids]
+        return Found(items=items[:k], text_version="text-1")
 
 
 @dataclass

@@ -2,18 +2,18 @@
 
 The order of retreat is the design's: stored state, request's history, stored history, popular items; the reranker's
 order, then the first stage's. It never fails for a dependency's sake: only a bad request or a spent deadline ends in
-an error. Knows ports, not processes.
+an error. Words only widen the pool: the user's model orders it. Knows ports, not processes.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
+from services.algorithms.rank_fusion import reciprocal_rank_fusion
 from services.common import request_context
 from services.common.errors import DeadlineExceeded
-from services.gateway.breaker import Breaker
+from services.gateway.attempts import Attempts
 from services.gateway.domain import (
     Degradation,
     Encoded,
@@ -33,9 +33,8 @@ from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.popular import PopularItems
 from services.gateway.ports import Candidates, Encoder, InteractionLog, Reranker, StreamStatus, UserStates
-from services.gateway.validation import check_query, with_times
-
-T = TypeVar("T")
+from services.gateway.validation import MAX_K, check_query, with_times
+from services.gateway.words import Words, without_seen
 
 MAX_POOL = 10_000
 
@@ -56,6 +55,8 @@ class RecommendLimits:
     state_timeout_s: float = 0.25
     encode_timeout_s: float = 0.4
     search_timeout_s: float = 0.4
+    # What each source of items by words is asked for, at least k.
+    words_depth: int = 100
     rerank_timeout_s: float = 0.4
 
 
@@ -88,6 +89,7 @@ class Recommend:
         encoder: Encoder,
         candidates: Candidates,
         reranker: Reranker,
+        words: Words,
         interactions: InteractionLog,
         stream: StreamStatus,
         lag: AcknowledgedLag,
@@ -101,6 +103,7 @@ class Recommend:
         self._encoder = encoder
         self._candidates = candidates
         self._reranker = reranker
+        self._words = words
         self._interactions = interactions
         self._stream = stream
         self._lag = lag
@@ -108,10 +111,11 @@ class Recommend:
         self._metrics = metrics
         self._model_version = model_version
         self._limits = limits or RecommendLimits()
-        self._breakers = {
-            name: Breaker(name, open_seconds=breaker_seconds)
-            for name in ("state_store", "encoder", "candidates", "reranker")
-        }
+        self._attempt = Attempts(
+            ("state_store", "encoder", "candidates", "reranker"),
+            reserve_s=self._limits.answer_reserve_s,
+            breaker_seconds=breaker_seconds,
+        )
 
     async def __call__(self, query: RecommendQuery) -> Recommendation:
         """Answer `query`.
@@ -133,7 +137,12 @@ class Recommend:
         if not self._stream.log_reachable:
             work.mark(Degradation.NOT_FRESH)
 
-        pool = None if query_state is None else await self._search(work, query_state)
+        pool: Pool | None = None
+        by_words: Sequence[str] = ()
+        if query_state is not None and query.query:
+            pool, by_words = await asyncio.gather(self._search(work, query_state), self._find(work))
+        elif query_state is not None:
+            pool = await self._search(work, query_state)
         if query_state is None or pool is None:
             if query_state is not None:
                 # There is a state as fresh as the token says, and popular items are not answered from it.
@@ -141,7 +150,7 @@ class Recommend:
             ranking = self._popular_items(work)
             stored, source = None, "none"
         else:
-            ranking = await self._rank(work, query_state, pool)
+            ranking = await self._rank(work, query_state, pool, by_words)
         if time.monotonic() > deadline:
             raise DeadlineExceeded("the deadline passed before the answer was ready")
         work.times.close((time.monotonic() - started) * 1000)
@@ -171,7 +180,7 @@ class Recommend:
             return None, None, "none"
         user_id = work.query.user_id
         limit = self._limits.state_timeout_s
-        history = await self._attempt(work, "state_store", limit, lambda _: self._states.read_history(user_id))
+        history = await self._attempt(work.deadline, "state_store", limit, lambda _: self._states.read_history(user_id))
         encoded = await self._encode(work, history) if history else None
         if encoded is None and (history is None or history):
             # The store or the encoder did not answer: there may be more to know than popular items tell.
@@ -238,7 +247,7 @@ class Recommend:
     async def _view(self, work: _Work, partition: int, *, with_seen: bool) -> UserView | None:
         user_id = work.query.user_id
         return await self._attempt(
-            work,
+            work.deadline,
             "state_store",
             self._limits.state_timeout_s,
             lambda _: self._states.read_user(user_id, with_seen=with_seen, partition=partition),
@@ -252,7 +261,7 @@ class Recommend:
     async def _encode(self, work: _Work, history: Sequence[HistoryEvent]) -> Encoded | None:
         user_id = work.query.user_id
         encoded = await self._attempt(
-            work,
+            work.deadline,
             "encoder",
             self._limits.encode_timeout_s,
             lambda timeout_s: self._encoder.encode(user_id, history, timeout_s),
@@ -268,7 +277,7 @@ class Recommend:
         wanted = query.k * (4 if query.max_per_category or query.diversity else 2)
         size = min(MAX_POOL, max(self._limits.pool_size, wanted))
         pool = await self._attempt(
-            work,
+            work.deadline,
             "candidates",
             self._limits.search_timeout_s,
             lambda timeout_s: self._candidates.search(
@@ -280,18 +289,34 @@ class Recommend:
             work.times.first_stage_ms += pool.search_ms
         return pool
 
-    async def _rank(self, work: _Work, state: QueryState, pool: Pool) -> Ranking:
+    async def _find(self, work: _Work) -> Sequence[str]:
+        """What the request's words find, best first."""
+        query = work.query
+        left = work.deadline - time.monotonic() - self._limits.answer_reserve_s
+        answers = await self._words.find(
+            query.query,
+            k=min(MAX_K, max(self._limits.words_depth, query.k)),
+            filter=without_seen(query.filter, work.seen),
+            # The pool still has to be ranked.
+            left_s=left * 2 / 3,
+        )
+        if any(answer.failed for answer in answers):
+            work.mark(Degradation.PARTIAL_SOURCES)
+        places = {a.source: [item.item_id for item in a.found.items] for a in answers if a.found is not None}
+        return [one.item_id for one in reciprocal_rank_fusion(places)]
+
+    async def _rank(self, work: _Work, state: QueryState, pool: Pool, by_words: Sequence[str]) -> Ranking:
         query = work.query
         if not pool.item_ids:
             # The filter allows nothing that the index has.
             return Ranking(items=(), index_version=pool.index_version)
         ranking = await self._attempt(
-            work,
+            work.deadline,
             "reranker",
             self._limits.rerank_timeout_s,
             lambda timeout_s: self._reranker.rerank(
                 state,
-                pool,
+                _joined(pool, by_words),
                 k=query.k,
                 filter=query.filter,
                 seen=work.seen,
@@ -314,27 +339,19 @@ class Recommend:
         work.mark(Degradation.POPULAR_FALLBACK)
         return Ranking(items=self._popular.top(query.k, query.filter, work.seen, query.max_per_category))
 
-    async def _attempt(
-        self, work: _Work, dependency: str, limit_s: float, call: Callable[[float], Awaitable[T]]
-    ) -> T | None:
-        """Call a dependency within `limit_s` and what the deadline leaves; None when that gave nothing.
 
-        A time-out that the caller's own deadline caused says nothing about the dependency, and is not remembered.
-        """
-        left = work.deadline - time.monotonic() - self._limits.answer_reserve_s
-        if left <= 0:
-            return None
-        timeout_s = min(limit_s, left)
-
-        async def within() -> T:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    return await call(timeout_s)
-            except TimeoutError as exc:
-                raise DeadlineExceeded(f"{dependency}: no answer within {timeout_s * 1000:.0f} ms") from exc
-
-        breaker = self._breakers[dependency]
-        return await breaker.attempt(within, patient=timeout_s >= limit_s)
+def _joined(pool: Pool, by_words: Sequence[str]) -> Pool:
+    """The pool with what words found. Its bound stays true, since it speaks of all that the first stage left out; so
+    does a vote of 0, since every voted item is in the first stage's pool."""
+    there = set(pool.item_ids)
+    joining = [item_id for item_id in by_words if item_id not in there][: max(0, MAX_POOL - len(there))]
+    if not joining:
+        return pool
+    return replace(
+        pool,
+        item_ids=[*pool.item_ids, *joining],
+        votes=[*pool.votes, *(0.0 for _ in joining)] if pool.votes else (),
+    )
 
 
 def _reached(view: UserView, token: FreshnessToken) -> bool:

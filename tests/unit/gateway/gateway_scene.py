@@ -16,6 +16,7 @@ from services.gateway.adapters.in_memory import (
     MemoryReranker,
     MemoryStreamEnds,
     MemoryStreamStatus,
+    MemoryTextSources,
     MemoryUserRecords,
     MemoryUserStates,
 )
@@ -27,14 +28,23 @@ from services.gateway.handlers.get_freshness import GetFreshness
 from services.gateway.handlers.items import PutItems
 from services.gateway.handlers.recommend import Recommend, RecommendLimits
 from services.gateway.handlers.record import RecordInteractions
+from services.gateway.handlers.search import Search, SearchLimits
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.popular import PopularItems
+from services.gateway.searching import FoundItem
+from services.gateway.words import Words
 
 ITEMS = ["a", "b", "c", "d", "e", "f"]
 COUNTS = np.array([10, 60, 30, 60, 20, 20], dtype=np.int64)
 CATEGORIES = [("x",), ("x",), ("y",), ("x", "y"), ("z",), ()]
 TITLES = {item_id: item_id.upper() for item_id in ITEMS}
+# What every source finds, each in its own unit.
+FOUND = {
+    "text_mol": [FoundItem("c", 0.9), FoundItem("a", 0.8), FoundItem("new", 0.7)],
+    "phrases": [FoundItem("c", -1.5, "Space Movies"), FoundItem("d", -2.5, "Space Opera")],
+    "lexical": [FoundItem("a", 7.5), FoundItem("c", 3.0)],
+}
 # By count, ties by id.
 POPULAR = ["b", "d", "c", "e", "f", "a"]
 
@@ -72,6 +82,9 @@ class Scene:
     contributions: MemoryContributionReaders = field(default_factory=MemoryContributionReaders)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     limits: RecommendLimits = field(default_factory=RecommendLimits)
+    sources: MemoryTextSources = field(default_factory=lambda: MemoryTextSources(found=dict(FOUND)))
+    source_timeout_s: float = 0.4
+    search_limits: SearchLimits = field(default_factory=SearchLimits)
     lag_grace_s: float = 2.0
     breaker_seconds: float = 0.05
     append_timeout_s: float = 1.5
@@ -80,11 +93,26 @@ class Scene:
         self.lag = AcknowledgedLag(grace_seconds=self.lag_grace_s)
         self.metrics = GatewayMetrics(self.registry)
         self.popular = PopularItems(ITEMS, COUNTS, CATEGORIES)
+        self.words = Words(self.sources, timeout_s=self.source_timeout_s, breaker_seconds=self.breaker_seconds)
+        self.search = Search(
+            words=self.words,
+            states=self.states,
+            encoder=self.encoder,
+            reranker=self.reranker,
+            interactions=self.interactions,
+            stream=self.stream,
+            metrics=self.metrics,
+            titles=TITLES,
+            model_version="m1",
+            limits=self.search_limits,
+            breaker_seconds=self.breaker_seconds,
+        )
         self.recommend = Recommend(
             states=self.states,
             encoder=self.encoder,
             candidates=self.candidates,
             reranker=self.reranker,
+            words=self.words,
             interactions=self.interactions,
             stream=self.stream,
             lag=self.lag,

@@ -14,6 +14,8 @@ from freshet.v1 import (
     common_pb2,
     encoder_pb2,
     encoder_pb2_grpc,
+    generator_pb2,
+    generator_pb2_grpc,
     refresher_pb2,
     refresher_pb2_grpc,
     reranker_pb2,
@@ -30,12 +32,15 @@ from services.gateway.adapters.processes import RemoteCandidates, RemoteEncoder,
 from services.gateway.adapters.refreshers import RemoteRefreshers
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
+from services.gateway.adapters.text_sources import RemoteTextSources
 from services.gateway.domain import CertificateKind, Filter, HistoryEvent, IndexFreshness, Pool
 from services.gateway.freshness import PartitionProgress
+from services.gateway.searching import FoundItem
 
 
 class Peers(
     encoder_pb2_grpc.EncoderServiceServicer,
+    generator_pb2_grpc.GeneratorServiceServicer,
     candidates_pb2_grpc.CandidatesServiceServicer,
     refresher_pb2_grpc.RefresherServiceServicer,
     reranker_pb2_grpc.RerankerServiceServicer,
@@ -49,6 +54,7 @@ class Peers(
         return self.response
 
     Encode = Search = Rerank = ExplainScore = ExplainVotes = GetIndexInfo = GetRerankerInfo = GetStatus = _answer
+    Generate = MatchText = MatchWords = _answer
 
 
 @asynccontextmanager
@@ -58,6 +64,7 @@ async def peers(health: HealthState | None = None) -> AsyncIterator[tuple[Peers,
     def add(server: grpc.aio.Server) -> list[str]:
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)
         candidates_pb2_grpc.add_CandidatesServiceServicer_to_server(servicer, server)
+        generator_pb2_grpc.add_GeneratorServiceServicer_to_server(servicer, server)
         refresher_pb2_grpc.add_RefresherServiceServicer_to_server(servicer, server)
         reranker_pb2_grpc.add_RerankerServiceServicer_to_server(servicer, server)
         return ["freshet.v1.EncoderService"]
@@ -76,6 +83,31 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("source", ["text_mol", "phrases", "lexical"])
+async def test_each_source_of_items_by_words_is_its_own_call(source: str) -> None:
+    wanted = Filter(exclude_seen=True, deny_item_ids=("x",), allow_categories=("Comedy",))
+    async with peers() as (peer, channel):
+        if source == "phrases":
+            generated = [("i1", "Space", -1.0), ("i2", "Movies", -2.0), ("i1", "Space Opera", -3.0)]
+            peer.response = generator_pb2.GenerateResponse(
+                items=[generator_pb2.GeneratedItem(item_id=i, identifier=n, score=s) for i, n, s in generated],
+                text_version="t1",
+            )
+        else:
+            kind = generator_pb2.MatchTextResponse if source == "text_mol" else generator_pb2.MatchWordsResponse
+            items = [common_pb2.ScoredItem(item_id=i, score=s) for i, s in (("i1", -1.0), ("i2", -2.0))]
+            peer.response = kind(items=items, text_version="t1")
+        found = await RemoteTextSources(channel).find(source, "space", k=7, filter=wanted, timeout_s=5)
+    names = ("Space", "Movies") if source == "phrases" else ("", "")
+    # The best of an item's identifiers stands for it.
+    assert list(found.items) == [FoundItem("i1", -1.0, names[0]), FoundItem("i2", -2.0, names[1])]
+    assert found.text_version == "t1"
+    assert (peer.request.query, peer.request.k) == ("space", 7)
+    assert list(peer.request.filter.deny_item_ids) == ["x"]
+    assert list(peer.request.filter.allow_categories) == ["Comedy"]
+    assert not peer.request.filter.HasField("exclude_seen")
 
 
 async def test_encode_sends_times_and_reads_the_state() -> None:

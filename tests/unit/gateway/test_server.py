@@ -24,6 +24,7 @@ async def gateway(scene: Scene) -> AsyncIterator[Any]:
     def add(server: grpc.aio.Server) -> list[str]:
         servicer = GatewayServicer(
             recommend=scene.recommend,
+            search=scene.search,
             record=scene.record,
             explain=scene.explain,
             get_freshness=scene.get_freshness,
@@ -61,6 +62,57 @@ async def test_a_fallback_carries_no_state_and_its_mark() -> None:
     assert not answer.HasField("state_position")
     assert list(answer.degradations) == [gateway_pb2.DEGRADATION_POPULAR_FALLBACK]
     assert answer.request_id
+
+
+async def test_a_search_crosses_the_wire_with_what_found_each_result() -> None:
+    scene = Scene()
+    request = gateway_pb2.GatewayServiceSearchRequest(query="space 🚀", user_id="ann", k=2)
+    request.filter.deny_item_ids.append("d")
+    async with gateway(scene) as stub:
+        answer = await stub.Search(request, timeout=5, metadata=(("x-request-id", "r-2"),))
+    asked = scene.sources.asked[-1]
+    assert (asked[1], asked[3].exclude_seen, asked[3].deny_item_ids) == ("space 🚀", False, ("d",))
+    assert len(answer.results) == 2
+    best = next(result for result in answer.results if result.item_id == "c")
+    assert (best.title, best.identifier) == ("C", "Space Movies")
+    assert {(found.source, found.rank) for found in best.found_by} >= {("text_mol", 1), ("phrases", 1), ("lexical", 2)}
+    assert "mol" in {found.source for found in best.found_by}
+    assert (answer.text_version, answer.model_version, answer.request_id) == ("text-1", "m1", "r-2")
+    assert (list(answer.degradations), len(answer.sources)) == ([], 4)
+    assert answer.total_ms > 0
+
+
+async def test_a_search_without_any_source_is_unavailable_with_the_reason() -> None:
+    scene = Scene()
+    scene.sources.failures = {name: DependencyUnavailable("generator: refused") for name in scene.sources.found}
+    async with gateway(scene) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Search(gateway_pb2.GatewayServiceSearchRequest(query="space", k=2), timeout=5)
+        assert (await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2), timeout=5)).items
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert "generator: refused" in str(caught.value.details())
+
+
+async def test_an_empty_search_is_an_invalid_argument() -> None:
+    async with gateway(Scene()) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Search(gateway_pb2.GatewayServiceSearchRequest(k=2), timeout=5)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "query=" in str(caught.value.details())
+
+
+async def test_words_of_a_recommendation_and_of_a_click_cross_the_wire() -> None:
+    scene = Scene()
+    click = events_pb2.Interaction(user_id="ann", item_id="c", type="search_click", query="space movies")
+    async with gateway(scene) as stub:
+        await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2, query="space movies"), timeout=5)
+        await stub.RecordInteractions(gateway_pb2.RecordInteractionsRequest(interactions=[click]), timeout=5)
+        click.query = ""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.RecordInteractions(gateway_pb2.RecordInteractionsRequest(interactions=[click]), timeout=5)
+    assert scene.sources.asked[-1][1] == "space movies"
+    assert [written.query for written in scene.interactions.written] == ["space movies"]
+    assert "interactions[0].query=" in str(caught.value.details())
 
 
 async def test_filters_history_and_tokens_cross_the_wire() -> None:
