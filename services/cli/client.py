@@ -59,7 +59,7 @@ def explain(error: "grpc.RpcError", *, target: str, timeout_s: float, process: s
     """One clear sentence, the next step and the exit status for a gRPC failure."""
     status = error.code().name
     details = str(error.details() or "no details")
-    if status == "UNAVAILABLE" and _is_connection_trouble(details):
+    if status == "UNAVAILABLE" and _is_connection_trouble(details) and not _came_from_a_process(error):
         return CommandError(
             f"nothing answers at {target}: the {process} process is not running there",
             advice=f"`freshet up` starts it, `freshet status` shows what runs; --{process} names another address",
@@ -92,6 +92,12 @@ def explain(error: "grpc.RpcError", *, target: str, timeout_s: float, process: s
         advice="its log, under the stack's state folder, has the reason",
         status=ExitStatus.FAILED,
     )
+
+
+def _came_from_a_process(error: "grpc.RpcError") -> bool:
+    """Whether a process of ours gave the status: it then carries the request's id. What it says of connections is about
+    a process behind it."""
+    return any(key == "x-request-id" for key, _ in error.trailing_metadata() or ())
 
 
 def _is_connection_trouble(details: str) -> bool:

@@ -23,6 +23,7 @@ from services.cli.commands import (
     recommend,
     record,
     search,
+    search_vectors,
     stack,
     train,
     watch,
@@ -56,6 +57,7 @@ app.command("recommend", rich_help_panel=_TALK)(recommend.recommend)
 app.command("record", rich_help_panel=_TALK)(record.record)
 app.command("undo", rich_help_panel=_TALK)(record.undo)
 app.command("search", rich_help_panel=_TALK)(search.search)
+app.command("search-vectors", rich_help_panel=_TALK)(search_vectors.search_vectors)
 app.command("explain", rich_help_panel=_TALK)(explain.explain)
 app.command("forget", rich_help_panel=_TALK)(forget.forget)
 app.add_typer(items.app, rich_help_panel=_TALK)

@@ -20,7 +20,7 @@ def index(
 ) -> None:
     """Serve your own item vectors by dot product: exact or with a certificate, filtered, audited.
 
-    Then `FRESHET_BUNDLE=... freshet serve candidates`, and `freshet search` with your query vectors.
+    Then `FRESHET_BUNDLE=... freshet serve candidates`, and `freshet search-vectors` with yours.
 
     Example:  freshet index items.parquet --out .freshet/mine
     """

@@ -35,6 +35,7 @@ def recommend(
     deny_categories: Annotated[str, typer.Option(help="No item with one of these categories.")] = "",
     max_per_category: Annotated[int, typer.Option(min=0, help="At most this many per category; 0: no limit.")] = 0,
     diversity: Annotated[float, typer.Option(help="0 orders by score alone, towards 1 prefers unlike items.")] = 0.0,
+    query: Annotated[str, typer.Option(help="Words: what they find joins the pool that is ranked.")] = "",
     context: Annotated[list[str] | None, typer.Option(help="key=value; may be repeated.")] = None,
     bundle: Annotated[Path, typer.Option(envvar="FRESHET_BUNDLE", help="Where the titles are.")] = Path(
         ".freshet/bundle"
@@ -74,6 +75,7 @@ def recommend(
         freshness_token=client.parse_token(token) if token else None,
         max_per_category=max_per_category,
         diversity=diversity,
+        query=query,
     )
     with client.gateway(gateway) as stub:
         started = time.perf_counter()
@@ -107,7 +109,7 @@ def _titles(bundle: Path, item_ids: list[str]) -> dict[str, str]:
     return {item_id: titles[item_id] for item_id in item_ids if item_id in titles}
 
 
-def degradation_names(answer: "gateway_pb2.RecommendResponse") -> list[str]:
+def degradation_names(answer: "gateway_pb2.RecommendResponse | gateway_pb2.GatewayServiceSearchResponse") -> list[str]:
     """`["stale_state"]`: the answer's degradations, in lower case and without the enum's prefix."""
     from freshet.v1 import gateway_pb2
 

@@ -22,7 +22,12 @@ def record(
     *,
     user: Annotated[str, typer.Option(help="User id, 1-128 bytes.")],
     item: Annotated[str, typer.Option(help="Item id, 1-128 bytes.")],
-    kind: Annotated[str, typer.Option("--type", help="What happened: rating, click, purchase, ...")] = "interaction",
+    kind: Annotated[
+        str, typer.Option("--type", help="What happened: rating, click, purchase, ...; default: interaction.")
+    ] = "",
+    query: Annotated[
+        str, typer.Option(help="The words that led to the item: a search_click, which search learns from.")
+    ] = "",
     value: Annotated[float, typer.Option(help="Strength in the type's own unit (a rating's stars).")] = 1.0,
     event_id: Annotated[
         str, typer.Option(help="Your id for this event; repeating it counts once. Assigned when empty.")
@@ -36,8 +41,12 @@ def record(
     """Write one interaction; it is durable when the token is printed.
 
     Example:  freshet record --user 42 --item 1193 --type rating --value 5
+
+    Example:  freshet record --user 42 --item 2571 --query "space movies"
     """
     from freshet.v1 import events_pb2, gateway_pb2
+
+    from services.common.events import SEARCH_CLICK
 
     if not math.isfinite(value):
         raise CommandError(f"value={value} is not finite", advice="--value 5", status=ExitStatus.USAGE)
@@ -45,9 +54,10 @@ def record(
         event_id=event_id,
         user_id=user,
         item_id=item,
-        type=kind,
+        type=kind or (SEARCH_CLICK if query else ""),
         value=value,
         context=client.parse_context(context or []),
+        query=query,
     )
     interaction.event_time.FromNanoseconds(_event_time_ns(at))
     request = gateway_pb2.RecordInteractionsRequest(interactions=[interaction])

@@ -1,126 +1,129 @@
-"""`freshet search`: the top K for a query vector, asked of a candidates process directly.
+"""`freshet search`: the top K for words, for everybody or for a user, and which source found each item.
 
-For embeddings brought from elsewhere and for a look at one algorithm: it shows scores, certificate, and the passes with
-their milliseconds and items touched.
+Prints what was degraded and how long each source took. A chosen result is recorded with `freshet record --query`, which
+is how search learns.
 """
 
-from pathlib import Path
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli import client
+from services.cli.commands.recommend import degradation_names
 from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from freshet.v1 import gateway_pb2
 
 
 @reports_errors
 def search(
-    vectors: Annotated[Path, typer.Argument(help="A .npy file of query vectors (n, d), or one (d,).")],
+    words: Annotated[str, typer.Argument(help="What to look for, 1-1,024 bytes; quote it.")],
     *,
-    row: Annotated[int, typer.Option(min=0, help="Which of the query vectors.")] = 0,
-    k: Annotated[int, typer.Option(help="How many items, 1-10,000.")] = 10,
-    algorithm: Annotated[str, typer.Option(help="One that is loaded; default: the first one configured.")] = "",
+    user: Annotated[str, typer.Option(help="Order the answer for this user, too.")] = "",
+    k: Annotated[int, typer.Option(help="How many items, 1-1000.")] = 10,
+    exclude_seen: Annotated[
+        bool, typer.Option("--exclude-seen", help="Leave out what the user has had; needs --user.")
+    ] = False,
     allow_items: Annotated[str, typer.Option(help="Only these item ids.")] = "",
     deny_items: Annotated[str, typer.Option(help="Never these item ids.")] = "",
     allow_categories: Annotated[str, typer.Option(help="Only items with one of these categories.")] = "",
     deny_categories: Annotated[str, typer.Option(help="No item with one of these categories.")] = "",
-    candidates: Annotated[
-        str, typer.Option(envvar="FRESHET_CANDIDATES", help="host:port.")
-    ] = client.DEFAULT_CANDIDATES,
+    gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")] = client.DEFAULT_GATEWAY,
     timeout_ms: Annotated[int, typer.Option(min=1, help="Give up after this long.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Search by a vector of your own, in an index that `freshet index` made.
+    """Find items by words. For a vector of your own: freshet search-vectors.
 
-    Example:  freshet search queries.npy --row 3 --k 10
+    Example:  freshet search "space movies with a sense of humour" --user 42
     """
     if not 0 <= k < 2**32:
-        raise CommandError(f"k={k} allowed: 1 to 10000", advice="--k 10", status=ExitStatus.USAGE)
-    vector = _read_vector(vectors, row)
-    from freshet.v1 import candidates_pb2, common_pb2
+        raise CommandError(f"k={k} allowed: 1 to 1000", advice="--k 10", status=ExitStatus.USAGE)
+    from freshet.v1 import common_pb2, gateway_pb2
 
-    with client.candidates(candidates) as stub:
-
-        def ask(method: Any, request: Any) -> Any:
-            return client.call(method, request, target=candidates, timeout_s=timeout_ms / 1000, process="candidates")
-
-        info = ask(stub.GetIndexInfo, candidates_pb2.GetIndexInfoRequest())
-        answer = ask(
-            stub.Search,
-            candidates_pb2.SearchRequest(
-                query_state=common_pb2.QueryState(
-                    model_version=info.model_version,
-                    components=vector.astype("<f2").tobytes(),
-                    num_components=1,
-                    component_width=len(vector),
-                ),
-                k=k,
-                stage=candidates_pb2.STAGE_FULL,
-                filter=common_pb2.Filter(
-                    allow_item_ids=client.split_ids(allow_items),
-                    deny_item_ids=client.split_ids(deny_items),
-                    allow_categories=client.split_ids(allow_categories),
-                    deny_categories=client.split_ids(deny_categories),
-                ),
-                algorithm=algorithm,
-            ),
-        )
-    kind = common_pb2.Certificate.Kind.Name(answer.certificate.kind).removeprefix("KIND_").lower()
+    request = gateway_pb2.GatewayServiceSearchRequest(
+        query=words,
+        user_id=user,
+        k=k,
+        filter=common_pb2.Filter(
+            exclude_seen=exclude_seen,
+            allow_item_ids=client.split_ids(allow_items),
+            deny_item_ids=client.split_ids(deny_items),
+            allow_categories=client.split_ids(allow_categories),
+            deny_categories=client.split_ids(deny_categories),
+        ),
+    )
+    with client.gateway(gateway) as stub:
+        started = time.perf_counter()
+        answer = client.call(stub.Search, request, target=gateway, timeout_s=timeout_ms / 1000)
+        elapsed_ms = (time.perf_counter() - started) * 1000
+    facts = as_dict(answer) | {"elapsed_ms": round(elapsed_ms, 3)}
     if as_json:
-        passes = [
-            {"name": one.name, "milliseconds": one.milliseconds, "items_touched": one.items_touched}
-            for one in answer.passes
-        ]
-        emit_json(
+        emit_json(facts)
+    else:
+        _print_answer(facts, words, user)
+
+
+def as_dict(answer: "gateway_pb2.GatewayServiceSearchResponse") -> dict[str, Any]:
+    """The whole answer, provenance included, for `--json`."""
+    return {
+        "items": [
             {
-                "items": [{"item_id": i, "score": s} for i, s in zip(answer.item_ids, answer.scores, strict=True)],
-                "certificate": {"kind": kind, "gap": answer.certificate.gap},
-                "algorithm": answer.algorithm,
-                "index_version": answer.index_version,
-                "passes": passes,
+                "rank": rank,
+                "item_id": result.item_id,
+                "title": result.title or None,
+                "score": result.score,
+                "found_by": [
+                    {"source": found.source, "rank": found.rank, "score": found.score} for found in result.found_by
+                ],
+                "identifier": result.identifier or None,
             }
+            for rank, result in enumerate(answer.results, start=1)
+        ],
+        "text_version": answer.text_version,
+        "model_version": answer.model_version or None,
+        "degradations": degradation_names(answer),
+        "sources": [
+            {"source": spent.source, "milliseconds": spent.milliseconds, "failure": spent.failure or None}
+            for spent in answer.sources
+        ],
+        "total_ms": answer.total_ms,
+        "request_id": answer.request_id,
+    }
+
+
+def _print_answer(facts: dict[str, Any], words: str, user: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(f"for {words!r}" + (f" and user {user}" if user else "")), title_justify="left")
+    table.box, table.header_style = None, "dim"
+    table.add_column("", justify="right", style="dim")
+    table.add_column("title", overflow="fold")
+    table.add_column("id", style="dim")
+    table.add_column("score", justify="right")
+    table.add_column("found by", style="dim", overflow="fold")
+    for row in facts["items"]:
+        found = ", ".join(f"{found['source']} {found['rank']}" for found in row["found_by"])
+        if row["identifier"] and row["identifier"] != row["title"]:
+            found += f" as {row['identifier']!r}"
+        table.add_row(
+            str(row["rank"]), Text(row["title"] or "-"), Text(row["item_id"]), f"{row['score']:.4f}", Text(found)
         )
-        return
     out = console()
-    for item_id, score in zip(answer.item_ids, answer.scores, strict=True):
-        out.print(f"{score:10.6f}  {item_id}", markup=False)
-    gap = f", at most {answer.certificate.gap:.6f} off" if kind == "bounded" else ""
-    out.print(f"{kind}{gap}; {answer.algorithm} on index {answer.index_version}", style="dim", markup=False)
-    for one in answer.passes:
-        out.print(f"{one.milliseconds:8.3f} ms  {one.name}: {one.items_touched:,} items", style="dim", markup=False)
-
-
-def _read_vector(path: Path, row: int) -> "npt.NDArray[np.float32]":
-    """Row `row` of a .npy file, (d,); it travels in half precision, as all query states do."""
-    import numpy as np
-
-    try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise CommandError(
-            f"{path}: not a .npy file of numbers ({error})",
-            advice="np.save('queries.npy', vectors)",
-            status=ExitStatus.USAGE,
-        ) from error
-    if found.ndim == 1:
-        found = found[None]
-    if found.ndim != 2 or not np.issubdtype(found.dtype, np.floating):
-        raise CommandError(
-            f"{path} holds {found.dtype} of shape {found.shape}; expected floating-point (n, d)",
-            status=ExitStatus.USAGE,
-        )
-    if row >= len(found):
-        raise CommandError(f"row={row} allowed: 0-{len(found) - 1}", status=ExitStatus.USAGE)
-    vector = np.asarray(found[row], dtype=np.float32)
-    with np.errstate(over="ignore"):
-        in_half = vector.astype(np.float16)
-    if not np.isfinite(in_half).all():
-        raise CommandError(
-            f"{path} row {row} holds values that half precision can't: every |value| below 65504",
-            status=ExitStatus.USAGE,
-        )
-    return vector
+    out.print(table)
+    if not facts["items"]:
+        out.print("nothing was found", style="yellow")
+    spent = " ".join(
+        f"{one['source']} {'-' if one['failure'] else format(one['milliseconds'], '.1f')}" for one in facts["sources"]
+    )
+    versions = f"text {facts['text_version'] or '-'}"
+    if facts["model_version"]:
+        versions += f" · model {facts['model_version']}"
+    out.print(f"{versions} · {facts['total_ms']:.1f} ms ({spent})", style="dim", soft_wrap=True, markup=False)
+    for one in facts["sources"]:
+        if one["failure"]:
+            out.print(f"{one['source']}: {one['failure']}", style="dim", soft_wrap=True, markup=False)
+    if facts["degradations"]:
+        out.print(f"degraded: {', '.join(facts['degradations'])}", style="yellow")

@@ -19,6 +19,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
     def __init__(self) -> None:
         self.recorded: list[gateway_pb2.RecordInteractionsRequest] = []
         self.asked: list[gateway_pb2.RecommendRequest] = []
+        self.searched: list[gateway_pb2.GatewayServiceSearchRequest] = []
         self.explained: list[gateway_pb2.ExplainRequest] = []
         self.forgotten: list[gateway_pb2.ForgetUserRequest] = []
         self.items: list[events_pb2.Item] = []
@@ -66,6 +67,27 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
             answer.state_position.offset = 41
         if not answer.token_honoured:
             answer.degradations.append(gateway_pb2.DEGRADATION_TOKEN_NOT_HONOURED)
+        return answer
+
+    def Search(self, request, context):
+        self.searched.append(request)
+        if not request.query:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "query='text of 0 bytes' allowed: 1-1024 bytes of UTF-8")
+        if request.query == "no generator":
+            context.set_trailing_metadata((("x-request-id", "r-2"),))
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no source of items by words answered: generator: refused")
+        answer = gateway_pb2.GatewayServiceSearchResponse(text_version="text-1", total_ms=12.5, request_id="r-1")
+        if request.query != "nothing":
+            answer.results.add(item_id="2571", title="[Matrix], The (1999)", score=0.0325, identifier="Matrix")
+            answer.results[0].found_by.add(source="phrases", rank=1, score=-2.5)
+            answer.results[0].found_by.add(source="lexical", rank=4, score=7.5)
+            answer.results.add(item_id="new", score=0.0164)
+            answer.results[1].found_by.add(source="lexical", rank=1, score=9.5)
+        answer.sources.add(source="phrases", milliseconds=8.25)
+        answer.sources.add(source="lexical", milliseconds=1.5)
+        answer.sources.add(source="text_mol", milliseconds=400, failure="text_mol: no answer within 400 ms")
+        answer.degradations.append(gateway_pb2.DEGRADATION_PARTIAL_SOURCES)
+        answer.model_version = "m1" if request.user_id else ""
         return answer
 
     def _newcomers(self):

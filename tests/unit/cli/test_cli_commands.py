@@ -101,6 +101,66 @@ def test_an_unhonoured_token_is_said(gateway: tuple[str, MemoryGateway]) -> None
     assert "token_not_honoured" in result.stdout
 
 
+def test_search_shows_what_found_each_item_and_what_failed(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    result = run("search", "space movies", "--user", "42", "--k", "3", "--gateway", target)
+    assert result.exit_code == 0, result.output
+    for shown in (
+        "[Matrix], The (1999)",
+        "2571",
+        "0.0325",
+        "phrases 1, lexical 4 as 'Matrix'",
+        "text text-1",
+        "model m1",
+    ):
+        assert shown in result.stdout
+    for shown in ("12.5 ms", "phrases 8.2", "text_mol -", "text_mol: no answer within 400 ms", "partial_sources"):
+        assert shown in result.stdout
+    asked = server.searched[0]
+    assert (asked.query, asked.user_id, asked.k, asked.filter.exclude_seen) == ("space movies", "42", 3, False)
+
+
+def test_search_in_json_is_one_object(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    result = run(
+        *("search", "space", "--gateway", target, "--json", "--user", "42", "--exclude-seen"),
+        *("--deny-items", "1,2", "--allow-categories", "Comedy"),
+    )
+    answer = json.loads(result.stdout)
+    assert [item["item_id"] for item in answer["items"]] == ["2571", "new"]
+    assert answer["items"][0]["found_by"][1] == {"source": "lexical", "rank": 4, "score": 7.5}
+    assert (answer["items"][1]["title"], answer["degradations"]) == (None, ["partial_sources"])
+    wanted = server.searched[0].filter
+    assert (wanted.exclude_seen, list(wanted.deny_item_ids)) == (True, ["1", "2"])
+    assert list(wanted.allow_categories) == ["Comedy"]
+
+
+def test_a_search_that_finds_nothing_says_so(gateway: tuple[str, MemoryGateway]) -> None:
+    target, _ = gateway
+    result = run("search", "nothing", "--gateway", target)
+    assert result.exit_code == 0
+    assert "nothing was found" in result.stdout
+
+
+def test_a_refused_search_and_a_generator_that_is_away_are_told_apart(gateway: tuple[str, MemoryGateway]) -> None:
+    target, _ = gateway
+    refused = run("search", "", "--gateway", target)
+    assert (refused.exit_code, "query='text of 0 bytes'" in refused.stderr) == (2, True)
+    away = run("search", "no generator", "--gateway", target)
+    assert (away.exit_code, "generator: refused" in away.stderr) == (3, True)
+
+
+def test_a_search_click_is_recorded_with_its_words(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    result = run("record", "--user", "42", "--item", "2571", "--query", "space movies", "--gateway", target)
+    assert result.exit_code == 0, result.output
+    run("record", "--user", "42", "--item", "2571", "--type", "like", "--gateway", target)
+    run("recommend", "--user", "42", "--query", "space", "--gateway", target, "--bundle", "nowhere")
+    sent = [(one.type, one.query) for request in server.recorded for one in request.interactions]
+    assert sent == [("search_click", "space movies"), ("like", "")]
+    assert server.asked[0].query == "space"
+
+
 def test_undo_names_what_was_taken_back(gateway: tuple[str, MemoryGateway]) -> None:
     target, _ = gateway
     result = run("undo", "--user", "42", "--event-id", "e-7", "--gateway", target)

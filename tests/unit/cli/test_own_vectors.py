@@ -1,4 +1,4 @@
-"""Vectors of one's own, from a table to an answer: `freshet index`, the candidates process, `freshet search`."""
+"""Vectors of one's own, from a table to an answer: `freshet index`, `candidates`, `freshet search-vectors`."""
 
 import json
 import os
@@ -66,7 +66,15 @@ def candidates(folder: Path) -> Iterator[str]:
 def test_own_vectors_are_answered_exactly(folder: Path, candidates: str) -> None:
     for row in range(4):
         found = run(
-            "search", str(folder / "queries.npy"), "--row", str(row), "--k", "5", "--candidates", candidates, "--json"
+            "search-vectors",
+            str(folder / "queries.npy"),
+            "--row",
+            str(row),
+            "--k",
+            "5",
+            "--candidates",
+            candidates,
+            "--json",
         )
         assert found.exit_code == 0, found.output
         answer = json.loads(found.stdout)
@@ -79,7 +87,7 @@ def test_own_vectors_are_answered_exactly(folder: Path, candidates: str) -> None
 
 def test_filters_and_passes_are_shown(folder: Path, candidates: str) -> None:
     found = run(
-        "search", str(folder / "queries.npy"), "--allow-categories", "even", "--deny-items", "thing-0",
+        "search-vectors", str(folder / "queries.npy"), "--allow-categories", "even", "--deny-items", "thing-0",
         "--candidates", candidates,
     )  # fmt: skip
     assert found.exit_code == 0, found.output
@@ -101,14 +109,14 @@ def test_filters_and_passes_are_shown(folder: Path, candidates: str) -> None:
 def test_a_search_that_makes_no_sense_says_so(
     folder: Path, candidates: str, arguments: list[str], message: str
 ) -> None:
-    found = run("search", str(folder / "queries.npy"), "--candidates", candidates, *arguments)
+    found = run("search-vectors", str(folder / "queries.npy"), "--candidates", candidates, *arguments)
     assert found.exit_code == 2
     assert message in found.output
 
 
 def test_a_vector_of_another_width_is_refused_with_both(folder: Path, candidates: str, tmp_path: Path) -> None:
     np.save(tmp_path / "wide.npy", np.ones(13))
-    found = run("search", str(tmp_path / "wide.npy"), "--candidates", candidates)
+    found = run("search-vectors", str(tmp_path / "wide.npy"), "--candidates", candidates)
     assert found.exit_code == 2
     assert "query components have width 13 but item components have width 12" in found.output
 
@@ -116,11 +124,11 @@ def test_a_vector_of_another_width_is_refused_with_both(folder: Path, candidates
 @pytest.mark.parametrize("content", [np.arange(3), np.ones((2, 2, 2)), np.array([1e9]), np.array([np.nan])])
 def test_a_file_that_holds_no_query_vectors_is_refused(tmp_path: Path, content: np.ndarray) -> None:
     np.save(tmp_path / "q.npy", content)
-    assert run("search", str(tmp_path / "q.npy"), "--candidates", "127.0.0.1:1").exit_code == 2
+    assert run("search-vectors", str(tmp_path / "q.npy"), "--candidates", "127.0.0.1:1").exit_code == 2
 
 
 def test_nothing_listening_is_said_in_one_sentence(folder: Path) -> None:
-    found = run("search", str(folder / "queries.npy"), "--candidates", "127.0.0.1:1")
+    found = run("search-vectors", str(folder / "queries.npy"), "--candidates", "127.0.0.1:1")
     assert found.exit_code == 3
     assert "nothing answers at 127.0.0.1:1: the candidates process is not running there" in found.output
 
