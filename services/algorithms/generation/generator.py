@@ -98,7 +98,7 @@ class Generator:
             raise ValueError(f"x has shape {x.shape}; allowed: (1 + s, {self.output_layer.width})")
         tokens = self.shortlist.tokens(x[0], self.settings.sets, backend=backend)
         scores = self.output_layer.scores(x[1:], tokens, backend=backend)
-        items = self.identifiers.items()
+        items = self.identifiers.items()  # before the trie: identifiers come to the table first
         beams = self.settings.beams
         while True:
             found = decode(
@@ -108,11 +108,13 @@ class Generator:
             if len(found) == k or found.exact:
                 break
             beams *= _WIDEN
-        answers = []
+        answers, items = [], self.identifiers.items()
         for identifier, score in found:
             rows = items.of(identifier)
-            rows = rows[:k] if allowed is None else rows[allowed[rows]][:k]
-            answers.append(Answer(identifier, self.identifiers.text(identifier), rows, score))
+            if allowed is not None:
+                rows = rows[rows < len(allowed)]  # an item newer than the mask is not allowed
+                rows = rows[allowed[rows]]
+            answers.append(Answer(identifier, self.identifiers.text(identifier), rows[:k], score))
         return Generated(answers, len(tokens), found.exact)
 
     def insert(self, text: str, tokens: Sequence[int], item_rows: Sequence[int]) -> int:

@@ -12,6 +12,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.native import load_kernels
+from services.algorithms.ops.token_scores.native import half_scores_native, integer_scores_native, union_native
 from services.algorithms.ops.token_scores.reference import half_scores, integer_scores, union_reference
 from services.algorithms.ops.token_scores.rows import CodedRows, CodedVectors, HalfRows, code_rows, code_vectors
 
@@ -30,11 +32,18 @@ def token_scores(
     int8: the vectors are coded too (a step each of largest / 127), the integer product is exact. float16: products and
     sums in float32.   Cost: U D bytes read (twice that in float16), U D s multiply-adds.
     """
+    library = load_kernels("token_scores") if backend == "auto" else None
     if isinstance(rows, CodedRows):
-        return integer_scores(rows, code_vectors(vectors), chosen)
-    return half_scores(rows, vectors, chosen)
+        coded = code_vectors(vectors)
+        if library is None:
+            return integer_scores(rows, coded, chosen)
+        return integer_scores_native(library, rows, coded, chosen)
+    if library is None:
+        return half_scores(rows, vectors, chosen)
+    return half_scores_native(library, rows, vectors, chosen)
 
 
 def union(sets: Ints, chosen: npt.NDArray[np.int64], num_rows: int, *, backend: Backend = "auto") -> Ints:
     """The sorted union of rows of `sets` (m, r), numbers 0 to num_rows - 1, and 0: (U,)."""
-    return union_reference(sets, chosen)
+    library = load_kernels("token_scores") if backend == "auto" else None
+    return union_reference(sets, chosen) if library is None else union_native(library, sets, chosen, num_rows)

@@ -11,7 +11,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.native import load_kernels
 from services.algorithms.ops.trie_search.arrays import Ints, ItemRows, TrieArrays, laid_end_to_end
+from services.algorithms.ops.trie_search.native import search_native
 from services.algorithms.ops.trie_search.question import MAX_POSITIONS, Found, TrieQuestion
 from services.algorithms.ops.trie_search.reference import search_reference
 
@@ -44,4 +46,7 @@ def search_trie(
     Shapes: deleted (I,), allowed (X,) over the rows of `items`: an identifier needs one allowed item.
     Cost:   per level, s operations for each child of the at most `beams` nodes kept, and s C(s, level) for those.
     """
-    return search_reference(parts, deleted, question, items, allowed)
+    library = load_kernels("trie_search") if backend == "auto" else None
+    if library is None:
+        return search_reference(parts, deleted, question, items, allowed)
+    return search_native(library, parts, deleted, question, items, allowed)

@@ -65,7 +65,7 @@ def search_reference(
     gains, positions = question.gains, question.gains.shape[1]
     largest = np.maximum(gains.max(axis=0, initial=0), 0).astype(np.float32)
     rest = _rest(largest)
-    slack = _SLACK * (1 + np.float32(positions) * np.abs(gains).max(initial=0))
+    slack = _SLACK * np.float32(1.0 + positions * float(np.abs(gains).max(initial=0)))
     best = _Best(question.results)
     bound = np.float32(-np.inf)
     kept_parts = np.arange(len(parts))
@@ -189,6 +189,7 @@ def _wanted(
     wanted = np.flatnonzero(~deleted[identifiers])
     if items is None or allowed is None or not len(wanted):
         return wanted
+    wanted = wanted[identifiers[wanted] < len(items.offsets) - 1 + len(items.added_offsets) - 1]  # as of these items
     number = identifiers[wanted].astype(np.int64)
     added = number >= len(items.offsets) - 1
     passes = np.zeros(len(wanted), dtype=bool)
@@ -197,7 +198,8 @@ def _wanted(
         (added, items.added_rows, items.added_offsets, len(items.offsets) - 1),
     ):
         places, of = _ranges(offsets[number[which] - first], offsets[number[which] - first + 1])
-        passes[which] = np.bincount(of, weights=allowed[rows[places]], minlength=int(which.sum())) > 0
+        of, here = of[rows[places] < len(allowed)], rows[places][rows[places] < len(allowed)]
+        passes[which] = np.bincount(of, weights=allowed[here], minlength=int(which.sum())) > 0
     return wanted[passes]
 
 
