@@ -119,6 +119,11 @@ class CatalogueFollower:
         self._began = time.monotonic()
         self._thread.start()
 
+    @property
+    def next_item(self) -> int:
+        """The next record of `items` to be taken."""
+        return self._next[ITEMS]
+
     def stop(self, timeout_s: float = 5.0) -> None:
         """Finish the turn at hand and end; the next start reads everything again."""
         self._stop.set()

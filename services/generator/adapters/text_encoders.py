@@ -1,0 +1,141 @@
+"""Query encoders over the text bundle's graphs: ONNX Runtime in this process, or the inference server.
+
+Both take word pieces and give the graph's one output. Thread-safe.
+
+Letters: B queries, L tokens of the longest of them.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.utils import InferenceServerException
+
+from services.algorithms.states import FloatArray
+from services.algorithms.word_pieces import WordPieces
+from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
+
+INPUTS = ("input_ids", "attention_mask")
+
+
+class InProcessText:
+    """One graph on `threads` threads, loaded when first used."""
+
+    def __init__(self, graph: Path, word_pieces: WordPieces, *, max_tokens: int, threads: int = 1) -> None:
+        self._graph, self._word_pieces, self._max_tokens = graph, word_pieces, max_tokens
+        self._threads = threads
+        self._loading = threading.Lock()
+        self._session: Any = None
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        arrays = self._word_pieces.batch(texts, max_tokens=self._max_tokens)
+        session = self._loaded()
+        known = {spec.name for spec in session.get_inputs()}
+        feeds = {name: array for name, array in zip(INPUTS, arrays, strict=True) if name in known}
+        return checked(session.run(None, feeds)[0], len(texts), f"{self._graph.name} of the text bundle")
+
+    def close(self) -> None:
+        with self._loading:
+            self._session = None
+
+    def _loaded(self) -> Any:
+        with self._loading:
+            if self._session is None:
+                try:
+                    import onnxruntime
+
+                    options = onnxruntime.SessionOptions()
+                    options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
+                    self._session = onnxruntime.InferenceSession(
+                        str(self._graph), options, providers=["CPUExecutionProvider"]
+                    )
+                except Exception as exc:  # the library has no one base class
+                    raise PreconditionFailed(f"{self._graph} cannot be loaded: {exc}") from exc
+            return self._session
+
+
+class InferenceServerText:
+    """Model `name` of the inference server, whose parameter `text_version` must be the bundle's."""
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        word_pieces: WordPieces,
+        *,
+        text_version: str,
+        max_tokens: int,
+        timeout_s: float,
+    ) -> None:
+        self._address, self._name, self._text_version = address, name, text_version
+        self._word_pieces, self._max_tokens, self._timeout_s = word_pieces, max_tokens, timeout_s
+        self._output = ""  # known once the server's version was checked
+        self._client = InferenceServerClient(
+            url=address,
+            channel_args=[
+                # A server that comes back is found within half a second.
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.min_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 500),
+            ],
+        )
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        arrays = self._word_pieces.batch(texts, max_tokens=self._max_tokens)
+        try:
+            output = self._output or self._checked_output()
+            answer = self._client.infer(
+                self._name,
+                [_tensor(name, array) for name, array in zip(INPUTS, arrays, strict=True)],
+                outputs=[InferRequestedOutput(output)],
+                client_timeout=self._timeout_s,
+            )
+        except InferenceServerException as exc:
+            self._output = ""  # what comes back may be another one
+            raise self._translated(exc) from exc
+        return checked(answer.as_numpy(output), len(texts), f"model {self._name} at {self._address}")
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _checked_output(self) -> str:
+        config = self._client.get_model_config(self._name, client_timeout=self._timeout_s).config
+        found = config.parameters["text_version"].string_value
+        if found != self._text_version:
+            raise PreconditionFailed(
+                f"the inference server at {self._address} serves {self._name} of {found or 'no version'}; the text "
+                f"bundle is {self._text_version}: load the same one there"
+            )
+        self._output = config.output[0].name
+        return self._output
+
+    def _translated(self, exc: InferenceServerException) -> FreshetError:
+        status = exc.status() or ""
+        if "DEADLINE_EXCEEDED" in status:
+            return DeadlineExceeded(
+                f"inference server at {self._address} did not answer within {self._timeout_s:.1f} s"
+            )
+        text = f"inference server at {self._address}: {exc.message()}"
+        if "NOT_FOUND" in status or "INVALID_ARGUMENT" in status:
+            return PreconditionFailed(text)
+        return DependencyUnavailable(text)
+
+
+def checked(output: Any, num_texts: int, owner: str) -> FloatArray:
+    """The output as float32, or PreconditionFailed for another form or values that are not finite."""
+    found = None if output is None else output.shape
+    if output is None or len(output.shape) != 3 or len(output) != num_texts:
+        raise PreconditionFailed(f"{owner} answers shape {found}; expected ({num_texts}, rows, width)")
+    if not np.isfinite(output).all():
+        raise PreconditionFailed(f"{owner} answers NaN or infinite values: train the model anew")
+    return np.asarray(output, dtype=np.float32)
+
+
+def _tensor(name: str, array: npt.NDArray[np.int64]) -> InferInput:
+    tensor = InferInput(name, list(array.shape), "INT64")
+    tensor.set_data_from_numpy(array)
+    return tensor

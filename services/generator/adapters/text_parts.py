@@ -1,0 +1,80 @@
+"""The text bundle's parts as the sources need them: each is loaded apart, and says why where it cannot be.
+
+It knows which files hold what; what answers with them is the domain's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from services.algorithms.catalogue import Catalogue, make_catalogue
+from services.algorithms.manifest import BundleError
+from services.algorithms.states import FloatArray
+from services.algorithms.text_bundle import PHRASE_ENCODER, TEXT_ENCODER, TextBundle, load_text_bundle
+from services.algorithms.word_pieces import WordPieces
+from services.generator.ports import TextEncoder
+
+log = structlog.get_logger()
+
+# A query of [CLS] and [SEP] alone has no word that a model could read.
+_EMPTY_TOKENS = 2
+
+
+def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
+    """The bundle there; or None and why: there is none, or it is damaged (which the log says as an error)."""
+    if not path.exists():
+        return None, f"there is no text bundle at {path}; freshet train-text makes one"
+    try:
+        return load_text_bundle(path), ""
+    except (BundleError, ValueError) as exc:
+        log.error("text_bundle_refused", path=str(path), reason=str(exc))
+        return None, str(exc)
+
+
+def documents_catalogue(bundle: TextBundle, categories: Mapping[str, tuple[str, ...]]) -> Catalogue:
+    """The text model's documents as a catalogue of that text version. Raises: BundleError without a text model."""
+    return make_catalogue(
+        model_version=bundle.text_version,
+        item_ids=bundle.item_ids,
+        titles=[""] * bundle.num_items,
+        categories=[categories.get(item_id, ()) for item_id in bundle.item_ids],
+        items=bundle.item_states,
+        pair_gate=bundle.pair_gate,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Queries to a model's output; which of them hold a word is the word list's to say."""
+
+    word_pieces: WordPieces
+    max_tokens: int
+
+    def with_words(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """(B,)."""
+        return np.array([self.has_words(text) for text in texts], dtype=bool)
+
+    def has_words(self, text: str) -> bool:
+        return len(self.word_pieces.token_ids(text, max_tokens=self.max_tokens)) > _EMPTY_TOKENS
+
+    def all_at_once(self, encoder: TextEncoder) -> Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]:
+        """B texts padded together."""
+        return lambda texts: (encoder.encode(texts), self.with_words(texts))
+
+    def alone(self, encoder: TextEncoder) -> Callable[[str], FloatArray | None]:
+        """One text by itself, so that its bits depend on nothing else; None for one without a word."""
+        return lambda text: encoder.encode([text])[0] if self.has_words(text) else None
+
+
+def text_queries(bundle: TextBundle) -> tuple[Queries, Path]:
+    """Of the text model. Raises: BundleError without one."""
+    return Queries(bundle.word_pieces, bundle.text_mol.max_tokens), bundle.file(TEXT_ENCODER)
+
+
+def phrase_queries(bundle: TextBundle) -> tuple[Queries, Path]:
+    """Of the phrase model. Raises: BundleError without one."""
+    return Queries(bundle.word_pieces, bundle.phrases.max_tokens), bundle.file(PHRASE_ENCODER)

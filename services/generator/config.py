@@ -1,0 +1,43 @@
+"""The generator process's settings: the shared ones, the text bundle, the engine, batches, what clicks are worth."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from services.algorithms.pefa.policy import SharePolicy
+from services.common.config import ProcessSettings
+
+
+class GeneratorSettings(ProcessSettings):
+    """Variables are named per field."""
+
+    port: int = Field(default=50055, ge=0, le=65535, validation_alias="FRESHET_GENERATOR_PORT")
+    # Where there is none, words are looked up in the catalogue's titles alone.
+    text: Path = Field(default=Path(".freshet/text"), validation_alias="FRESHET_TEXT")
+    # Where queries are encoded: ONNX Runtime in this process, or the inference server.
+    engine: Literal["in-process", "inference-server"] = Field(
+        default="in-process", validation_alias="FRESHET_GENERATOR_ENGINE"
+    )
+    encode_timeout_ms: int = Field(
+        default=2000, ge=10, le=60_000, validation_alias="FRESHET_GENERATOR_ENCODE_TIMEOUT_MS"
+    )
+    # Queries of one source computed together; more wait, and beyond the queue they are refused.
+    max_batch: int = Field(default=16, ge=1, le=256, validation_alias="FRESHET_GENERATOR_MAX_BATCH")
+    max_queue: int = Field(default=256, ge=1, le=100_000, validation_alias="FRESHET_GENERATOR_MAX_QUEUE")
+
+    # How far clicks move an item of the text model (lambda of PEFA-XS), and one that it never saw.
+    click_share: str = Field(default="paper", validation_alias="FRESHET_GENERATOR_CLICK_SHARE")
+    new_item_share: str = Field(default="new_item", validation_alias="FRESHET_GENERATOR_NEW_ITEM_SHARE")
+    # Remembered queries that vote for each query (k of PEFA-XL), and lambda of the votes: what a final score has of the
+    # model. MedQuAD's choice on held-out queries (docs/benchmarks/pefa.md).
+    vote_neighbours: int = Field(default=8, ge=1, le=10_000, validation_alias="FRESHET_GENERATOR_VOTE_NEIGHBOURS")
+    vote_model_share: float = Field(default=0.7, ge=0, le=1, validation_alias="FRESHET_GENERATOR_VOTE_MODEL_SHARE")
+    max_remembered: int = Field(
+        default=65_536, ge=1, le=10_000_000, validation_alias="FRESHET_GENERATOR_MAX_REMEMBERED"
+    )
+
+    @field_validator("click_share", "new_item_share")
+    @classmethod
+    def _share(cls, value: str) -> str:
+        return SharePolicy.parse(value).text

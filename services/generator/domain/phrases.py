@@ -1,0 +1,112 @@
+"""The generating source: identifiers of items that one parallel pass of the phrase model makes probable (PIXAR).
+
+Everything answered is in the trie, so in the catalogue; what may not be answered now is left out inside the search. A
+new title is an identifier from the next query on. It knows neither streams nor where queries are encoded.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from services.algorithms.generation.generator import Answer, Generator
+from services.algorithms.generation.vocabulary import TargetTokenizer
+from services.algorithms.states import FloatArray
+from services.generator.domain.items import Changes, ItemTable
+from services.generator.domain.requests import Asked, Generated
+
+log = structlog.get_logger()
+
+# Queries (B,) to the model's output (B, 1 + s, D), and which of them hold a word at all (B,).
+EncodeAll = Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]
+
+# Several identifiers may name one item: so often the number asked for is doubled until there are items enough.
+_DOUBLINGS = 3
+
+
+class Phrases:
+    """Answers while one thread inserts titles."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        vocabulary: TargetTokenizer,
+        items: ItemTable,
+        *,
+        encode_all: EncodeAll,
+        text_version: str,
+        on_left_out: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_left_out` is called for a title that no identifier can hold (more phrases than positions)."""
+        self._generator, self._vocabulary, self._items = generator, vocabulary, items
+        self._encode_all, self._text_version, self._on_left_out = encode_all, text_version, on_left_out
+        self._inserted: dict[int, int] = {}  # the identifier that a row was given here
+
+    @property
+    def num_documents(self) -> int:
+        """Identifiers."""
+        return len(self._generator.trie)
+
+    @property
+    def num_bytes(self) -> int:
+        parts = (self._generator.output_layer, self._generator.shortlist, self._generator.trie)
+        return sum(part.nbytes for part in parts) + self._generator.identifiers.nbytes
+
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self._vocabulary)
+
+    def find(self, asked: Sequence[Asked]) -> list[Generated]:
+        """The k items of the best identifiers, each with its best one; nothing for a query without a word."""
+        outputs, has_words = self._encode_all([one.query for one in asked])
+        return [
+            self._find(one, x if words else None)
+            for one, x, words in zip(asked, outputs, has_words.tolist(), strict=True)
+        ]
+
+    def change(self, changes: Changes) -> None:
+        """Follow the titles: a new one is an identifier, the one that it replaces here is none any more."""
+        for row, title in changes.titles.items():
+            tokens = self._vocabulary.encode_all([title])[0]
+            before = self._inserted.pop(row, None)
+            if before is not None:
+                self._generator.delete(before)
+            if not tokens:
+                continue
+            try:
+                self._inserted[row] = self._generator.insert(title, tokens, [row])
+            except ValueError as exc:
+                self._on_left_out()
+                log.warning("title_not_generated", item_row=row, reason=str(exc))
+
+    def _find(self, asked: Asked, x: FloatArray | None) -> Generated:
+        if x is None:
+            return Generated(item_ids=[], scores=[], identifiers=[], num_phrases=0, text_version=self._text_version)
+        allowed = self._items.allowed(asked.filter)
+        results = asked.k
+        for _ in range(1 + _DOUBLINGS):
+            found = self._generator.generate(x, results, allowed)
+            best = _best_of_items(found.answers, asked.k)
+            if len(best) == asked.k or len(found.answers) < results:
+                break
+            results *= 2
+        rows = list(best)
+        return Generated(
+            item_ids=self._items.ids(rows),
+            scores=[best[row].score for row in rows],
+            identifiers=[best[row].text for row in rows],
+            num_phrases=found.union_size,
+            text_version=self._text_version,
+        )
+
+
+def _best_of_items(answers: Sequence[Answer], k: int) -> dict[int, Answer]:
+    """The first k items by row with the best identifier of each, in order."""
+    best: dict[int, Answer] = {}
+    for answer in answers:
+        for row in answer.item_rows.tolist():
+            best.setdefault(row, answer)
+            if len(best) == k:
+                return best
+    return best

@@ -1,0 +1,86 @@
+"""What the generator is asked and answers, in dataclasses: no Protobuf, no index internals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import Certificate
+
+TEXT_MOL, PHRASES, LEXICAL = "text_mol", "phrases", "lexical"
+SOURCES = (TEXT_MOL, PHRASES, LEXICAL)
+MAX_K = 1_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """One query in words; `filter` knows no user."""
+
+    query: str
+    k: int
+    filter: ItemFilter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """Items best first, with the source's own scores."""
+
+    item_ids: Sequence[str]
+    scores: Sequence[float]
+    text_version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextScored(Scored):
+    """An answer of the text model. clicks: the next record of `search-clicks` that it does not reflect."""
+
+    certificate: Certificate
+    clicks: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generated(Scored):
+    """Generated identifiers, one for each item. num_phrases: how many were ranked at every position."""
+
+    identifiers: Sequence[str]
+    num_phrases: int
+
+
+A = TypeVar("A", covariant=True)
+
+
+class Source(Protocol[A]):
+    """What finds items for words. `find` runs in one worker thread, changes come from others."""
+
+    @property
+    def num_documents(self) -> int:
+        """What it can find."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def find(self, asked: Sequence[Asked]) -> Sequence[A]:
+        """Answer checked queries, in order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceInfo:
+    """What is loaded of a source, or why it is not."""
+
+    source: str
+    is_loaded: bool
+    reason: str = ""
+    num_documents: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GeneratorInfo:
+    """What is loaded, and how far both topics are applied (the next offset of each; clicks: None when not followed)."""
+
+    text_version: str
+    sources: Sequence[SourceInfo]
+    vocabulary_size: int
+    num_clicks: int
+    clicks: int | None
+    items: int

@@ -1,0 +1,221 @@
+"""The text source: learned similarity over a language model's components, and what clicks on its answers teach it.
+
+A click's query pulls its item (PEFA-XS) and votes for it near that query (PEFA-XL); certificates hold for the states
+that are served. An item that the text bundle lacks is found once somebody chose it: the bundle has no encoder of
+documents. It knows neither streams nor where queries are encoded.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.algorithms.catalogue import Catalogue
+from services.algorithms.indexes.by_name import make_index, parse_algorithm
+from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
+from services.algorithms.indexes.mutable.index import only
+from services.algorithms.indexes.protocol import EXACT, Index
+from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.pefa.policy import SharePolicy
+from services.algorithms.pefa.query_feedback import Click, Encode, Place, QueryFeedback
+from services.algorithms.pefa.votes import VotingIndex
+from services.algorithms.states import FloatArray, PairGate, QueryStates
+from services.algorithms.voted_answers import joined_answer, num_negative
+from services.common.items import CatalogueItem
+from services.common.search_clicks import ClickRecord, ForgottenUser, SearchClick, UndoneInteraction
+from services.generator.domain.requests import Asked, TextScored
+
+# Queries (B,) to components (B, P_q, d), and which of them hold a word at all (B,).
+EncodeAll = Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClickPolicy:
+    """What clicks are worth: lambda of PEFA-XS for items of the model and for others, k and lambda of PEFA-XL."""
+
+    share: SharePolicy
+    new_share: SharePolicy
+    neighbours: int
+    model_share: float
+    max_remembered: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A refreshed state, as a live catalogue takes it."""
+
+    item_id: str
+    components: FloatArray
+    gate: None
+    model_share: float
+    num_interactions: int
+    dropped: bool
+
+
+class TextMol:
+    """Answers while one thread applies clicks and another the catalogue's metadata."""
+
+    def __init__(
+        self, base: Catalogue, *, encode_all: EncodeAll, encode: Encode, num_query_components: int, policy: ClickPolicy
+    ) -> None:
+        """`base`: the text bundle's documents with their states, under the text version as model version."""
+        self.live = LiveCatalogue(base, build=only(_exact))
+        self._encode_all, self._encode, self._policy = encode_all, encode, policy
+        self._num_query_components = num_query_components
+        self._feedback = self._no_feedback()
+        self._votes = VotingIndex(
+            num_components=num_query_components,
+            width=base.states.components.shape[2],
+            model_version=base.model_version,
+        )
+        self._voters: set[str] = set()
+        self._merges = [BackgroundMerge(self.live.index), BackgroundMerge(self._votes.index)]
+
+    @property
+    def num_documents(self) -> int:
+        return self.live.index.num_items
+
+    @property
+    def num_bytes(self) -> int:
+        return self.live.index.memory.total + self._votes.memory.total + self._feedback.nbytes
+
+    @property
+    def num_clicks(self) -> int:
+        """Clicks that count."""
+        return len(self._feedback)
+
+    @property
+    def clicks(self) -> int:
+        """The next record of `search-clicks` that answers do not reflect."""
+        return self.live.served.position + 1
+
+    def digest(self) -> str:
+        """32 hex digits of the clicks that count and what they taught; equal clicks, equal digests."""
+        return self._feedback.digest()
+
+    def start(self) -> None:
+        """Begin to merge in the background."""
+        for merge in self._merges:
+            merge.start()
+
+    def close(self) -> None:
+        """Stop merging. Raises: what stopped a merge."""
+        for merge in self._merges:
+            merge.close()
+
+    def find(self, asked: Sequence[Asked]) -> list[TextScored]:
+        """The top k of each by lambda * s + (1 - lambda) * vote; nothing for a query without a word."""
+        states, has_words = self._encode_all([one.query for one in asked])
+        served = self.live.served
+        version, clicks = self.live.base.model_version, served.position + 1
+        nothing = TextScored(item_ids=[], scores=[], text_version=version, certificate=EXACT, clicks=clicks)
+        answers = [nothing] * len(asked)
+        kinds: dict[int, list[int]] = {}
+        for place in np.flatnonzero(has_words).tolist():
+            kinds.setdefault(asked[place].k, []).append(place)
+        for k, places in kinds.items():
+            queries = QueryStates(components=states[places])
+            votes = self._votes.votes(queries, self._policy.neighbours)
+            filters = [asked[place].filter for place in places]
+            top = self.live.index.search(queries, k + num_negative(votes), filters, version=served.version)
+            for row, place in enumerate(places):
+                found = (top.item_ids[row], top.scores[row][: len(top.item_ids[row])], top.certificates[row])
+                joined = joined_answer(
+                    self.live,
+                    served,
+                    queries,
+                    row,
+                    found,
+                    votes[row],
+                    k=k,
+                    wanted=filters[row],
+                    model_share=self._policy.model_share if len(self._votes) else 1.0,
+                )
+                answers[place] = TextScored(
+                    item_ids=joined.item_ids,
+                    scores=joined.scores.tolist(),
+                    text_version=version,
+                    certificate=joined.certificate or EXACT,
+                    clicks=clicks,
+                )
+        return answers
+
+    def describe(self, items: Sequence[CatalogueItem]) -> None:
+        """Follow withdrawals, returns and categories."""
+        self.live.describe(items)
+
+    def apply(self, records: Iterable[ClickRecord], *, next_offset: int) -> None:
+        """Take records of `search-clicks`, the last of which lies before `next_offset`."""
+        feedback = self._feedback
+        clicks: list[Click] = []
+        undone: list[Place] = []
+        for record in records:
+            match record:
+                case SearchClick():
+                    clicks.append(_click(record))
+                case UndoneInteraction():
+                    undone.append(record.undoes)
+                case ForgottenUser():
+                    feedback.forget(record.user_pseudonym, record.up_to)
+        # In any order, as the feedback promises: what is undone or forgotten is void whenever it comes.
+        feedback.undo(undone)
+        feedback.add(clicks)
+        self._serve(next_offset - 1)
+
+    def reset(self) -> None:
+        """Forget all clicks: the topic was made anew."""
+        self._feedback = self._no_feedback()
+        self._votes.apply(removals=sorted(self._voters))
+        self._voters.clear()
+        self.live.reset()
+
+    def _serve(self, position: int) -> None:
+        changes = self._feedback.take_changes()
+        upserts, removals = changes.memory.entered, changes.memory.left
+        if upserts or removals:
+            self._votes.apply(upserts=upserts, removals=removals)
+            self._voters.difference_update(removals)
+            self._voters.update(entry.entry_id for entry in upserts)
+        item_ids = list(changes.item_ids)
+        policy, sums = self._policy, self._feedback.sums_of(item_ids)
+        states = self._feedback.states_of(item_ids, share=policy.share, new_share=policy.new_share)
+        refreshed = [
+            _Change(item_id, components, None, 1.0, int(count), dropped=not count)
+            for item_id, components, count in zip(item_ids, states.components, sums.counts, strict=True)
+        ]
+        self.live.apply(position, refreshed)
+
+    def _no_feedback(self) -> QueryFeedback:
+        base = self.live.base
+        return QueryFeedback(
+            self._encode,
+            states=base.states,
+            index=base.rows,
+            pair_gate=base.pair_gate,
+            num_query_components=self._num_query_components,
+            capacity=self._policy.max_remembered,
+        )
+
+
+def _exact(items: MolScorer, pair_gate: PairGate | None, /) -> Index:
+    del pair_gate  # the scorer has it
+    return make_index(parse_algorithm("exact"), items, np.arange(items.num_items))
+
+
+def limit_threads(compute_threads: int) -> None:
+    """PyTorch's threads of this process; searches run on one thread of their own."""
+    torch.set_num_threads(compute_threads)
+
+
+def _click(record: SearchClick) -> Click:
+    # When the broker took it: clocks of producers say nothing here, and the sums only keep the time.
+    return Click(
+        (record.partition, record.offset),
+        record.query,
+        record.item_id,
+        record.user_pseudonym,
+        record.recorded_ms // 1000,
+    )

@@ -1,0 +1,1 @@
+"""What the generator does with a request."""

@@ -1,0 +1,106 @@
+"""The generator process's own figures: seconds and batches per source, answers, what is held, how far topics are."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from services.common.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
+from services.generator.domain.requests import GeneratorInfo
+
+ANSWER_BUCKETS = (0.0, 1.0, 10.0, 100.0, 1000.0)
+
+
+class GeneratorMetrics:
+    """Figures with few labels."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._stages = Histogram(
+            "freshet_generator_stage_seconds",
+            "Seconds per source and stage: waiting for a batch (queue), a whole batch (find), encoding its queries "
+            "(encode).",
+            ("source", "stage"),
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self._batches = Histogram(
+            "freshet_generator_batch_queries",
+            "Queries per batch.",
+            ("source",),
+            buckets=BATCH_BUCKETS,
+            registry=registry,
+        )
+        self._answers = Histogram(
+            "freshet_generator_answer_items",
+            "Items per answer; 0: nothing was found.",
+            ("source",),
+            buckets=ANSWER_BUCKETS,
+            registry=registry,
+        )
+        self._loaded = Gauge(
+            "freshet_generator_source_loaded", "1 for a source that is loaded.", ("source",), registry=registry
+        )
+        self._documents = Gauge(
+            "freshet_generator_source_documents",
+            "Documents or identifiers of a source.",
+            ("source",),
+            registry=registry,
+        )
+        self._bytes = Gauge(
+            "freshet_generator_source_bytes", "Bytes that a source holds.", ("source",), registry=registry
+        )
+        self._clicks = Gauge("freshet_generator_clicks", "Search clicks that count.", registry=registry)
+        self._offsets = Gauge(
+            "freshet_generator_next_offset", "The next record to be applied, by topic.", ("topic",), registry=registry
+        )
+        self._records = Counter(
+            "freshet_generator_records",
+            "Records by what became of them: click, undone, forgotten, unreadable_click, described, unreadable_item, "
+            "title_left_out.",
+            ("kind",),
+            registry=registry,
+        )
+        self.click_lag = Histogram(
+            "freshet_generator_click_lag_seconds",
+            "Seconds from the broker's taking a search click to its being in the answers here.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+
+    @contextmanager
+    def batch(self, source: str, queries: int) -> Iterator[None]:
+        """Around the work of one batch."""
+        self._batches.labels(source).observe(queries)
+        with self.stage(source, "find"):
+            yield
+
+    @contextmanager
+    def stage(self, source: str, stage: str) -> Iterator[None]:
+        """Around one stage of a source."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._stages.labels(source, stage).observe(time.perf_counter() - started)
+
+    def answered(self, source: str, *, queue_s: float, num_items: int) -> None:
+        """One query was answered."""
+        self._stages.labels(source, "queue").observe(queue_s)
+        self._answers.labels(source).observe(num_items)
+
+    def counted(self, kind: str, records: int = 1) -> None:
+        """Records of one kind."""
+        if records:
+            self._records.labels(kind).inc(records)
+
+    def described(self, info: GeneratorInfo) -> None:
+        """What is loaded, or has changed."""
+        for one in info.sources:
+            self._loaded.labels(one.source).set(one.is_loaded)
+            self._documents.labels(one.source).set(one.num_documents)
+            self._bytes.labels(one.source).set(one.num_bytes)
+        self._clicks.set(info.num_clicks)
+        self._offsets.labels("items").set(info.items)
+        if info.clicks is not None:
+            self._offsets.labels("search-clicks").set(info.clicks)

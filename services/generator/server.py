@@ -1,0 +1,114 @@
+"""Where Protobuf ends: messages to dataclasses, the handlers, dataclasses to messages."""
+
+import asyncio
+from typing import Any
+
+from freshet.v1 import common_pb2, generator_pb2, generator_pb2_grpc
+
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.protocol import Certificate
+from services.common.errors import InvalidRequest
+from services.generator.domain.requests import LEXICAL, TEXT_MOL, Asked, Generated, Scored, TextScored
+from services.generator.handlers.describe import Describe
+from services.generator.handlers.match import Match
+
+SERVICE = "freshet.v1.GeneratorService"
+_KINDS = {
+    "exact": common_pb2.Certificate.KIND_EXACT,
+    "bounded": common_pb2.Certificate.KIND_BOUNDED,
+    "estimate": common_pb2.Certificate.KIND_ESTIMATE,
+}
+
+
+class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
+    """GeneratorService over one handler per source."""
+
+    def __init__(
+        self,
+        *,
+        text_mol: Match[TextScored],
+        phrases: Match[Generated],
+        lexical: Match[Scored],
+        describe: Describe,
+    ) -> None:
+        self._text_mol, self._phrases, self._lexical, self._describe = text_mol, phrases, lexical, describe
+
+    async def Generate(self, request: generator_pb2.GenerateRequest, context: Any) -> generator_pb2.GenerateResponse:
+        """Items whose identifiers one parallel pass generates."""
+        answer = await self._phrases(_asked(request))
+        return generator_pb2.GenerateResponse(
+            items=[
+                generator_pb2.GeneratedItem(item_id=item_id, identifier=identifier, score=score)
+                for item_id, identifier, score in zip(answer.item_ids, answer.identifiers, answer.scores, strict=True)
+            ],
+            text_version=answer.text_version,
+            shortlist_size=answer.num_phrases,
+        )
+
+    async def MatchText(self, request: generator_pb2.MatchTextRequest, context: Any) -> generator_pb2.MatchTextResponse:
+        """The top K by text MoL and clicks."""
+        answer = await self._text_mol(_asked(request))
+        return generator_pb2.MatchTextResponse(
+            items=_scored(answer, TEXT_MOL),
+            text_version=answer.text_version,
+            certificate=_certificate(answer.certificate),
+            clicks=[common_pb2.StreamPosition(partition=0, offset=answer.clicks)],
+        )
+
+    async def MatchWords(
+        self, request: generator_pb2.MatchWordsRequest, context: Any
+    ) -> generator_pb2.MatchWordsResponse:
+        """The top K by BM25."""
+        answer = await self._lexical(_asked(request))
+        return generator_pb2.MatchWordsResponse(items=_scored(answer, LEXICAL), text_version=answer.text_version)
+
+    async def GetGeneratorInfo(
+        self, request: generator_pb2.GetGeneratorInfoRequest, context: Any
+    ) -> generator_pb2.GetGeneratorInfoResponse:
+        """What is loaded."""
+        info = await asyncio.to_thread(self._describe)
+        return generator_pb2.GetGeneratorInfoResponse(
+            text_version=info.text_version,
+            sources=[
+                generator_pb2.TextSourceInfo(
+                    source=one.source,
+                    is_loaded=one.is_loaded,
+                    reason=one.reason,
+                    num_documents=one.num_documents,
+                    num_bytes=one.num_bytes,
+                )
+                for one in info.sources
+            ],
+            vocabulary_size=info.vocabulary_size,
+            num_remembered_clicks=info.num_clicks,
+            clicks=[] if info.clicks is None else [common_pb2.StreamPosition(partition=0, offset=info.clicks)],
+            items_offset=info.items,
+        )
+
+
+def _asked(request: Any) -> Asked:
+    wanted = request.filter
+    try:
+        return Asked(
+            query=request.query,
+            k=request.k,
+            filter=ItemFilter(
+                allow_item_ids=tuple(wanted.allow_item_ids),
+                deny_item_ids=tuple(wanted.deny_item_ids),
+                allow_categories=tuple(wanted.allow_categories),
+                deny_categories=tuple(wanted.deny_categories),
+            ),
+        )
+    except ValueError as exc:
+        raise InvalidRequest(f"filter: {exc}") from exc
+
+
+def _scored(answer: Scored, source: str) -> list[common_pb2.ScoredItem]:
+    return [
+        common_pb2.ScoredItem(item_id=item_id, score=score, source=source)
+        for item_id, score in zip(answer.item_ids, answer.scores, strict=True)
+    ]
+
+
+def _certificate(certificate: Certificate) -> common_pb2.Certificate:
+    return common_pb2.Certificate(kind=_KINDS[certificate.kind], gap=certificate.gap or 0.0)

@@ -1,0 +1,248 @@
+"""The generator process over real gRPC, from bundles on disk: three sources, each of which may be missing."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from freshet.v1 import common_pb2, generator_pb2
+from generator_scene import Running, click, make_running, serving, write_catalogue, write_text
+
+MATCH_TEXT, MATCH_WORDS, GENERATE = "MatchText", "MatchWords", "Generate"
+REQUESTS = {
+    MATCH_TEXT: generator_pb2.MatchTextRequest,
+    MATCH_WORDS: generator_pb2.MatchWordsRequest,
+    GENERATE: generator_pb2.GenerateRequest,
+}
+
+
+class Asking:
+    """A served process, and one call for each source."""
+
+    def __init__(self, running: Running, stub: Any) -> None:
+        self.running, self.stub = running, stub
+
+    async def ask(self, method: str, query: str, k: int = 3, **wanted: Any) -> Any:
+        request = REQUESTS[method](query=query, k=k, filter=common_pb2.Filter(**wanted))
+        return await getattr(self.stub, method)(request, timeout=10)
+
+    async def ids(self, method: str, query: str, k: int = 3, **wanted: Any) -> list[str]:
+        return [item.item_id for item in (await self.ask(method, query, k, **wanted)).items]
+
+    async def refusal(self, method: str, query: str, k: int = 3, **wanted: Any) -> grpc.aio.AioRpcError:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.ask(method, query, k, **wanted)
+        return caught.value
+
+    async def info(self) -> Any:
+        return await self.stub.GetGeneratorInfo(generator_pb2.GetGeneratorInfoRequest(), timeout=10)
+
+
+async def _asking(running: Running) -> AsyncIterator[Asking]:
+    server, channel, stub = await serving(running)
+    yield Asking(running, stub)
+    await channel.close()
+    await server.drain()
+    await running.handlers.close()
+
+
+@pytest_asyncio.fixture
+async def whole(films: Path) -> AsyncIterator[Asking]:
+    async for asking in _asking(make_running(films)):
+        yield asking
+
+
+@pytest_asyncio.fixture
+async def bare(films: Path) -> AsyncIterator[Asking]:
+    async for asking in _asking(make_running(films, text="absent")):
+        yield asking
+
+
+async def test_each_source_finds_what_shares_words_with_the_query(whole: Asking) -> None:
+    assert (await whole.ids(MATCH_WORDS, "space odyssey"))[0] == "3"
+    assert (await whole.ids(MATCH_TEXT, "space odyssey"))[0] == "3"
+    assert (await whole.ids(GENERATE, "space odyssey"))[0] == "3"
+
+
+async def test_answers_say_what_they_are_of(whole: Asking) -> None:
+    text, words, generated = [await whole.ask(method, "toy story") for method in (MATCH_TEXT, MATCH_WORDS, GENERATE)]
+    version = whole.running.sources.text_version
+    assert {text.text_version, words.text_version, generated.text_version} == {version}
+    assert text.certificate.kind == common_pb2.Certificate.KIND_EXACT
+    assert [(at.partition, at.offset) for at in text.clicks] == [(0, 0)]
+    assert {item.source for item in text.items} == {"text_mol"}
+    assert {item.source for item in words.items} == {"lexical"}
+    assert generated.items[0].identifier == "Toy Story"
+    assert generated.shortlist_size > 0
+    for answer in (text, words, generated):
+        scores = [item.score for item in answer.items]
+        assert scores == sorted(scores, reverse=True)
+
+
+async def test_only_catalogue_identifiers_are_generated_whatever_is_asked(whole: Asking) -> None:
+    titles = {"Toy Story", "Space Jam", "A Space Odyssey", "The Lonely Dog", "Cat and Dog", "Red Story"}
+    for query in ("zzzz", "galaxy film", "😀", "select * from items", "dog " * 200):
+        answer = await whole.ask(GENERATE, query, k=100)
+        assert {item.identifier for item in answer.items} <= titles
+
+
+BAD_QUERIES = {
+    "empty": ("", "query=.*allowed: 1-1024 bytes"),
+    "too long": ("x" * 1025, "query=.*1025 bytes.*allowed: 1-1024 bytes"),
+    "too long in bytes": ("é" * 600, "query=.*1200 bytes"),
+    "white space": ("  \u2003", "query=.*allowed: words"),
+    "control characters": ("space\x00jam", "query=.*allowed: no control characters"),
+}
+
+
+@pytest.mark.parametrize("method", REQUESTS)
+@pytest.mark.parametrize(("query", "says"), BAD_QUERIES.values(), ids=BAD_QUERIES)
+async def test_a_bad_query_is_refused_naming_field_value_and_range(
+    whole: Asking, method: str, query: str, says: str
+) -> None:
+    error = await whole.refusal(method, query)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert re.search(says, error.details() or "")
+
+
+@pytest.mark.parametrize("method", REQUESTS)
+@pytest.mark.parametrize("k", [0, 1001])
+async def test_k_out_of_range_is_refused(whole: Asking, method: str, k: int) -> None:
+    error = await whole.refusal(method, "space", k)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"k={k} allowed: 1-1000" in (error.details() or "")
+
+
+@pytest.mark.parametrize("method", REQUESTS)
+async def test_a_filter_longer_than_allowed_is_refused(whole: Asking, method: str) -> None:
+    error = await whole.refusal(method, "space", allow_item_ids=["1"] * 20_001)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "len(allow_item_ids)=20001" in (error.details() or "")
+
+
+@pytest.mark.parametrize("method", REQUESTS)
+@pytest.mark.parametrize("query", ["\u200b\u200d", "\ufeff"])
+async def test_a_query_that_tokenizes_to_nothing_has_an_empty_answer(whole: Asking, method: str, query: str) -> None:
+    assert await whole.ids(method, query) == []
+
+
+@pytest.mark.parametrize("query", ["😀 🎬", "!?…", "中文 русский العربية space", "a" * 1024, "jam " * 256])
+@pytest.mark.parametrize("method", REQUESTS)
+async def test_any_script_symbols_and_the_longest_query_are_answered(whole: Asking, method: str, query: str) -> None:
+    assert len(await whole.ids(method, query, k=1000)) <= 7
+
+
+@pytest.mark.parametrize("method", REQUESTS)
+async def test_filters_act_inside_the_search(whole: Asking, method: str) -> None:
+    assert await whole.ids(method, "space jam", k=1) == ["2"]
+    assert (await whole.ids(method, "space jam", deny_item_ids=["2"]))[0] != "2"
+    assert await whole.ids(method, "space jam", allow_item_ids=["3", "unknown"]) == ["3"]
+    assert set(await whole.ids(method, "space jam dog story", k=9, allow_categories=["Comedy"])) <= {"2", "5"}
+    assert not {"1", "2"} & set(await whole.ids(method, "space toy story", k=9, deny_categories=["Animation"]))
+    assert await whole.ids(method, "space", allow_categories=["no such"]) == []
+
+
+async def test_a_new_item_is_found_by_its_words_and_its_identifier_at_once(whole: Asking) -> None:
+    assert await whole.ids(MATCH_WORDS, "saga") == []
+    whole.running.put("99", "New Saga")
+    assert await whole.ids(MATCH_WORDS, "saga") == ["99"]
+    found = await whole.ask(GENERATE, "new saga", k=1)
+    assert [(item.item_id, item.identifier) for item in found.items] == [("99", "New Saga")]
+
+
+async def test_a_new_item_is_found_by_text_once_somebody_chose_it(whole: Asking) -> None:
+    whole.running.put("99", "New Saga", categories=("Comedy",))
+    assert "99" not in await whole.ids(MATCH_TEXT, "galaxy film", k=9)
+    whole.running.take(click(0, "galaxy film", "99"))
+    assert (await whole.ids(MATCH_TEXT, "galaxy film", k=9))[0] == "99"
+    assert await whole.ids(MATCH_TEXT, "galaxy film", k=9, deny_categories=["Comedy"]) != []
+    assert "99" not in await whole.ids(MATCH_TEXT, "galaxy film", k=9, deny_categories=["Comedy"])
+
+
+@pytest.mark.parametrize("method", REQUESTS)
+async def test_a_withdrawn_item_is_not_answered_until_it_is_put_again(whole: Asking, method: str) -> None:
+    whole.running.put("2", "Space Jam", withdrawn=True)
+    assert "2" not in await whole.ids(method, "space jam", k=9)
+    whole.running.put("2", "Space Jam")
+    assert "2" in await whole.ids(method, "space jam", k=9)
+    whole.running.put("2", "Space Jam", available=False)
+    assert "2" not in await whole.ids(method, "space jam", k=9)
+
+
+async def test_a_renamed_item_is_found_by_its_new_words_alone(whole: Asking) -> None:
+    whole.running.put("6", "Galaxy Film")
+    assert await whole.ids(MATCH_WORDS, "galaxy") == ["6"]
+    assert await whole.ids(MATCH_WORDS, "red") == []
+    whole.running.put("6", "Saga")
+    assert await whole.ids(MATCH_WORDS, "galaxy") == []
+    identifiers = {item.identifier for item in (await whole.ask(GENERATE, "galaxy saga film", k=9)).items}
+    assert "Saga" in identifiers
+    assert "Galaxy Film" not in identifiers
+
+
+async def test_a_title_that_no_identifier_can_hold_is_found_by_words_and_counted(whole: Asking) -> None:
+    whole.running.put("99", "Qx Wz Vk Jp Hq Zj Xw Kq")
+    assert await whole.ids(MATCH_WORDS, "hq") == ["99"]
+    assert whole.running.sample("freshet_generator_records_total", kind="title_left_out") == 1
+
+
+async def test_concurrent_queries_are_answered_in_batches_each_its_own(whole: Asking) -> None:
+    queries = {"toy": "1", "jam": "7", "odyssey": "3", "lonely": "4", "cat": "5", "red": "6"}
+    answers = await asyncio.gather(*(whole.ids(MATCH_WORDS, query, k=1) for query in queries))
+    assert [ids[0] for ids in answers] == list(queries.values())
+    texts = await asyncio.gather(*(whole.ids(MATCH_TEXT, query, k=k + 1) for k, query in enumerate(queries)))
+    assert [len(ids) for ids in texts] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_without_a_text_bundle_titles_are_found_and_the_others_say_why(bare: Asking) -> None:
+    assert (await bare.ids(MATCH_WORDS, "space odyssey"))[0] == "3"
+    for method, source in ((MATCH_TEXT, "text_mol"), (GENERATE, "phrases")):
+        error = await bare.refusal(method, "space")
+        assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert f"source {source} is not loaded: there is no text bundle at" in (error.details() or "")
+    info = await bare.info()
+    assert {one.source: one.is_loaded for one in info.sources} == {"text_mol": False, "phrases": False, "lexical": True}
+    assert info.text_version.startswith("titles.")
+    assert not info.clicks
+
+
+async def test_info_says_what_is_loaded_how_large_and_how_far(whole: Asking) -> None:
+    whole.running.put("99", "New Saga")
+    whole.running.take(click(0, "space", "3"), click(1, "space", "2"))
+    info = await whole.info()
+    sources = {one.source: one for one in info.sources}
+    assert all(one.is_loaded and one.num_bytes > 0 for one in sources.values())
+    assert {name: one.num_documents for name, one in sources.items()} == {"text_mol": 6, "phrases": 7, "lexical": 8}
+    assert info.vocabulary_size > 100
+    assert info.num_remembered_clicks == 2
+    assert [(at.partition, at.offset) for at in info.clicks] == [(0, 2)]
+
+
+@pytest.mark.parametrize("parts", [("text_mol",), ("phrases",), ()])
+async def test_parts_of_a_text_bundle_load_apart(tmp_path: Path, parts: tuple[str, ...]) -> None:
+    write_catalogue(tmp_path / "bundle")
+    write_text(tmp_path / "text", tmp_path, parts=parts)
+    running = make_running(tmp_path)
+    loaded = {one.source for one in running.handlers.describe().sources if one.is_loaded}
+    assert loaded == {"lexical", *parts}
+    reasons = {one.source: one.reason for one in running.handlers.describe().sources if not one.is_loaded}
+    assert all(f"has no part {source}" in reason for source, reason in reasons.items())
+    await running.handlers.close()
+
+
+@pytest.mark.parametrize("name", ["phrases/trie.safetensors", "text_mol/encoder.onnx"])
+async def test_a_damaged_text_bundle_leaves_the_catalogues_words(tmp_path: Path, name: str) -> None:
+    write_catalogue(tmp_path / "bundle")
+    write_text(tmp_path / "text", tmp_path)
+    path = tmp_path / "text" / name
+    path.write_bytes(path.read_bytes()[:-20])
+    running = make_running(tmp_path)
+    by_source = {one.source: one for one in running.handlers.describe().sources}
+    assert by_source["lexical"].is_loaded
+    assert name.rpartition("/")[2] in by_source["phrases"].reason
+    assert not by_source["text_mol"].is_loaded
+    await running.handlers.close()
