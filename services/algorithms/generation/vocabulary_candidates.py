@@ -23,6 +23,7 @@ from services.algorithms.generation.vocabulary_text import (
     Words,
     cut,
     is_alphanumeric,
+    is_whole,
     joined,
     normalised,
     spelled,
@@ -151,7 +152,7 @@ def _phrases(corpus: Corpus, min_count: int) -> dict[str, int]:
                 (corpus.words.name(symbol >> 1), bool(symbol & 1))
                 for symbol in symbols[place : place + length].tolist()
             )
-            if len(text) <= MOST_CHARACTERS and any(map(is_alphanumeric, text)):
+            if len(text) <= MOST_CHARACTERS and any(map(is_alphanumeric, text)) and is_whole(text):
                 found[text] = count
     return found
 

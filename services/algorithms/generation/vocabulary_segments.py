@@ -55,7 +55,7 @@ class PieceTrie:
 
         A symbol outside 0 … num_symbols - 1 matches nothing.
         """
-        found = np.full((len(symbols), len(self.edges)), -1, dtype=np.int32)
+        found = np.full((len(symbols), max(1, len(self.edges))), -1, dtype=np.int32)
         room = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(symbols))
         places = np.arange(len(symbols))
         nodes = np.zeros(len(symbols), dtype=np.int64)

@@ -71,6 +71,16 @@ def usual_space(left: str, right: str) -> bool:
     return not (right in _CLOSING or left in _OPENING or _is_ideograph(ord(left)) or _is_ideograph(ord(right)))
 
 
+def is_whole(phrase: str) -> bool:
+    """Whether no mark is torn off: it neither begins with a closing mark nor ends with an opening one, and its brackets
+    are in pairs."""
+    return not (
+        phrase[0] in _CLOSING
+        or phrase[-1] in _OPENING
+        or any(phrase.count(a) != phrase.count(b) for a, b in ("()", "[]", "{}"))
+    )
+
+
 def is_alphanumeric(character: str) -> bool:
     """A letter, mark or number, but no ideograph, which is a word of its own."""
     return _CLASSES[ord(character)] in "a0"
