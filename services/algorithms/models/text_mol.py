@@ -1,0 +1,115 @@
+"""Mixture of Logits over a language model (arXiv:2407.15462, section 2.2, appendices A.2.2 and A.3).
+
+P_q aggregation tokens stand before a query's tokens, P_x before a document's, and are trained with the body; they join
+at layer `joined` (0: they are rows of the vocabulary; higher: what the lower, frozen layers give of a text can be kept
+while training). Parameterized pooling: the first position's output says, per component, a distribution over all
+positions, and the component is that mean of the outputs, l2-normalised; d is the body's width. The gate reads the P
+cosines alone. Query and document share the body. The dot product is the same body, mean-pooled.
+
+Letters: B texts, L tokens, P_q, P_x components, P = P_q * P_x, D width, d = D, G gate hidden width.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from services.algorithms.manifest import HeadShape
+from services.algorithms.models.mol import PairGateMlp
+from services.algorithms.models.text_bodies import TextBody
+from services.algorithms.models.text_model_folder import mean_of_tokens
+from services.algorithms.states import PairGate
+
+
+class Aggregation(nn.Module):
+    """One side's aggregation tokens and pooling: K components of a text of at most `max_tokens` tokens."""
+
+    def __init__(self, components: int, width: int, max_tokens: int) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(torch.zeros(components, width))
+        self.pooling = nn.Linear(width, components * (components + max_tokens))
+
+    def prepend(self, hidden: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """hidden (B, L, D), real (B, L) -> the same with K tokens before: (B, K + L, D), (B, K + L)."""
+        own = self.tokens.expand(len(hidden), -1, -1).to(hidden.dtype)
+        always = real.new_ones((len(real), len(self.tokens)))
+        return torch.cat([own, hidden], dim=1), torch.cat([always, real], dim=1)
+
+    def components(self, hidden: Tensor, real: Tensor) -> Tensor:
+        """Outputs (B, K + L, D), real (B, K + L) -> components (B, K, D), unit norm."""
+        logits = self.pooling(hidden[:, 0]).unflatten(-1, (len(self.tokens), -1))[..., : hidden.shape[1]]
+        weights = logits.float().masked_fill(~real[:, None, :], float("-inf")).softmax(dim=-1)
+        return functional.normalize(weights @ hidden.float(), dim=-1, eps=1e-6)
+
+
+class TextMol(nn.Module):
+    """Components of queries and documents, and the similarity of a pair.
+
+    `body` is trained from layer `joined` on; what it gave below may be handed in (`from_kept`).
+    Raises: ValueError if `joined` is no layer, or the head's component width is not the body's.
+    """
+
+    def __init__(self, body: TextBody, head: HeadShape, *, joined: int, max_tokens: int) -> None:
+        super().__init__()
+        width, layers = body.shape.width, body.shape.layers
+        if not 0 <= joined < layers:
+            raise ValueError(f"joined={joined}; allowed: 0 to {layers - 1}, a layer of the body")
+        if head.component_width != width:
+            raise ValueError(f"head.component_width={head.component_width}; the body's width is {width}")
+        self.body, self.head, self.joined, self.max_tokens = body, head, joined, max_tokens
+        self.query: Aggregation | None = None
+        self.document: Aggregation | None = None
+        self.gate: PairGateMlp | None = None
+        if head.is_mixture:
+            self.query = Aggregation(head.num_query_components, width, max_tokens)
+            self.document = Aggregation(head.num_item_components, width, max_tokens)
+            self.gate = PairGateMlp(head.num_pairs, head.gate_hidden)
+            self._begin_as_mean()
+
+    def lower(self, ids: Tensor, real: Tensor) -> Tensor:
+        """ids (B, L), real (B, L) true at tokens -> what layer `joined` reads (B, L, D)."""
+        return self.body.run(self.body.embed(ids), real, 0, self.joined)
+
+    def from_kept(self, hidden: Tensor, real: Tensor, side: Aggregation | None) -> Tensor:
+        """What layer `joined` reads (B, L, D), real (B, L) -> components (B, K, D); side None: mean-pooled, K = 1."""
+        layers = self.body.shape.layers
+        if side is None:
+            mean = mean_of_tokens(self.body.run(hidden, real, self.joined, layers).float(), real)
+            return functional.normalize(mean, dim=-1, eps=1e-6)[:, None]
+        hidden, real = side.prepend(hidden, real)
+        return side.components(self.body.run(hidden, real, self.joined, layers), real)
+
+    def query_components(self, ids: Tensor, real: Tensor) -> Tensor:
+        """ids (B, L), real (B, L) true at tokens -> (B, P_q, D)."""
+        return self.from_kept(self.lower(ids, real), real, self.query)
+
+    def document_components(self, ids: Tensor, real: Tensor) -> Tensor:
+        """ids (B, L), real (B, L) true at tokens -> (B, P_x, D)."""
+        return self.from_kept(self.lower(ids, real), real, self.document)
+
+    def scores(self, queries: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, P_q, D) against (N, P_x, D): similarities s (B, N) and pair weights pi (B, N, P)."""
+        cosines = torch.einsum("bqd,nxd->bnqx", queries, documents).flatten(-2)
+        if self.gate is None:
+            return cosines[..., 0], torch.ones_like(cosines)
+        weights = functional.silu(self.gate(cosines)).softmax(dim=-1)
+        return (weights * cosines).sum(dim=-1), weights
+
+    def pair_gate(self) -> PairGate | None:
+        """The gate's network, None for a dot product."""
+        if self.gate is None:
+            return None
+        return PairGate(**{name: value.detach().numpy().copy() for name, value in self.gate.named_parameters()})
+
+    def _begin_as_mean(self) -> None:
+        """Begin beside the mean-pooled body: pooling nearly even, hardly any of it on the new tokens.
+
+        A body that pools by the mean loses what it knows where pooling begins at random; noise tells the components
+        apart, or all would have the same gradient for good.
+        """
+        for side in (self.query, self.document):
+            assert side is not None
+            nn.init.normal_(side.tokens, std=0.02)
+            nn.init.normal_(side.pooling.weight, std=0.02)
+            bias = side.pooling.bias.detach().view(len(side.tokens), -1)
+            bias.zero_()
+            bias[:, : len(side.tokens)] = -2.0

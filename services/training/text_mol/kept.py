@@ -1,0 +1,88 @@
+"""What the frozen lower layers give of a set of texts, computed once and held in half precision.
+
+Training the last two of MiniLM's six layers reads each text many times; the four below would be two thirds of every
+step. It knows neither loss nor heads.
+
+Letters: n texts, B of a batch, L tokens of the longest of them, T tokens of all, D width.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from services.algorithms.models.text_bodies import TextBody
+from services.algorithms.models.text_model_folder import TextTokenizer
+
+_BATCH_TOKENS = 8192
+_TEXTS_AT_ONCE = 4096
+
+
+class KeptTexts:
+    """Texts as the layer `joined` reads them. With joined = 0 the ids are kept, and embedded (with gradients) anew."""
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        tokenizer: TextTokenizer,
+        body: TextBody,
+        *,
+        joined: int,
+        max_tokens: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """`progress` is called with the number of texts done. Held: 2 T D bytes (joined > 0) and 8 T."""
+        self._body, self._joined = body, joined
+        parts, lengths = [], []
+        for begin in range(0, len(texts), _TEXTS_AT_ONCE):
+            ids, mask = tokenizer.batch(texts[begin : begin + _TEXTS_AT_ONCE], max_tokens=max_tokens)
+            parts.append(ids[mask > 0])
+            lengths.append(mask.sum(axis=1))
+        self._ids = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        self.lengths: npt.NDArray[np.int64] = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
+        self._offsets = np.append(0, np.cumsum(self.lengths))
+        self._hidden: npt.NDArray[np.float16] | None = None
+        if joined:
+            self._hidden = self._computed(progress or (lambda done: None))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """rows (B,) -> what layer `joined` reads (B, L, D), float32, and which positions are tokens (B, L)."""
+        flat, real = self._places(rows)
+        if self._hidden is None:
+            return self._body.embed(torch.from_numpy(self._ids[flat] * real)), torch.from_numpy(real)
+        return torch.from_numpy(self._hidden[flat].astype(np.float32)), torch.from_numpy(real)
+
+    def by_length(self, batch_tokens: int = _BATCH_TOKENS) -> list[npt.NDArray[np.int64]]:
+        """Rows of all texts in groups of similar length, each of at most so many padded tokens."""
+        order = np.argsort(self.lengths, kind="stable")
+        groups, start = [], 0
+        while start < len(order):
+            stop = start + 1
+            while stop < len(order) and (stop + 1 - start) * self.lengths[order[stop]] <= batch_tokens:
+                stop += 1
+            groups.append(order[start:stop])
+            start = stop
+        return groups
+
+    def _places(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        steps = np.arange(int(self.lengths[rows].max()))
+        real = steps[None, :] < self.lengths[rows][:, None]
+        return np.where(real, self._offsets[rows][:, None] + steps, 0), real
+
+    @torch.no_grad()
+    def _computed(self, progress: Callable[[int], None]) -> npt.NDArray[np.float16]:
+        hidden = np.empty((len(self._ids), self._body.shape.width), dtype=np.float16)
+        done = 0
+        for rows in self.by_length():
+            flat, real = self._places(rows)
+            ids, mask = torch.from_numpy(self._ids[flat] * real), torch.from_numpy(real)
+            lower = self._body.run(self._body.embed(ids), mask, 0, self._joined).float()
+            hidden[flat[real]] = lower.numpy()[real]
+            done += len(rows)
+            progress(done)
+        return hidden
