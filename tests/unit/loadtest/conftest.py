@@ -17,6 +17,10 @@ class SmallGateway(gateway_pb2_grpc.GatewayServiceServicer):
 
     port: int = 0
     recommended: list[gateway_pb2.RecommendRequest] = field(default_factory=list)
+    searched: list[gateway_pb2.GatewayServiceSearchRequest] = field(default_factory=list)
+    # What text_mol says; a click on an item brings it to the front of the words it was made for, unless it is deaf.
+    text_mol_failure: str = ""
+    is_deaf: bool = False
     recorded: list[gateway_pb2.RecordInteractionsRequest] = field(default_factory=list)
     stall_after_calls: int = 0
     stall_s: float = 0.0
@@ -38,6 +42,21 @@ class SmallGateway(gateway_pb2_grpc.GatewayServiceServicer):
         answer.degradations.append(gateway_pb2.DEGRADATION_NOT_FRESH)
         for row in range(request.k):
             answer.items.add(item_id=str(row), score=0.5)
+        return answer
+
+    def Search(
+        self, request: gateway_pb2.GatewayServiceSearchRequest, context: grpc.ServicerContext
+    ) -> gateway_pb2.GatewayServiceSearchResponse:
+        with self._lock:
+            self.searched.append(request)
+            interactions = [one for sent in self.recorded for one in sent.interactions]
+        chosen = [] if self.is_deaf else [one.item_id for one in interactions if one.query == request.query]
+        item_ids = list(dict.fromkeys([*chosen, *(str(row) for row in range(50))]))
+        answer = gateway_pb2.GatewayServiceSearchResponse(model_version="m" if request.user_id else "")
+        for rank, item_id in enumerate(item_ids[: request.k], start=1):
+            answer.results.add(item_id=item_id).found_by.add(source="text_mol", rank=rank)
+        answer.sources.add(source="text_mol", milliseconds=3.0, failure=self.text_mol_failure)
+        answer.sources.add(source="lexical", milliseconds=1.0)
         return answer
 
     def RecordInteractions(

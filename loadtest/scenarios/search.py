@@ -1,0 +1,234 @@
+"""Search: items by words at a constant rate, and whether a click changes the next answer.
+
+The questions: does Search keep its latency while people also ask for themselves, and does a choice that was made for
+some words move the chosen item up for these words, within seconds? A probe looks words of its own up, lets a few users
+choose an item from far down the answer, and asks again until it has moved; what is compared is the item's place in the
+source that learns, so it needs a stack with a text model ("text_mol" loaded).
+"""
+
+import argparse
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
+
+from loadtest.clock import ARRIVALS, arrivals
+from loadtest.engine import Plan, Stream
+from loadtest.population import made_up_users
+from loadtest.results import OK, Claim, Conclusion, Outcome, RunResults, SetUpError, percentiles_ms
+
+SUMMARY = "items by words at a constant rate; a click has to change the next answer"
+MAX_P99_MS = 60.0
+MAX_CLICK_S = 5.0
+LEARNS = "text_mol"
+_DEPTH = 100
+_CLICKERS = 3
+# An item that has at least halved its place was moved by the probe's clicks, not by a tie that broke otherwise.
+_FROM_RANK = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--search-rate", type=float, default=40.0, metavar="PER_S", help="Search calls a second")
+    parser.add_argument("--arrivals", choices=ARRIVALS, default="poisson", help="how calls are spread over time")
+    parser.add_argument("--k", type=int, default=10, help="results per call")
+    parser.add_argument("--with-user", type=float, default=0.5, metavar="SHARE",
+                        help="share of searches that are ordered for a user")  # fmt: skip
+    parser.add_argument("--num-users", type=int, default=200, help="how many users to make up")
+    parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH",
+                        help="bundle folder or items.parquet, whose titles the words are taken from")  # fmt: skip
+    parser.add_argument("--queries", type=Path, metavar="PATH", help="a text file with one query per line instead")
+    parser.add_argument("--click-rate", type=float, default=0.5, metavar="PER_S", help="click probes a second; 0: none")
+    parser.add_argument("--wait-seconds", type=float, default=10.0, help="how long a click's effect is looked for")
+    parser.add_argument("--poll-ms", type=float, default=50.0, help="how often it is looked for")
+
+
+def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> Plan:
+    """Raises: ValueError naming the option and what is allowed."""
+    for name, low, high in (
+        ("search_rate", 0.1, 5_000), ("k", 1, 1_000), ("with_user", 0, 1), ("num_users", 1, 1_000_000),
+        ("click_rate", 0, 20), ("wait_seconds", 0, 300), ("poll_ms", 5, 5_000),
+    ):  # fmt: skip
+        value = getattr(arguments, name)
+        if not low <= value <= high:
+            raise ValueError(f"--{name.replace('_', '-')}={value:g}; allowed: {low:g} to {high:g}")
+    words = read_queries(arguments.queries) if arguments.queries else title_words(arguments.items)
+    gateway = gateway_pb2_grpc.GatewayServiceStub(channel)  # type: ignore[no-untyped-call]
+    searchers = _Searchers(arguments, gateway, words, rng)
+    streams = [
+        Stream(
+            name=name,
+            arrivals_s=arrivals(arguments.arrivals, rate_per_s=rate, seconds=arguments.seconds, rng=rng),
+            call=call,
+        )
+        for name, rate, call in (
+            ("search", arguments.search_rate, searchers.search),
+            ("click", arguments.click_rate, searchers.click),
+        )
+        if rate > 0
+    ]
+    return Plan(streams=streams, set_up=searchers.set_up, conclude=searchers.conclude)
+
+
+def read_queries(path: Path) -> list[list[str]]:
+    """The lines of a text file, whole. Raises: ValueError naming the path when it holds none."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ValueError(f"--queries={path} cannot be read: {exc}") from exc
+    if not any(lines):
+        raise ValueError(f"--queries={path} holds no query; expected one per line")
+    return [[line] for line in lines if line]
+
+
+def title_words(path: Path) -> list[list[str]]:
+    """The words of each title. Raises: ValueError naming the path when there are no titles."""
+    path = path / "items.parquet" if path.is_dir() else path
+    try:
+        table = pq.read_table(path, columns=["title"])
+    except (OSError, pa.ArrowException, KeyError) as exc:
+        raise ValueError(f"--items={path} has no titles to take words from: {exc}; --queries names a file") from exc
+    titles = [(title or "").split() for title in table["title"].to_pylist()]
+    words = [[word for word in title if not word.startswith("(")] for title in titles]
+    found = [title for title in words if title]
+    if not found:
+        raise ValueError(f"--items={path} has no titles to take words from; --queries names a file")
+    return found
+
+
+def click_claim(lags_s: Sequence[float], *, unseen: int) -> Claim:
+    """From the last click's acknowledgement to an answer in which the item has at least halved its place."""
+    p99_ms = percentiles_ms([lag_s * 1e3 for lag_s in lags_s])["p99"]
+    p99_s = None if p99_ms is None else p99_ms / 1e3
+    return Claim(
+        says="seconds from a click's acknowledgement to a search that it changed, p99",
+        value=p99_s,
+        allowed=f"at most {MAX_CLICK_S:g}, every probe seen",
+        held=None if p99_s is None and not unseen else p99_s is not None and p99_s <= MAX_CLICK_S and not unseen,
+    )
+
+
+def latency_claim(latencies_ms: Sequence[float]) -> Claim:
+    """Of successful searches, from when they were due."""
+    p99_ms = percentiles_ms(latencies_ms)["p99"]
+    return Claim(
+        says="milliseconds of a search, p99",
+        value=p99_ms,
+        allowed=f"at most {MAX_P99_MS:g}",
+        held=None if p99_ms is None else p99_ms <= MAX_P99_MS,
+    )
+
+
+class _Searchers:
+    """Makes the calls of all users, and keeps what the probes saw."""
+
+    def __init__(
+        self, arguments: argparse.Namespace, gateway: Any, words: list[list[str]], rng: np.random.Generator
+    ) -> None:
+        self._options = arguments
+        self._timeout_s = arguments.timeout_ms / 1e3
+        self._gateway = gateway
+        self._words = words
+        self._rng = rng
+        self._users = made_up_users(arguments.num_users)
+        self._run = uuid.uuid4().hex[:8]
+        self._num_probes = 0
+        self._lags_s: list[float] = []
+        self._unseen = 0
+        self._sources: dict[str, str] = {}
+
+    def set_up(self) -> None:
+        """See which sources there are. Raises: SetUpError where none answers, or clicks cannot teach any."""
+        request = gateway_pb2.GatewayServiceSearchRequest(query=self._query(), k=1)
+        answer = self._gateway.Search(request, timeout=5)
+        self._sources = {spent.source: spent.failure for spent in answer.sources}
+        if self._options.click_rate and self._sources.get(LEARNS, "absent"):
+            raise SetUpError(
+                f"source {LEARNS} does not answer ({self._sources.get(LEARNS, 'absent')}), and nothing else learns "
+                "from clicks; start the stack with a text bundle, or --click-rate 0"
+            )
+
+    def search(self) -> Outcome:
+        user_id = ""
+        if self._rng.random() < self._options.with_user:
+            user_id = self._users[int(self._rng.integers(len(self._users)))]
+        request = gateway_pb2.GatewayServiceSearchRequest(query=self._query(), user_id=user_id, k=self._options.k)
+        answer = self._gateway.Search(request, timeout=self._timeout_s)
+        counts = ["for_a_user" if answer.model_version else "for_everybody"]
+        if not answer.results:
+            counts.append("empty_answers")
+        return Outcome(
+            stages_ms={spent.source: spent.milliseconds for spent in answer.sources if not spent.failure},
+            degradations=[
+                gateway_pb2.Degradation.Name(mark).removeprefix("DEGRADATION_") for mark in answer.degradations
+            ],
+            counts=counts,
+        )
+
+    def click(self) -> Outcome:
+        """One probe, from the first look to the answer that has changed."""
+        self._num_probes += 1
+        query = f"{self._query()} {self._query()}"
+        ranks = self._ranks(query)
+        behind = [item_id for item_id, rank in ranks.items() if rank >= _FROM_RANK]
+        if not behind:
+            return Outcome(counts=["probes_that_found_too_little"])
+        item_id = behind[int(self._rng.integers(len(behind)))]
+        clicks = [
+            events_pb2.Interaction(
+                event_id=f"loadtest-{self._run}-{self._num_probes}-{number}",
+                user_id=f"loadtest-{self._run}-clicker-{self._num_probes}-{number}",
+                item_id=item_id,
+                type="search_click",
+                value=1.0,
+                query=query,
+            )
+            for number in range(_CLICKERS)
+        ]
+        self._gateway.RecordInteractions(
+            gateway_pb2.RecordInteractionsRequest(interactions=clicks), timeout=max(self._timeout_s, 2.0)
+        )
+        acknowledged = time.monotonic()
+        while time.monotonic() - acknowledged < self._options.wait_seconds:
+            if self._ranks(query).get(item_id, _DEPTH) <= ranks[item_id] // 2:
+                self._lags_s.append(time.monotonic() - acknowledged)
+                return Outcome(counts=["clicks_seen"])
+            time.sleep(self._options.poll_ms / 1e3)
+        self._unseen += 1
+        return Outcome(counts=["clicks_unseen"])
+
+    def conclude(self, results: RunResults) -> Conclusion:
+        """Both claims, and which sources there were."""
+        latencies_ms = [call.latency_ms for call in results.measured("search") if call.status == OK]
+        return Conclusion(
+            claims=[latency_claim(latencies_ms), click_claim(self._lags_s, unseen=self._unseen)],
+            findings={
+                "sources": {source: failure or "answers" for source, failure in sorted(self._sources.items())},
+                "click_to_answer_ms": percentiles_ms([lag_s * 1e3 for lag_s in self._lags_s]),
+                "probes": len(self._lags_s) + self._unseen,
+                "unseen": self._unseen,
+                "poll_ms": self._options.poll_ms,
+            },
+        )
+
+    def _query(self) -> str:
+        """A run of at most four words of one title, or a whole query of a file."""
+        words = self._words[int(self._rng.integers(len(self._words)))]
+        start = int(self._rng.integers(len(words)))
+        return " ".join(words[start : start + 4]).encode()[:512].decode(errors="ignore")
+
+    def _ranks(self, query: str) -> dict[str, int]:
+        """Places in the source that learns."""
+        request = gateway_pb2.GatewayServiceSearchRequest(query=query, k=_DEPTH)
+        answer = self._gateway.Search(request, timeout=max(self._timeout_s, 2.0))
+        return {
+            result.item_id: found.rank
+            for result in answer.results
+            for found in result.found_by
+            if found.source == LEARNS
+        }
