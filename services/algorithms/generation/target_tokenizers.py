@@ -1,9 +1,9 @@
 """What a phrase vocabulary is measured against: words, byte-pair and unigram pieces, and a model's own word pieces.
 
 Each meets `TargetTokenizer` and reads the same normalised texts; padding is token 0. Byte-pair merges are the
-library's. Unigram pieces are cut by the library, too, but fitted here: its trainer (tokenizers 0.23) takes its seeds
-from distinct words without their counts, so a frequent word that is part of no other gets no token ("what" is "wh" + "at" on
-MedQuAD: 16.8 tokens a question, 9.6 as fitted here). It knows neither data sets nor models.
+library's. Unigram pieces are cut by the library, too, but fitted here: its trainer (tokenizers 0.23) seeds from the
+distinct words without their counts, so a frequent word that is part of no other gets no token: "what" is "wh" + "at"
+on MedQuAD, 16.8 tokens a question, 9.6 as fitted here. It knows neither data sets nor models.
 
 Letters: V tokens, T texts.
 """
