@@ -27,6 +27,7 @@ from services.cli.stack.ports import DEFAULTS, Ports, owner
 from services.common.config import ProcessSettings, load_settings
 from services.encoder.config import EncoderSettings
 from services.gateway.config import GatewaySettings
+from services.generator.config import GeneratorSettings
 from services.refresher.config import RefresherSettings
 from services.reranker.config import RerankerSettings
 
@@ -38,6 +39,7 @@ SETTINGS: dict[str, type[ProcessSettings]] = {
     "refresher": RefresherSettings,
     "candidates": CandidatesSettings,
     "reranker": RerankerSettings,
+    "generator": GeneratorSettings,
 }
 # Read by libraries, not by our settings.
 LIBRARY_VARIABLES = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"}
@@ -73,14 +75,15 @@ def test_every_setting_is_known_to_its_process(process: str) -> None:
 def test_container_and_local_process_load_the_same_settings(process: str, monkeypatch: pytest.MonkeyPatch) -> None:
     service = SERVICES[process]
     loaded = []
-    for environment in (service.environment, local_environment(service, Ports.default(), Path("/the/bundle"))):
+    own = local_environment(service, Ports.default(), Path("/the/bundle"), Path("/the/text"))
+    for environment in (service.environment, own):
         with monkeypatch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, value)
             loaded.append(load_settings(SETTINGS[process]))
     container, local = loaded
     differ = {name for name, value in container.model_dump().items() if local.model_dump()[name] != value}
-    places = {"host", "bundle", "redis_url", "kafka_bootstrap", "inference_server", "metrics_port"}
+    places = {"host", "bundle", "text", "redis_url", "kafka_bootstrap", "inference_server", "metrics_port"}
     assert differ <= places | {f"{peer}_address" for peer in PROCESSES} | {"refresher_addresses"}
     assert local.port == container.port == DEFAULTS[process]
     assert local.resolved_metrics_port == container.resolved_metrics_port == DEFAULTS[f"{process}-metrics"]
@@ -88,6 +91,8 @@ def test_container_and_local_process_load_the_same_settings(process: str, monkey
     assert local.kafka_bootstrap == "127.0.0.1:19092"
     assert local.inference_server == "127.0.0.1:18001"
     assert local.bundle == Path("/the/bundle")
+    if isinstance(local, GeneratorSettings):
+        assert local.text == Path("/the/text")
 
 
 def test_documented_defaults_are_the_settings_own_defaults() -> None:
@@ -128,7 +133,7 @@ def test_order_names_known_services_and_has_no_circle() -> None:
 
 def test_processes_name_each_other_by_service() -> None:
     gateway = SERVICES["gateway"].environment
-    for peer in ("encoder", "candidates", "reranker"):
+    for peer in ("encoder", "candidates", "reranker", "generator"):
         assert gateway[f"FRESHET_{peer.upper()}_ADDRESS"] == f"{peer}:{DEFAULTS[peer]}"
     assert gateway["FRESHET_REFRESHER_ADDRESSES"] == f"refresher:{DEFAULTS['refresher']}"
 
@@ -158,11 +163,15 @@ def test_kafkas_heap_is_bounded() -> None:
 
 def test_hosts_become_loopback_and_nothing_else_changes() -> None:
     ports = Ports.default(offset=1)
-    assert localize("redis://redis:16379/0", ports, Path("/b")) == "redis://127.0.0.1:16380/0"
-    assert localize("kafka:19094,kafka:19094", ports, Path("/b")) == "127.0.0.1:19093,127.0.0.1:19093"
-    assert localize("/bundle/x", ports, Path("/b")) == "/b/x"
-    assert localize("0.0.0.0", ports, Path("/b")) == "127.0.0.1"
-    assert localize("http://my-kafka:1/bundle", ports, Path("/b")) == "http://my-kafka:1/bundle"
+    for value, found in {
+        "redis://redis:16379/0": "redis://127.0.0.1:16380/0",
+        "kafka:19094,kafka:19094": "127.0.0.1:19093,127.0.0.1:19093",
+        "/bundle/x": "/b/x",
+        "/text": "/t",
+        "0.0.0.0": "127.0.0.1",
+        "http://my-kafka:1/bundle": "http://my-kafka:1/bundle",
+    }.items():
+        assert localize(value, ports, Path("/b"), Path("/t")) == found
 
 
 def test_variables_come_from_the_environment_or_their_default() -> None:

@@ -25,7 +25,7 @@ _Checkpoints = Annotated[
 ]
 _Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 # Kafka and Redis may run while a set is put in place: nobody holds its files.
-_HOLDERS = ("inference-server", "gateway", "encoder", "candidates", "reranker", "refresher")
+_HOLDERS = ("inference-server", "gateway", "encoder", "candidates", "reranker", "generator", "refresher")
 
 
 @reports_errors

@@ -20,7 +20,7 @@ _STATE = typer.Option("--state", envvar="FRESHET_STATE", help="Where pid files, 
 _JSON = typer.Option("--json", help="One JSON object on stdout.")
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 _DEFAULT_STATE = Path(".freshet")
-_PROCESSES = ("gateway", "encoder", "refresher", "candidates", "reranker")
+_PROCESSES = ("gateway", "encoder", "refresher", "candidates", "reranker", "generator")
 
 
 @reports_errors
@@ -28,6 +28,7 @@ def up(
     *,
     state: Annotated[Path, _STATE] = _DEFAULT_STATE,
     bundle: Annotated[Path | None, typer.Option(envvar="FRESHET_BUNDLE", help="Model bundle [STATE/bundle].")] = None,
+    text: Annotated[Path | None, typer.Option(envvar="FRESHET_TEXT", help="Text bundle, if any [STATE/text].")] = None,
     only: Annotated[str, typer.Option(help="Only these parts, comma-separated: kafka,redis")] = "",
     port_offset: Annotated[int, typer.Option(help="Add this to every default port.")] = 0,
     timeout_s: Annotated[float, typer.Option(min=1, help="Give up when not all is healthy by then.")] = 120.0,
@@ -47,7 +48,7 @@ def up(
     with showing(None if as_json else console(stderr=True)) as say:
         try:
             ports = Ports.default(offset=port_offset) if port_offset else None
-            stack = Stack(state, bundle=bundle, ports=ports, say=say)
+            stack = Stack(state, bundle=bundle, text=text, ports=ports, say=say)
             stack.up(parts, timeout_s=timeout_s)
         except StackError as exc:
             raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc

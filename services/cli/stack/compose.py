@@ -19,7 +19,7 @@ from services.cli.stack.ports import LOOPBACK, Ports
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
 # The order in which a person wants to read them.
 INFRASTRUCTURE = ("kafka", "redis", "inference-server")
-PROCESSES = ("encoder", "refresher", "candidates", "reranker", "gateway")
+PROCESSES = ("encoder", "refresher", "candidates", "reranker", "generator", "gateway")
 
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
 
@@ -49,18 +49,19 @@ def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = 
     return {name: _service(name, entry) for name, entry in raw["services"].items()}
 
 
-def localize(value: str, ports: Ports, bundle: Path) -> str:
-    """`value` of a container's setting for a process on this machine: hosts, the bind address and the bundle."""
+def localize(value: str, ports: Ports, bundle: Path, text: Path) -> str:
+    """`value` of a container's setting for a process on this machine: hosts, the bind address and both bundles."""
     if value == "0.0.0.0":
         return LOOPBACK
-    value = re.sub(r"(?<![\w.-])/bundle(?=$|/)", str(bundle), value)
+    folders = {"/bundle": str(bundle), "/text": str(text)}
+    value = re.sub(r"(?<![\w.-])(/bundle|/text)(?=$|/)", lambda match: folders[match[1]], value)
     hosts = "|".join((*INFRASTRUCTURE, *PROCESSES))
     return re.sub(rf"(?<![\w.-])({hosts}):\d+", lambda match: ports.address(match[1]), value)
 
 
-def local_environment(service: Service, ports: Ports, bundle: Path) -> dict[str, str]:
+def local_environment(service: Service, ports: Ports, bundle: Path, text: Path) -> dict[str, str]:
     """A process's settings on this machine; its own port, written as a number, becomes this stack's."""
-    environment = {name: localize(value, ports, bundle) for name, value in service.environment.items()}
+    environment = {name: localize(value, ports, bundle, text) for name, value in service.environment.items()}
     if service.name in PROCESSES:
         environment[port_variable(service.name)] = str(ports[service.name])
         environment["FRESHET_METRICS_PORT"] = str(ports[f"{service.name}-metrics"])

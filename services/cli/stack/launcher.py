@@ -30,7 +30,11 @@ from services.cli.stack.ports import Ports
 
 PARTS = (*INFRASTRUCTURE, *PROCESSES)
 # The gateway last to start is the first to stop; what it writes to stays until everything above it has ended.
-_STOP_ORDER = (("gateway",), ("encoder", "refresher", "candidates", "reranker"), ("inference-server", "redis", "kafka"))
+_STOP_ORDER = (
+    ("gateway",),
+    ("encoder", "refresher", "candidates", "reranker", "generator"),
+    ("inference-server", "redis", "kafka"),
+)
 # SIGTERM drains; whoever has not ended by then is killed.
 _STOP_S = {"kafka": 20.0, "redis": 10.0, "inference-server": 12.0}
 _PROCESS_STOP_S = 10.0
@@ -64,19 +68,22 @@ class Stack:
         state: Path | str = DEFAULT_STATE,
         *,
         bundle: Path | str | None = None,
+        text: Path | str | None = None,
         ports: Ports | None = None,
         say: Say | None = None,
     ) -> None:
-        """Open the stack of `state`: what it noted about ports and bundle holds unless given here.
+        """Open the stack of `state`: what it noted about ports and bundles holds unless given here.
 
-        `bundle` defaults to `<state>/bundle`, `ports` to the documented ones; `say(part, doing)` hears of progress.
+        `bundle` defaults to `<state>/bundle`, the text bundle to `<state>/text` (there may be none), `ports` to the
+        documented ones; `say(part, doing)` hears of progress.
         """
         folder = StateFolder(Path(state).resolve())
-        noted_ports, noted_bundle = _read_note(folder)
+        noted_ports, noted_bundle, noted_text = _read_note(folder)
         self.place = Place(
             state=folder,
             ports=ports or noted_ports or Ports.default(),
             bundle=Path(bundle or noted_bundle or folder.root / "bundle").resolve(),
+            text=Path(text or noted_text or folder.root / "text").resolve(),
         )
         self._say: Say = say or (lambda part, doing: None)
         self._children = Children(folder.run)
@@ -244,9 +251,9 @@ class Stack:
         return StackError(name, f"not ready after {timeout_s:.0f} s: {problem}; the end of {log}:\n{tail(log)}")
 
     def _require_same_stack(self) -> None:
-        """Raise StackError when parts run already with other ports, or with another bundle."""
+        """Raise StackError when parts run already with other ports, or with another bundle or text bundle."""
         running = [name for name in PARTS if self._children.find(name) is not None]
-        ports, bundle = _read_note(self.place.state)
+        ports, bundle, text = _read_note(self.place.state)
         if running and ports is not None and ports != self.ports:
             raise StackError(
                 "ports",
@@ -258,6 +265,9 @@ class Stack:
             raise StackError(
                 "bundle", f"{', '.join(with_model)} run already with the bundle {bundle}", advice="freshet down first"
             )
+
+        if "generator" in running and text is not None and text != str(self.place.text):
+            raise StackError("text", f"generator runs already with the text bundle {text}", advice="freshet down first")
 
     def _require_ports(self, names: Iterable[str]) -> None:
         for name in names:
@@ -323,15 +333,15 @@ def _note(folder: StateFolder) -> Path:
     return folder.run / "stack.json"
 
 
-def _read_note(folder: StateFolder) -> tuple[Ports | None, str | None]:
-    """Ports and bundle of the last `up`, None where there was none."""
+def _read_note(folder: StateFolder) -> tuple[Ports | None, str | None, str | None]:
+    """Ports, bundle and text bundle of the last `up`, None where there was none."""
     try:
         noted = json.loads(_note(folder).read_text(encoding="utf-8"))
-        return Ports(noted["ports"]), str(noted["bundle"])
+        return Ports(noted["ports"]), str(noted["bundle"]), noted.get("text")
     except (OSError, ValueError, KeyError, TypeError):
-        return None, None
+        return None, None, None
 
 
 def _write_note(place: Place) -> None:
-    noted = {"ports": dict(place.ports.numbers), "bundle": str(place.bundle)}
+    noted = {"ports": dict(place.ports.numbers), "bundle": str(place.bundle), "text": str(place.text)}
     _note(place.state).write_text(json.dumps(noted, indent=1), encoding="utf-8")

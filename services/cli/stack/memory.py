@@ -24,6 +24,7 @@ BASE_MB: Mapping[str, int] = MappingProxyType(
         "refresher": 300,
         "candidates": 650,
         "reranker": 650,
+        "generator": 450,
         "gateway": 170,
     }
 )

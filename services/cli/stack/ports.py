@@ -26,11 +26,13 @@ DEFAULTS: Mapping[str, int] = MappingProxyType(
         "candidates": 50052,
         "reranker": 50053,
         "refresher": 50054,
+        "generator": 50055,
         "gateway-metrics": 51050,
         "encoder-metrics": 51051,
         "candidates-metrics": 51052,
         "reranker-metrics": 51053,
         "refresher-metrics": 51054,
+        "generator-metrics": 51055,
     }
 )
 # Below the ports that the system hands to outgoing connections (32768-60999 on Linux).

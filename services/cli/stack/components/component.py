@@ -19,11 +19,12 @@ Say = Callable[[str, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one stack lives: its state, ports and model bundle (absolute path)."""
+    """Where one stack lives: its state, ports, model bundle and text bundle (absolute paths; there may be no text)."""
 
     state: StateFolder
     ports: Ports
     bundle: Path
+    text: Path
 
 
 class Component(Protocol):

@@ -133,7 +133,7 @@ class InferenceServer:
             "PYTHONPATH": str(self._packages),
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{environment.get('PATH', '')}",
             "LD_LIBRARY_PATH": os.pathsep.join(folder for folder in libraries if folder),
-            **local_environment(self.service, place.ports, place.bundle),
+            **local_environment(self.service, place.ports, place.bundle, place.text),
         }
 
     def probe(self, place: Place) -> str | None:

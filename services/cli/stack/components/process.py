@@ -19,7 +19,7 @@ CHECKPOINTS_VARIABLE = "FRESHET_REFRESHER_CHECKPOINTS"
 
 @dataclass(frozen=True)
 class Process:
-    """One of encoder, refresher, candidates, reranker, gateway."""
+    """One of encoder, refresher, candidates, reranker, generator, gateway."""
 
     service: Service
 
@@ -37,7 +37,7 @@ class Process:
         program, *arguments = self.service.command
         if program != "python":
             raise StackError(self.name, f"its command in docker-compose.yml is {program!r}; expected python")
-        settings = local_environment(self.service, place.ports, place.bundle)
+        settings = local_environment(self.service, place.ports, place.bundle, place.text)
         if CHECKPOINTS_VARIABLE in settings:
             settings[CHECKPOINTS_VARIABLE] = str(place.state.data(self.name))
         return Launch(
