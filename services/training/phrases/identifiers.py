@@ -1,0 +1,95 @@
+"""Document identifiers as token sequences, each of which fits the decoder's s positions.
+
+A document has several identifiers (title, keywords, real or pseudo queries) and an identifier may name several
+documents. One that is longer than s is left out, and counted; a document that would have none left keeps its shortest
+one cut to s tokens, counted apart, so that every document can be generated. Equal token sequences are one identifier.
+It knows no trie.
+
+Letters: X documents, I identifiers, s positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.algorithms.generation.vocabulary import TargetTokenizer
+from services.algorithms.ops.trie_search import MAX_POSITIONS
+
+# Every position costs at every query, and a search over assignments grows with 2^s.
+_MOST_POSITIONS = MAX_POSITIONS
+_COVERED = 0.97
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identifiers:
+    """tokens[i], texts[i], documents[i]: sequence, text and document rows (ascending) of identifier i; of_document[x]:
+    identifiers of document x. `row_of`: sequence -> i. `left_out`, `cut`: how many did not fit s = `positions`."""
+
+    positions: int
+    texts: list[str]
+    tokens: list[tuple[int, ...]]
+    documents: list[list[int]]
+    of_document: list[list[int]]
+    row_of: dict[tuple[int, ...], int]
+    left_out: int
+    cut: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def identifiers_of(
+    documents: Sequence[Sequence[str]], tokenizer: TargetTokenizer, *, positions: int | None = None
+) -> Identifiers:
+    """Tokenize the identifiers of X documents; texts that tokenize to nothing are passed over.
+
+    positions: s; by default the 97th percentile of the lengths, at most what a trie takes (12).
+    Raises: ValueError naming the document if one has no identifier, or if positions is out of range.
+    """
+    if not documents:
+        raise ValueError("documents has 0 rows; allowed: 1 or more")
+    encoded = iter(tokenizer.encode_all([text for each in documents for text in each]))
+    said = [[(tuple(next(encoded)), text) for text in each] for each in documents]
+    sequences = [[pair for pair in row if pair[0]] for row in said]
+    bare = next((row for row, found in enumerate(sequences) if not found), None)
+    if bare is not None:
+        raise ValueError(f"documents[{bare}]={list(documents[bare])!r} has no identifier; allowed: a text with words")
+    if positions is None:
+        lengths = np.array([len(tokens) for row in sequences for tokens, _ in row])
+        positions = min(_MOST_POSITIONS, max(2, int(np.ceil(np.quantile(lengths, _COVERED)))))
+    if not 1 <= positions <= _MOST_POSITIONS:
+        raise ValueError(f"positions={positions}; allowed: 1 to {_MOST_POSITIONS}")
+    tokens_of: list[tuple[int, ...]] = []
+    texts: list[str] = []
+    named: list[list[int]] = []
+    of_document: list[list[int]] = []
+    row_of: dict[tuple[int, ...], int] = {}
+    left_out = cut = 0
+    for document, row in enumerate(sequences):
+        fitting = [pair for pair in row if len(pair[0]) <= positions]
+        left_out += len(row) - len(fitting)
+        if not fitting:
+            tokens, text = min(row, key=lambda pair: len(pair[0]))
+            fitting = [(tokens[:positions], text)]
+            left_out, cut = left_out - 1, cut + 1
+        of_document.append([])
+        for tokens, text in fitting:
+            place = row_of.setdefault(tokens, len(tokens_of))
+            if place == len(tokens_of):
+                tokens_of.append(tokens)
+                texts.append(text)
+                named.append([])
+            if not named[place] or named[place][-1] != document:
+                named[place].append(document)
+                of_document[document].append(place)
+    return Identifiers(
+        positions=positions,
+        texts=texts,
+        tokens=tokens_of,
+        documents=named,
+        of_document=of_document,
+        row_of=row_of,
+        left_out=left_out,
+        cut=cut,
+    )
