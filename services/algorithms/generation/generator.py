@@ -8,16 +8,24 @@ Letters: s positions, D width, U union, V vocabulary size, X items, K results.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.generation.array_file import read_arrays, write_arrays
 from services.algorithms.generation.decoding import MODES, Mode, decode
 from services.algorithms.generation.identifiers import IdentifierTable
+from services.algorithms.generation.locality import locality_order
 from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.shortlist import Shortlist
-from services.algorithms.generation.trie import IdentifierTrie
+from services.algorithms.generation.trie import PADDING, IdentifierTrie
+from services.algorithms.manifest import BundleError
 from services.algorithms.ops.token_scores import Backend
+from services.algorithms.ops.trie_search import laid_end_to_end
+
+FILES = ("output_layer", "shortlist", "trie", "identifiers", "decoding")
 
 _WIDEN = 8
 
@@ -59,13 +67,17 @@ class Generated:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generator:
-    """The parts that decoding needs, checked against each other. Safe from several threads."""
+    """The parts that decoding needs, checked against each other. Safe from several threads.
+
+    `places` (V,): where the parts have a token of the vocabulary, if not at its own number (locality.py).
+    """
 
     output_layer: OutputLayer
     shortlist: Shortlist
     trie: IdentifierTrie
     identifiers: IdentifierTable
     settings: GeneratorSettings = field(default_factory=GeneratorSettings)
+    places: npt.NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         """Raises: ValueError where vocabulary sizes, widths or identifiers of two parts differ; names both."""
@@ -80,6 +92,81 @@ class Generator:
             raise ValueError(
                 f"the trie names identifier {self.trie.num_identifiers - 1}; the table has {len(self.identifiers)}"
             )
+
+        if self.places is not None and (
+            len(self.places) != len(self.output_layer)
+            or self.places[PADDING] != PADDING
+            or (np.bincount(np.clip(self.places, 0, None), minlength=len(self.places)) != 1).any()
+        ):
+            raise ValueError(f"places is no order of {len(self.output_layer)} tokens with {PADDING} ([PAD]) in place")
+
+    @classmethod
+    def build(
+        cls,
+        weights: npt.NDArray[np.float32],
+        centers: npt.NDArray[np.float32],
+        sets: npt.NDArray[np.int32],
+        sequences: Sequence[Sequence[int]],
+        texts: Sequence[str],
+        item_rows: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        precision: Literal["int8", "float16"] = "int8",
+        settings: GeneratorSettings | None = None,
+    ) -> Self:
+        """From a trained model and its identifiers, phrases of one shortlist laid side by side.
+
+        Shapes: weights (V, D), centers (m, D), sets (m, r) most probable first. Raises: ValueError as the parts do.
+        """
+        places = locality_order(centers, sets, num_tokens=len(weights))
+        ordered = np.empty_like(weights)
+        ordered[places] = weights
+        tokens, offsets = laid_end_to_end(sequences)
+        outside = np.flatnonzero((tokens < 0) | (tokens >= len(weights)))
+        if len(outside):
+            raise ValueError(f"an identifier holds token {tokens[outside[0]]}; allowed: 1 to {len(weights) - 1}")
+        return cls(
+            output_layer=OutputLayer.from_weights(ordered, precision=precision),
+            shortlist=Shortlist(centers, places[sets], num_tokens=len(weights)),
+            trie=IdentifierTrie.build_flat(
+                places[tokens], offsets, np.arange(len(texts)), max_tokens=max_tokens, num_tokens=len(weights)
+            ),
+            identifiers=IdentifierTable.build(texts, item_rows),
+            settings=settings or GeneratorSettings(),
+            places=places,
+        )
+
+    def save(self, folder: Path) -> list[str]:
+        """One file per part; their names. Raises: ValueError if identifiers were inserted or deleted since."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.output_layer.save(folder / "output_layer")
+        self.shortlist.save(folder / "shortlist")
+        self.trie.save(folder / "trie")
+        self.identifiers.save(folder / "identifiers")
+        places = np.zeros(0, dtype=np.int32) if self.places is None else self.places
+        numbers = np.array([self.settings.sets, self.settings.beams, MODES.index(self.settings.mode)], dtype=np.int64)
+        write_arrays(folder / "decoding", {"places": places, "settings": numbers}, kind="decoding", version=1)
+        return list(FILES)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Memory-mapped. Raises: BundleError for a file that is missing, cut short, altered, or of another version;
+        for parts that do not fit each other, with both values."""
+        found = read_arrays(folder / "decoding", ("places", "settings"), kind="decoding", version=1)
+        sets, beams, mode = found["settings"].tolist()
+        try:
+            return cls(
+                output_layer=OutputLayer.load(folder / "output_layer"),
+                shortlist=Shortlist.load(folder / "shortlist"),
+                trie=IdentifierTrie.load(folder / "trie"),
+                identifiers=IdentifierTable.load(folder / "identifiers"),
+                settings=GeneratorSettings(sets=sets, beams=beams, mode=MODES[mode]),
+                places=found["places"] if len(found["places"]) else None,
+            )
+        except BundleError:
+            raise
+        except ValueError as exc:
+            raise BundleError(f"{folder}: {exc}") from exc
 
     def generate(
         self,
@@ -121,6 +208,8 @@ class Generator:
         """A new identifier, found from the next query on; its number. Raises: ValueError for tokens or rows it cannot
         have (more tokens than positions among them), and nothing is inserted then."""
         self.trie.check(tokens)
+        if self.places is not None:
+            tokens = self.places[np.asarray(tokens)].tolist()
         identifier = self.identifiers.add(text, item_rows)
         self.trie.insert(tokens, identifier)
         return identifier

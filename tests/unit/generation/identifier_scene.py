@@ -6,9 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.algorithms.generation.generator import Generator, GeneratorSettings
-from services.algorithms.generation.identifiers import IdentifierTable
-from services.algorithms.generation.output_layer import OutputLayer
-from services.algorithms.generation.shortlist import Shortlist
 from services.algorithms.generation.trie import IdentifierTrie
 
 
@@ -69,10 +66,13 @@ def small_generator(
     sets = np.argsort(-centers @ weights.T, axis=1)[:, :40].astype(np.int32)
     sequences = [rng.integers(1, num_tokens, size=rng.integers(1, positions + 1)).tolist() for _ in range(count)]
     rows = [[number, number + count] if number % 7 == 0 else [number] for number in range(count)]
-    return Generator(
-        output_layer=OutputLayer.from_weights(weights),
-        shortlist=Shortlist(centers, sets, num_tokens=num_tokens),
-        trie=IdentifierTrie.build(sequences, range(count), max_tokens=positions, num_tokens=num_tokens),
-        identifiers=IdentifierTable.build([" ".join(map(str, sequence)) for sequence in sequences], rows),
+    return Generator.build(
+        weights,
+        centers,
+        sets,
+        sequences,
+        [" ".join(map(str, sequence)) for sequence in sequences],
+        rows,
+        max_tokens=positions,
         settings=GeneratorSettings(sets=3, beams=64),
     )

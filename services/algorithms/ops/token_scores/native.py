@@ -1,4 +1,7 @@
-"""The compiled products and union of `cpu.cpp`. Knows memory layouts only; `reference.py` says what the numbers mean."""
+"""The compiled products and union of `cpu.cpp`.
+
+Knows memory layouts only; `reference.py` says what the numbers mean.
+"""
 
 import ctypes
 

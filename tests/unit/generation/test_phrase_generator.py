@@ -1,0 +1,230 @@
+"""Generation end to end: answers are of the catalogue, filters hold, changes are seen at once, parts must fit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from identifier_scene import small_generator
+
+from services.algorithms.generation.generator import FILES, Generated, Generator, GeneratorSettings
+from services.algorithms.generation.identifiers import IdentifierTable
+from services.algorithms.generation.locality import locality_order
+from services.algorithms.generation.output_layer import OutputLayer
+from services.algorithms.generation.shortlist import Shortlist
+from services.algorithms.generation.trie import IdentifierTrie
+from services.algorithms.manifest import BundleError
+
+POSITIONS, WIDTH, COUNT = 4, 24, 300
+
+
+@pytest.fixture(scope="module")
+def generator() -> Generator:
+    return small_generator(0, count=COUNT, positions=POSITIONS, width=WIDTH)
+
+
+def outputs(seed: int, scale: float = 1.0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(1 + POSITIONS, WIDTH)).astype(np.float32) * np.float32(scale)
+
+
+def plain(found: Generated) -> list[tuple[int, str, list[int], float]]:
+    return [(answer.identifier, answer.text, answer.item_rows.tolist(), answer.score) for answer in found.answers]
+
+
+def adversarial(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+    """Zeros, one direction everywhere, huge and tiny values, one hot: what a broken encoder may say."""
+    kind = rng.integers(0, 6)
+    if kind == 0:
+        return np.zeros_like(x)
+    if kind == 1:
+        return np.tile(x[0], (len(x), 1))
+    if kind == 2:
+        return (x * np.float32(10.0) ** rng.integers(-30, 15)).astype(np.float32)
+    if kind == 3:
+        return np.eye(len(x), x.shape[1], k=int(rng.integers(0, 9)), dtype=np.float32) * 50
+    if kind == 4:
+        return -np.abs(x) * 100
+    return np.sign(x)
+
+
+def test_two_thousand_random_and_adversarial_queries_answer_only_with_the_catalogue(generator: Generator) -> None:
+    """The whole 100,000 are part of `freshet bench generation`."""
+    rng = np.random.default_rng(0)
+    texts = [generator.identifiers.text(identifier) for identifier in range(COUNT)]
+    for number in range(2000):
+        x = outputs(number)
+        if number % 2:
+            x = adversarial(rng, x)
+        found = generator.generate(x, 10)
+        identifiers = [answer.identifier for answer in found.answers]
+        assert len(set(identifiers)) == len(identifiers)
+        for answer in found.answers:
+            assert answer.identifier in generator.trie
+            assert answer.text == texts[answer.identifier]
+        assert all(np.isfinite(answer.score) for answer in found.answers)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), share=st.sampled_from([0.0, 0.003, 0.05, 0.6, 1.0]), k=st.sampled_from([1, 7, 400])
+)
+def test_only_allowed_items_come_out_and_a_filter_does_not_starve_the_answer(
+    generator: Generator, seed: int, share: float, k: int
+) -> None:
+    x, allowed = outputs(seed), np.random.default_rng(seed).random(2 * COUNT) < share
+    everything = plain(generator.generate(x, 1000))
+    wanted = [
+        (identifier, text, [row for row in rows if allowed[row]][:k], score)
+        for identifier, text, rows, score in everything
+        if allowed[rows].any()
+    ]
+    assert plain(generator.generate(x, k, allowed)) == wanted[:k]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_numpy_alone_gives_the_same_answer(generator: Generator, seed: int) -> None:
+    x, allowed = outputs(seed), np.random.default_rng(seed).random(2 * COUNT) < 0.5
+    assert plain(generator.generate(x, 10, allowed)) == plain(generator.generate(x, 10, allowed, backend="numpy"))
+
+
+def test_an_inserted_identifier_is_the_next_querys_best_and_a_deleted_one_is_gone() -> None:
+    generator = small_generator(1, count=COUNT, positions=POSITIONS, width=WIDTH)
+    x = outputs(3)
+    best = generator.generate(x, 1).answers[0]
+    tokens = [int(token) for token in best.text.split()]
+    added = generator.insert("the same phrases, another item", tokens, [17, 18])
+    found = generator.generate(x, 2).answers
+    assert [answer.identifier for answer in found] == [best.identifier, added]
+    assert (found[1].text, found[1].item_rows.tolist()) == ("the same phrases, another item", [17, 18])
+    assert found[0].score == found[1].score
+    assert generator.delete(best.identifier)
+    assert not generator.delete(best.identifier)
+    assert generator.generate(x, 1).answers[0].identifier == added
+    assert best.identifier not in [answer.identifier for answer in generator.generate(x, 1000).answers]
+
+
+def test_an_insert_that_cannot_be_leaves_nothing_behind(generator: Generator) -> None:
+    for tokens, rows, message in (
+        ([1] * (POSITIONS + 1), [0], f"an identifier of {POSITIONS + 1} tokens; allowed: 1 to {POSITIONS}"),
+        ([], [0], "an identifier of 0 tokens"),
+        ([0], [0], "token=0 allowed: 1 to 199"),
+        ([200], [0], "token=200 allowed: 1 to 199"),
+        ([1], [], "item_rows="),
+        ([1], [-2], "item_rows="),
+    ):
+        with pytest.raises(ValueError, match=message):
+            generator.insert("x", tokens, rows)
+    assert len(generator.identifiers) == len(generator.trie) == COUNT
+
+
+def test_a_million_equal_titles_are_one_identifier_with_as_many_items_as_asked_for() -> None:
+    """And a million identifiers of the same phrases are answered in order."""
+    count = 1_000_000
+    trie = IdentifierTrie.build_flat(
+        np.ones(count, dtype=np.int32), np.arange(count + 1), np.arange(count), max_tokens=1, num_tokens=2
+    )
+    parts = {
+        "output_layer": OutputLayer.from_weights(np.ones((2, 4), dtype=np.float32)),
+        "shortlist": Shortlist(np.ones((1, 4), np.float32), np.array([[1, 0]], dtype=np.int32), num_tokens=2),
+    }
+    table = IdentifierTable(
+        np.zeros(0, dtype=np.uint8),
+        np.zeros(count + 1, dtype=np.int64),
+        np.arange(count, dtype=np.int32),
+        np.arange(count + 1),
+    )
+    x = np.ones((2, 4), dtype=np.float32)
+    found = Generator(trie=trie, identifiers=table, **parts).generate(x, 3)
+    assert [answer.item_rows.tolist() for answer in found.answers] == [[0], [1], [2]]
+    one = Generator(
+        trie=IdentifierTrie.build([[1]], [0], max_tokens=1, num_tokens=2),
+        identifiers=IdentifierTable.build(["same"], [range(count)]),
+        **parts,
+    )
+    assert one.generate(x, 3).answers[0].item_rows.tolist() == [0, 1, 2]
+    allowed = np.zeros(count, dtype=bool)
+    allowed[[5, 999_999]] = True
+    assert one.generate(x, 3, allowed).answers[0].item_rows.tolist() == [5, 999_999]
+
+
+@pytest.mark.parametrize(
+    ("x", "k", "message"),
+    [
+        (np.zeros((1, WIDTH)), 3, r"x has shape \(1, 24\); allowed: \(1 \+ s, 24\)"),
+        (np.zeros((5, 7)), 3, r"x0 has shape \(7,\); allowed: \(24,\)"),
+        (np.full((5, WIDTH), np.nan), 3, "x0 holds a value that is not finite"),
+        (np.pad(np.full((1, WIDTH), np.inf), ((4, 0), (0, 0))), 3, "x holds a value that is not finite"),
+        (np.zeros((5, WIDTH)), 0, "results=0 allowed: at least 1"),
+        (np.zeros((3, WIDTH)), 3, "identifiers have up to 4 tokens; allowed: 2, the positions"),
+    ],
+)
+def test_a_wrong_question_says_what_is_allowed(generator: Generator, x: np.ndarray, k: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        generator.generate(x.astype(np.float32), k)
+
+
+def test_parts_of_different_models_are_refused_with_both_values(generator: Generator) -> None:
+    other = small_generator(0, count=20, num_tokens=60, width=8)
+    for name, message in (
+        ("output_layer", "shortlist is of 200 tokens, the output layer of 60"),
+        ("shortlist", "shortlist is of 60 tokens, the output layer of 200"),
+        ("trie", "trie is of 60 tokens, the output layer of 200"),
+        ("identifiers", "the trie names identifier 299; the table has 20"),
+        ("places", "places is no order of 200 tokens"),
+    ):
+        parts = {part: getattr(generator, part) for part in ("output_layer", "shortlist", "trie", "identifiers")}
+        with pytest.raises(ValueError, match=message):
+            Generator(**{**parts, name: getattr(other, name)})
+    with pytest.raises(ValueError, match="sets=0 allowed: at least 1"):
+        GeneratorSettings(sets=0)
+
+
+def test_a_saved_generator_answers_the_same(generator: Generator, tmp_path: Path) -> None:
+    fresh = small_generator(0, count=COUNT, positions=POSITIONS, width=WIDTH)
+    assert fresh.save(tmp_path) == list(FILES)
+    loaded = Generator.load(tmp_path)
+    assert loaded.settings == fresh.settings
+    for seed in range(20):
+        assert plain(loaded.generate(outputs(seed), 10)) == plain(fresh.generate(outputs(seed), 10))
+    loaded.insert("new", [1, 2], [3])
+    with pytest.raises(ValueError, match="only a built"):
+        loaded.save(tmp_path)
+
+
+def test_every_file_of_a_generator_is_refused_when_missing_or_cut_short(tmp_path: Path) -> None:
+    small_generator(0, count=20).save(tmp_path)
+    for name in FILES:
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).unlink()
+        with pytest.raises(BundleError, match="is missing"):
+            Generator.load(tmp_path)
+        for length in (0, 7, len(whole) // 2, len(whole) - 1):
+            (tmp_path / name).write_bytes(whole[:length])
+            with pytest.raises(BundleError, match=name):
+                Generator.load(tmp_path)
+        (tmp_path / name).write_bytes(whole)
+    Generator.load(tmp_path)
+
+
+def test_parts_of_two_saved_generators_are_refused(tmp_path: Path) -> None:
+    small_generator(0, count=20).save(tmp_path / "a")
+    small_generator(0, count=20, num_tokens=90).save(tmp_path / "b")
+    (tmp_path / "b" / "trie").replace(tmp_path / "a" / "trie")
+    with pytest.raises(BundleError, match="trie is of 90 tokens, the output layer of 200"):
+        Generator.load(tmp_path / "a")
+
+
+def test_the_order_of_phrases_is_an_order_that_keeps_padding_and_puts_sets_together() -> None:
+    rng = np.random.default_rng(0)
+    centers = rng.normal(size=(6, 5)).astype(np.float32)
+    sets = np.stack([np.arange(10 * number, 10 * number + 10) for number in range(6)]).astype(np.int32)
+    shuffled = rng.permutation(100).astype(np.int32)
+    places = locality_order(centers, shuffled[sets], num_tokens=100)
+    assert sorted(places.tolist()) == list(range(100))
+    assert places[0] == 0
+    for row in shuffled[sets]:
+        rows = np.sort(places[row[row > 0]])
+        assert rows[-1] - rows[0] == len(rows) - 1
+    assert places[row[row > 0]].tolist() == rows.tolist()
