@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from services.algorithms.generation.array_file import Arrays, read_arrays, write_arrays
 from services.algorithms.manifest import BundleError
-from services.algorithms.ops.token_scores import Backend, union
+from services.algorithms.ops.token_scores import Backend, products, union
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
@@ -55,8 +55,8 @@ class Shortlist:
             raise ValueError(f"k={k} allowed: at least 1")
         if not np.isfinite(x0).all():
             raise ValueError("x0 holds a value that is not finite")
-        products = self.centers @ x0.astype(np.float32)
-        nearest = np.argsort(-products, kind="stable")[:k]
+        near = products(self.centers, x0.astype(np.float32), backend=backend)
+        nearest = np.argsort(-near, kind="stable")[:k]
         return union(self.sets, nearest, self.num_tokens, backend=backend)
 
     def save(self, path: Path) -> None:

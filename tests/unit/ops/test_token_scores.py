@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from native_builds import native_builds
 
 from services.algorithms.ops.token_scores import HalfRows, code_rows, code_vectors, token_scores, union
-from services.algorithms.ops.token_scores.native import half_scores_native, integer_scores_native, union_native
+from services.algorithms.ops.token_scores.native import (
+    half_scores_native,
+    integer_scores_native,
+    products_native,
+    union_native,
+)
 
 
 @settings(max_examples=120, deadline=None)
@@ -52,6 +57,14 @@ def test_int8_products_are_within_the_stated_rounding() -> None:
     off = np.abs(token_scores(code_rows(weights), vectors, None) - exact)
     assert (off <= bound).all()
     assert np.sqrt((off**2).mean()) < 0.01 * np.sqrt((exact**2).mean())
+
+
+@pytest.mark.parametrize("width", [1, 16, 31, 384])
+def test_native_products_with_one_vector_are_numpys(width: int) -> None:
+    rng = np.random.default_rng(0)
+    rows, vector = rng.normal(size=(70, width)).astype(np.float32), rng.normal(size=width).astype(np.float32)
+    for library in native_builds("token_scores").values():
+        np.testing.assert_allclose(products_native(library, rows, vector), rows @ vector, atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [0.0, 6e-8, 6.1e-5, 1.0, -2.5, 65504.0, -65504.0])

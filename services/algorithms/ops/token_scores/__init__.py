@@ -13,11 +13,26 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.native import load_kernels
-from services.algorithms.ops.token_scores.native import half_scores_native, integer_scores_native, union_native
+from services.algorithms.ops.token_scores.native import (
+    half_scores_native,
+    integer_scores_native,
+    products_native,
+    union_native,
+)
 from services.algorithms.ops.token_scores.reference import half_scores, integer_scores, union_reference
 from services.algorithms.ops.token_scores.rows import CodedRows, CodedVectors, HalfRows, code_rows, code_vectors
 
-__all__ = ["Backend", "CodedRows", "CodedVectors", "HalfRows", "code_rows", "code_vectors", "token_scores", "union"]
+__all__ = [
+    "Backend",
+    "CodedRows",
+    "CodedVectors",
+    "HalfRows",
+    "code_rows",
+    "code_vectors",
+    "products",
+    "token_scores",
+    "union",
+]
 
 Backend = Literal["auto", "numpy"]
 Floats = npt.NDArray[np.float32]
@@ -41,6 +56,12 @@ def token_scores(
     if library is None:
         return half_scores(rows, vectors, chosen)
     return half_scores_native(library, rows, vectors, chosen)
+
+
+def products(rows: Floats, vector: Floats, *, backend: Backend = "auto") -> Floats:
+    """Products of float32 rows (m, D) with one vector (D,): (m,). One thread: BLAS would wake others for 0.1 ms."""
+    library = load_kernels("token_scores") if backend == "auto" else None
+    return rows @ vector if library is None else products_native(library, rows, np.ascontiguousarray(vector))
 
 
 def union(sets: Ints, chosen: npt.NDArray[np.int64], num_rows: int, *, backend: Backend = "auto") -> Ints:

@@ -265,6 +265,21 @@ void freshet_half_scores(const uint16_t* weights, const float* vectors, int64_t 
     }
 }
 
+// out (m,): products of float rows (m, width) with one vector, in sixteen sums.
+void freshet_products(const float* rows, const float* vector, int64_t count, int64_t width, float* out) {
+    using Sums = float __attribute__((vector_size(64), aligned(4)));
+    for (int64_t row = 0; row < count; ++row) {
+        const float* from = rows + row * width;
+        Sums sums = {};
+        int64_t j = 0;
+        for (; j + 16 <= width; j += 16) sums += *(const Sums*)(from + j) * *(const Sums*)(vector + j);
+        float sum = 0;
+        for (int lane = 0; lane < 16; ++lane) sum += sums[lane];
+        for (; j < width; ++j) sum += from[j] * vector[j];
+        out[row] = sum;
+    }
+}
+
 // The sorted union of k sets of r numbers below `num_rows`, and 0; `out` has room for k r + 1. A bit per number is
 // 0.6 MB at five million, which stays in the cache; the bits are left clear for the next call of this thread.
 int64_t freshet_union(const int32_t* sets, int64_t r, const int64_t* chosen, int64_t k, int64_t num_rows, int32_t* out) {

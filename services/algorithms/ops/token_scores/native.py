@@ -46,6 +46,13 @@ def half_scores_native(library: ctypes.CDLL, rows: HalfRows, vectors: Floats, ch
     return out.T
 
 
+def products_native(library: ctypes.CDLL, rows: Floats, vector: Floats) -> Floats:
+    """(m,)."""
+    out = np.empty(len(rows), dtype=np.float32)
+    library.freshet_products(address(rows), address(vector), *map(_INT64, rows.shape), address(out))
+    return out
+
+
 def union_native(library: ctypes.CDLL, sets: Ints, chosen: npt.NDArray[np.int64], num_rows: int) -> Ints:
     """Sorted, unique, with 0: (U,) int32."""
     out = np.empty(min(len(chosen) * sets.shape[1] + 1, num_rows), dtype=np.int32)
