@@ -2,6 +2,7 @@
 
 import json
 import math
+import unicodedata
 from typing import Any
 
 import pytest
@@ -57,6 +58,21 @@ def test_a_search_click_keeps_its_words_in_either_encoding(query: str) -> None:
     click = Interaction(user_id="ann", item_id="i1", type="search_click", query=query, event_time_ms=NOW_MS)
     assert read(encode_interaction(click)) == click
     assert read_json(type="search_click", query=query).query == query
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(codec="utf-8"), max_size=40) | st.text(st.characters(codec="utf-8"), max_size=1_100))
+@example("\u2028")
+@example("e\u0301" * 341)
+@example("\U0001f469\u200d\U0001f680")
+def test_any_words_are_refused_by_name_or_kept_to_the_byte(query: str) -> None:
+    click = Interaction(user_id="ann", item_id="i1", type="search_click", query=query, event_time_ms=NOW_MS)
+    is_blank = not query.strip()
+    if is_blank or len(query.encode()) > 1024 or any(unicodedata.category(c) == "Cc" for c in query):
+        assert refusal(encode_interaction(click)).startswith("query=")
+        return
+    found = read(encode_interaction(click))
+    assert found.query == read_json(type="search_click", query=query).query == query
 
 
 def test_taking_a_search_click_back_needs_no_words() -> None:
