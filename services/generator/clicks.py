@@ -29,6 +29,9 @@ class Taught(Protocol):
     def reset(self) -> None:
         """Forget everything: the topic was made anew."""
 
+    def digest(self) -> str:
+        """Equal where equal clicks count."""
+
 
 class ClicksFollower:
     """Follows the topic from `start` to `stop`; `on_ready` is called once, when its end was reached."""
@@ -89,7 +92,7 @@ class ClicksFollower:
             self._on_change()
         if self.is_behind and self._topic.position() >= self._end:
             self.is_behind = False
-            log.info("clicks_caught_up", next_offset=self._next)
+            log.info("clicks_caught_up", next_offset=self._next, digest=self._taught.digest())
             self._on_ready()
         if self._complaint:
             log.info("clicks_recovered", after=self._complaint)

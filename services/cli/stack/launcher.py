@@ -122,6 +122,10 @@ class Stack:
         """Start parts with another bundle from now on; running ones keep theirs."""
         self.place = replace(self.place, bundle=Path(bundle).resolve())
 
+    def use_text(self, text: Path | str) -> None:
+        """Start the generator with another text bundle from now on; a running one keeps its own."""
+        self.place = replace(self.place, text=Path(text).resolve())
+
     def prepare(self, only: Iterable[str] = PARTS) -> None:
         """Fetch and build what the parts need (jars, environments), without starting anything."""
         for name in _known(only):

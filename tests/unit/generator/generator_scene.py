@@ -11,15 +11,10 @@ import onnx
 from freshet.v1 import generator_pb2_grpc
 from onnx import TensorProto, helper, numpy_helper
 from prometheus_client import CollectorRegistry
-from retrieval_scene import make_items, make_pair_gate
 
 from services.algorithms.bundle import BundleContent, EncoderShape, HeadShape, write_bundle
 from services.algorithms.generation.generator import Generator
-from services.algorithms.generation.identifiers import IdentifierTable
-from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.phrases_part import PhraseParts, save_phrases
-from services.algorithms.generation.shortlist import Shortlist
-from services.algorithms.generation.trie import IdentifierTrie
 from services.algorithms.generation.vocabulary import build_vocabulary
 from services.algorithms.states import ItemStates, PairGate
 from services.algorithms.text_bundle import TextBundle, TextBundleWriter
@@ -34,6 +29,7 @@ from services.generator.clicks import ClicksFollower
 from services.generator.config import GeneratorSettings
 from services.generator.metrics import GeneratorMetrics
 from services.generator.server import SERVICE
+from tests.unit.retrieval_scene import make_items, make_pair_gate
 
 TITLES = {
     "1": "Toy Story",
@@ -51,7 +47,7 @@ WORDS = [
     *("movie", "film", "galaxy"),
 ]
 POSITIONS = 4
-WIDTH = 8
+WIDTH = 48  # words that are not shared are nearly orthogonal
 
 
 def bag_of_words(path: Path, table: np.ndarray, rows: int, *, normalised: bool) -> Path:
@@ -154,18 +150,16 @@ def _add_phrases(to: TextBundleWriter, scratch: Path, texts: list[str]) -> None:
                 weights[token, WORDS.index(word)] = 4
     weights[0] = 0
     sequences = vocabulary.encode_all(texts)
-    generator = Generator(
-        output_layer=OutputLayer.from_weights(weights),
-        shortlist=Shortlist(
-            np.ones((1, width), dtype=np.float32),
-            np.arange(len(vocabulary), dtype=np.int32)[None],
-            num_tokens=len(vocabulary),
-        ),
-        trie=IdentifierTrie.build(sequences, range(len(texts)), max_tokens=POSITIONS, num_tokens=len(vocabulary)),
-        identifiers=IdentifierTable.build(texts, [[row] for row in range(len(texts))]),
+    generator = Generator.build(
+        weights,
+        np.ones((1, width), dtype=np.float32),
+        np.arange(len(vocabulary), dtype=np.int32)[None],
+        sequences,
+        texts,
+        [[row] for row in range(len(texts))],
+        max_tokens=POSITIONS,
     )
     folder = scratch / "phrases"
-    folder.mkdir(exist_ok=True)
     graph = bag_of_words(scratch / "phrases.onnx", table, 1 + POSITIONS, normalised=False)
     to.add_phrases(
         save_phrases(folder, PhraseParts(generator, vocabulary), graph),
