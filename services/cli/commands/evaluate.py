@@ -109,6 +109,52 @@ def stream(
         )
 
 
+@app.command("text")
+@reports_errors
+def text(
+    *,
+    data: Annotated[
+        list[str] | None, typer.Option(help="medquad, medquad-masked or scifact; may be repeated. Default: all.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: each trains what is trained anew.")] = 3,
+    seconds: Annotated[
+        float | None, typer.Option(min=1.0, help="Training of each phrase model. Default: 240; with --quick 15.")
+    ] = None,
+    train: Annotated[bool, typer.Option(help="Whether to train and ask the models that have to be trained.")] = True,
+    quick: Quick = False,
+    out: Out = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Text: who answers real questions best, over documents that have training questions of their own.
+
+    BM25, MiniLM, both with PEFA, MiniLM fine-tuned, text MoL, and PIXAR by vocabulary size and tokenizer: recall, hits
+    and MRR over seeds, latency one question at a time, memory, and how long identifiers are in tokens.
+
+    Example:  freshet evaluate text
+
+    Example:  freshet evaluate text --data scifact --seeds 1 --no-train
+    """
+    wait_without_spinning()
+    from services.datasets.texts import COLLECTIONS
+    from services.evaluation import text_report
+
+    with in_sentences(when_memory_ends="--data scifact"):
+        measured(
+            lambda request: text_report.run(
+                request,
+                names=list(dict.fromkeys(data or COLLECTIONS)),
+                seeds=list(range(seed, seed + (1 if quick else seeds))),
+                seconds=seconds,
+                train=train,
+            ),
+            out=out,
+            quick=quick,
+            seed=seed,
+            as_json=as_json,
+        )
+
+
 def _fit(epochs: int) -> "Fit":
     """Preset quick; small data is trained for more epochs, as `freshet train` does."""
     from dataclasses import replace

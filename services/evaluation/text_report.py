@@ -1,0 +1,130 @@
+"""`freshet evaluate text`: which way of answering words finds most, on real questions and documents.
+
+Rows: BM25, a sentence encoder, both forms of PEFA, the encoder fine-tuned, text MoL, and PIXAR by vocabulary size and
+tokenizer; recall, hits and MRR over seeds, latency one question at a time, memory. Every contender sees the training
+questions only. It gathers; contenders, measures and the page are other modules'.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from services.datasets.locate import Locator
+from services.datasets.texts import COLLECTIONS, TextCollection, load_texts, part
+from services.evaluation import text_page, vocabularies
+from services.evaluation.benchmarks import Report, Request
+from services.evaluation.embeddings import EmbeddingSource
+from services.evaluation.tables import machine
+from services.evaluation.text_contenders import UNTRAINED, Answering, Asked, Contender
+from services.evaluation.text_measures import NAMES, measures
+from services.evaluation.text_trained import FULL, QUICK, trained
+
+Row = dict[str, Any]
+
+_QUICK_DOCUMENTS, _QUICK_QUESTIONS = 600, 200
+_TIMED = 100  # questions asked one at a time
+_WARM = 5
+
+
+def run(
+    request: Request,
+    *,
+    names: Sequence[str] = COLLECTIONS,
+    seeds: Sequence[int] = (0, 1, 2),
+    seconds: float | None = None,
+    train: bool = True,
+    source: EmbeddingSource | None = None,
+    contenders: Sequence[Contender] | None = None,
+) -> Report:
+    """All rows; writes text.{md,json} and plots of quality against vocabulary size and latency.
+
+    `seconds` of training per phrase model; `train` False leaves out what has to be trained; `contenders`: others than
+    the built-in ones.
+    Raises: ValueError for an unknown set, a missing file, or weights that are not installed, with what to do.
+    """
+    began = time.perf_counter()
+    source = source or EmbeddingSource(progress=lambda what, done, total: request.say(f"{what}, {done:,} of {total:,}"))
+    locator = Locator(environ=source.environ)
+    chosen = list(UNTRAINED if contenders is None else contenders)
+    if train and contenders is None:
+        budget = QUICK if request.quick else FULL
+        chosen += trained(budget if seconds is None else budget.lasting(seconds), quick=request.quick)
+    found: list[Row] = []
+    for name in names:
+        texts = load_texts(name, locator)
+        if request.quick:
+            texts = part(texts, documents=_QUICK_DOCUMENTS, questions=_QUICK_QUESTIONS, seed=request.seed)
+        asked = Asked(texts=texts, source=source, quick=request.quick, say=request.say)
+        found += rows(asked, chosen, seeds=seeds)
+    found += vocabularies.rows(quick=request.quick, locator=locator, say=request.say)
+    report: Report = {
+        "benchmark": "text",
+        "command": request.how,
+        "machine": machine(),
+        "quick": request.quick,
+        "seed": request.seed,
+        "rows": found,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+    request.out.mkdir(parents=True, exist_ok=True)
+    text_page.plot_sizes(found, request.out / "text_vocabulary.png")
+    text_page.plot_latency(found, request.out / "text_latency.png")
+    (request.out / "text.md").write_text(text_page.text(report).rstrip() + "\n", encoding="utf-8")
+    (request.out / "text.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return report
+
+
+def rows(asked: Asked, contenders: Sequence[Contender], *, seeds: Sequence[int]) -> list[Row]:
+    """One row per contender's answer: means over seeds, with the deviation over seeds where there are several."""
+    found: list[Row] = []
+    for contender in contenders:
+        by_name: dict[str, list[Row]] = {}
+        for seed in seeds if contender.seeded else seeds[:1]:
+            asked.say(f"{asked.texts.name}: {contender.name}, seed {seed}")
+            for name, answering in contender.make(asked, seed).items():
+                by_name.setdefault(name, []).append(_measured(asked.texts, answering))
+        found += [_over_seeds(asked.texts, name, runs) for name, runs in by_name.items()]
+    return found
+
+
+def _measured(texts: TextCollection, answering: Answering) -> Row:
+    questions = [text for text, _ in texts.test]
+    values = measures(list(map(list, answering.answer(questions))), [wanted for _, wanted in texts.test])
+    # Evenly spread, since sets are sorted by topic.
+    some = [questions[place] for place in np.linspace(0, len(questions) - 1, min(_TIMED, len(questions))).astype(int)]
+    for question in some[:_WARM]:
+        answering.answer([question])
+    taken = []
+    for question in some:
+        began = time.perf_counter()
+        answering.answer([question])
+        taken.append(time.perf_counter() - began)
+    return {
+        **{name: float(each.mean()) for name, each in values.items()},
+        "milliseconds": float(np.median(taken) * 1e3),
+        "p95_milliseconds": float(np.percentile(taken, 95) * 1e3),
+        "bytes": answering.nbytes,
+        "vocabulary": answering.vocabulary,
+        "notes": answering.notes,
+    }
+
+
+def _over_seeds(texts: TextCollection, name: str, runs: Sequence[Row]) -> Row:
+    row: Row = {
+        "table": "answers",
+        "data": texts.name,
+        "contender": name,
+        "documents": len(texts.documents),
+        "questions": len(texts.test),
+        "seeds": len(runs),
+    }
+    for measure in NAMES:
+        values = [run[measure] for run in runs]
+        row[measure] = float(np.mean(values))
+        row[f"{measure}_sd"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    for field in ("milliseconds", "p95_milliseconds"):
+        row[field] = float(np.median([run[field] for run in runs]))
+    return row | {field: runs[0][field] for field in ("bytes", "vocabulary", "notes")}

@@ -1,0 +1,163 @@
+"""Trained contenders of `freshet evaluate text`: fine-tuned dot product, text MoL, and PIXAR with several vocabularies.
+
+Each is trained on the training questions alone, with the training package as users have it; how long, `Budget` says,
+and it is the same for all of a kind. How answers are judged, it does not know.
+
+Letters: B questions, V tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from services.algorithms.generation.target_tokenizers import (
+    WordPieceTokenizer,
+    bpe_tokenizer,
+    unigram_tokenizer,
+    word_tokenizer,
+)
+from services.algorithms.generation.vocabulary import TargetTokenizer, build_vocabulary
+from services.algorithms.indexes.by_name import make_index, parse_algorithm
+from services.algorithms.models.sentence_encoder import model_folder
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import FloatArray
+from services.evaluation.text_contenders import Answering, Asked, Contender, Encoded, Ranked, with_pefa
+from services.evaluation.text_measures import MOST
+from services.training.phrases.fit import PhraseSettings, TrainedPhrases, train_phrases
+from services.training.text_mol import TextFit, TextMolSettings, train_text_mol
+from services.training.text_mol.fit import Prepared
+
+# Several identifiers name one document: so many are asked for, that a hundred documents are found.
+_IDENTIFIERS = 3 * MOST
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """How much training a row gets. `steps`: of the dot product and of text MoL; `seconds`: of a phrase model;
+    `sizes`: of phrase vocabularies; `equal_size`: at which the other tokenizers stand beside them."""
+
+    steps: int
+    seconds: float
+    sizes: tuple[int, ...]
+    equal_size: int
+
+    def lasting(self, seconds: float) -> "Budget":
+        """The same with other seconds for each phrase model."""
+        return replace(self, seconds=seconds)
+
+
+FULL = Budget(steps=300, seconds=240.0, sizes=(2_000, 4_000, 8_000, 16_000), equal_size=8_000)
+QUICK = Budget(steps=20, seconds=15.0, sizes=(1_500,), equal_size=1_500)
+
+TOKENIZERS: dict[str, Callable[[Sequence[str], int], TargetTokenizer]] = {
+    "phrases": lambda texts, size: build_vocabulary(texts, size=size, min_count=scaled_min_count(len(texts))),
+    "words": lambda texts, size: word_tokenizer(texts, size=size, min_count=scaled_min_count(len(texts))),
+    "BPE": lambda texts, size: bpe_tokenizer(texts, size=size),
+    "unigram": lambda texts, size: unigram_tokenizer(texts, size=size),
+    "word pieces": lambda texts, size: WordPieceTokenizer(_word_list()),
+}
+
+
+def scaled_min_count(num_texts: int) -> int:
+    """The paper's 20 is for tens of millions of identifiers: here one for each 50,000, between 2 and 20."""
+    return min(20, max(2, num_texts // 50_000))
+
+
+def trained(budget: Budget, *, quick: bool) -> tuple[Contender, ...]:
+    """All trained contenders; when quick, text MoL without its ablation, and phrases beside unigrams alone."""
+    mol = {"text MoL": 0.001} if quick else {"text MoL": 0.001, "text MoL, no mutual information": 0.0}
+    others = ("unigram",) if quick else ("words", "BPE", "unigram", "word pieces")
+    kinds = [("phrases", size) for size in budget.sizes] + [(other, budget.equal_size) for other in others]
+    return (
+        Contender(name="fine-tuned", make=partial(_fine_tuned, budget=budget, mutual_information=mol), seeded=True),
+        *(
+            Contender(
+                name=f"PIXAR {kind} {size}", make=partial(_phrases, kind=kind, size=size, budget=budget), seeded=True
+            )
+            for kind, size in kinds
+        ),
+    )
+
+
+def _fine_tuned(
+    asked: Asked, seed: int, *, budget: Budget, mutual_information: dict[str, float]
+) -> dict[str, Answering]:
+    """The dot product (alone and with PEFA) and text MoL: the same body, steps, batches and kept lower layers."""
+    pairs = [(text, document) for text, documents in asked.texts.train for document in documents]
+    base = TextMolSettings(kind="dot", steps=budget.steps)
+    asked.say(f"{asked.texts.name}: lower layers of questions and documents")
+    prepared = Prepared(pairs, asked.texts.documents, base)
+
+    def fit(settings: TextMolSettings) -> TextFit:
+        asked.say(f"{asked.texts.name}: fine-tuning, {settings.kind}, seed {seed}")
+        return train_text_mol(pairs, asked.texts.documents, settings, seed, prepared=prepared)
+
+    dot = fit(base)
+
+    def encode(texts: Sequence[str]) -> FloatArray:
+        return np.ascontiguousarray(dot.query_states(texts).components[:, 0])
+
+    documents = np.ascontiguousarray(dot.item_states.components[:, 0])
+    rows = with_pefa("fine-tuned dot product", asked, Encoded(documents=documents, encode=encode), seed)
+    for name, weight in mutual_information.items():
+        rows[name] = _mol(fit(TextMolSettings(kind="mol", steps=budget.steps, mutual_information_weight=weight)))
+    return rows
+
+
+def _mol(fit: TextFit) -> Answering:
+    """Exact search, certified, over the documents' states."""
+    scorer = MolScorer(fit.item_states, fit.pair_gate)
+    index = make_index(parse_algorithm("exact"), scorer, np.arange(len(fit.item_states.components)))
+
+    def answer(texts: Sequence[str]) -> Ranked:
+        found = []
+        for start in range(0, len(texts), 64):
+            answers = index.search(fit.query_states(texts[start : start + 64]), min(MOST, index.num_items))
+            found += list(np.asarray(answers.item_indices, dtype=np.int64))
+        return found
+
+    return Answering(answer=answer, nbytes=index.nbytes, notes={"train_seconds": round(fit.seconds, 1)})
+
+
+def _phrases(asked: Asked, seed: int, *, kind: str, size: int, budget: Budget) -> dict[str, Answering]:
+    """PIXAR over identifiers that are the documents' names and training questions, cut by one tokenizer."""
+    texts = asked.texts
+    tokenizer = TOKENIZERS[kind]([text for each in texts.identifiers for text in each], size)
+    asked.say(f"{texts.name}: PIXAR, {len(tokenizer):,} {kind}, seed {seed}")
+    pairs = [(text, document) for text, documents in texts.train for document in documents]
+    model = train_phrases(pairs, texts.identifiers, tokenizer, PhraseSettings(seconds=budget.seconds), seed)
+    report = model.report
+    return {
+        f"PIXAR, {kind}, {size:,}" if kind != "word pieces" else f"PIXAR, {kind}": Answering(
+            answer=_generated(model),
+            nbytes=model.weights.size * 2 + model.centers.nbytes + model.sets.nbytes,
+            vocabulary=len(tokenizer),
+            notes={
+                "tokenizer": kind,
+                "positions": report["positions"],
+                "steps": report["steps"],
+                "train_seconds": round(report["train_seconds"], 1),
+                "identifier_tokens": float(np.mean([len(tokens) for tokens in model.identifiers.tokens])),
+            },
+        )
+    }
+
+
+def _generated(model: TrainedPhrases) -> Callable[[Sequence[str]], Ranked]:
+    generator = model.generator()
+
+    def answer(texts: Sequence[str]) -> Ranked:
+        found = []
+        for start in range(0, len(texts), 64):
+            for x in model.encode(texts[start : start + 64]):
+                rows = [row for one in generator.generate(x, _IDENTIFIERS).answers for row in one.item_rows.tolist()]
+                found.append(np.array(list(dict.fromkeys(rows))[:MOST], dtype=np.int64))
+        return found
+
+    return answer
+
+
+def _word_list() -> list[str]:
+    return (model_folder() / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
