@@ -39,6 +39,7 @@ class WordPieces:
             raise ValueError(f"word list of {len(words)} rows lacks {', '.join(missing)}; it needs {_SPECIAL}")
         if self._ids["[PAD]"] != 0:
             raise ValueError(f"[PAD] is row {self._ids['[PAD]']} of the word list; allowed: 0")
+        self.words = tuple(words)
         self.fingerprint = hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
         self._known: dict[str, list[int]] = {}
 
