@@ -179,7 +179,7 @@ def encoded(model: TextMol, kept: KeptTexts, side: Aggregation | None, listener:
     components = np.empty((len(kept), count, model.body.shape.width), dtype=np.float32)
     done = 0
     for rows in kept.by_length():
-        hidden, real = kept.batch(rows)
+        hidden, real = kept.batch(rows, model.body)
         components[rows] = model.from_kept(hidden, real, side).numpy()
         done += len(rows)
         if listener is not None:
@@ -211,8 +211,10 @@ def _loss(model: TextMol, data: Prepared, rows: Rows, settings: TextMolSettings)
     """Softmax over the batch's distinct documents; another document that belongs to the query is no negative."""
     asked, own = rows[:, 0], rows[:, 1]
     documents, target = np.unique(own, return_inverse=True)
-    queries = model.from_kept(*data.kept_queries.batch(asked), model.query)
-    scores, weights = model.scores(queries, model.from_kept(*data.kept_documents.batch(documents), model.document))
+    queries = model.from_kept(*data.kept_queries.batch(asked, model.body), model.query)
+    scores, weights = model.scores(
+        queries, model.from_kept(*data.kept_documents.batch(documents, model.body), model.document)
+    )
     logits = scores / settings.tau
     known = np.isin(
         asked[:, None] * (int(data.pairs[:, 1].max()) + 1) + documents[None, :],

@@ -34,7 +34,6 @@ class KeptTexts:
         progress: Callable[[int], None] | None = None,
     ) -> None:
         """`progress` is called with the number of texts done. Held: 2 T D bytes (joined > 0) and 8 T."""
-        self._body, self._joined = body, joined
         parts, lengths = [], []
         for begin in range(0, len(texts), _TEXTS_AT_ONCE):
             ids, mask = tokenizer.batch(texts[begin : begin + _TEXTS_AT_ONCE], max_tokens=max_tokens)
@@ -45,16 +44,19 @@ class KeptTexts:
         self._offsets = np.append(0, np.cumsum(self.lengths))
         self._hidden: npt.NDArray[np.float16] | None = None
         if joined:
-            self._hidden = self._computed(progress or (lambda done: None))
+            self._hidden = self._computed(body, joined, progress or (lambda done: None))
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def batch(self, rows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """rows (B,) -> what layer `joined` reads (B, L, D), float32, and which positions are tokens (B, L)."""
+    def batch(self, rows: npt.NDArray[np.int64], body: TextBody) -> tuple[Tensor, Tensor]:
+        """rows (B,) -> what layer `joined` reads (B, L, D), float32, and which positions are tokens (B, L).
+
+        `body` embeds where joined = 0: the one in training, not the one that this was made with.
+        """
         flat, real = self._places(rows)
         if self._hidden is None:
-            return self._body.embed(torch.from_numpy(self._ids[flat] * real)), torch.from_numpy(real)
+            return body.embed(torch.from_numpy(self._ids[flat] * real)), torch.from_numpy(real)
         return torch.from_numpy(self._hidden[flat].astype(np.float32)), torch.from_numpy(real)
 
     def by_length(self, batch_tokens: int = _BATCH_TOKENS) -> list[npt.NDArray[np.int64]]:
@@ -75,13 +77,13 @@ class KeptTexts:
         return np.where(real, self._offsets[rows][:, None] + steps, 0), real
 
     @torch.no_grad()
-    def _computed(self, progress: Callable[[int], None]) -> npt.NDArray[np.float16]:
-        hidden = np.empty((len(self._ids), self._body.shape.width), dtype=np.float16)
+    def _computed(self, body: TextBody, joined: int, progress: Callable[[int], None]) -> npt.NDArray[np.float16]:
+        hidden = np.empty((len(self._ids), body.shape.width), dtype=np.float16)
         done = 0
         for rows in self.by_length():
             flat, real = self._places(rows)
             ids, mask = torch.from_numpy(self._ids[flat] * real), torch.from_numpy(real)
-            lower = self._body.run(self._body.embed(ids), mask, 0, self._joined).float()
+            lower = body.run(body.embed(ids), mask, 0, joined).float()
             hidden[flat[real]] = lower.numpy()[real]
             done += len(rows)
             progress(done)
