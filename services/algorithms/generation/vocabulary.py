@@ -81,7 +81,8 @@ class PhraseVocabulary:
         """`pieces`: (normalised text, flag), the characters of ASCII with both flags first; `counts`: how often each
         occurred in the texts that the vocabulary was made of, which decides between equally short encodings.
 
-        Raises: ValueError if a piece is there twice, is not normalised, or the first ones are not those of ASCII.
+        Raises: ValueError if a piece is there twice, is not normalised, has a flag before several words (a phrase has
+        one form), or the first ones are not those of ASCII.
         """
         if list(pieces[: 2 * len(ASCII)]) != ascii_pieces():
             raise ValueError(f"pieces begin with {pieces[:3]!r}; allowed: the characters of ASCII, as ascii_pieces()")
@@ -93,8 +94,10 @@ class PhraseVocabulary:
         self._counts = np.concatenate([np.zeros(NUM_BYTE_TOKENS, dtype=np.int64), np.array(counts, dtype=np.int64)])
         self._words = Words()
         self._cut = cut((text for text, _ in pieces), self._words)
-        if list(map(joined, self._words_of_pieces())) != [text for text, _ in pieces]:
-            raise ValueError("a piece is not normalised or begins or ends with a space; allowed: normalised(text)")
+        num_words = np.diff(self._cut.starts).tolist()
+        for (text, unusual), count in zip(pieces, num_words, strict=True):
+            if not text or normalised(text) != text or (unusual and count > 1):
+                raise ValueError(f"piece={(text, unusual)!r}; allowed: normalised text, a flag for one word at most")
 
     def __len__(self) -> int:
         return NUM_BYTE_TOKENS + len(self._pieces)
@@ -207,11 +210,6 @@ class PhraseVocabulary:
             f"{count}\t{'##' if unusual else ''}\t{text}\n"
             for (text, unusual), count in zip(self._pieces, counts, strict=True)
         ).encode()
-
-    def _words_of_pieces(self) -> Iterable[list[Piece]]:
-        symbols, starts = self._cut.symbols.tolist(), self._cut.starts.tolist()
-        for start, stop in pairwise(starts):
-            yield [(self._words.name(symbol >> 1), bool(symbol & 1)) for symbol in symbols[start:stop]]
 
     @cached_property
     def _phrases(self) -> PieceTrie:
