@@ -21,6 +21,7 @@ from services.algorithms.text_bundle import TextBundle, TextBundleWriter
 from services.algorithms.word_pieces import Tokens, WordPieces
 from services.training.onnx_graphs import ExportError, session, write_graph
 from services.training.text_mol.fit import TextFit
+from services.training.text_server import add_server_folders
 
 INPUTS = ("input_ids", "attention_mask")
 OUTPUT = "components"
@@ -74,7 +75,9 @@ def add_text_mol_part(to: TextBundleWriter, fit: TextFit, *, queries: Sequence[s
 def write_text_mol(
     path: Path | str, fit: TextFit, *, item_ids: Sequence[str], texts: Sequence[str], queries: Sequence[str]
 ) -> TextBundle:
-    """A text bundle with this fit as its text MoL (its phrases are kept where it stands over the same documents).
+    """A text bundle with this fit as its text MoL, and the inference server's folders.
+
+    The phrases of a text bundle there are kept where it stands over the same documents.
 
     `item_ids`, `texts`: of the documents that the fit encoded, in their order. Raises: as `add_text_mol_part`.
     """
@@ -82,10 +85,11 @@ def write_text_mol(
         raise ValueError("the body's tokenizer is no word list; a text bundle's queries are word pieces (BERT, MiniLM)")
     with TextBundleWriter(path, item_ids=item_ids, texts=texts, words=fit.tokenizer.words) as to:
         worst = add_text_mol_part(to, fit, queries=queries)
-        return to.seal(
+        to.seal(
             data={"text_mol": asdict(fit.settings)},
             metrics={"text_mol": {"export_error": worst, "loss": float(fit.losses[-20:].mean())}},
         )
+    return add_server_folders(path)
 
 
 class _Graph(nn.Module):

@@ -36,7 +36,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class InferenceServer:
-    """The server that runs the sequence encoder."""
+    """The server that runs the sequence encoder and, where there is a text bundle, the text encoders."""
 
     service: Service
     name: str = "inference-server"
@@ -93,7 +93,6 @@ class InferenceServer:
             )
         ports = place.ports
         own = {
-            "--model-repository": str(models),
             "--http-port": str(ports["inference-server-http"]),
             "--grpc-port": str(ports["inference-server"]),
             "--metrics-port": str(ports["inference-server-metrics"]),
@@ -111,7 +110,11 @@ class InferenceServer:
             left.unlink(missing_ok=True)
         flags = dict(flag.partition("=")[::2] for flag in self.service.command[1:]) | own
         program = self._packages / "pytriton" / "tritonserver" / "bin" / "tritonserver"
-        arguments = [f"{flag}={value}" if value else flag for flag, value in flags.items() if value is not None]
+        # One folder of models per bundle: the sequence encoder's, and the text encoders' where there is a text bundle.
+        repositories = [models, *([texts] if (texts := place.text / "inference_server").is_dir() else [])]
+        del flags["--model-repository"]
+        arguments = [f"--model-repository={repository}" for repository in repositories]
+        arguments += [f"{flag}={value}" if value else flag for flag, value in flags.items() if value is not None]
         return Launch(
             argv=[
                 str(program),
