@@ -36,6 +36,7 @@ __all__ = [
     "Manifest",
     "add_files",
     "load_bundle",
+    "note_new_item_length",
     "write_bundle",
 ]
 
@@ -169,6 +170,7 @@ class BundleContent:
     user_ids: Sequence[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    new_item_length: float | None = None
 
 
 def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
@@ -217,6 +219,16 @@ def add_files(path: Path | str, sources: Mapping[str, Path]) -> Bundle:
     for name, source in sources.items():
         files[name] = put_file(root, name, source)
     replace(manifest, files=files).write(root / MANIFEST)
+    return load_bundle(root, verify=False)
+
+
+def note_new_item_length(path: Path | str, length: float) -> Bundle:
+    """Say in a bundle's manifest how long a new item's components may become in its model; the version stays.
+
+    Raises: BundleError for a length that is not above 0 and at most 1.
+    """
+    root = Path(path)
+    replace(Manifest.read(root / MANIFEST), new_item_length=length).write(root / MANIFEST)
     return load_bundle(root, verify=False)
 
 
@@ -294,4 +306,5 @@ def _write_content(root: Path, content: BundleContent) -> None:
         data=dict(content.data),
         metrics=dict(content.metrics),
         files=files,
+        new_item_length=content.new_item_length,
     ).write(root / MANIFEST)

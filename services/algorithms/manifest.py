@@ -17,7 +17,7 @@ ENCODER_KINDS = ("hstu", "sasrec")
 HEAD_KINDS = ("mol", "dot")
 
 # Fields that older bundles do not have.
-_ADDED_LATER = {"num_item_buckets"}
+_ADDED_LATER = {"num_item_buckets", "new_item_length"}
 
 Shape = TypeVar("Shape", bound="EncoderShape | HeadShape | FileEntry")
 
@@ -112,7 +112,9 @@ class FileEntry:
 class Manifest:
     """`manifest.json`. `data` says what the model was trained on, `metrics` how it did; both are for people.
 
-    `encoder` is None where the embeddings were brought from elsewhere.
+    `encoder` is None where the embeddings were brought from elsewhere. `new_item_length`: how long the components of an
+    item may become that consists of its interactions alone, where a trained one's are 1; None where nobody measured it.
+    It was measured on the model, and is no part of its version.
     """
 
     model_version: str
@@ -120,6 +122,7 @@ class Manifest:
     head: HeadShape
     num_items: int
     num_users: int
+    new_item_length: float | None = None
     data: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     files: dict[str, FileEntry] = field(default_factory=dict)
@@ -131,6 +134,8 @@ class Manifest:
         _require_positive("manifest", {"num_items": self.num_items})
         if self.num_users < 0 or (self.num_users and not (self.encoder and self.encoder.uses_user_index)):
             raise BundleError(f"num_users={self.num_users}; a model without user-id component has 0")
+        if self.new_item_length is not None and not 0 < self.new_item_length <= 1:  # NaN too
+            raise BundleError(f"new_item_length={self.new_item_length}; allowed: more than 0, at most 1, or absent")
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -158,6 +163,8 @@ class Manifest:
         """Write aside, then rename into place."""
         aside = path.with_name(f".{path.name}.writing")
         plain = asdict(self) | {"encoder": None if self.encoder is None else self.encoder.described()}
+        if self.new_item_length is None:
+            del plain["new_item_length"]
         aside.write_text(json.dumps(plain, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
         aside.replace(path)
 

@@ -14,6 +14,7 @@ from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.pefa.content import TextStates
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
+from services.algorithms.pefa.share_choice import share_of_length
 from services.common.config import ConfigError
 from services.common.kafka import BulkProducer, build_consumer
 from services.common.rpc_server import HealthState, serve
@@ -67,6 +68,14 @@ def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
         max_remembered=settings.max_remembered,
         max_parked=settings.max_parked,
     )
+
+
+def new_item_share(settings: RefresherSettings, bundle: Bundle) -> SharePolicy | None:
+    """How far new items may go: the setting's word, else what training measured on this model; None: neither."""
+    if settings.new_item_share:
+        return SharePolicy.parse(settings.new_item_share)
+    length = bundle.manifest.new_item_length
+    return None if length is None else share_of_length(length)
 
 
 def kafka_log(settings: RefresherSettings, bundle: Bundle) -> KafkaLog:
@@ -157,7 +166,7 @@ async def run(settings: RefresherSettings) -> None:
         min_users=settings.min_users,
         withdrawn=withdrawn,
         content=await asyncio.to_thread(content_states, settings, bundle),
-        new_share=SharePolicy.parse(settings.new_item_share) if settings.new_item_share else None,
+        new_share=new_item_share(settings, bundle),
     )
     refresher = Refresher(
         log=kafka_log(settings, bundle),

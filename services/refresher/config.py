@@ -20,7 +20,8 @@ class RefresherSettings(ProcessSettings):
     feedback: str = Field(default=DEFAULT_FEEDBACK.text, validation_alias="FRESHET_REFRESHER_FEEDBACK")
     # How far an item may leave its model (lambda); applied when publishing.
     share: str = Field(default=DEFAULT_SHARE.text, validation_alias="FRESHET_REFRESHER_SHARE")
-    # How far a new item may go; empty: each partition takes it from its known items' sums, as a model's own property.
+    # How far a new item may go; empty: as long as the bundle says of its model (of a bundle that does not say, each
+    # partition asks its known items' sums).
     new_item_share: str = Field(default="", validation_alias="FRESHET_REFRESHER_NEW_ITEM_SHARE")
     # An item that only interactions speak for is published once so many users stand behind it.
     min_users: int = Field(default=3, ge=1, le=1000, validation_alias="FRESHET_REFRESHER_MIN_USERS")

@@ -20,6 +20,7 @@ def save_bundle(
     *,
     data: Mapping[str, Any],
     metrics: Mapping[str, Any],
+    new_item_length: float | None = None,
 ) -> Bundle:
     """Write the trained model as a bundle. `interactions` is what it was trained on (counts, vocabularies)."""
     model = report.model
@@ -41,6 +42,7 @@ def save_bundle(
             user_ids=user_ids,
             data=data,
             metrics=metrics,
+            new_item_length=new_item_length,
         ),
     )
 

@@ -27,10 +27,12 @@ from services.algorithms.bundle import (
     Bundle,
     add_files,
     load_bundle,
+    note_new_item_length,
 )
 from services.algorithms.models.sequential import SequentialModel
 from services.datasets import Interactions
 from services.training.bundling import load_model
+from services.training.new_items import measure_new_item_length
 from services.training.onnx_graphs import ExportError, session, write_graph
 from services.training.sequences import Histories, windows_before
 from services.training.step_export import can_step, max_step_difference, write_step_onnx
@@ -62,11 +64,15 @@ def export_bundle(
 ) -> ExportReport:
     """Export a bundle's encoder and put it, with the inference server's model folder, into the bundle.
 
-    Checked on the longest and 63 other histories of `interactions` (random ones without it).
+    Checked on the longest and 63 other histories of `interactions` (random ones without it). Where the bundle does not
+    say how long a new item's state may become (older ones), that is measured on `interactions` and noted.
     Raises: ExportError if any output differs by more than 1e-4, or if the server's folder template is missing.
     """
     bundle = load_bundle(bundle_dir)
     sources = _server_files(template)
+    if interactions is not None and interactions.item_ids != bundle.item_ids:
+        # Of other items: nothing can be read from them.
+        interactions = None
     model = load_model(bundle)
     inputs = _histories(bundle, interactions)
     with tempfile.TemporaryDirectory() as scratch:
@@ -89,6 +95,9 @@ def export_bundle(
             cache_file = Path(incremental_encoding.__file__)
             sources |= {ENCODER_STEP_ONNX: step_file, _STEP_IN_SERVER: step_file, _CACHE_IN_SERVER: cache_file}
         exported = add_files(bundle.path, sources)
+        if exported.manifest.new_item_length is None and interactions is not None:
+            length = measure_new_item_length(model, interactions)
+            exported = exported if length is None else note_new_item_length(bundle.path, length)
         size = onnx_file.stat().st_size
     return ExportReport(bundle=exported, max_error=error, histories_checked=len(inputs["item_index"]), onnx_bytes=size)
 
@@ -149,7 +158,7 @@ def _example(model: SequentialModel) -> dict[str, Tensor]:
 def _histories(bundle: Bundle, interactions: Interactions | None, count: int = 64) -> Arrays:
     """Windows of up to `count` users, padded: inputs of the encoder with the last position wanted."""
     rng = np.random.default_rng(0)
-    if interactions is None or interactions.item_ids != bundle.item_ids:
+    if interactions is None:
         lengths = rng.integers(1, bundle.max_history, count)
         lengths[0] = bundle.max_history - 1
         offsets = np.append(0, np.cumsum(lengths))

@@ -21,6 +21,7 @@ from services.training.display import show_report, training_progress
 from services.training.evaluation import Evaluation, evaluate
 from services.training.export import export_bundle
 from services.training.loop import TrainReport, train
+from services.training.new_items import measure_new_item_length
 from services.training.presets import TrainConfig, default_epochs, preset, with_dot_head, with_sasrec
 from services.training.sequences import Histories
 
@@ -125,7 +126,10 @@ def run_training(
     }
     metrics = _metrics(evaluation)
     training = {"preset": preset_name, "config": config.as_dict(), "positions_per_s": round(report.positions_per_s, 1)}
-    bundle = save_bundle(out, report, divided.train, data={**data, "training": training}, metrics=metrics)
+    length = measure_new_item_length(report.model, divided.train)
+    bundle = save_bundle(
+        out, report, divided.train, data={**data, "training": training}, metrics=metrics, new_item_length=length
+    )
     result: dict[str, Any] = {
         "bundle": str(out),
         "model_version": bundle.model_version,
@@ -136,6 +140,7 @@ def run_training(
         "epochs": config.epochs,
         "data": data,
         "metrics": metrics,
+        "new_item_length": length,
         "positions": report.positions,
         "seconds": round(report.seconds, 3),
         "positions_per_s": round(report.positions_per_s, 1),

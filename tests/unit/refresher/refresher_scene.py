@@ -184,9 +184,12 @@ class World:
         max_changes: int = 2_000,
         checkpoint_s: float = 0.0,
         content: ContentStates | None = None,
+        new_share: SharePolicy | None = None,
     ) -> "Running":
         held, withdrawn = Held(), dict[str, bool]()
-        publisher = Publisher(share=share, min_users=min_users, withdrawn=withdrawn, content=content)
+        publisher = Publisher(
+            share=share, min_users=min_users, withdrawn=withdrawn, content=content, new_share=new_share
+        )
         refresher = Refresher(
             log=log or self.log,
             outbox=outbox or self.outbox,

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from training_scene import CONFIG, WITH_USERS, cyclic_interactions
 
-from services.algorithms.bundle import load_bundle
+from services.algorithms.bundle import load_bundle, note_new_item_length
 from services.training import PRESETS, TrainConfig, preset, train
 from services.training.bundling import load_model, save_bundle
 from services.training.export import ExportError, export_bundle, max_difference, session
@@ -47,6 +47,7 @@ def test_run_training_writes_a_bundle_and_says_how_it_went(tmp_path: Path, monke
     assert bundle.counts.sum() == bundle.manifest.data["events"] < len(cyclic_interactions())
     assert bundle.file("inference_server/encoder/1/model.onnx").is_file()
     assert bundle.file("inference_server/encoder/config.pbtxt").is_file()
+    assert 0 < bundle.manifest.new_item_length == report["new_item_length"] <= 1
     assert report["export"]["max_error"] < 1e-4
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]  # no checkpoints left
     for words in ("positions/s", "data", "encoder", "mol", "optimizer", "peak memory", "popularity", "hr@10"):
@@ -75,6 +76,21 @@ def test_the_exported_encoder_equals_pytorch_at_any_batch_length_and_positions(n
     assert names == list(inputs)
     outputs = [found.name for found in session(onnx_file).get_outputs()]
     assert outputs == ["components", *(["gate"] if config.head.is_mixture else [])]
+
+
+def test_an_export_with_data_of_the_models_items_tells_an_older_bundle_how_long_new_items_may_become(
+    tmp_path: Path,
+) -> None:
+    path = bundle_of(CONFIG, tmp_path / "bundle")
+    others = replace(cyclic_interactions(), item_ids=[f"other-{row}" for row in range(30)])
+    for none in (None, others):
+        assert export_bundle(path, interactions=none).bundle.manifest.new_item_length is None
+    told = export_bundle(path, interactions=cyclic_interactions()).bundle.manifest.new_item_length
+    assert told is not None
+    assert load_bundle(path).manifest.new_item_length == told
+    note_new_item_length(path, 0.25)
+    # What training or an operator said stays.
+    assert export_bundle(path, interactions=cyclic_interactions()).bundle.manifest.new_item_length == 0.25
 
 
 def test_an_export_that_answers_differently_is_never_put_into_the_bundle(

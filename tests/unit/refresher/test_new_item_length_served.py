@@ -1,0 +1,75 @@
+"""A new item is as long as the bundle says of its model, and so found, on a stack that has seen nothing else yet."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from refresher_scene import D, World, interaction, readers_view
+
+from services.algorithms.bundle import load_bundle, write_bundle
+from services.algorithms.ops.mol_scores import mol_scores
+from services.algorithms.packed_state import pack_query_state
+from services.algorithms.pefa.decay import ForwardDecay
+from services.algorithms.pefa.policy import DEFAULT_FEEDBACK, SharePolicy
+from services.algorithms.states import ItemStates, QueryStates
+from services.refresher.bootstrap import new_item_share
+from services.refresher.config import RefresherSettings
+from services.refresher.domain.records import PackedQuery
+from services.refresher.domain.rules import ModelItems, Rules
+from tests.unit.bundle.bundle_scene import content
+
+
+def share_from(tmp_path: Path, length: float | None) -> SharePolicy | None:
+    write_bundle(tmp_path / "bundle", replace(content(), new_item_length=length))
+    return new_item_share(RefresherSettings(), load_bundle(tmp_path / "bundle"))
+
+
+def test_the_setting_comes_first_then_the_bundle_and_an_older_bundle_leaves_it_to_the_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = share_from(tmp_path, 0.9)
+    assert told is not None
+    assert told.least == pytest.approx(0.1)
+    assert share_from(tmp_path, None) is None
+    monkeypatch.setenv("FRESHET_REFRESHER_NEW_ITEM_SHARE", "fixed(least=0.7)")
+    assert share_from(tmp_path, 0.9) == SharePolicy(kind="fixed", least=0.7)
+
+
+def test_after_three_interactions_a_new_item_is_found_by_people_like_those_who_took_it(tmp_path: Path) -> None:
+    """Twelve known items with cosine .7 to the asker; the new one's direction is nearly the asker's own."""
+    asker = np.zeros((1, 1, D), np.float32)
+    asker[0, 0, 0] = 1.0
+    known = np.zeros((12, 1, D), np.float32)
+    known[:, 0, 0], known[:, 0, 1] = 0.7, np.sqrt(1 - 0.49)
+    rules = Rules(
+        items=ModelItems(
+            model_version="model-a",
+            num_query_components=1,
+            states=ItemStates(components=known),
+            index={f"item-{row}": row for row in range(12)},
+            pair_gate=None,
+        ),
+        feedback=DEFAULT_FEEDBACK,
+        decay=ForwardDecay(half_life_seconds=0),
+        max_remembered=16,
+        max_parked=16,
+    )
+    query = PackedQuery(*pack_query_state(QueryStates(components=asker)), 1, D)
+
+    def place_of_the_new_item(share: SharePolicy | None) -> int:
+        world = World(rules)
+        world.log.put("new")
+        rng = np.random.default_rng(0)
+        for n in range(3):
+            world.log.append(0, replace(interaction(rng, place=(0, n), item="new", user=f"user-{n}"), query=query))
+        running = world.refresher(min_users=3, new_share=share)
+        running.settle()
+        new = readers_view(world.outbox.deltas)[0]["new"].components[None]
+        every = ItemStates(components=np.concatenate([known, new]))
+        scores = mol_scores(QueryStates(components=asker), every, None)[0]
+        return int((scores > scores[-1]).sum())
+
+    assert place_of_the_new_item(share_from(tmp_path, 0.9)) == 0
+    # What is served without a word from anywhere is too short for this model.
+    assert place_of_the_new_item(share_from(tmp_path, None)) == 12
