@@ -13,6 +13,7 @@ import structlog
 
 from services.algorithms.catalogue import Catalogue, make_catalogue
 from services.algorithms.manifest import BundleError
+from services.algorithms.sealed_files import MANIFEST
 from services.algorithms.states import FloatArray
 from services.algorithms.text_bundle import PHRASE_ENCODER, TEXT_ENCODER, TextBundle, load_text_bundle
 from services.algorithms.word_pieces import WordPieces
@@ -26,7 +27,7 @@ _EMPTY_TOKENS = 2
 
 def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
     """The bundle there; or None and why: there is none, or it is damaged (which the log says as an error)."""
-    if not path.exists():
+    if not (path / MANIFEST).exists():
         return None, f"there is no text bundle at {path}; freshet train-text makes one"
     try:
         return load_text_bundle(path), ""
