@@ -26,6 +26,7 @@ from services.cli.commands import (
     search_vectors,
     stack,
     train,
+    train_text,
     watch,
 )
 
@@ -62,6 +63,7 @@ app.command("explain", rich_help_panel=_TALK)(explain.explain)
 app.command("forget", rich_help_panel=_TALK)(forget.forget)
 app.add_typer(items.app, rich_help_panel=_TALK)
 app.command("train", rich_help_panel=_DATA)(train.train)
+app.add_typer(train_text.app, rich_help_panel=_DATA)
 app.command("export", rich_help_panel=_DATA)(train.export)
 app.command("index", rich_help_panel=_DATA)(index.index)
 app.command("import", rich_help_panel=_DATA)(import_past.import_past)

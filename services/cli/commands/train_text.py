@@ -1,0 +1,154 @@
+"""`freshet train-text`: a text bundle for a model bundle's catalogue, what the generator process answers words from."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli.threads import wait_without_spinning
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from services.training.text_catalogue import Progress
+
+app = typer.Typer(name="train-text", help="Train what answers queries in words.", no_args_is_help=True)
+
+BundleOption = Annotated[
+    Path, typer.Option("--bundle", envvar="FRESHET_BUNDLE", help="The model bundle whose catalogue is meant.")
+]
+OutOption = Annotated[Path, typer.Option("--out", help="The text bundle; a part that is there already is kept.")]
+VocabularyOption = Annotated[int, typer.Option("--vocabulary", min=2, help="Phrases at most.")]
+MinutesOption = Annotated[float, typer.Option("--minutes", min=0.05, help="Training of each model ends there.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Steps of the text MoL.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Equal seeds train equal models.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="cpu (the last two layers), or cuda (all of them).")]
+JsonOption = Annotated[bool, typer.Option("--json", help="The report as one JSON object on stdout.")]
+
+_BUNDLE, _OUT = Path(".freshet/bundle"), Path(".freshet/text")
+
+
+@app.command()
+@reports_errors
+def phrases(
+    *,
+    bundle: BundleOption = _BUNDLE,
+    out: OutOption = _OUT,
+    vocabulary: VocabularyOption = 8192,
+    minutes: MinutesOption = 5.0,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    as_json: JsonOption = False,
+) -> None:
+    """Train the phrase model (PIXAR) on titles, categories and pseudo queries made of them.
+
+    Example:  freshet train-text phrases --bundle .freshet/bundle --out .freshet/text
+    """
+    with _training(as_json) as progress:
+        report = _phrases(bundle, out, vocabulary, minutes, seed, device, progress)
+    _show(report, as_json)
+
+
+@app.command("text-mol")
+@reports_errors
+def text_mol(
+    *,
+    bundle: BundleOption = _BUNDLE,
+    out: OutOption = _OUT,
+    steps: StepsOption = 300,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Fine-tune the text MoL on titles, categories and pseudo queries made of them.
+
+    Example:  freshet train-text text-mol --bundle .freshet/bundle --out .freshet/text
+    """
+    with _training(as_json) as progress:
+        report = _text_mol(bundle, out, steps, seed, progress)
+    _show(report, as_json)
+
+
+@app.command("all")
+@reports_errors
+def everything(
+    *,
+    bundle: BundleOption = _BUNDLE,
+    out: OutOption = _OUT,
+    vocabulary: VocabularyOption = 8192,
+    minutes: MinutesOption = 5.0,
+    steps: StepsOption = 300,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    as_json: JsonOption = False,
+) -> None:
+    """Both models of a text bundle, one after the other.
+
+    Example:  freshet train-text all --bundle .freshet/bundle --out .freshet/text
+    """
+    with _training(as_json) as progress:
+        made = {
+            "phrases": _phrases(bundle, out, vocabulary, minutes, seed, device, progress),
+            "text_mol": _text_mol(bundle, out, steps, seed, progress),
+        }
+    _show({**made["text_mol"], **made} if as_json else made["text_mol"], as_json)
+
+
+def _phrases(
+    bundle: Path, out: Path, vocabulary: int, minutes: float, seed: int, device: str, progress: "Progress"
+) -> dict[str, Any]:
+    from services.training.phrases.fit import PhraseSettings
+    from services.training.text_catalogue import train_phrases_part
+
+    settings = PhraseSettings(seconds=60 * minutes, device=device)
+    return train_phrases_part(bundle, out, vocabulary=vocabulary, settings=settings, seed=seed, progress=progress)
+
+
+def _text_mol(bundle: Path, out: Path, steps: int, seed: int, progress: "Progress") -> dict[str, Any]:
+    from services.training.text_catalogue import train_text_mol_part
+    from services.training.text_mol.settings import TextMolSettings
+
+    return train_text_mol_part(bundle, out, settings=TextMolSettings(steps=steps), seed=seed, progress=progress)
+
+
+def _show(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        emit_json(report)
+        return
+    typer.echo(f"text bundle {report['text_bundle']}  version {report['text_version']}")
+    typer.echo("queries: pseudo, made of titles and categories")
+
+
+@contextmanager
+def _training(as_json: bool) -> Iterator["Progress"]:
+    """A bar that follows the stages; what training raises, as sentences."""
+    wait_without_spinning()
+    from services.training.onnx_graphs import ExportError
+
+    try:
+        with _bar(console(stderr=as_json)) as progress:
+            yield progress
+    except ExportError as error:
+        raise CommandError(str(error)) from error
+    except ValueError as error:
+        raise CommandError(str(error), advice="see --help for an example", status=ExitStatus.USAGE) from error
+
+
+@contextmanager
+def _bar(screen: "Console") -> Iterator["Progress"]:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen) as bar:
+        task, current = bar.add_task("reading", total=None), ""
+
+        def follow(stage: str, done: int, total: int, loss: float) -> None:
+            nonlocal current, task
+            if stage != current:
+                current, task = stage, bar.add_task(stage, total=total)
+            described = stage if loss != loss else f"{stage}  loss {loss:.3f}"
+            bar.update(task, completed=done, total=total, description=described)
+
+        yield follow

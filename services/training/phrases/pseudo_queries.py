@@ -1,0 +1,80 @@
+"""Documents, identifiers and pseudo queries of a catalogue that has titles and categories and no queries of its own.
+
+A pseudo query is a few of a title's words with some of its categories, in drawn order: what somebody might type who
+half remembers. No person typed them; outputs call them pseudo. Identifiers are the title, the title as spoken ("The
+Usual Suspects" for "Usual Suspects, The (1995)"), and the categories with the decade where the title has a year, which
+name several items. Both models of a text bundle train on these. It knows no tokenizer.
+
+Letters: X items.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+QUERIES_OF_AN_ITEM = 4
+_YEAR = re.compile(r"\s*\(((?:18|19|20)\d\d)(?:-\d*)?\)\s*$")
+_ARTICLE = re.compile(r"^(.*), (The|A|An|Le|La|Les|Das|Der|Die|El|Il)$")
+_ALSO_KNOWN = re.compile(r"\s*\([^()]*\)")
+_WORD = re.compile(r"\w+(?:'\w+)?")
+_NO_CATEGORY = "(no genres listed)"
+# Words that say nothing alone; a title of nothing else keeps them.
+_COMMON = frozenset(
+    ("a", "an", "and", "at", "by", "for", "from", "in", "is", "it", "of", "on", "or", "the", "to", "with")
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CatalogueTexts:
+    """texts (X,): what a document says; identifiers (X lists); pairs of (pseudo query, item row)."""
+
+    item_ids: list[str]
+    texts: list[str]
+    identifiers: list[list[str]]
+    pairs: list[tuple[str, int]]
+
+
+def catalogue_texts(
+    item_ids: Sequence[str], titles: Sequence[str], categories: Sequence[Sequence[str]], *, seed: int = 0
+) -> CatalogueTexts:
+    """An item without a title is called by its id. Raises: ValueError if the columns' lengths differ."""
+    if not len(item_ids) == len(titles) == len(categories):
+        raise ValueError(f"{len(item_ids)} item ids, {len(titles)} titles, {len(categories)} categories; equally many")
+    rng = np.random.default_rng(seed)
+    texts, identifiers, pairs = [], [], []
+    for row, (item_id, title, names) in enumerate(zip(item_ids, titles, categories, strict=True)):
+        named = title if _WORD.search(title) else item_id
+        kinds = [name for name in names if name != _NO_CATEGORY]
+        texts.append(" ".join([named, *kinds]))
+        identifiers.append(_identifiers(named, kinds))
+        pairs += [(query, row) for query in _pseudo_queries(named, kinds, rng)]
+    return CatalogueTexts(item_ids=list(item_ids), texts=texts, identifiers=identifiers, pairs=pairs)
+
+
+def spoken(title: str) -> str:
+    """A title as people say it: without year and other names, its article in front."""
+    plain = _ALSO_KNOWN.sub("", _YEAR.sub("", title)).strip()
+    article = _ARTICLE.match(plain)
+    return (f"{article[2]} {article[1]}" if article else plain) or title
+
+
+def _identifiers(title: str, kinds: Sequence[str]) -> list[str]:
+    found = [title, spoken(title)]
+    year = _YEAR.search(title)
+    if kinds:
+        found.append(" ".join([*kinds, *([f"{year[1][:3]}0s"] if year else [])]))
+    return list(dict.fromkeys(found))
+
+
+def _pseudo_queries(title: str, kinds: Sequence[str], rng: np.random.Generator) -> list[str]:
+    every = _WORD.findall(spoken(title).lower())
+    words = [word for word in every if word not in _COMMON] or every or [title]
+    queries = []
+    for _ in range(QUERIES_OF_AN_ITEM):
+        kept = [words[place] for place in sorted(rng.permutation(len(words))[: 1 + int(rng.integers(len(words)))])]
+        some = [kinds[place].lower() for place in rng.permutation(len(kinds))[: int(rng.integers(3))]]
+        parts = [*some, *kept] if rng.random() < 0.5 else [*kept, *some]
+        queries.append(" ".join(parts))
+    return list(dict.fromkeys(queries))
