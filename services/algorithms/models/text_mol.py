@@ -30,8 +30,9 @@ class Aggregation(nn.Module):
 
     def prepend(self, hidden: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """hidden (B, L, D), real (B, L) -> the same with K tokens before: (B, K + L, D), (B, K + L)."""
-        own = self.tokens.expand(len(hidden), -1, -1).to(hidden.dtype)
-        always = real.new_ones((len(real), len(self.tokens)))
+        # Not len(hidden): the exporter would take this batch's size for every batch's.
+        own = self.tokens.expand(hidden.shape[0], -1, -1).to(hidden.dtype)
+        always = real.new_ones((real.shape[0], len(self.tokens)))
         return torch.cat([own, hidden], dim=1), torch.cat([always, real], dim=1)
 
     def components(self, hidden: Tensor, real: Tensor) -> Tensor:
