@@ -3,7 +3,7 @@
 The first stage of PIXAR's section 4.1 (TokenMonster): all substrings up to a length, kept where they respect word
 boundaries and character classes and occur often enough. Counted one length at a time over sorted keys of (number of
 the shorter substring, next symbol), and only behind substrings that are frequent themselves, so nothing is spilled and
-what is held at once is bounded: about 60 bytes per word of the distinct texts, and per letter of the distinct words.
+what is held at once is bounded: about 80 bytes per word of the distinct texts, and per letter of the distinct words.
 It knows no vocabulary and no size.
 
 Letters: T distinct texts, N words (or letters) of all of them, C candidates.
