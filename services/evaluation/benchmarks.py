@@ -144,6 +144,30 @@ def encoding(request: Request, *, bundle: Path, inference_server: str = "") -> R
     return _written(request, report, plain_page("Encoding", question, found, request.how))
 
 
+def generation(request: Request, *, sizes: tuple[int, ...] = (), num_queries: int | None = None) -> Report:
+    """Generating identifiers from 128 thousand to 5 million phrases beside full softmax; writes generation.{md,json}.
+
+    First `num_queries` (100,000; 5,000 when quick) random and adversarial queries: every answer must be in the
+    catalogue (`proof`). Raises: ValueError if MiniLM's weights are not installed.
+    """
+    from services.evaluation import generation as phrases
+    from services.evaluation.generation_page import page
+    from services.evaluation.generation_proof import prove_catalogue
+
+    began = time.perf_counter()
+    rates = measure_rates()
+    wanted = num_queries or (5_000 if request.quick else 100_000)
+    proof = prove_catalogue(num_queries=wanted, seed=request.seed, say=request.say).plain()
+    chosen = sizes or (phrases.QUICK_SIZES if request.quick else phrases.SIZES)
+    found = phrases.rows(sizes=chosen, quick=request.quick, seed=request.seed, rates=rates, say=request.say)
+    report = _report("generation", request, found, began) | {
+        "growth": phrases.growth(found),
+        "proof": proof,
+        "rates": asdict(rates),
+    }
+    return _written(request, report, page(report))
+
+
 def wrong_proofs(rows: list[dict[str, Any]]) -> list[str]:
     """Algorithms whose answers were all called proven exact and yet missed something: there must be none."""
     return [

@@ -78,7 +78,11 @@ class OutputLayer:
 
     def decoded(self, begin: int = 0, end: int | None = None) -> Floats:
         """Rows `begin` to `end` as float32."""
-        return self._rows.decoded(begin, end)
+        return self._rows.decoded(slice(begin, end))
+
+    def decoded_rows(self, tokens: npt.NDArray[np.integer]) -> Floats:
+        """Some rows as float32: (U, D)."""
+        return self._rows.decoded(tokens)
 
     def save(self, path: Path) -> None:
         rows = self._rows

@@ -168,6 +168,48 @@ def encoding(
         )
 
 
+@app.command("generation")
+@reports_errors
+def generation(
+    *,
+    phrases: Annotated[
+        list[int] | None,
+        typer.Option(min=10_000, help="Vocabulary sizes; may be repeated. Default: 128,000 to 5 million."),
+    ] = None,
+    queries: Annotated[
+        int | None, typer.Option(min=100, help="Queries whose answers must be in the catalogue. Default: 100,000.")
+    ] = None,
+    quick: Quick = False,
+    out: Out = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Generating identifiers from phrases: the shortlist beside full softmax and its other approximations.
+
+    First random and adversarial queries are asked, and every answer must be in the catalogue: else the exit status
+    is 1. Five million phrases take 3 GB and minutes to make.
+
+    Example:  freshet bench generation --quick
+
+    Example:  freshet bench generation --phrases 2000000 --json
+    """
+    wait_without_spinning()
+    from services.evaluation import benchmarks
+
+    with in_sentences(when_memory_ends="--phrases 1000000"):
+        report = measured(
+            lambda request: benchmarks.generation(
+                request, sizes=tuple(dict.fromkeys(phrases)) if phrases else (), num_queries=queries
+            ),
+            out=out,
+            quick=quick,
+            seed=seed,
+            as_json=as_json,
+        )
+    if not report["proof"]["holds"]:
+        raise CommandError(f"not in the catalogue: {report['proof']}", advice="please report this with the seed")
+
+
 def _on_gpu(shapes: list[str], batches: list[int], *, quick: bool, seed: int, as_json: bool) -> None:
     """Hand over to the GPU's table, whose exit status says whether there was a card and whether proofs held."""
     import torch

@@ -27,9 +27,9 @@ class CodedRows:
     def nbytes(self) -> int:
         return self.weights.nbytes + self.scales.nbytes
 
-    def decoded(self, begin: int = 0, end: int | None = None) -> Floats:
-        part = self.weights[begin:end].astype(np.float32) - ZERO
-        return part * self.scales[begin:end, None]
+    def decoded(self, which: slice | npt.NDArray[np.integer]) -> Floats:
+        part: Floats = self.weights[which].astype(np.float32) - ZERO
+        return part * self.scales[which][:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class HalfRows:
     def nbytes(self) -> int:
         return self.weights.nbytes
 
-    def decoded(self, begin: int = 0, end: int | None = None) -> Floats:
-        return self.weights[begin:end].astype(np.float32)
+    def decoded(self, which: slice | npt.NDArray[np.integer]) -> Floats:
+        return self.weights[which].astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)

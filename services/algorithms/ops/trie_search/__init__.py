@@ -44,7 +44,8 @@ def search_trie(
     """The best identifiers of several tries together, best first, ties by identifier.
 
     Shapes: deleted (I,), allowed (X,) over the rows of `items`: an identifier needs one allowed item.
-    Cost:   per level, s operations for each child of the at most `beams` nodes kept, and s C(s, level) for those.
+    Cost:   per level, s operations for each child of the at most `beams` nodes that a part keeps, s C(s, level) for
+            those themselves.
     """
     library = load_kernels("trie_search") if backend == "auto" else None
     if library is None:

@@ -8,7 +8,7 @@ Letters: N nodes (the root included), I identifiers, n tokens of an identifier.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -24,13 +24,16 @@ class TrieArrays:
     """Node 0 is the root. Node i is reached by `tokens[i]`; its children are the nodes `children[i]` up to
     `children[i + 1]`, by rising token; its identifiers are `identifiers[ends[i]:ends[i + 1]]`, rising.
 
-    Shapes: tokens (N,), children (N + 1,), ends (N + 1,), identifiers (I,), all int32, C-contiguous.
+    Shapes: tokens (N,), children (N + 1,), ends (N + 1,), identifiers (I,), all int32, C-contiguous. What the root's
+    children are is kept once more, so that a token is found among them at once.
     """
 
     tokens: Ints
     children: Ints
     ends: Ints
     identifiers: Ints
+    root_bits: npt.NDArray[np.uint64] = field(init=False)
+    root_ranks: Ints = field(init=False)
 
     def __post_init__(self) -> None:
         """Raises: ValueError where shapes or boundaries don't fit each other (a walk would leave the arrays)."""
@@ -44,6 +47,14 @@ class TrieArrays:
                 raise ValueError(f"{name} falls; its boundaries rise")
         if (self.children[:-1] <= np.arange(nodes)).any():
             raise ValueError("children lie at or before their node; a level follows its parents'")
+        # The root may have a million children: a bit per token says which there are, a rank per word where.
+        first = self.tokens[1 : self.children[1]]
+        there = np.zeros(64 * (int(first.max(initial=-1)) // 64 + 1), dtype=bool)
+        there[first] = True
+        bits = np.packbits(there, bitorder="little").view(np.uint64)
+        ranks = np.cumsum(np.bitwise_count(bits), dtype=np.int32) - np.bitwise_count(bits)
+        object.__setattr__(self, "root_bits", bits)
+        object.__setattr__(self, "root_ranks", ranks.astype(np.int32))
 
     @property
     def num_nodes(self) -> int:
@@ -51,6 +62,7 @@ class TrieArrays:
 
     @property
     def nbytes(self) -> int:
+        """Of the four arrays; the root's bits and ranks add 3 bytes per 16 tokens of the vocabulary."""
         return self.tokens.nbytes + self.children.nbytes + self.ends.nbytes + self.identifiers.nbytes
 
     @classmethod

@@ -13,8 +13,10 @@
 #include <vector>
 
 struct FreshetTrie {
-    int64_t num_nodes;
+    int64_t num_root_words;
     const int32_t *tokens, *children, *ends, *identifiers;
+    const uint64_t* root_bits;  // which tokens the root's children have
+    const int32_t* root_ranks;  // and per word how many there are before it
 };
 
 struct FreshetTrieQuestion {
@@ -37,13 +39,28 @@ struct FreshetTrieQuestion {
 
 namespace {
 
-constexpr int kMaxPositions = 12;
+// Positions in whole vectors of eight; those beyond s add nothing and are never free.
+using Eight = float __attribute__((vector_size(32), aligned(4)));
+constexpr int kEight = 8, kMostPadded = 16;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Answer {
     float gain;
     int32_t identifier;
 };
+
+inline Eight larger(Eight a, Eight b) { return a > b ? a : b; }
+
+// The largest of a[t] + b[t], t below 8 or 16.
+inline float largest_sum(const float* a, const float* b, int padded) {
+    Eight best = *(const Eight*)a + *(const Eight*)b;
+    if (padded > kEight) best = larger(best, *(const Eight*)(a + kEight) + *(const Eight*)(b + kEight));
+    using Turn = int32_t __attribute__((vector_size(32)));
+    best = larger(best, __builtin_shuffle(best, Turn{4, 5, 6, 7, 0, 1, 2, 3}));
+    best = larger(best, __builtin_shuffle(best, Turn{2, 3, 0, 1, 6, 7, 4, 5}));
+    best = larger(best, __builtin_shuffle(best, Turn{1, 0, 3, 2, 5, 4, 7, 6}));
+    return best[0];
+}
 
 inline bool better(const Answer& a, const Answer& b) {
     return a.gain > b.gain || (a.gain == b.gain && a.identifier < b.identifier);
@@ -118,25 +135,39 @@ struct Search {
     int64_t num_parts;
     const FreshetTrieQuestion& ask;
     const Places& places;
-    int positions;
-    float largest[kMaxPositions];
+    int positions, padded;
+    float largest[kMostPadded] = {};
+    std::vector<float>& gains;  // (U, 8 or 16): what a token adds at a position
     std::vector<float> rest;
     std::vector<Answer> best;  // a heap, the worst on top
     std::vector<Candidate> candidates;
     std::vector<Kept> kept;
     std::vector<float> table, grown;
+    int64_t part_begin;      // where the candidates of the part at hand begin
+    int64_t met;             // children of this level so far, which settles ties
+    float enough, left_out;  // as many as go on reach it; the largest bound of those that do not
     float bound = -kInfinity, slack;
 
-    Search(const FreshetTrie* tries, int64_t count, const FreshetTrieQuestion& question, const Places& at)
-        : parts(tries), num_parts(count), ask(question), places(at), positions((int)question.positions) {
+    Search(const FreshetTrie* tries, int64_t count, const FreshetTrieQuestion& question, const Places& at,
+           std::vector<float>& room)
+        : parts(tries), num_parts(count), ask(question), places(at), positions((int)question.positions),
+          padded(question.positions > kEight ? kMostPadded : kEight), gains(room) {
         float magnitude = 0;
-        std::fill(largest, largest + kMaxPositions, 0.0f);
+        if ((int64_t)gains.size() < ask.num_tokens * padded) gains.resize(ask.num_tokens * padded);
+        Eight highest[2] = {}, lowest[2] = {};
         for (int64_t u = 0; u < ask.num_tokens; ++u) {
-            for (int t = 0; t < positions; ++t) {
-                const float gain = ask.gains[u * positions + t];
-                largest[t] = std::max(largest[t], gain);
-                magnitude = std::max(magnitude, std::fabs(gain));
+            float* row = gains.data() + u * padded;
+            for (int t = 0; t < positions; ++t) row[t] = ask.gains[u * positions + t];
+            for (int t = positions; t < padded; ++t) row[t] = 0;
+            for (int part = 0; part < padded / kEight; ++part) {
+                const Eight values = *(const Eight*)(row + part * kEight);
+                highest[part] = larger(highest[part], values);
+                lowest[part] = larger(lowest[part], -values);
             }
+        }
+        for (int t = 0; t < padded; ++t) {
+            largest[t] = highest[t / kEight][t % kEight];
+            magnitude = std::max({magnitude, largest[t], (float)lowest[t / kEight][t % kEight]});
         }
         slack = 2e-6f * (float)(1.0 + (double)positions * magnitude);
         rest.assign(1 << positions, 0);
@@ -161,11 +192,15 @@ struct Search {
 
     void meet_children(const Levels& levels, int level) {
         candidates.clear();
+        met = 0;
+        enough = left_out = -kInfinity;
+        part_begin = 0;
         const std::vector<int32_t>& masks = levels.masks[level];
         for (size_t parent = 0; parent < kept.size(); ++parent) {
-            float reach[kMaxPositions], gain[kMaxPositions];
-            std::fill(reach, reach + kMaxPositions, -kInfinity);
-            std::fill(gain, gain + kMaxPositions, -kInfinity);
+            if (parent && kept[parent].part != kept[parent - 1].part) next_part();
+            float reach[kMostPadded], gain[kMostPadded];
+            std::fill(reach, reach + kMostPadded, -kInfinity);
+            std::fill(gain, gain + kMostPadded, -kInfinity);
             const float* sets = table.data() + parent * masks.size();
             for (size_t number = 0; number < masks.size(); ++number) {
                 const float value = sets[number], with_rest = value + rest[masks[number]];
@@ -175,27 +210,40 @@ struct Search {
                     gain[t] = std::max(gain[t], value);
                 }
             }
+            for (int t = 0; t < positions; ++t) reach[t] -= largest[t];
             const FreshetTrie& trie = parts[kept[parent].part];
             const int32_t begin = trie.children[kept[parent].node], end = trie.children[kept[parent].node + 1];
             const auto meet = [&](int32_t node, int32_t place) {
-                float value = -kInfinity, reached = -kInfinity;
-                const float* ours = ask.gains + (int64_t)place * positions;
-                for (int t = 0; t < positions; ++t) {
-                    value = std::max(value, gain[t] + ours[t]);
-                    reached = std::max(reached, reach[t] + (ours[t] - largest[t]));
-                }
-                answer_with(trie, node, value);
-                if (trie.children[node] < trie.children[node + 1] && reached >= worst() - slack) {
-                    candidates.push_back({reached, kept[parent].part, node, (int32_t)parent, place, 0});
-                }
+                const float* ours = gains.data() + (int64_t)place * padded;
+                answer_with(trie, node, largest_sum(gain, ours, padded));
+                const float reached = largest_sum(reach, ours, padded);
+                // Reading the trie is what a child costs, so whatever cannot change anything goes first.
+                if (reached < worst() - slack || (reached < enough && reached <= left_out)) return;
+                if (trie.children[node] == trie.children[node + 1]) return;
+                consider({reached, kept[parent].part, node, (int32_t)parent, place, met++});
             };
-            if (end - begin <= 2 * ask.num_tokens) {
+            if (kept[parent].node == 0) {
+                at_root(trie, meet);
+            } else if (end - begin <= 2 * ask.num_tokens) {
                 for (int32_t node = begin; node < end; ++node) {
                     const int32_t place = places.of(trie.tokens[node]);
                     if (place >= 0) meet(node, place);
                 }
             } else {
                 look_up(trie, begin, end, meet);
+            }
+        }
+    }
+
+    // Every scored token among the root's children.
+    template <typename Meet>
+    void at_root(const FreshetTrie& trie, const Meet& meet) {
+        for (int64_t u = 0; u < ask.num_tokens; ++u) {
+            const int64_t word = ask.tokens[u] >> 6;
+            if (word >= trie.num_root_words) return;
+            const uint64_t bit = 1ull << (ask.tokens[u] & 63), bits = trie.root_bits[word];
+            if (bits & bit) {
+                meet(1 + trie.root_ranks[word] + __builtin_popcountll(bits & (bit - 1)), (int32_t)u);
             }
         }
     }
@@ -220,6 +268,7 @@ struct Search {
     }
 
     void answer_with(const FreshetTrie& trie, int32_t node, float value) {
+        if (value < worst()) return;
         for (int32_t at = trie.ends[node]; at < trie.ends[node + 1]; ++at) {
             const Answer answer{value, trie.identifiers[at]};
             const bool full = (int64_t)best.size() == ask.results;
@@ -248,17 +297,42 @@ struct Search {
         return false;
     }
 
-    void choose() {
-        const float least = worst() - slack;
-        std::erase_if(candidates, [&](const Candidate& candidate) { return !(candidate.bound >= least); });
-        for (size_t number = 0; number < candidates.size(); ++number) candidates[number].order = (int64_t)number;
-        if ((int64_t)candidates.size() <= ask.beams) return;
+    // A level may have tens of thousands of children and keeps hundreds: it is cut down on the way.
+    void consider(const Candidate& candidate) {
+        if (candidate.bound < enough) {
+            left_out = std::max(left_out, candidate.bound);
+            return;
+        }
+        candidates.push_back(candidate);
+        if ((int64_t)candidates.size() - part_begin >= 2 * ask.beams + 512) cut();
+    }
+
+    // Every part keeps `beams` of its own: what was inserted a moment ago is not crowded out by the big trie.
+    void next_part() {
+        cut();
+        part_begin = (int64_t)candidates.size();
+        enough = -kInfinity;
+    }
+
+    void cut() {
+        if ((int64_t)candidates.size() - part_begin <= ask.beams) return;
+        const auto begin = candidates.begin() + part_begin;
         const auto first = [](const Candidate& a, const Candidate& b) {
             return a.bound > b.bound || (a.bound == b.bound && a.order < b.order);
         };
-        std::nth_element(candidates.begin(), candidates.begin() + ask.beams, candidates.end(), first);
-        bound = std::max(bound, candidates[ask.beams].bound);  // the best of those left out
-        candidates.resize(ask.beams);
+        std::nth_element(begin, begin + ask.beams, candidates.end(), first);
+        left_out = std::max(left_out, begin[ask.beams].bound);  // the best of those cut off
+        candidates.resize(part_begin + ask.beams);
+        enough = std::min_element(candidates.begin() + part_begin, candidates.end(),
+                                  [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; })
+                     ->bound;
+    }
+
+    void choose() {
+        cut();
+        const float least = worst() - slack;
+        if (left_out >= least) bound = std::max(bound, left_out);
+        std::erase_if(candidates, [&](const Candidate& candidate) { return !(candidate.bound >= least); });
         std::sort(candidates.begin(), candidates.end(),
                   [](const Candidate& a, const Candidate& b) { return a.order < b.order; });
     }
@@ -270,7 +344,7 @@ struct Search {
         for (size_t number = 0; number < candidates.size(); ++number) {
             const Candidate& candidate = candidates[number];
             const float* from = table.data() + candidate.parent * sets;
-            const float* ours = ask.gains + (int64_t)candidate.place * positions;
+            const float* ours = gains.data() + (int64_t)candidate.place * padded;
             float* to = grown.data() + number * grown_sets;
             for (size_t set = 0; set < grown_sets; ++set) {
                 float value = -kInfinity;
@@ -289,8 +363,9 @@ struct Search {
 
 extern "C" int64_t freshet_search_trie(const FreshetTrie* parts, int64_t num_parts, const FreshetTrieQuestion* ask) {
     thread_local Places places;
+    thread_local std::vector<float> room;  // megabytes: fresh pages for every query would cost more than the search
     places.set(ask->tokens, ask->num_tokens);
-    Search search(parts, num_parts, *ask, places);
+    Search search(parts, num_parts, *ask, places, room);
     search.run();
     places.clear(ask->tokens, ask->num_tokens);
     std::sort(search.best.begin(), search.best.end(), better);

@@ -17,8 +17,8 @@ _INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 class _Trie(ctypes.Structure):
     _fields_ = (
-        ("num_nodes", _INT64),
-        *((name, _POINTER) for name in ("tokens", "children", "ends", "identifiers")),
+        ("num_root_words", _INT64),
+        *((name, _POINTER) for name in ("tokens", "children", "ends", "identifiers", "root_bits", "root_ranks")),
     )
 
 
@@ -45,7 +45,12 @@ def search_native(
     """As `search_trie` says."""
     tries = (_Trie * len(parts))(
         *(
-            _Trie(part.num_nodes, *map(address, (part.tokens, part.children, part.ends, part.identifiers)))
+            _Trie(
+                len(part.root_bits),
+                *(address(array) for array in (part.tokens, part.children, part.ends, part.identifiers)),
+                address(part.root_bits),
+                address(part.root_ranks),
+            )
             for part in parts
         )
     )

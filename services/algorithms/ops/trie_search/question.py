@@ -15,7 +15,7 @@ MAX_POSITIONS = 12  # a node keeps a score for each set of as many used position
 class TrieQuestion:
     """Tokens (U,) int32, rising, and gains (U, s) float32, C-contiguous: what token u adds at position t.
 
-    `beams` nodes are kept per level, `results` identifiers come back. `in_order`: token i at position i alone.
+    `beams` nodes are kept per level and part, `results` identifiers come back. `in_order`: token i at position i alone.
     """
 
     tokens: npt.NDArray[np.int32]

@@ -79,7 +79,7 @@ def search_reference(
             break
         ours = gains[children.places]
         values = (gain[children.parents] + ours).max(axis=1)
-        bounds = (reach[children.parents] + (ours - largest)).max(axis=1)
+        bounds = ((reach - largest)[children.parents] + ours).max(axis=1)
         for part, arrays in enumerate(parts):
             here = (children.parts == part) & (values >= best.worst)
             identifiers, of_child = _identifiers(arrays, children.nodes[here])
@@ -91,10 +91,14 @@ def search_reference(
             nodes = children.nodes[here]
             inner[here] = arrays.children[nodes] < arrays.children[nodes + 1]
         chosen = np.flatnonzero(inner & (bounds >= best.worst - slack))
-        if len(chosen) > question.beams:
-            order = np.lexsort((chosen, -bounds[chosen]))
-            bound = max(bound, bounds[chosen[order[question.beams]]])
-            chosen = np.sort(chosen[order[: question.beams]])
+        kept = []
+        # Every part keeps `beams` of its own: what was inserted a moment ago is not crowded out by the big trie.
+        for part in range(len(parts)):
+            ours_here = chosen[children.parts[chosen] == part]
+            order = ours_here[np.lexsort((ours_here, -bounds[ours_here]))]
+            bound = max(bound, bounds[order[question.beams :]].max(initial=-np.inf))
+            kept.append(np.sort(order[: question.beams]))
+        chosen = np.concatenate(kept)
         table = _grown(
             table[children.parents[chosen]], ours[chosen], masks, _masks(positions, level + 1, question.in_order)
         )

@@ -1,0 +1,140 @@
+"""Other ways to find the phrases worth scoring, over the same output layer: what a shortlist is compared with.
+
+All answer the same question, so that scores and decoding behind them are the same: SVD-softmax (NeurIPS 2018: the
+leading directions of a rotated layer scan everything, the best go on), clustered weights (the nearest cells of k-means
+at every position), and search with small integer codes over the layer's rows. Every one works position by position;
+a shortlist works once per query, which is PIXAR's point. Nothing here knows tries or identifiers.
+
+Letters: V vocabulary size, D width, s positions, N tokens taken per position, C cells, U union.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.generation.output_layer import OutputLayer
+from services.algorithms.generation.shortlist import Shortlist
+from services.algorithms.ops.token_scores import CodedRows, code_rows, products, token_scores, union
+
+Floats = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.int32]
+
+
+class TokenSource(Protocol):
+    """Tokens worth scoring for a query x (1 + s, D): rising, [PAD] among them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Beside the output layer's own."""
+        ...
+
+    def tokens(self, x: Floats) -> Tokens: ...
+
+
+class WholeVocabulary:
+    """Full softmax: every token."""
+
+    nbytes = 0
+
+    def __init__(self, layer: OutputLayer) -> None:
+        self._tokens = np.arange(len(layer), dtype=np.int32)
+
+    def tokens(self, x: Floats) -> Tokens:
+        return self._tokens
+
+
+class ShortlistTokens:
+    """The union of the k nearest sets of x_0."""
+
+    def __init__(self, shortlist: Shortlist, sets: int) -> None:
+        self._shortlist, self._sets = shortlist, sets
+
+    @property
+    def nbytes(self) -> int:
+        return self._shortlist.nbytes
+
+    def tokens(self, x: Floats) -> Tokens:
+        return self._shortlist.tokens(x[0], self._sets)
+
+
+class LowRank:
+    """SVD-softmax: products over the `window` leading directions of all rows, the N best of each position go on."""
+
+    def __init__(self, layer: OutputLayer, *, window: int, taken: int) -> None:
+        """Directions of the rows' second moments; previews in int8. Cost: V D (D + window)."""
+        if not 1 <= window <= layer.width:
+            raise ValueError(f"window={window} allowed: 1 to {layer.width}")
+        moments = np.zeros((layer.width, layer.width))
+        for begin in range(0, len(layer), _CHUNK):
+            part = layer.decoded(begin, begin + _CHUNK)
+            moments += part.T @ part
+        self._directions = np.linalg.eigh(moments)[1][:, ::-1][:, :window].astype(np.float32)
+        previews = np.empty((len(layer), window), dtype=np.uint8)
+        scales = np.empty(len(layer), dtype=np.float32)
+        for begin in range(0, len(layer), _CHUNK):
+            coded = code_rows(layer.decoded(begin, begin + _CHUNK) @ self._directions)
+            previews[begin : begin + _CHUNK], scales[begin : begin + _CHUNK] = coded.weights, coded.scales
+        self._previews, self._taken = CodedRows(previews, scales), taken
+
+    @property
+    def nbytes(self) -> int:
+        return self._previews.nbytes + self._directions.nbytes
+
+    def tokens(self, x: Floats) -> Tokens:
+        return best_of_each(token_scores(self._previews, x[1:] @ self._directions, None), self._taken)
+
+
+class Clustered:
+    """Cells of the rows; the `probes` cells with the largest <x_t, centre> of each position go on whole."""
+
+    def __init__(self, layer: OutputLayer, centres: Floats, owners: npt.NDArray[np.int64], *, probes: int) -> None:
+        """Shapes: centres (C, D), owners (V,) below C."""
+        self._centres, self._probes, self._num_tokens = np.ascontiguousarray(centres), probes, len(layer)
+        self._members = np.argsort(owners, kind="stable").astype(np.int32)
+        self._bounds = np.append(0, np.cumsum(np.bincount(owners, minlength=len(centres))))
+
+    @property
+    def nbytes(self) -> int:
+        return self._centres.nbytes + self._members.nbytes + self._bounds.nbytes
+
+    def tokens(self, x: Floats) -> Tokens:
+        near = [np.argsort(-products(self._centres, row), kind="stable")[: self._probes] for row in x[1:]]
+        cells = np.unique(np.concatenate(near))
+        found = np.concatenate([self._members[self._bounds[cell] : self._bounds[cell + 1]] for cell in cells.tolist()])
+        return union(found[None], np.zeros(1, dtype=np.int64), self._num_tokens)
+
+
+class Searched:
+    """An index of the rows by inner product, asked once with all positions; the N best of each go on."""
+
+    def __init__(
+        self, search: Callable[[Floats, int], npt.NDArray[Any]], *, taken: int, num_tokens: int, nbytes: int
+    ) -> None:
+        """search: (s, D), N -> rows (s, N), -1 beyond a shorter answer."""
+        self._search, self._taken, self._num_tokens, self.nbytes = search, taken, num_tokens, nbytes
+
+    def tokens(self, x: Floats) -> Tokens:
+        found = self._search(np.ascontiguousarray(x[1:]), self._taken).ravel()
+        return union(found[found >= 0].astype(np.int32)[None], np.zeros(1, dtype=np.int64), self._num_tokens)
+
+
+_CHUNK = 1 << 16
+_SAMPLED = 1 << 15
+
+
+def best_of_each(scores: Floats, taken: int) -> Tokens:
+    """About the `taken` best tokens of each position, and [PAD]: scores (s, V), a view of (V, s) -> (U,).
+
+    Where V is large each position's threshold comes from every V / 32,768th token: exact selection from columns would
+    cost more than the scores.
+    """
+    by_token = scores.T
+    step = max(1, len(by_token) // _SAMPLED)
+    sample = by_token[::step]
+    rank = max(0, len(sample) - max(1, round(taken / step)))
+    thresholds = np.partition(sample, rank, axis=0)[rank]
+    chosen = (by_token >= thresholds).any(axis=1)
+    chosen[0] = True
+    return np.flatnonzero(chosen).astype(np.int32)

@@ -1,0 +1,247 @@
+"""A phrase model of any vocabulary size without training one: weights, identifiers, queries and a fitted shortlist.
+
+Where training is out of reach (millions of phrases), the cost of decoding depends on the weights' spectrum and on how
+queries gather around topics, so those are taken from something real: a phrase's row is .8, .7 and .3 times three rows
+of MiniLM's word-piece embeddings (its topic's word, a frequent word, a rare one), so all have the covariance of a
+trained layer. Rows called `synthetic` come from here. Nothing here measures anything.
+
+Letters: V vocabulary size, D width (384), s positions, I identifiers, m vectors, r tokens of a set, N queries.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.algorithms.generation.locality import locality_order
+from services.algorithms.generation.output_layer import OutputLayer
+from services.algorithms.generation.shortlist import Shortlist
+from services.algorithms.generation.trie import IdentifierTrie
+from services.algorithms.models.sentence_encoder import model_folder
+from services.algorithms.ops.token_scores import CodedRows, code_rows
+from services.algorithms.tensor_file import read_tensors
+
+Floats = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.int32]
+
+MAKING = (
+    "synthetic: a row is .8, .7 and .3 times three of MiniLM's word-piece embeddings (topic, frequent word, rare "
+    "word), centred; identifiers of 1 to 5 phrases of one topic, queries around an identifier's rows mixed with those "
+    "of another of its topic; the shortlist's vectors by k-means of x_0"
+)
+_WORD_PIECES = "embeddings.word_embeddings.weight"
+_FIRST_WORD = 1996  # the rows before are reserved and single characters
+_CHUNK = 1 << 16
+_SPREAD = 2.5  # standard deviation of a position's logits over the vocabulary, in nats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorldShape:
+    """V, I, and the shortlist's m and r."""
+
+    num_tokens: int
+    num_identifiers: int = 1_000_000
+    positions: int = 8
+    vectors: int = 512
+    set_tokens: int = 6000
+    topics: int = 2048
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhraseWorld:
+    """The parts of a generator; queries are made by `queries`. Tokens are numbered by locality already.
+
+    Shapes: tokens (sum of n,) and offsets (I + 1,): the identifiers' tokens.
+    """
+
+    shape: WorldShape
+    layer: OutputLayer
+    shortlist: Shortlist
+    trie: IdentifierTrie
+    tokens: Tokens
+    offsets: npt.NDArray[np.int64]
+    gain: float
+
+    def queries(self, count: int, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
+        """x (N, 1 + s, D) and the identifier that each is about."""
+        rng = np.random.default_rng(seed)
+        wanted = rng.integers(0, self.shape.num_identifiers, size=count)
+        x = np.stack([_query(rng, self.layer, self.tokens, self.offsets, int(one), self.shape) for one in wanted])
+        return (x * np.float32(self.gain)).astype(np.float32), wanted
+
+
+def make_world(
+    shape: WorldShape, seed: int, *, in_locality: bool = True, say: Callable[[str], None] = lambda line: None
+) -> PhraseWorld:
+    """Memory: V (D + 4) bytes, and about 700 MB while it is made. Needs MiniLM's weights (`make setup`).
+
+    Raises: ValueError if they are not installed.
+    """
+    rng = np.random.default_rng(seed)
+    words = read_tensors(model_folder() / "model.safetensors")[_WORD_PIECES][_FIRST_WORD:].astype(np.float32)
+    words -= words.mean(axis=0)
+    say(f"{shape.num_tokens:,} phrases: weights")
+    rows = _weights(words, shape, seed)
+    tokens, offsets = _identifiers(rng, shape)
+    layer = OutputLayer(rows)
+    say(f"{shape.num_tokens:,} phrases: shortlist")
+    centers = _centers(rng, layer, tokens, offsets, shape)
+    sets = _sets(centers, rows, shape)
+    if in_locality:
+        places = locality_order(centers, sets, num_tokens=shape.num_tokens)
+        _move(rows, places)
+        tokens, sets = places[tokens], places[sets]
+    say(f"{shape.num_tokens:,} phrases: trie of {shape.num_identifiers:,} identifiers")
+    trie = IdentifierTrie.build_flat(
+        tokens,
+        offsets,
+        np.arange(shape.num_identifiers),
+        max_tokens=shape.positions,
+        num_tokens=shape.num_tokens,
+    )
+    probe = np.stack([_query(rng, layer, tokens, offsets, int(one), shape)[1] for one in rng.integers(0, 1000, 16)])
+    sample = layer.decoded(0, min(len(layer), 1 << 18))[:: max(1, len(layer) // 20_000) if len(layer) < 1 << 18 else 13]
+    gain = _SPREAD / float((probe @ sample.T).std(axis=1).mean())
+    return PhraseWorld(
+        shape=shape,
+        layer=layer,
+        shortlist=Shortlist(centers, sets, num_tokens=shape.num_tokens),
+        trie=trie,
+        tokens=tokens,
+        offsets=offsets,
+        gain=gain,
+    )
+
+
+def spectrum(layer: OutputLayer) -> tuple[float, float]:
+    """Of a sample of rows: the participation ratio of its covariance's eigenvalues, and the share of the leading 64."""
+    sample = layer.decoded(0, min(len(layer), 1 << 16))
+    values = np.linalg.eigvalsh(np.cov(sample.T))
+    return float(values.sum() ** 2 / (values**2).sum()), float(values[-64:].sum() / values.sum())
+
+
+def _topic(tokens: npt.NDArray[np.integer], topics: int) -> npt.NDArray[np.int64]:
+    return np.asarray(tokens, dtype=np.int64) % topics
+
+
+def _weights(words: Floats, shape: WorldShape, seed: int) -> CodedRows:
+    weights = np.empty((shape.num_tokens, words.shape[1]), dtype=np.uint8)
+    scales = np.empty(shape.num_tokens, dtype=np.float32)
+    topic_words = np.random.default_rng(seed).permutation(len(words))[: shape.topics]
+    for begin in range(0, shape.num_tokens, _CHUNK):
+        numbers = np.arange(begin, min(begin + _CHUNK, shape.num_tokens))
+        rng = np.random.default_rng((seed, begin))
+        frequent = (len(words) * rng.random(len(numbers)) ** 4).astype(np.int64)
+        rare = rng.integers(0, len(words), size=len(numbers))
+        part = 0.8 * words[topic_words[_topic(numbers, shape.topics)]] + 0.7 * words[frequent] + 0.3 * words[rare]
+        coded = code_rows(part.astype(np.float32))
+        weights[begin : begin + len(numbers)], scales[begin : begin + len(numbers)] = coded.weights, coded.scales
+    return CodedRows(weights, scales)
+
+
+def _identifiers(rng: np.random.Generator, shape: WorldShape) -> tuple[Tokens, npt.NDArray[np.int64]]:
+    """Identifiers of 1 to 5 phrases of one topic, frequent phrases more often."""
+    lengths = rng.choice(5, size=shape.num_identifiers, p=[0.15, 0.35, 0.3, 0.15, 0.05]) + 1
+    offsets = np.append(0, np.cumsum(lengths))
+    of_topic = shape.num_tokens // shape.topics
+    ranks = (of_topic * rng.random(offsets[-1]) ** 3).astype(np.int64)  # a third of the draws from the first 4 %
+    topics = np.repeat(rng.integers(0, shape.topics, size=shape.num_identifiers), lengths)
+    return np.maximum(1, ranks * shape.topics + topics).astype(np.int32), offsets
+
+
+def _query(
+    rng: np.random.Generator,
+    layer: OutputLayer,
+    tokens: Tokens,
+    offsets: npt.NDArray[np.int64],
+    identifier: int,
+    shape: WorldShape,
+) -> Floats:
+    """x (1 + s, D) about an identifier, unscaled: its phrases in order, then padding; x_0 their mean."""
+    own = _rows(layer, tokens[offsets[identifier] : offsets[identifier + 1]])
+    other = int(rng.integers(0, shape.num_identifiers))
+    mixed = _rows(layer, tokens[offsets[other] : offsets[other + 1]])
+    mean = own.mean(axis=0)
+    padding = _rows(layer, np.zeros(1, dtype=np.int32))[0]
+    x = np.empty((1 + shape.positions, layer.width), dtype=np.float32)
+    x[0] = mean
+    for position in range(shape.positions):
+        there = own[position] if position < len(own) else padding
+        x[1 + position] = there + 0.3 * mean + 0.3 * mixed[position % len(mixed)]
+    spread = float(own.std())
+    return x + rng.normal(scale=0.4 * spread, size=x.shape).astype(np.float32)
+
+
+def _rows(layer: OutputLayer, tokens: Tokens) -> Floats:
+    return layer.decoded_rows(tokens)
+
+
+def _centers(
+    rng: np.random.Generator,
+    layer: OutputLayer,
+    tokens: Tokens,
+    offsets: npt.NDArray[np.int64],
+    shape: WorldShape,
+) -> Floats:
+    """Spherical k-means of x_0, 16 queries per vector."""
+    asked = rng.integers(0, shape.num_identifiers, size=16 * shape.vectors)
+    lengths = (offsets[asked + 1] - offsets[asked]).astype(np.int64)
+    begins = np.cumsum(lengths) - lengths
+    places = np.arange(lengths.sum()) + np.repeat(offsets[asked] - begins, lengths)
+    own = np.add.reduceat(_rows(layer, tokens[places]), begins) / lengths[:, None].astype(np.float32)
+    noise = rng.normal(scale=0.4 * float(own.std()), size=own.shape).astype(np.float32)
+    x0 = torch.nn.functional.normalize(torch.from_numpy(own + noise), dim=1)
+    centers = x0[: shape.vectors].clone()
+    for _ in range(8):
+        nearest = torch.cat([(part @ centers.T).argmax(dim=1) for part in torch.split(x0, 4096)])
+        sums = torch.zeros_like(centers).index_add_(0, nearest, x0)
+        norms = sums.norm(dim=1, keepdim=True)
+        centers = torch.where(norms > 0, sums / norms.clamp(min=1e-9), centers)
+    return centers.numpy()
+
+
+def _sets(centers: Floats, rows: CodedRows, shape: WorldShape) -> Tokens:
+    """The r best tokens of each vector, best first: (m, r). One pass over the weights.
+
+    A threshold per vector from a sample keeps somewhat more than r; products in bfloat16 where the processor has units
+    for it (ties of bfloat16 at the edge of a set are what that costs).
+    """
+    count, wanted = len(rows.weights), min(shape.set_tokens, len(rows.weights))
+    vectors = torch.from_numpy(centers).to(torch.bfloat16)
+    step = max(1, count // (1 << 16))
+    sample = _product(vectors, rows, np.arange(0, count, step))
+    rank = min(sample.shape[1], round(1.25 * wanted / step) + 8)
+    thresholds = sample.topk(rank, dim=1).values[:, -1:]
+    who: list[torch.Tensor] = []
+    which: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
+    for begin in range(0, count, _CHUNK):
+        scores = _product(vectors, rows, np.arange(begin, min(begin + _CHUNK, count)))
+        vector, token = torch.nonzero(scores >= thresholds, as_tuple=True)
+        who.append(vector.to(torch.int32))
+        which.append((token + begin).to(torch.int32))
+        values.append(scores[vector, token])
+    owners, tokens, found = (torch.cat(parts).numpy() for parts in (who, which, values))
+    order = np.lexsort((-found, owners))
+    bounds = np.searchsorted(owners[order], np.arange(len(centers) + 1))
+    sets = np.empty((len(centers), wanted), dtype=np.int32)
+    for number in range(len(centers)):
+        best = tokens[order[bounds[number] : bounds[number + 1]]][:wanted]
+        sets[number] = np.resize(best, wanted)  # a threshold that kept too few repeats some
+    return sets
+
+
+def _product(vectors: torch.Tensor, rows: CodedRows, which: npt.NDArray[np.int64]) -> torch.Tensor:
+    part = slice(int(which[0]), int(which[-1]) + 1, int(which[1] - which[0]) if len(which) > 1 else 1)
+    codes = torch.from_numpy(rows.weights[part]).to(torch.bfloat16) - 128
+    products = (vectors @ codes.T).float()
+    return products * torch.from_numpy(np.ascontiguousarray(rows.scales[part]))
+
+
+def _move(rows: CodedRows, places: Tokens) -> None:
+    """Rows to their places, a few columns at a time, so that gigabytes need no second copy."""
+    for begin in range(0, rows.weights.shape[1], 48):
+        rows.weights[places, begin : begin + 48] = rows.weights[:, begin : begin + 48].copy()
+    rows.scales[places] = rows.scales.copy()

@@ -1,0 +1,80 @@
+"""The shortlist's competitors take the tokens that scoring everything would take."""
+
+import numpy as np
+import pytest
+
+from services.algorithms.generation.output_layer import OutputLayer
+from services.algorithms.generation.shortlist import Shortlist
+from services.algorithms.generation.softmax_baselines import (
+    Clustered,
+    LowRank,
+    Searched,
+    ShortlistTokens,
+    TokenSource,
+    WholeVocabulary,
+    best_of_each,
+)
+
+NUM_TOKENS, WIDTH, POSITIONS = 500, 32, 3
+
+
+def setting() -> tuple[OutputLayer, np.ndarray]:
+    rng = np.random.default_rng(0)
+    spectrum = np.exp(-np.arange(WIDTH) / 6)
+    weights = rng.normal(size=(NUM_TOKENS, WIDTH)) * spectrum
+    x = rng.normal(size=(1 + POSITIONS, WIDTH)) * spectrum
+    return OutputLayer.from_weights(weights.astype(np.float32)), x.astype(np.float32)
+
+
+def best(layer: OutputLayer, x: np.ndarray, count: int) -> np.ndarray:
+    return np.argsort(-layer.full_scores(x[1:]), axis=1)[:, :count]
+
+
+def sources(layer: OutputLayer) -> dict[str, TokenSource]:
+    weights = layer.decoded()
+    centres = weights[:10].copy()
+    owners = np.argmin(((weights[:, None] - centres) ** 2).sum(axis=2), axis=1)
+    everything = np.tile(np.arange(NUM_TOKENS, dtype=np.int32), (1, 1))
+    return {
+        "whole": WholeVocabulary(layer),
+        "shortlist": ShortlistTokens(Shortlist(centres[:1], everything, num_tokens=NUM_TOKENS), 1),
+        "low rank": LowRank(layer, window=WIDTH, taken=60),
+        "clustered": Clustered(layer, centres, owners, probes=10),
+        "searched": Searched(
+            lambda queries, taken: np.argsort(-(queries @ weights.T), axis=1)[:, :taken],
+            taken=60,
+            num_tokens=NUM_TOKENS,
+            nbytes=0,
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["whole", "shortlist", "low rank", "clustered", "searched"])
+def test_with_room_to_spare_the_best_tokens_are_there_with_padding(name: str) -> None:
+    layer, x = setting()
+    tokens = sources(layer)[name].tokens(x)
+    assert tokens.dtype == np.int32
+    assert tokens[0] == 0
+    assert (np.diff(tokens) > 0).all()
+    assert np.isin(best(layer, x, 20), tokens).all()
+
+
+def test_a_narrow_window_still_finds_most_and_takes_few() -> None:
+    layer, x = setting()
+    tokens = LowRank(layer, window=12, taken=60).tokens(x)
+    assert len(tokens) <= POSITIONS * 60 + 1
+    assert np.isin(best(layer, x, 10), tokens).mean() > 0.9
+    with pytest.raises(ValueError, match="window=33 allowed: 1 to 32"):
+        LowRank(layer, window=33, taken=60)
+
+
+def test_thresholds_from_a_sample_take_about_as_many_as_asked_for() -> None:
+    scores = np.random.default_rng(0).normal(size=(200_000, 2)).astype(np.float32).T
+    tokens = best_of_each(scores, 2000)
+    assert 2500 < len(tokens) < 6000
+    assert np.isin(np.argsort(-scores, axis=1)[:, :500], tokens).all()
+
+
+def test_a_search_that_finds_less_than_asked_for_is_no_error() -> None:
+    found = Searched(lambda queries, taken: np.array([[5, -1], [3, -1]]), taken=2, num_tokens=9, nbytes=0)
+    assert found.tokens(np.zeros((3, 4), dtype=np.float32)).tolist() == [0, 3, 5]
