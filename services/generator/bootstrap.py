@@ -5,11 +5,12 @@ Sources load apart. What a text bundle lacks, or cannot be read of it, is named 
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import structlog
@@ -39,12 +40,14 @@ from services.generator.domain.items import ItemTable
 from services.generator.domain.lexical import Lexical
 from services.generator.domain.phrases import Phrases
 from services.generator.domain.requests import LEXICAL, PHRASES, TEXT_MOL, Generated, Scored, Source, TextScored
-from services.generator.domain.text_mol import ClickPolicy, TextMol, limit_threads
 from services.generator.handlers.describe import Describe
 from services.generator.handlers.match import Match
 from services.generator.metrics import GeneratorMetrics
 from services.generator.ports import TextEncoder
 from services.generator.server import SERVICE, GeneratorServicer
+
+if TYPE_CHECKING:  # it loads PyTorch, which a process without a text bundle has no need of
+    from services.generator.domain.text_mol import TextMol
 
 log = structlog.get_logger()
 
@@ -62,7 +65,7 @@ class Sources:
     items: ItemTable
     lexical: Lexical
     text_version: str
-    text: TextMol | None = None
+    text: "TextMol | None" = None
     phrases: Phrases | None = None
     reasons: dict[str, str] = field(default_factory=dict)
     encoders: list[TextEncoder] = field(default_factory=list)
@@ -93,6 +96,9 @@ def _load_text(
     settings: GeneratorSettings, metrics: GeneratorMetrics, bundle: Bundle, text: TextBundle, sources: Sources
 ) -> None:
     queries, graph = text_queries(text)
+    from services.generator.domain.text_mol import ClickPolicy, TextMol, limit_threads
+
+    limit_threads(settings.compute_threads)
     base = documents_catalogue(text, dict(zip(bundle.item_ids, bundle.categories, strict=True)))
     # Clicks are encoded here whatever the engine: their sums are compared bit for bit with another process's, and a
     # server batches queries as they come.
@@ -202,7 +208,13 @@ def make_handlers(
 
     text_mol, phrases = match(TEXT_MOL, sources.text), match(PHRASES, sources.phrases)
     lexical = match(LEXICAL, sources.lexical)
-    describe = Describe((text_mol, phrases, lexical), text_version=sources.text_version, items=items)
+    describe = Describe(
+        (text_mol, phrases, lexical),
+        text=sources.text,
+        phrases=sources.phrases,
+        text_version=sources.text_version,
+        items=items,
+    )
     return Handlers(text_mol=text_mol, phrases=phrases, lexical=lexical, describe=describe)
 
 
@@ -221,7 +233,7 @@ class Ready:
 
 async def run(settings: GeneratorSettings) -> None:
     """Serve until a signal; not ready before both topics were read to their ends. Raises: BundleError, PortTaken."""
-    limit_threads(settings.compute_threads)
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for its own debug lines
     metrics = GeneratorMetrics()
     sources = await asyncio.to_thread(load_sources, settings, metrics)
     tracing = configure_tracing("generator", settings.otlp_endpoint)

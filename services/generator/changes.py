@@ -4,14 +4,17 @@ The order matters: a source's row is in the table before anybody can find it.
 """
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from services.common.index_deltas import Batch
 from services.common.items import CatalogueItem
 from services.generator.domain.items import ItemTable
 from services.generator.domain.lexical import Lexical
 from services.generator.domain.phrases import Phrases
-from services.generator.domain.text_mol import TextMol
 from services.generator.metrics import GeneratorMetrics
+
+if TYPE_CHECKING:  # it loads PyTorch, which a process without a text bundle has no need of
+    from services.generator.domain.text_mol import TextMol
 
 
 class ItemChanges:
@@ -23,7 +26,7 @@ class ItemChanges:
         metrics: GeneratorMetrics,
         *,
         lexical: Lexical,
-        text: TextMol | None,
+        text: "TextMol | None",
         phrases: Phrases | None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
