@@ -20,13 +20,13 @@ from services.evaluation.embeddings import EmbeddingSource
 from services.evaluation.tables import machine
 from services.evaluation.text_contenders import UNTRAINED, Answering, Asked, Contender
 from services.evaluation.text_measures import NAMES, measures
-from services.evaluation.text_trained import FULL, QUICK, trained
+from services.evaluation.text_trained import FULL, QUICK, Training, trained
 
 Row = dict[str, Any]
 
 _QUICK_DOCUMENTS, _QUICK_QUESTIONS = 600, 200
-_TIMED = 100  # questions asked one at a time
-_WARM = 5
+_TIMED, _QUICK_TIMED = 100, 20  # questions asked one at a time
+_WARM = 3
 
 
 def run(
@@ -35,23 +35,21 @@ def run(
     names: Sequence[str] = COLLECTIONS,
     seeds: Sequence[int] = (0, 1, 2),
     seconds: float | None = None,
-    train: bool = True,
+    training: Training | None = None,
     source: EmbeddingSource | None = None,
-    contenders: Sequence[Contender] | None = None,
 ) -> Report:
     """All rows; writes text.{md,json} and plots of quality against vocabulary size and latency.
 
-    `seconds` of training per phrase model; `train` False leaves out what has to be trained; `contenders`: others than
-    the built-in ones.
+    `seconds` of training per phrase model; without `training`, what has to be trained is left out.
     Raises: ValueError for an unknown set, a missing file, or weights that are not installed, with what to do.
     """
     began = time.perf_counter()
     source = source or EmbeddingSource(progress=lambda what, done, total: request.say(f"{what}, {done:,} of {total:,}"))
     locator = Locator(environ=source.environ)
-    chosen = list(UNTRAINED if contenders is None else contenders)
-    if train and contenders is None:
+    chosen = list(UNTRAINED)
+    if training is not None:
         budget = QUICK if request.quick else FULL
-        chosen += trained(budget if seconds is None else budget.lasting(seconds), quick=request.quick)
+        chosen += trained(training, budget if seconds is None else budget.lasting(seconds), quick=request.quick)
     found: list[Row] = []
     for name in names:
         texts = load_texts(name, locator)
@@ -85,16 +83,18 @@ def rows(asked: Asked, contenders: Sequence[Contender], *, seeds: Sequence[int])
         for seed in seeds if contender.seeded else seeds[:1]:
             asked.say(f"{asked.texts.name}: {contender.name}, seed {seed}")
             for name, answering in contender.make(asked, seed).items():
-                by_name.setdefault(name, []).append(_measured(asked.texts, answering))
+                by_name.setdefault(name, []).append(_measured(asked, answering))
         found += [_over_seeds(asked.texts, name, runs) for name, runs in by_name.items()]
     return found
 
 
-def _measured(texts: TextCollection, answering: Answering) -> Row:
+def _measured(asked: Asked, answering: Answering) -> Row:
+    texts = asked.texts
     questions = [text for text, _ in texts.test]
     values = measures(list(map(list, answering.answer(questions))), [wanted for _, wanted in texts.test])
     # Evenly spread, since sets are sorted by topic.
-    some = [questions[place] for place in np.linspace(0, len(questions) - 1, min(_TIMED, len(questions))).astype(int)]
+    count = min(_QUICK_TIMED if asked.quick else _TIMED, len(questions))
+    some = [questions[place] for place in np.linspace(0, len(questions) - 1, count).astype(int)]
     for question in some[:_WARM]:
         answering.answer([question])
     taken = []

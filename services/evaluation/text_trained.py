@@ -1,7 +1,7 @@
 """Trained contenders of `freshet evaluate text`: fine-tuned dot product, text MoL, and PIXAR with several vocabularies.
 
-Each is trained on the training questions alone, with the training package as users have it; how long, `Budget` says,
-and it is the same for all of a kind. How answers are judged, it does not know.
+Each is trained on the training questions alone, for as long as `Budget` says, the same for all of a kind. Who trains is
+handed in (`Training`): this package does not know that one. How answers are judged, it does not know either.
 
 Letters: B questions, V tokens.
 """
@@ -9,9 +9,11 @@ Letters: B questions, V tokens.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
+from services.algorithms.generation.generator import Generator
 from services.algorithms.generation.target_tokenizers import (
     WordPieceTokenizer,
     bpe_tokenizer,
@@ -22,12 +24,11 @@ from services.algorithms.generation.vocabulary import TargetTokenizer, build_voc
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.models.sentence_encoder import model_folder
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import FloatArray
+from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
 from services.evaluation.text_contenders import Answering, Asked, Contender, Encoded, Ranked, with_pefa
 from services.evaluation.text_measures import MOST
-from services.training.phrases.fit import PhraseSettings, TrainedPhrases, train_phrases
-from services.training.text_mol import TextFit, TextMolSettings, train_text_mol
-from services.training.text_mol.fit import Prepared
+
+Pairs = Sequence[tuple[str, int]]
 
 # Several identifiers name one document: so many are asked for, that a hundred documents are found.
 _IDENTIFIERS = 3 * MOST
@@ -48,6 +49,60 @@ class Budget:
         return replace(self, seconds=seconds)
 
 
+class Tuned(Protocol):
+    """A fine-tuned encoder with its documents' states; `seconds` of training."""
+
+    @property
+    def item_states(self) -> ItemStates: ...
+    @property
+    def pair_gate(self) -> PairGate | None: ...
+    @property
+    def seconds(self) -> float: ...
+
+    def query_states(self, texts: Sequence[str]) -> QueryStates:
+        """States (B, P_q, d) of B questions."""
+        ...
+
+
+class TrainedPhrases(Protocol):
+    """A phrase model with what it was trained for; `report` has "positions", "steps" and "train_seconds"."""
+
+    @property
+    def report(self) -> dict[str, Any]: ...
+    @property
+    def sequences(self) -> Sequence[Sequence[int]]:
+        """Each identifier's tokens."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Of the output layer and the shortlist."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """x (B, 1 + s, D) of B questions."""
+        ...
+
+    def generator(self) -> Generator:
+        """What answers; item rows are document rows."""
+        ...
+
+
+class FineTune(Protocol):
+    """Fine-tune over one preparation: `kind` "dot" or "mol"."""
+
+    def __call__(self, *, kind: str, steps: int, mutual_information: float, seed: int) -> Tuned: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """Who trains. `fine_tuning` of pairs (question, document row) and documents; `phrases` of pairs, each document's
+    identifiers, a tokenizer, seconds and a seed."""
+
+    fine_tuning: Callable[[Pairs, Sequence[str]], FineTune]
+    phrases: Callable[[Pairs, Sequence[Sequence[str]], TargetTokenizer, float, int], TrainedPhrases]
+
+
 FULL = Budget(steps=300, seconds=240.0, sizes=(2_000, 4_000, 8_000, 16_000), equal_size=8_000)
 QUICK = Budget(steps=20, seconds=15.0, sizes=(1_500,), equal_size=1_500)
 
@@ -65,16 +120,22 @@ def scaled_min_count(num_texts: int) -> int:
     return min(20, max(2, num_texts // 50_000))
 
 
-def trained(budget: Budget, *, quick: bool) -> tuple[Contender, ...]:
+def trained(training: Training, budget: Budget, *, quick: bool) -> tuple[Contender, ...]:
     """All trained contenders; when quick, text MoL without its ablation, and phrases beside unigrams alone."""
     mol = {"text MoL": 0.001} if quick else {"text MoL": 0.001, "text MoL, no mutual information": 0.0}
     others = ("unigram",) if quick else ("words", "BPE", "unigram", "word pieces")
     kinds = [("phrases", size) for size in budget.sizes] + [(other, budget.equal_size) for other in others]
     return (
-        Contender(name="fine-tuned", make=partial(_fine_tuned, budget=budget, mutual_information=mol), seeded=True),
+        Contender(
+            name="fine-tuned",
+            make=partial(_fine_tuned, training=training, budget=budget, mutual_information=mol),
+            seeded=True,
+        ),
         *(
             Contender(
-                name=f"PIXAR {kind} {size}", make=partial(_phrases, kind=kind, size=size, budget=budget), seeded=True
+                name=f"PIXAR {kind} {size}",
+                make=partial(_phrases, training=training, kind=kind, size=size, budget=budget),
+                seeded=True,
             )
             for kind, size in kinds
         ),
@@ -82,19 +143,18 @@ def trained(budget: Budget, *, quick: bool) -> tuple[Contender, ...]:
 
 
 def _fine_tuned(
-    asked: Asked, seed: int, *, budget: Budget, mutual_information: dict[str, float]
+    asked: Asked, seed: int, *, training: Training, budget: Budget, mutual_information: dict[str, float]
 ) -> dict[str, Answering]:
     """The dot product (alone and with PEFA) and text MoL: the same body, steps, batches and kept lower layers."""
     pairs = [(text, document) for text, documents in asked.texts.train for document in documents]
-    base = TextMolSettings(kind="dot", steps=budget.steps)
     asked.say(f"{asked.texts.name}: lower layers of questions and documents")
-    prepared = Prepared(pairs, asked.texts.documents, base)
+    fine_tune = training.fine_tuning(pairs, asked.texts.documents)
 
-    def fit(settings: TextMolSettings) -> TextFit:
-        asked.say(f"{asked.texts.name}: fine-tuning, {settings.kind}, seed {seed}")
-        return train_text_mol(pairs, asked.texts.documents, settings, seed, prepared=prepared)
+    def fit(kind: str, weight: float) -> Tuned:
+        asked.say(f"{asked.texts.name}: fine-tuning, {kind}, seed {seed}")
+        return fine_tune(kind=kind, steps=budget.steps, mutual_information=weight, seed=seed)
 
-    dot = fit(base)
+    dot = fit("dot", 0.0)
 
     def encode(texts: Sequence[str]) -> FloatArray:
         return np.ascontiguousarray(dot.query_states(texts).components[:, 0])
@@ -102,11 +162,11 @@ def _fine_tuned(
     documents = np.ascontiguousarray(dot.item_states.components[:, 0])
     rows = with_pefa("fine-tuned dot product", asked, Encoded(documents=documents, encode=encode), seed)
     for name, weight in mutual_information.items():
-        rows[name] = _mol(fit(TextMolSettings(kind="mol", steps=budget.steps, mutual_information_weight=weight)))
+        rows[name] = _mol(fit("mol", weight))
     return rows
 
 
-def _mol(fit: TextFit) -> Answering:
+def _mol(fit: Tuned) -> Answering:
     """Exact search, certified, over the documents' states."""
     scorer = MolScorer(fit.item_states, fit.pair_gate)
     index = make_index(parse_algorithm("exact"), scorer, np.arange(len(fit.item_states.components)))
@@ -121,25 +181,27 @@ def _mol(fit: TextFit) -> Answering:
     return Answering(answer=answer, nbytes=index.nbytes, notes={"train_seconds": round(fit.seconds, 1)})
 
 
-def _phrases(asked: Asked, seed: int, *, kind: str, size: int, budget: Budget) -> dict[str, Answering]:
+def _phrases(
+    asked: Asked, seed: int, *, training: Training, kind: str, size: int, budget: Budget
+) -> dict[str, Answering]:
     """PIXAR over identifiers that are the documents' names and training questions, cut by one tokenizer."""
     texts = asked.texts
     tokenizer = TOKENIZERS[kind]([text for each in texts.identifiers for text in each], size)
     asked.say(f"{texts.name}: PIXAR, {len(tokenizer):,} {kind}, seed {seed}")
     pairs = [(text, document) for text, documents in texts.train for document in documents]
-    model = train_phrases(pairs, texts.identifiers, tokenizer, PhraseSettings(seconds=budget.seconds), seed)
+    model = training.phrases(pairs, texts.identifiers, tokenizer, budget.seconds, seed)
     report = model.report
     return {
         f"PIXAR, {kind}, {size:,}" if kind != "word pieces" else f"PIXAR, {kind}": Answering(
             answer=_generated(model),
-            nbytes=model.weights.size * 2 + model.centers.nbytes + model.sets.nbytes,
+            nbytes=model.nbytes,
             vocabulary=len(tokenizer),
             notes={
                 "tokenizer": kind,
                 "positions": report["positions"],
                 "steps": report["steps"],
                 "train_seconds": round(report["train_seconds"], 1),
-                "identifier_tokens": float(np.mean([len(tokens) for tokens in model.identifiers.tokens])),
+                "identifier_tokens": float(np.mean([len(tokens) for tokens in model.sequences])),
             },
         )
     }

@@ -136,6 +136,7 @@ def text(
     Example:  freshet evaluate text --data scifact --seeds 1 --no-train
     """
     wait_without_spinning()
+    from services.cli.text_training import as_users_have_it
     from services.datasets.texts import COLLECTIONS
     from services.evaluation import text_report
 
@@ -146,7 +147,7 @@ def text(
                 names=list(dict.fromkeys(data or COLLECTIONS)),
                 seeds=list(range(seed, seed + (1 if quick else seeds))),
                 seconds=seconds,
-                train=train,
+                training=as_users_have_it() if train else None,
             ),
             out=out,
             quick=quick,
