@@ -10,7 +10,7 @@ from services.cli.main import app
 RUNNER = CliRunner()
 
 
-@pytest.mark.parametrize("what", ["retrieval", "quantization", "mutation"])
+@pytest.mark.parametrize("what", ["retrieval", "quantization", "mutation", "generation"])
 def test_help_has_an_example(what: str) -> None:
     result = RUNNER.invoke(app, ["bench", what, "--help"], terminal_width=200)
     assert result.exit_code == 0
