@@ -29,10 +29,13 @@ _EARLY = 3
 _LATER = 4
 # Of fewer items the ratio says too little.
 _FEWEST_ITEMS = 20
+# A model that was hardly trained scores its own items no better than any; theirs is no measure then, and what is served
+# where nobody measured is half (policy.NEW_ITEM_SHARE).
+_LEAST = 0.5
 
 
 def measure_new_item_length(model: SequentialModel, interactions: Interactions) -> float | None:
-    """Length in (0, 1] of a new item's components under which it scores as a trained item does; None if the data are
+    """Length in [.5, 1] of a new item's components under which it scores as a trained item does; None if the data are
     too few to tell, or if people who take the same items are no more alike than others.
 
     `interactions`: of the model's items, such as training's own. Of each of 1,000 people, drawn by a fixed seed, 24
@@ -55,7 +58,7 @@ def measure_new_item_length(model: SequentialModel, interactions: Interactions) 
     )
     if not by_model.mean() > 0 or not by_memory.mean() > 0:
         return None
-    return round(new_item_length(by_model, by_memory), 4)
+    return round(max(_LEAST, new_item_length(by_model, by_memory)), 4)
 
 
 @torch.no_grad()

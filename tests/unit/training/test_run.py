@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from training_scene import CONFIG, WITH_USERS, cyclic_interactions
 
-from services.algorithms.bundle import load_bundle, note_new_item_length
+from services.algorithms.bundle import load_bundle
 from services.training import PRESETS, TrainConfig, preset, train
 from services.training.bundling import load_model, save_bundle
 from services.training.export import ExportError, export_bundle, max_difference, session
@@ -83,14 +83,10 @@ def test_an_export_with_data_of_the_models_items_tells_an_older_bundle_how_long_
 ) -> None:
     path = bundle_of(CONFIG, tmp_path / "bundle")
     others = replace(cyclic_interactions(), item_ids=[f"other-{row}" for row in range(30)])
-    for none in (None, others):
-        assert export_bundle(path, interactions=none).bundle.manifest.new_item_length is None
+    assert export_bundle(path, interactions=others).bundle.manifest.new_item_length is None
     told = export_bundle(path, interactions=cyclic_interactions()).bundle.manifest.new_item_length
     assert told is not None
     assert load_bundle(path).manifest.new_item_length == told
-    note_new_item_length(path, 0.25)
-    # What training or an operator said stays.
-    assert export_bundle(path, interactions=cyclic_interactions()).bundle.manifest.new_item_length == 0.25
 
 
 def test_an_export_that_answers_differently_is_never_put_into_the_bundle(
