@@ -78,7 +78,8 @@ class Lattice:
         """How often each piece (C,) stands in the way; `weights` (N,) are the places'."""
         num_pieces, num_forms = len(self.counts), len(way.costs)
         many, alone = np.flatnonzero(way.steps > 1), np.flatnonzero(way.steps == 1)
-        used = np.bincount(way.phrases[many], weights=weights[many], minlength=num_pieces)
+        # Of nothing NumPy makes integers, whatever the weights.
+        used = np.bincount(way.phrases[many], weights=weights[many], minlength=num_pieces).astype(np.float64)
         of_form = np.bincount(self.form_of[alone], weights=weights[alone], minlength=num_forms)
         there = way.parts >= 0
         used += np.bincount(way.parts[there], weights=of_form[way.part_form[there]], minlength=num_pieces)

@@ -32,9 +32,9 @@ def write_text_onnx(model: TextMol, path: Path) -> None:
     """The query side of the model. Raises: ExportError if a package is missing."""
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=model.max_tokens)
     # Sizes that are neither 0, 1 nor each other's, so that the exporter takes no axis for a constant or for another.
-    ones = torch.ones(3, min(7, model.max_tokens), dtype=torch.int64)
+    # A tensor each: the exporter makes one input of a tensor that is given twice.
+    sample = {name: torch.ones(3, min(7, model.max_tokens), dtype=torch.int64) for name in INPUTS}
     dynamic = {name: {0: batch, 1: length} for name in INPUTS}
-    sample = dict.fromkeys(INPUTS, ones)
     write_graph(_Graph(model.eval()), sample, dynamic, path, inputs=list(INPUTS), outputs=[OUTPUT])
 
 
