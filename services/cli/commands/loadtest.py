@@ -4,6 +4,7 @@ They run in a process of their own (`python -m loadtest`): their engine patches 
 share anything with what they measure.
 """
 
+import signal
 import subprocess
 import sys
 from typing import Annotated
@@ -25,5 +26,8 @@ def loadtest(
     Example:  freshet loadtest steady --help
     """
     arguments = [scenario, *context.args] if scenario else ["--help"]
-    finished = subprocess.run([sys.executable, "-m", "loadtest", *arguments], check=False)
-    raise typer.Exit(finished.returncode)
+    with subprocess.Popen([sys.executable, "-m", "loadtest", *arguments]) as running:
+        # Ctrl-C reaches both: the load test ends its run and reports, which takes it longer than Popen would wait.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        running.wait()
+    raise typer.Exit(running.returncode)

@@ -1,6 +1,7 @@
 """`python -m loadtest steady` against a real gRPC server: rates, latency from the schedule, and what it writes down."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -110,9 +111,12 @@ def test_wrong_options_are_refused_by_name(items: Path, options: tuple[str, str]
     assert message in finished.stderr
 
 
-def test_an_interrupted_run_still_reports_what_it_measured(small_gateway: Any, items: Path) -> None:
-    command = [sys.executable, "-m", "loadtest", "steady", "--target", f"127.0.0.1:{small_gateway.port}"]
+def test_ctrl_c_ends_a_run_that_still_reports_what_it_measured(small_gateway: Any, items: Path) -> None:
+    """A terminal sends SIGINT to the command and to the load test that it started, at once."""
+    command = [sys.executable, "-m", "services.cli", "loadtest", "steady"]
     command += [
+        "--target",
+        f"127.0.0.1:{small_gateway.port}",
         "--items",
         str(items),
         "--output",
@@ -123,11 +127,12 @@ def test_an_interrupted_run_still_reports_what_it_measured(small_gateway: Any, i
         "0",
         "--json",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, start_new_session=True) as process:
         deadline = time.monotonic() + 20
         while len(small_gateway.recorded) < 100 and time.monotonic() < deadline:
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)
         stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130, stderr
     summary = json.loads(stdout.splitlines()[-1])
