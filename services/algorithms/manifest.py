@@ -19,7 +19,7 @@ HEAD_KINDS = ("mol", "dot")
 # Fields that older bundles do not have.
 _ADDED_LATER = {"num_item_buckets", "new_item_length"}
 
-Shape = TypeVar("Shape", bound="EncoderShape | HeadShape | FileEntry")
+Part = TypeVar("Part")
 
 
 class BundleError(ValueError):
@@ -148,13 +148,13 @@ class Manifest:
             raise BundleError(f"{path} is not JSON: {exc}") from exc
         if not isinstance(raw, dict):
             raise BundleError(f"{path} holds a JSON {type(raw).__name__}; expected an object")
-        _check_names(path, "manifest", raw, cls)
+        check_names(path, "manifest", raw, cls)
         if raw["format"] != FORMAT:
             raise BundleError(f"{path}: format={raw['format']}; this program reads format {FORMAT}")
         try:
-            encoder = None if raw["encoder"] is None else _build(path, "encoder", raw["encoder"], EncoderShape)
-            head = _build(path, "head", raw["head"], HeadShape)
-            files = {name: _build(path, f"files.{name}", entry, FileEntry) for name, entry in raw["files"].items()}
+            encoder = None if raw["encoder"] is None else build_part(path, "encoder", raw["encoder"], EncoderShape)
+            head = build_part(path, "head", raw["head"], HeadShape)
+            files = {name: build_part(path, f"files.{name}", entry, FileEntry) for name, entry in raw["files"].items()}
             return cls(**{**raw, "encoder": encoder, "head": head, "files": files})
         except (TypeError, AttributeError) as exc:
             raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
@@ -169,17 +169,19 @@ class Manifest:
         aside.replace(path)
 
 
-def _build(path: Path, owner: str, raw: Any, kind: type[Shape]) -> Shape:
+def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
+    """`raw`, read from the manifest `path`, as `kind`. Raises: BundleError naming `owner`, the field and the file."""
     if not isinstance(raw, dict):
         raise BundleError(f"{path}: {owner} is a JSON {type(raw).__name__}; expected an object")
-    _check_names(path, owner, raw, kind)
+    check_names(path, owner, raw, kind)
     try:
         return kind(**raw)
     except BundleError as exc:
         raise BundleError(f"{path}: {exc}") from exc
 
 
-def _check_names(path: Path, owner: str, raw: dict[str, Any], kind: type[Any]) -> None:
+def check_names(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
+    """Raises: BundleError unless `raw` has the fields of the dataclass `kind`, less those that came later."""
     wanted = {f.name for f in fields(kind)}
     if not wanted - _ADDED_LATER <= raw.keys() <= wanted:
         raise BundleError(f"{path}: {owner} has fields {sorted(raw)}; expected {sorted(wanted)}")

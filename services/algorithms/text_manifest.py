@@ -5,17 +5,14 @@ knows nothing of the files' content.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from services.algorithms.manifest import BundleError, FileEntry, HeadShape
+from services.algorithms.manifest import BundleError, FileEntry, HeadShape, build_part, check_names
 
 KIND = "text"
 FORMAT = 1
-
-Part = TypeVar("Part", bound="TextMolPart | PhrasesPart | HeadShape | FileEntry")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,16 +81,16 @@ class TextManifest:
             raise BundleError(f"{path}: kind={raw.get('kind')!r}; a text bundle's is {KIND!r}")
         if raw.get("format") != FORMAT:
             raise BundleError(f"{path}: format={raw.get('format')}; this program reads format {FORMAT}")
-        _check_names(path, "manifest", raw, cls)
+        check_names(path, "manifest", raw, cls)
         try:
             text_mol = raw["text_mol"]
             if text_mol is not None:
-                head = _build(path, "text_mol.head", text_mol.get("head"), HeadShape)
-                text_mol = _build(path, "text_mol", {**text_mol, "head": head}, TextMolPart)
+                head = build_part(path, "text_mol.head", text_mol.get("head"), HeadShape)
+                text_mol = build_part(path, "text_mol", {**text_mol, "head": head}, TextMolPart)
             phrases = raw["phrases"]
             if phrases is not None:
-                phrases = _build(path, "phrases", phrases, PhrasesPart)
-            files = {name: _build(path, f"files.{name}", entry, FileEntry) for name, entry in raw["files"].items()}
+                phrases = build_part(path, "phrases", phrases, PhrasesPart)
+            files = {name: build_part(path, f"files.{name}", entry, FileEntry) for name, entry in raw["files"].items()}
             return cls(**{**raw, "text_mol": text_mol, "phrases": phrases, "files": files})
         except (TypeError, AttributeError) as exc:
             raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
@@ -108,19 +105,3 @@ class TextManifest:
 def _require(holds: bool, name: str, value: object, allowed: str) -> None:
     if not holds:
         raise BundleError(f"{name}={value}; allowed: {allowed}")
-
-
-def _build(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
-    if not isinstance(raw, dict):
-        raise BundleError(f"{path}: {owner} is a JSON {type(raw).__name__}; expected an object")
-    _check_names(path, owner, raw, kind)
-    try:
-        return kind(**raw)
-    except BundleError as exc:
-        raise BundleError(f"{path}: {exc}") from exc
-
-
-def _check_names(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
-    wanted = {f.name for f in fields(kind)}
-    if raw.keys() != wanted:
-        raise BundleError(f"{path}: {owner} has fields {sorted(raw)}; expected {sorted(wanted)}")
