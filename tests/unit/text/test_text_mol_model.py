@@ -97,7 +97,7 @@ def test_each_sides_tokens_are_its_own(folder: Path) -> None:
 
 
 def test_a_fresh_mixture_stands_beside_the_mean_pooled_body(folder: Path) -> None:
-    """Fine-tuning then begins at what the body knows. (Random weights here; MiniLM's own: docs/benchmarks/text.md.)"""
+    """Fine-tuning then begins at what the body knows. (Random weights: how MiniLM's own begin is not measured.)"""
     mixture, dot = model_of(folder, stirred=False), model_of(folder, DOT)
     ids, real = texts(8)
     cosines = (mixture.document_components(ids, real) * dot.document_components(ids, real)).sum(dim=-1)
