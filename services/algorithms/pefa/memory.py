@@ -107,12 +107,19 @@ class QueryMemory:
         return len(self._order) * self.bytes_per_entry
 
     def admits(self, entry_id: str) -> bool:
-        """Whether `add` would hold such an entry; to be asked before making one, as most are turned away."""
+        """Whether `add` would hold such an entry; to be asked before making one, as most are turned away.
+
+        Who is turned away counts as offered: from then on the memory knows that it does not hold all that survives.
+        """
         if entry_id in self._entries:
             return False
-        place = hash_of(entry_id)
-        full = len(self._order) >= self.capacity + self.reserve
-        return place < self._bound and not (full and (place, entry_id) > self._order[-1])
+        pair = (hash_of(entry_id), entry_id)
+        if pair[0] >= self._bound:
+            return False
+        if len(self._order) >= self.capacity + self.reserve and pair > self._order[-1]:
+            self._end_at(pair[0])
+            return False
+        return True
 
     def add(self, entries: Iterable[MemoryEntry]) -> None:
         """Offer entries; one that is held already is left alone.
@@ -141,10 +148,7 @@ class QueryMemory:
                     hidden = self._order[self.capacity][1]
                     self._note(hidden, self._entries[hidden])
             if len(self._order) > self.capacity + self.reserve:
-                self._bound = self._order[-1][0]
-                # Entries of equal hash go together, so that "below the bound" says exactly what is held.
-                while self._order and self._order[-1][0] == self._bound:
-                    self._take_out(len(self._order) - 1)
+                self._end_at(self._order[-1][0])
 
     def remove(self, entry_ids: Iterable[str]) -> tuple[str, ...]:
         """Take entries out; returns those that were held. Others are passed over: most were never admitted."""
@@ -250,6 +254,12 @@ class QueryMemory:
         out._bound = int(arrays["bound"].tolist()[0]) if bounded else _NO_BOUND
         out._changed.clear()
         return out
+
+    def _end_at(self, bound: int) -> None:
+        """Entries of equal hash go together, so that "below the bound" says exactly what is held."""
+        self._bound = bound
+        while self._order and self._order[-1][0] >= bound:
+            self._take_out(len(self._order) - 1)
 
     def _take_out(self, place: int) -> None:
         entry_id = self._order.pop(place)[1]

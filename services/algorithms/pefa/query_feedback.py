@@ -220,12 +220,12 @@ class QueryFeedback:
             capacity=memory.capacity, reserve=memory.reserve, num_components=memory.num_components, width=memory.width
         )
         for click in sorted(self._clicks.values(), key=lambda click: hash_of(_entry_id(click.place))):
-            is_last = not anew.admits(_entry_id(click.place))
             state = self._state(click.query)
-            if state is not None:
-                anew.add([_entry(click, state)])
-                if is_last:  # turned away, which is how the memory learns that it does not hold all
-                    break
+            if state is None:
+                continue
+            if not anew.admits(_entry_id(click.place)):  # and so it knows that it does not hold all
+                break
+            anew.add([_entry(click, state)])
         self._memory, self._refilled = anew, True
 
     def _with_states(self, clicks: Sequence[Click]) -> list[tuple[Click, FloatArray | None]]:

@@ -122,11 +122,14 @@ def test_memory_stays_bounded() -> None:
     assert memory(1000).reserve == 125
 
 
-def test_without_reserve_a_removal_wants_a_refill_only_if_something_had_been_turned_away() -> None:
+@pytest.mark.parametrize("asked_beforehand", [False, True])
+def test_without_reserve_a_removal_wants_a_refill_only_if_something_had_been_turned_away(
+    asked_beforehand: bool,
+) -> None:
     entries = make_scene(4, 12).entries()
     roomy, tight = memory(12, 0), memory(11, 0)
     for held in (roomy, tight):
-        held.add(entries)
+        held.add(entry for entry in entries if not asked_beforehand or held.admits(entry.entry_id))
         held.remove([ids(held)[3]])
     assert not roomy.wants_refill
     assert tight.wants_refill

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from retrieval_scene import make_items, make_pair_gate
 
@@ -102,8 +102,13 @@ def histories(draw: st.DrawFn) -> tuple[list[Click], list[object], list[Click]]:
     return clicks, operations, survivors
 
 
+# The second click finds the memory full; when the first one goes, it must come in.
+TURNED_AWAY = [click(0, user="v", partition=1), click(0, user="u")]
+
+
 @settings(deadline=None, max_examples=60)
 @given(histories(), st.integers(1, 6), st.booleans())
+@example((TURNED_AWAY, [*TURNED_AWAY, ("forget", "v", 1, 0)], TURNED_AWAY[1:]), 1, False)
 def test_any_order_of_clicks_undos_and_forgets_leaves_the_bits_of_the_survivors_alone(
     history: tuple[list[Click], list[object], list[Click]], capacity: int, asks_between: bool
 ) -> None:
