@@ -19,6 +19,10 @@ S = TypeVar("S", bound=ProcessSettings)
 
 log = structlog.get_logger()
 
+# A thread that folds or follows a stream gives the interpreter up this often, so that a request's answer waits for it
+# at most half a millisecond.
+_SWITCH_INTERVAL_S = 0.0005
+
 
 def run_process(process: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]) -> int:
     """Read settings, configure logging, run until a signal; return the exit status.
@@ -32,6 +36,7 @@ def run_process(process: str, kind: type[S], run: Callable[[S], Coroutine[Any, A
         return _refuse(process, exc)
     configure_logging(process, settings.log_level)
     log.info("settings", **settings.describe())
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         asyncio.run(run(settings))
     except (PortTaken, FreshetError, ValueError, FileNotFoundError) as exc:

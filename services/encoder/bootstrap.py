@@ -1,7 +1,6 @@
 """Puts the encoder process together: the only module that names concrete adapters."""
 
 import asyncio
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -41,8 +40,6 @@ log = structlog.get_logger()
 # The generated stubs carry no types.
 _add_servicer: Any = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
 
-# The consumer's thread gives the interpreter up this often, so that a request's answer waits for at most a millisecond.
-SWITCH_INTERVAL_S = 0.001
 # The broker answers at once when a forget comes; this is how long it holds the question otherwise.
 FORGETS_FETCH_WAIT_MS = 500
 DESCRIBE_TIMEOUT_S = 1.0
@@ -231,7 +228,6 @@ async def run(settings: EncoderSettings) -> None:
     vocabulary = await asyncio.to_thread(vocabulary_of, bundle)
     if settings.pseudonym_key.get_secret_value() == DEVELOPMENT_PSEUDONYM_KEY:
         log.warning("development_pseudonym_key", advice="set FRESHET_PSEUDONYM_KEY before real users' events come")
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     tracing = configure_tracing("encoder", settings.otlp_endpoint)
     metrics = EncoderMetrics()
     health = HealthState()

@@ -1,7 +1,6 @@
 """Puts the refresher process together: the only module that names concrete adapters."""
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +39,9 @@ log = structlog.get_logger()
 # The generated stubs carry no types.
 _add_servicer: Any = refresher_pb2_grpc.add_RefresherServiceServicer_to_server
 
-# The folding thread gives the interpreter up this often, so that a lease is renewed and an answer goes out in time.
-SWITCH_INTERVAL_S = 0.001
 _DAY_S = 86_400
+# A publication goes out as one request, which every reader gets in one answer: longer than handing it over takes.
+_LINGER_MS = 50
 
 
 def model_items(bundle: Bundle) -> ModelItems:
@@ -89,6 +88,8 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle) -> KafkaLog:
             ATTRIBUTIONS,
             group_id=settings.group_id,
             client_id=client_id,
+            # What is read sooner than it is published only costs a turn of its own.
+            fetch_wait_ms=settings.publish_ms,
             max_poll_records=2048,
         )
 
@@ -155,7 +156,6 @@ async def run(settings: RefresherSettings) -> None:
     """
     bundle = await asyncio.to_thread(load_bundle, settings.bundle)
     rules = await asyncio.to_thread(fold_rules, settings, bundle)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     tracing = configure_tracing("refresher", settings.otlp_endpoint)
     metrics = RefresherMetrics()
     health = HealthState()
@@ -170,7 +170,7 @@ async def run(settings: RefresherSettings) -> None:
     )
     refresher = Refresher(
         log=kafka_log(settings, bundle),
-        outbox=KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-refresher", linger_ms=1)),
+        outbox=KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-refresher", linger_ms=_LINGER_MS)),
         checkpoints=CheckpointFiles(checkpoint_folder(settings, bundle.model_version)),
         leases=RedisLeases(settings.redis_url, model_version=bundle.model_version, lease_ms=settings.lease_ms),
         rules=rules,

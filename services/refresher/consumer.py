@@ -160,8 +160,7 @@ class Refresher:
         if not self._in_step:
             self._log.assign({number: state.folded_offset + 1 for number, state in self._held.partitions.items()})
             self._in_step = True
-        now = time.monotonic()
-        polled = self._log.poll(int(max(0.0, min(self._limits.poll_ms, 1000 * (self._publish_at - now)))))
+        polled = self._log.poll(self._wait_ms())
         self._in_step = False
         self._begun_anew.clear()
         self._unreadable += polled.unreadable
@@ -170,6 +169,24 @@ class Refresher:
         self._in_step = not self._begun_anew
         self._keep_house(idle=not folded)
         return folded
+
+    def _wait_ms(self) -> int:
+        """How long to wait for records: what is to be published waits no longer than it must."""
+        if not self._has_news:
+            return self._limits.poll_ms
+        return int(max(0.0, min(self._limits.poll_ms, 1000 * (self._publish_at - time.monotonic()))))
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether something was folded, or changed otherwise, since everything was published."""
+        return (
+            bool(self._unreadable)
+            or any(self._waiting.values())
+            or any(
+                not state.is_quiet and (state.dirty_items or state.dirty_entries)
+                for state in self._held.partitions.values()
+            )
+        )
 
     # Partitions.
 
@@ -327,7 +344,7 @@ class Refresher:
             with self._held.lock:
                 for state in self._held.partitions.values():
                     state.mark_everything()
-        if now >= self._publish_at:
+        if now >= self._publish_at and self._has_news:
             left = self._publish(now)
             done = time.monotonic()
             pause = max(self._limits.publish_s, (done - now) * (1 / self._limits.publish_share - 1))

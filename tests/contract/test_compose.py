@@ -255,3 +255,9 @@ def test_redis_bounds_its_memory_and_keeps_what_it_was_told() -> None:
     assert settings["--appendfsync"] == "everysec"
     assert settings["--maxmemory"].endswith("gb")
     assert settings["--port"] == str(DEFAULTS["redis"])
+
+
+def test_only_the_refresher_stands_back() -> None:
+    assert {name: service.cpu_shares for name, service in SERVICES.items() if service.cpu_shares != 1024} == {
+        "refresher": 128
+    }

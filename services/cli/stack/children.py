@@ -4,7 +4,9 @@ A pid file holds the process's creation time next to its id: a recycled id is no
 child leads a process group of its own, so that what it started ends with it.
 """
 
+import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,6 +19,8 @@ import psutil
 
 from services.cli.stack.errors import StackError
 
+FULL_CPU_SHARES = 1024  # Docker's, a container's weight where nothing else is said
+_WEIGHT_PER_NICENESS = 1.25  # Linux's
 _CREATION_TOLERANCE_S = 0.05
 # Children outlive whoever spawned them, a Stack object too; their handles stay so that they are reaped when they end.
 _handles: list[subprocess.Popen[bytes]] = []
@@ -24,11 +28,12 @@ _handles: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What to run. `environment` is complete: nothing else is inherited."""
+    """What to run. `environment` is complete: nothing else is inherited. `cpu_shares` as in docker-compose.yml."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
     cwd: Path
+    cpu_shares: int = FULL_CPU_SHARES
 
 
 class Children:
@@ -63,6 +68,8 @@ class Children:
             raise StackError(name, f"cannot execute {launch.argv[0]}: {exc}") from exc
         self._started[name] = child
         _handles.append(child)
+        if launch.cpu_shares < FULL_CPU_SHARES:
+            _stand_back(child.pid, launch.cpu_shares)
         process = psutil.Process(child.pid)
         self._write(name, _PidFile(pid=child.pid, created=process.create_time(), argv=argv))
         return process
@@ -132,3 +139,15 @@ class _PidFile:
     pid: int
     created: float
     argv: list[str]
+
+
+def _stand_back(pid: int, cpu_shares: int) -> None:
+    """Give a session of its own the niceness of that weight.
+
+    Linux on a desktop weighs sessions, not processes (autogroup), so both are told; elsewhere there is no such file.
+    """
+    niceness = min(19, round(math.log(FULL_CPU_SHARES / cpu_shares, _WEIGHT_PER_NICENESS)))
+    with contextlib.suppress(OSError):  # it has ended already
+        os.setpriority(os.PRIO_PROCESS, pid, niceness)
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness), encoding="ascii")

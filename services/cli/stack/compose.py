@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from services.cli.stack.children import FULL_CPU_SHARES
 from services.cli.stack.folders import REPOSITORY
 from services.cli.stack.ports import LOOPBACK, Ports
 
@@ -26,7 +27,10 @@ _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """One service of the file, variables filled in. `needs` maps what it waits for to whether that must be healthy."""
+    """One service of the file, variables filled in. `needs` maps what it waits for to whether that must be healthy.
+
+    `cpu_shares`: its weight where several want the processor, 1,024 being everybody's.
+    """
 
     name: str
     image: str = ""
@@ -34,6 +38,7 @@ class Service:
     environment: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, bool] = field(default_factory=dict)
     published: tuple[int, ...] = ()
+    cpu_shares: int = FULL_CPU_SHARES
 
 
 def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = None) -> dict[str, Service]:
@@ -86,6 +91,7 @@ def _service(name: str, entry: Mapping[str, Any]) -> Service:
         environment={key: str(value) for key, value in entry.get("environment", {}).items()},
         needs={other: how["condition"] == "service_healthy" for other, how in depends.items()},
         published=tuple(int(str(port).rpartition(":")[2]) for port in entry.get("ports", [])),
+        cpu_shares=int(entry.get("cpu_shares", FULL_CPU_SHARES)),
     )
 
 

@@ -20,7 +20,7 @@ class KafkaOutbox:
         self._timeout_s = timeout_s
 
     def publish(self, deltas: Sequence[index_deltas.IndexDelta], unreadable: Sequence[Unreadable]) -> None:
-        records = [Record(self._topic, delta.key, index_deltas.encode(delta)) for delta in deltas]
+        records = [Record(self._topic, delta.key, index_deltas.encode(delta), partition=0) for delta in deltas]
         records += [_letter(entry) for entry in unreadable]
         self._producer.send_many(records, self._timeout_s)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.common import catalogue_follower
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower, TopicRecord, age_seconds
 from services.common.catalogue_metrics import CatalogueMetrics
@@ -164,7 +165,7 @@ def test_it_is_ready_once_both_ends_are_reached_and_not_before() -> None:
     assert not scene.follower.is_behind
 
 
-def test_catching_up_serves_each_poll_as_one_batch_and_then_each_batch_by_itself() -> None:
+def test_each_poll_is_served_as_one_batch() -> None:
     scene = Scene()
     for number in range(3):
         scene.delta(f"a{number}")
@@ -173,7 +174,7 @@ def test_catching_up_serves_each_poll_as_one_batch_and_then_each_batch_by_itself
     scene.delta("b0")
     scene.delta("b1")
     scene.steps()
-    assert scene.items.calls[1:] == [(3, ["b0"]), (4, ["b1"])]
+    assert scene.items.calls[1:] == [(4, ["b0", "b1"])]
     assert scene.count("deltas_offset") == 4
 
 
@@ -273,6 +274,7 @@ def test_deltas_without_room_wait_in_order_while_items_go_on() -> None:
     scene.delta("a")
     scene.delta("b")
     scene.steps(2)
+    scene.delta("c")
     scene.describe("w")
     scene.steps()
     assert scene.items.calls == [["w"]]
@@ -280,11 +282,12 @@ def test_deltas_without_room_wait_in_order_while_items_go_on() -> None:
     assert scene.count("deltas_offset") == -1
     scene.items.room = True
     scene.steps()
-    assert scene.items.calls == [["w"], (0, ["a"]), (1, ["b"])]
+    assert scene.items.calls == [["w"], (1, ["a", "b"]), (2, ["c"])]
     assert scene.count("index_full") == 0
 
 
-def test_deltas_are_read_no_further_while_many_wait() -> None:
+def test_deltas_are_read_no_further_while_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue_follower, "_MAX_PENDING", 64)
     scene = Scene(per_poll=50)
     scene.steps()
     scene.items.room = False
@@ -294,7 +297,9 @@ def test_deltas_are_read_no_further_while_many_wait() -> None:
     assert scene.topics.positions()[INDEX_DELTAS] == 100
     scene.items.room = True
     scene.steps(6)
-    assert scene.items.calls == [(number, [f"a{number}"]) for number in range(200)]
+    assert scene.items.calls == [
+        (end - 1, [f"a{number}" for number in range(end - 50, end)]) for end in (50, 100, 150, 200)
+    ]
 
 
 def test_a_topic_made_anew_means_the_bundle_and_then_what_the_new_one_says() -> None:

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -55,6 +56,14 @@ def test_child_is_found_again_by_another_launcher(children: Children, tmp_path: 
     found = Children(tmp_path).find("part")
     assert found is not None
     assert found.pid == process.pid
+
+
+def test_a_child_with_fewer_shares_has_the_niceness_of_that_weight(children: Children, tmp_path: Path) -> None:
+    process = children.spawn("part", replace(python(SLEEP, tmp_path), cpu_shares=128), tmp_path / "log")
+    assert process.nice() == 9  # 1.25 ** 9 = 7.5, 1024 / 128 = 8
+    autogroup = Path(f"/proc/{process.pid}/autogroup")
+    if autogroup.exists() and autogroup.read_text():
+        assert autogroup.read_text().split()[1:] == ["nice", "9"]
 
 
 def test_child_is_not_started_twice(children: Children, tmp_path: Path) -> None:

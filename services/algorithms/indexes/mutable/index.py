@@ -30,8 +30,9 @@ from services.algorithms.states import PairGate, QueryStates
 # A merge is wanted when this share of the main segment's rows are delta or dead: searches score at most so much more
 # than needed, and an update pays for the copying and building of 10 rows.
 MERGE_SHARE = 0.1
-# But not for less than this. At 8x4x64 a row of the delta costs a search 1.3 us and a merge of 3,706 items 55 ms of
-# CPU: with 250 changes and 40 searches a second the sum is least near 700 rows; 2,048 make a search twice as long.
+# But not before the delta, or the dead of the main segment, are so many. At 8x4x64 a row of the delta costs a search
+# 1.3 us and a merge of 3,706 items 55 ms of CPU: with 250 changes and 40 searches a second the sum is least near 700
+# rows; 2,048 make a search twice as long.
 MERGE_ROWS = 512
 _ROW_OVERHEAD = 160  # bytes per row beside states: an id as a Python object, hashes, masks
 
@@ -322,11 +323,11 @@ class MutableIndex:
             blocks=blocks,
             tail=TailView(self._tail, len(self._tail), len(self._tail.dead)),
         )
-        changed = len(self._tail) + sum(len(block) for block in self._blocks)
-        if main is not None:
-            changed += main.num_dead
-        share = MERGE_SHARE * (0 if main is None else len(main.segment))
-        if not self._building and changed >= max(MERGE_ROWS, share):  # a running merge looks again when it ends
+        delta = len(self._tail) + sum(len(block) for block in self._blocks)
+        dead, share = (0, 0.0) if main is None else (main.num_dead, MERGE_SHARE * len(main.segment))
+        # The dead of the main segment cost memory, the delta's rows cost every search.
+        is_wanted = max(delta, dead) >= MERGE_ROWS and delta + dead >= share
+        if is_wanted and not self._building:  # a running merge looks again when it ends
             self.merge_wanted.set()
 
     def _make_room(self, num_new: int) -> None:
