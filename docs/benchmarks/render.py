@@ -130,7 +130,9 @@ def main() -> None:
         "The retrieval library has pages of its own, written by `freshet bench`: [retrieval](retrieval.md) (every "
         "algorithm beside its PyTorch transcription and the machine's floor), [quantization](quantization.md) (codes at "
         "equal bits, search beside `scann`), [mutation](mutation.md) (searches while items change). `freshet evaluate` "
-        "writes [PEFA on text](pefa.md) (what remembered queries are worth, beside libpecos and HNSW).",
+        "writes [PEFA on text](pefa.md) (what remembered queries are worth, beside libpecos and HNSW), "
+        "[the stream](freshness.md) (withheld items, refreshed, beside a retrained model) and [text](text.md) (BM25, "
+        "MiniLM, text MoL and phrases on the same questions); [generation](generation.md) has the cost of phrases.",
         "",
         "## The demo: 40 recommendations a second beside 200 events a second",
         "",

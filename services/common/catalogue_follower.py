@@ -26,7 +26,8 @@ log = structlog.get_logger()
 _MAX_PENDING = 4_096  # deltas that may wait for room before they are read no further
 # Beside searches, so many records are read between pauses, a sixth of a millisecond. Candidates and reranker
 # read the same batch at the same moment: without, both cores of a small machine are theirs until they are through.
-_SLICE, _PAUSE_S = 16, 0.001
+# However much comes, a poll pauses so often at most: keeping up comes first.
+_SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,8 @@ class CatalogueFollower:
     def _take(self, records: Sequence[TopicRecord]) -> None:
         skipped: Counter[str] = Counter()
         closed: list[Batch] = []
-        for record in records:
+        slice_size = max(_SLICE, len(records) // _MAX_PAUSES)
+        for number, record in enumerate(records, start=1):
             self._next[INDEX_DELTAS] = record.offset + 1
             if not is_of_model(record.key, self._model_version):
                 skipped["other_model"] += 1
@@ -212,7 +214,7 @@ class CatalogueFollower:
                 log.error("delta_unreadable", offset=record.offset, reason=str(exc))
                 continue
             closed += self._batches.add(record.offset, delta)
-            if not self.is_behind and record.offset % _SLICE == 0:
+            if not self.is_behind and number % slice_size == 0:
                 time.sleep(_PAUSE_S)
         if closed:
             # As one version: each one costs the next search a new look at what changed.

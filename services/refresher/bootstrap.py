@@ -42,6 +42,7 @@ _add_servicer: Any = refresher_pb2_grpc.add_RefresherServiceServicer_to_server
 _DAY_S = 86_400
 # A publication goes out as one request, which every reader gets in one answer: longer than handing it over takes.
 _LINGER_MS = 50
+_MAX_GATHER_MS = 1_000
 
 
 def model_items(bundle: Bundle) -> ModelItems:
@@ -81,15 +82,14 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle) -> KafkaLog:
     """The log on Kafka; missing topics are made when it is first read."""
     head = bundle.manifest.head
 
-    def build(client_id: str) -> KafkaConsumer:
+    def build(client_id: str, fetch_wait_ms: int) -> KafkaConsumer:
         ensure_topics(settings.kafka_bootstrap)
         return build_consumer(
             settings.kafka_bootstrap,
             ATTRIBUTIONS,
             group_id=settings.group_id,
             client_id=client_id,
-            # What is read sooner than it is published only costs a turn of its own.
-            fetch_wait_ms=settings.publish_ms,
+            fetch_wait_ms=fetch_wait_ms,
             max_poll_records=2048,
         )
 
@@ -101,6 +101,8 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle) -> KafkaLog:
             component_width=head.component_width,
             num_pairs=head.num_pairs if head.is_mixture else 0,
         ),
+        # What is read sooner than it is published only costs a turn of its own.
+        gather_ms=min(settings.publish_ms, _MAX_GATHER_MS),
     )
 
 

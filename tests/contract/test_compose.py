@@ -32,7 +32,7 @@ from services.refresher.config import RefresherSettings
 from services.reranker.config import RerankerSettings
 
 DEPLOY = REPOSITORY / "deploy"
-OVERLAYS = (DEPLOY / "compose.gpu.yml", DEPLOY / "compose.observability.yml")
+OVERLAYS = (DEPLOY / "compose.gpu.yml", DEPLOY / "compose.text.yml", DEPLOY / "compose.observability.yml")
 SETTINGS: dict[str, type[ProcessSettings]] = {
     "gateway": GatewaySettings,
     "encoder": EncoderSettings,
@@ -187,19 +187,28 @@ def test_overlays_mount_files_that_exist_and_change_known_services(overlay: Path
     for name, entry in raw["services"].items():
         assert name in SERVICES or "image" in entry, name
         for mount in entry.get("volumes", []):
+            if mount.startswith("${"):  # a folder of the user's own
+                continue
             source = mount.split(":")[0]
             assert (REPOSITORY / source).exists() if source.startswith(".") else source in volumes, mount
 
 
-def test_gpu_overlay_keeps_the_inference_servers_ports() -> None:
-    overlay = yaml.safe_load(OVERLAYS[0].read_text(encoding="utf-8"))
-    ports = [flag for flag in SERVICES["inference-server"].command if "-port=" in flag]
-    assert [flag for flag in overlay["services"]["inference-server"]["command"] if "-port=" in flag] == ports
+@pytest.mark.parametrize("overlay", OVERLAYS[:2], ids=lambda path: path.stem)
+def test_overlays_keep_the_inference_servers_ports_and_its_encoder(overlay: Path) -> None:
+    command = read_compose(overlay, environ={})["inference-server"].command
+    kept = [flag for flag in SERVICES["inference-server"].command if "-port=" in flag or "repository" in flag]
+    assert [flag for flag in command if flag in kept] == kept
+
+
+def test_the_text_overlay_serves_what_the_generator_then_asks_for() -> None:
+    services = read_compose(OVERLAYS[1], environ={})
+    assert "--model-repository=/text/inference_server" in services["inference-server"].command
+    assert services["generator"].environment == {"FRESHET_GENERATOR_ENGINE": "inference-server"}
 
 
 def test_every_model_configuration_that_a_command_names_is_in_the_model_folder() -> None:
     commands = [SERVICES["inference-server"].command]
-    commands.append(yaml.safe_load(OVERLAYS[0].read_text(encoding="utf-8"))["services"]["inference-server"]["command"])
+    commands += [read_compose(overlay, environ={})["inference-server"].command for overlay in OVERLAYS[:2]]
     for command in commands:
         (named,) = [flag.partition("=")[2] for flag in command if flag.startswith("--model-config-name")]
         config = DEPLOY / "inference_server" / "encoder" / "configs" / f"{named}.pbtxt"

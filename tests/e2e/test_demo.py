@@ -107,6 +107,17 @@ def test_one_event_in_five_was_predicted_and_answered(summary: dict) -> None:
     assert summary["freshness_ms"]["unreflected"] == 0
 
 
+def test_a_search_found_titles_without_a_text_model_and_a_choice_changed_the_next_answer(summary: dict) -> None:
+    found = summary["search"]
+    assert found["found"] >= 5
+    assert found["sources"] == ["lexical", "mol"]
+    assert "not_personalised" not in found["degradations"]
+    assert found["chosen"]
+    assert found["place_before"] == found["found"]
+    assert found["seconds_to_the_changed_answer"] < 10
+    assert found["rescored"] > 0
+
+
 def test_a_new_item_was_found_and_explained_and_a_user_forgotten_without_a_trace(summary: dict) -> None:
     new, forgotten = summary["new_item"], summary["forgotten"]
     assert new["found_after_seconds"] < 15

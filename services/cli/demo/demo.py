@@ -1,4 +1,4 @@
-"""The demo's steps in order: data, training, export, stack, past, stream, a new item, a user forgotten, evaluation.
+"""The demo's steps in order: data, training, export, stack, past, stream, search, new item, forget, evaluation.
 
 It only puts together what the other modules do, keeps the time of each part, and stops what it started. Nothing here
 measures or evaluates.
@@ -15,7 +15,7 @@ import numpy as np
 from services.algorithms.bundle import Bundle
 from services.algorithms.states import QueryStates
 from services.cli import client
-from services.cli.demo import baselines, newcomer, plots, steps, stored_states, story
+from services.cli.demo import baselines, newcomer, plots, searching, steps, stored_states, story
 from services.cli.demo.display import Display, Stopwatch, figures
 from services.cli.demo.options import DEFAULT_STATE_DIR, DemoOptions
 from services.cli.demo.plan import ReplayPlan, ReplayResult
@@ -74,6 +74,8 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         display.step("stream", f"{options.rate_per_s:.0f} events a second, one in five predicted before it is sent")
         with clock.part("stream"):
             streamed = _stream(options, split, bundle, stack, display)
+        with clock.part("search"):
+            searched = _search(bundle, streamed, display)
         with clock.part("new item"):
             news = _new_item(bundle, streamed, display)
         finished = True
@@ -84,6 +86,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     display.step("evaluation", "the same moments, answered by popularity and by frozen states")
     with clock.part("evaluation"):
         summary = _evaluate(options, split, bundle, streamed, components)
+    summary["search"] = None if searched is None else searched.summary()
     summary["new_item"] = None if news is None else news.summary()
     summary["forgotten"] = None if news is None else news.forget_summary()
     summary["seconds"] = clock.total
@@ -154,6 +157,21 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
         person=person,
         run_id=run_id,
     )
+
+
+def _search(bundle: Bundle, streamed: Streamed, display: Display) -> searching.Searched | None:
+    """The person of the story looks for a word, chooses an item and asks again."""
+    display.step("search", "one person looks for a word, chooses an item, and asks again")
+    person = streamed.person
+    titles = dict(zip(bundle.item_ids, bundle.titles, strict=True))
+    query = None if person is None else searching.choose_query(titles, [*person.history, *person.events])
+    if person is None or query is None:
+        display.fact("no word of this person's titles is in a few others: left out")
+        return None
+    found = searching.ask_choose_ask(person.user_id, query, run_id=streamed.run_id, gateway=streamed.plan.gateway)
+    for says in searching.report(found):
+        display.fact(says)
+    return found
 
 
 def _new_item(bundle: Bundle, streamed: Streamed, display: Display) -> newcomer.Newcomer | None:

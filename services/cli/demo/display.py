@@ -25,6 +25,7 @@ STEPS = (
     "stack",
     "past",
     "stream",
+    "search",
     "new item",
     "forget",
     "evaluation",

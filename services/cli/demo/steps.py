@@ -137,7 +137,7 @@ def components(stack: Stack) -> dict[str, str]:
     """What runs, by name, with versions as the running parts tell them."""
     running = {name: said for part, said in stack.versions().items() if (name := _NAMES.get(part))}
     return {name: said.removeprefix(name).strip() for name, said in running.items()} | {
-        "Freshet (gateway, encoder, refresher, candidates, reranker)": version("freshet"),
+        "Freshet (gateway, encoder, refresher, candidates, reranker, generator)": version("freshet"),
         "Python": platform.python_version(),
         "PyTorch": version("torch"),
         "gRPC": version("grpcio"),

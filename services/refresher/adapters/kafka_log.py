@@ -20,17 +20,25 @@ from services.refresher.ports import Polled
 
 ANSWER_TIMEOUT_S = 10.0
 _ITEMS_PARTITION = TopicPartition(ITEMS, 0)
+_AGAIN_WAIT_MS = 20  # somebody waits for what is read again
 # Records between two wanted ones are read and thrown away up to this many: cheaper than another fetch.
 _GAP_RECORDS = 200
 
 
 class KafkaLog:
-    """`build(client_id)` makes a consumer that has the whole of `attributions` assigned; see `build_consumer`."""
+    """`build(client_id, fetch_wait_ms)` makes a consumer that has the whole of `attributions` assigned."""
 
     def __init__(
-        self, build: Callable[[str], KafkaConsumer], shape: QueryShape, *, attributions: str = ATTRIBUTIONS
+        self,
+        build: Callable[[str, int], KafkaConsumer],
+        shape: QueryShape,
+        *,
+        gather_ms: int,
+        attributions: str = ATTRIBUTIONS,
     ) -> None:
+        """`gather_ms`: how long the broker gathers what is new before it answers, so that few turns take it in."""
         self._build = build
+        self._gather_ms = gather_ms
         self._shape = shape
         self._topic = attributions
         self._consumer: KafkaConsumer | None = None
@@ -143,12 +151,12 @@ class KafkaLog:
 
     def _stream(self) -> KafkaConsumer:
         if self._consumer is None:
-            self._consumer = self._build("freshet-refresher")
+            self._consumer = self._build("freshet-refresher", self._gather_ms)
         return self._consumer
 
     def _rereader(self) -> KafkaConsumer:
         if self._reader is None:
-            self._reader = self._build("freshet-refresher-again")
+            self._reader = self._build("freshet-refresher-again", _AGAIN_WAIT_MS)
         return self._reader
 
     @contextlib.contextmanager

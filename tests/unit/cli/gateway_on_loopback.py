@@ -20,6 +20,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.recorded: list[gateway_pb2.RecordInteractionsRequest] = []
         self.asked: list[gateway_pb2.RecommendRequest] = []
         self.searched: list[gateway_pb2.GatewayServiceSearchRequest] = []
+        self.searches_to_refuse = 0
         self.explained: list[gateway_pb2.ExplainRequest] = []
         self.forgotten: list[gateway_pb2.ForgetUserRequest] = []
         self.items: list[events_pb2.Item] = []
@@ -73,7 +74,8 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.searched.append(request)
         if not request.query:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "query='text of 0 bytes' allowed: 1-1024 bytes of UTF-8")
-        if request.query == "no generator":
+        self.searches_to_refuse -= 1
+        if request.query == "no generator" or self.searches_to_refuse >= 0:
             context.set_trailing_metadata((("x-request-id", "r-2"),))
             context.abort(grpc.StatusCode.UNAVAILABLE, "no source of items by words answered: generator: refused")
         answer = gateway_pb2.GatewayServiceSearchResponse(text_version="text-1", total_ms=12.5, request_id="r-1")
@@ -81,6 +83,9 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
             answer.results.add(item_id="2571", title="[Matrix], The (1999)", score=0.0325, identifier="Matrix")
             answer.results[0].found_by.add(source="phrases", rank=1, score=-2.5)
             answer.results[0].found_by.add(source="lexical", rank=4, score=7.5)
+            if request.user_id:
+                # What a user chose shows in the next answer.
+                answer.results[0].found_by.add(source="mol", rank=1, score=0.5 + 0.1 * len(self.recorded))
             answer.results.add(item_id="new", score=0.0164)
             answer.results[1].found_by.add(source="lexical", rank=1, score=9.5)
         answer.sources.add(source="phrases", milliseconds=8.25)

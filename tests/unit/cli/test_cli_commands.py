@@ -109,7 +109,7 @@ def test_search_shows_what_found_each_item_and_what_failed(gateway: tuple[str, M
         "[Matrix], The (1999)",
         "2571",
         "0.0325",
-        "phrases 1, lexical 4 as 'Matrix'",
+        "phrases 1, lexical 4, mol 1 as 'Matrix'",
         "text text-1",
         "model m1",
     ):

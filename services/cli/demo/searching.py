@@ -1,0 +1,157 @@
+"""The demo's search: one person looks for a word, chooses an item far down, and the same search answers differently.
+
+It needs no text model: titles are looked up word by word, and the choice is part of the person's history within a
+second, so the person's own ranking among the results changes. Which word is asked for is a pure function of titles and
+the person's history; the rest are real calls of the running gateway.
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.cli import client
+from services.cli.commands import search
+from services.cli.output import CommandError, ExitStatus
+
+K = 10
+_RECENT = 30
+# So many titles hold the word: enough to choose among, few enough that the word means something.
+_TITLES_WANTED = range(5, 60)
+_MIN_LETTERS = 4
+_WAIT_S = 10.0
+_CALL_S = 5.0
+# The gateway's first call connects to the generator, which on a busy machine may take longer than a source is given.
+_PATIENCE_S = 30.0
+_LOOK_AGAIN_S = 0.2
+
+
+@dataclass(kw_only=True)
+class Searched:
+    """What was asked, chosen, and answered before and after; seconds: from the acknowledged choice to that answer."""
+
+    user_id: str
+    query: str
+    before: dict[str, Any]
+    chosen: str = ""
+    after: dict[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+
+    def place(self, answer: Mapping[str, Any]) -> int | None:
+        """Where the chosen item is in an answer, from 1."""
+        return next((row["rank"] for row in answer.get("items", ()) if row["item_id"] == self.chosen), None)
+
+    @property
+    def moved(self) -> int:
+        """Items of the first answer that are elsewhere in the second."""
+        now = {row["item_id"]: row["rank"] for row in self.after.get("items", ())}
+        return sum(now.get(row["item_id"]) != row["rank"] for row in self.before["items"])
+
+    @property
+    def rescored(self) -> int:
+        """Items in both answers that are another similarity from the person now."""
+        was, now = _similarities(self.before), _similarities(self.after)
+        return sum(was[item_id] != now[item_id] for item_id in was.keys() & now.keys())
+
+    def summary(self) -> dict[str, Any]:
+        """For the demo's summary; the user's id stays out of it."""
+        return {
+            "query": self.query,
+            "found": len(self.before["items"]),
+            "sources": [spent["source"] for spent in self.before["sources"] if not spent["failure"]],
+            "degradations": sorted({*self.before["degradations"], *self.after.get("degradations", ())}),
+            "milliseconds": round(self.before["total_ms"], 3),
+            "chosen": self.chosen or None,
+            "place_before": self.place(self.before),
+            "place_after": self.place(self.after),
+            "moved": self.moved if self.after else None,
+            "rescored": self.rescored if self.after else None,
+            "seconds_to_the_changed_answer": None if self.seconds is None else round(self.seconds, 3),
+        }
+
+
+def choose_query(titles: Mapping[str, str], history: Sequence[str]) -> str | None:
+    """The word that most titles of the person's recent items share, of those that some but not many titles hold; None
+    when there is none. `history`: item ids, oldest first."""
+    holding = Counter(word for title in titles.values() for word in set(_words(title)))
+    mine = Counter(word for item_id in history[-_RECENT:] for word in set(_words(titles.get(item_id, ""))))
+    fitting = [word for word in mine if holding[word] in _TITLES_WANTED]
+    return min(fitting, key=lambda word: (-mine[word], -holding[word], word), default=None)
+
+
+def ask_choose_ask(user_id: str, query: str, *, run_id: str, gateway: str) -> Searched:
+    """Search, record the choice of the last result, search again once the user's state has it."""
+    from freshet.v1 import events_pb2, gateway_pb2
+
+    with client.gateway(gateway) as stub:
+
+        def look() -> dict[str, Any]:
+            request = gateway_pb2.GatewayServiceSearchRequest(query=query, user_id=user_id, k=K)
+            deadline = time.monotonic() + _PATIENCE_S
+            while True:
+                try:
+                    return search.as_dict(client.call(stub.Search, request, target=gateway, timeout_s=_CALL_S))
+                except CommandError as error:
+                    if error.status is not ExitStatus.UNAVAILABLE or time.monotonic() > deadline:
+                        raise
+                    time.sleep(_LOOK_AGAIN_S)
+
+        found = Searched(user_id=user_id, query=query, before=look())
+        if not found.before["items"]:
+            return found
+        found.chosen = found.before["items"][-1]["item_id"]
+        click = events_pb2.Interaction(
+            event_id=f"{run_id}-search-click",
+            user_id=user_id,
+            item_id=found.chosen,
+            type="search_click",
+            value=1.0,
+            query=query,
+        )
+        recorded = gateway_pb2.RecordInteractionsRequest(interactions=[click])
+        receipt = client.call(stub.RecordInteractions, recorded, target=gateway, timeout_s=_CALL_S).receipts[0]
+        acknowledged = time.monotonic()
+        # With the token this waits until the choice is in the user's state, so the next answer reflects it for certain.
+        reached = gateway_pb2.RecommendRequest(user_id=user_id, k=1, freshness_token=receipt.token)
+        if client.call(stub.Recommend, reached, target=gateway, timeout_s=_WAIT_S).token_honoured:
+            found.after = look()
+            found.seconds = time.monotonic() - acknowledged
+    return found
+
+
+def report(found: Searched) -> list[str]:
+    """What happened, as sentences."""
+    items = found.before["items"]
+    if not items:
+        return [f"{found.query!r} finds nothing"]
+    named = {row["item_id"]: row["title"] or row["item_id"] for row in items}
+    sources = ", ".join(spent["source"] for spent in found.before["sources"] if not spent["failure"])
+    says = [
+        f"{found.query!r} finds {len(items)} items for user {found.user_id} by {sources} in "
+        f"{found.before['total_ms']:.0f} ms: {'; '.join(list(named.values())[:3])}",
+        f"chosen: {named[found.chosen]}, at place {found.place(found.before)}",
+    ]
+    if found.seconds is None:
+        return [*says, "the choice was not in the user's state in time"]
+    place = found.place(found.after)
+    where = f"at place {place}" if place else f"not among the first {K}"
+    return [
+        *says,
+        f"{found.seconds * 1000:.0f} ms after the choice was acknowledged it is {where}; "
+        f"{found.moved} of {len(items)} places and {found.rescored} similarities changed",
+    ]
+
+
+def _similarities(answer: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        row["item_id"]: found["score"]
+        for row in answer.get("items", ())
+        for found in row["found_by"]
+        if found["source"] == "mol"
+    }
+
+
+def _words(title: str) -> list[str]:
+    return [word for word in re.findall(r"[^\W\d_]+", title.lower()) if len(word) >= _MIN_LETTERS]
