@@ -189,3 +189,18 @@ def test_the_proof_notices_a_gap_too_narrow() -> None:
         changed = TopK(item_indices=rows, scores=scores, certificates=certificates, passes=answer.passes)
         assert wrong_answers(changed, exact, 5, must_be_exact=False) == wrong
         assert wrong_answers(changed, exact, 5, must_be_exact=True) == 1
+
+
+def test_a_strategy_that_had_bad_moments_is_looked_at_again() -> None:
+    queries, items, gate = scene(6, 300)
+    index = Exact(items, gate, pool_size=50)
+    for _ in range(15):
+        index.search(queries, 10)
+    (measured,) = index._measured.values()
+    unlucky = [strategy.name for strategy in index.strategies].index(index.chosen(batch=5, k=10))
+    others = min(min(turns) for number, turns in enumerate(measured) if number != unlucky)
+    measured[unlucky][:] = [3 * others] * 3
+    for _ in range(200 * len(index.strategies)):
+        index.search(queries, 10)
+    assert min(measured[unlucky]) < 3 * others
+    assert [len(turns) for turns in measured] == [3] * 5

@@ -32,6 +32,9 @@ from services.algorithms.states import ItemStates, PairGate, QueryStates
 # on two cores with six times as much to do three turns by the clock chose what cost 1.7 times as much. The first turn
 # warms caches.
 _TURNS = 3
+# Then one search in so many gives a turn to another strategy that was at most so many times slower: a bad moment of all
+# three turns, a first search after a start say, would cost every search from then on.
+_LOOK_AGAIN_EVERY, _WORTH_LOOKING_AT = 200, 4.0
 
 _Kind = tuple[int, int]
 
@@ -136,13 +139,17 @@ class Exact:
             measured = self._measured[kind]
             if started < _TURNS * len(self.strategies) or not all(measured):
                 return started % len(self.strategies)
-            return _cheapest(measured)
+            cheapest = _cheapest(measured)
+            if started % _LOOK_AGAIN_EVERY:
+                return cheapest
+            limit = _WORTH_LOOKING_AT * min(measured[cheapest])
+            others = [number for number, turns in enumerate(measured) if number != cheapest and min(turns) <= limit]
+            return others[started // _LOOK_AGAIN_EVERY % len(others)] if others else cheapest
 
     def _note(self, kind: _Kind, number: int, seconds: float) -> None:
         with self._lock:
             turns = self._measured[kind][number]
-            if len(turns) < _TURNS:
-                turns.append(seconds)
+            turns[:] = sorted([*turns, seconds])[:_TURNS]
 
     def _said(self, number: int, num_queries: int) -> Pass:
         return Pass(f"strategy:{self.strategies[number].name}", 0.0, np.zeros(num_queries, dtype=np.int64))
