@@ -216,9 +216,8 @@ class CatalogueFollower:
             closed += self._batches.add(record.offset, delta)
             if not self.is_behind and number % slice_size == 0:
                 time.sleep(_PAUSE_S)
-        if closed:
-            # As one version: each one costs the next search a new look at what changed.
-            self._pending.append(joined(closed))
+        # Live, each batch is a version of its own: two readers then pass through the same ones.
+        self._pending += [joined(closed)] if closed and self.is_behind else closed
         for kind, count in skipped.items():
             self._listener.counted(kind, count)
 

@@ -165,7 +165,7 @@ def test_it_is_ready_once_both_ends_are_reached_and_not_before() -> None:
     assert not scene.follower.is_behind
 
 
-def test_each_poll_is_served_as_one_batch() -> None:
+def test_catching_up_serves_each_poll_as_one_batch_and_then_each_batch_by_itself() -> None:
     scene = Scene()
     for number in range(3):
         scene.delta(f"a{number}")
@@ -174,7 +174,7 @@ def test_each_poll_is_served_as_one_batch() -> None:
     scene.delta("b0")
     scene.delta("b1")
     scene.steps()
-    assert scene.items.calls[1:] == [(4, ["b0", "b1"])]
+    assert scene.items.calls[1:] == [(3, ["b0"]), (4, ["b1"])]
     assert scene.count("deltas_offset") == 4
 
 
@@ -282,7 +282,7 @@ def test_deltas_without_room_wait_in_order_while_items_go_on() -> None:
     assert scene.count("deltas_offset") == -1
     scene.items.room = True
     scene.steps()
-    assert scene.items.calls == [["w"], (1, ["a", "b"]), (2, ["c"])]
+    assert scene.items.calls == [["w"], (0, ["a"]), (1, ["b"]), (2, ["c"])]
     assert scene.count("index_full") == 0
 
 
@@ -297,9 +297,7 @@ def test_deltas_are_read_no_further_while_many_wait(monkeypatch: pytest.MonkeyPa
     assert scene.topics.positions()[INDEX_DELTAS] == 100
     scene.items.room = True
     scene.steps(6)
-    assert scene.items.calls == [
-        (end - 1, [f"a{number}" for number in range(end - 50, end)]) for end in (50, 100, 150, 200)
-    ]
+    assert scene.items.calls == [(number, [f"a{number}"]) for number in range(200)]
 
 
 def test_a_topic_made_anew_means_the_bundle_and_then_what_the_new_one_says() -> None:
