@@ -91,7 +91,7 @@ def _service(name: str, entry: Mapping[str, Any]) -> Service:
         environment={key: str(value) for key, value in entry.get("environment", {}).items()},
         needs={other: how["condition"] == "service_healthy" for other, how in depends.items()},
         published=tuple(int(str(port).rpartition(":")[2]) for port in entry.get("ports", [])),
-        cpu_shares=int(entry.get("cpu_shares", FULL_CPU_SHARES)),
+        cpu_shares=int(entry.get("cpu_shares") or FULL_CPU_SHARES),
     )
 
 
