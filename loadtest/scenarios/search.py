@@ -20,7 +20,7 @@ from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from loadtest.clock import ARRIVALS, arrivals
 from loadtest.engine import Plan, Stream
-from loadtest.population import made_up_users
+from loadtest.population import Draws, Population, made_up_users, read_items
 from loadtest.results import OK, Claim, Conclusion, Outcome, RunResults, SetUpError, percentiles_ms
 
 SUMMARY = "items by words at a constant rate; a click has to change the next answer"
@@ -31,6 +31,10 @@ _DEPTH = 100
 _CLICKERS = 3
 # An item that has at least halved its place was moved by the probe's clicks, not by a tie that broke otherwise.
 _FROM_RANK = 10
+# What each user of the load test has chosen before the clock starts, so that searches for them are personal ones.
+_HISTORY = 5
+_AT_ONCE = 1_000
+_KNOWN_WITHIN_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="share of searches that are ordered for a user")  # fmt: skip
     parser.add_argument("--num-users", type=int, default=200, help="how many users to make up")
     parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH",
-                        help="bundle folder or items.parquet, whose titles the words are taken from")  # fmt: skip
-    parser.add_argument("--queries", type=Path, metavar="PATH", help="a text file with one query per line instead")
+                        help="bundle folder or items.parquet: users' histories, titles to take words from")  # fmt: skip
+    parser.add_argument("--queries", type=Path, metavar="PATH",
+                        help="a text file with one query per line, instead of words of titles")  # fmt: skip
     parser.add_argument("--click-rate", type=float, default=0.5, metavar="PER_S", help="click probes a second; 0: none")
     parser.add_argument("--wait-seconds", type=float, default=10.0, help="how long a click's effect is looked for")
     parser.add_argument("--poll-ms", type=float, default=50.0, help="how often it is looked for")
@@ -58,6 +63,8 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
         if not low <= value <= high:
             raise ValueError(f"--{name.replace('_', '-')}={value:g}; allowed: {low:g} to {high:g}")
     words = read_queries(arguments.queries) if arguments.queries else title_words(arguments.items)
+    if arguments.with_user:
+        read_items(arguments.items)  # refused here rather than when the users are made known
     gateway = gateway_pb2_grpc.GatewayServiceStub(channel)  # type: ignore[no-untyped-call]
     searchers = _Searchers(arguments, gateway, words, rng)
     streams = [
@@ -143,7 +150,10 @@ class _Searchers:
         self._sources: dict[str, str] = {}
 
     def set_up(self) -> None:
-        """See which sources there are. Raises: SetUpError where none answers, or clicks cannot teach any."""
+        """See which sources there are, and make the users known.
+
+        Raises: SetUpError where no source answers, clicks cannot teach any, or users stay unknown.
+        """
         request = gateway_pb2.GatewayServiceSearchRequest(query=self._query(), k=1)
         answer = self._gateway.Search(request, timeout=5)
         self._sources = {spent.source: spent.failure for spent in answer.sources}
@@ -152,6 +162,35 @@ class _Searchers:
                 f"source {LEARNS} does not answer ({self._sources.get(LEARNS, 'absent')}), and nothing else learns "
                 "from clicks; start the stack with a text bundle, or --click-rate 0"
             )
+        if self._options.with_user:
+            self._make_users_known()
+
+    def _make_users_known(self) -> None:
+        """Histories of their own, and an answer that was ordered for the last one."""
+        item_ids, weights = read_items(self._options.items)
+        draws = Draws(Population(user_ids=["anybody"], item_ids=item_ids, item_weights=weights), self._rng)
+        histories = [
+            events_pb2.Interaction(
+                event_id=f"loadtest-{self._run}-{user_id}-{number}",
+                user_id=user_id,
+                item_id=draws.draw()[1],
+                type="view",
+            )
+            for user_id in self._users
+            for number in range(_HISTORY)
+        ]
+        for start in range(0, len(histories), _AT_ONCE):
+            request = gateway_pb2.RecordInteractionsRequest(interactions=histories[start : start + _AT_ONCE])
+            self._gateway.RecordInteractions(request, timeout=10)
+        last = gateway_pb2.GatewayServiceSearchRequest(query=self._query(), user_id=self._users[-1], k=1)
+        until = time.monotonic() + _KNOWN_WITHIN_S
+        while not self._gateway.Search(last, timeout=5).model_version:
+            if time.monotonic() > until:
+                raise SetUpError(
+                    f"user {last.user_id} is not known to the stack {_KNOWN_WITHIN_S:g} s after {_HISTORY} "
+                    "interactions; is the encoder running? --with-user 0 searches for nobody"
+                )
+            time.sleep(0.1)
 
     def search(self) -> Outcome:
         user_id = ""

@@ -44,7 +44,11 @@ def test_searches_and_clicks_are_made_and_claimed(small_gateway: Any, items: Pat
     assert (found["unseen"], found["sources"]) == (0, {"lexical": "answers", "text_mol": "answers"})
     assert found["probes"] >= 5
     assert [claim["held"] for claim in summary["claims"]][1] is True
-    clicks = [request.interactions for request in small_gateway.recorded]
+    histories = [one for request in small_gateway.recorded for one in request.interactions if one.type == "view"]
+    assert len(histories) == 5 * 200
+    assert {one.user_id for one in histories} == {f"loadtest-{row}" for row in range(200)}
+    assert {one.item_id for one in histories} <= {"1", "2", "3", "4"}
+    clicks = [request.interactions for request in small_gateway.recorded if request.interactions[0].type != "view"]
     assert all(len({one.user_id for one in probe}) == 3 and len({one.query for one in probe}) == 1 for probe in clicks)
     assert {one.type for probe in clicks for one in probe} == {"search_click"}
     # Words of the titles, years left out.
