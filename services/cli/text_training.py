@@ -40,7 +40,7 @@ class _Phrases:
 
 
 def as_users_have_it() -> Training:
-    """Both trainings with their defaults but for steps, seconds and seed."""
+    """Both trainings with their defaults but for steps, epochs and seed."""
     return Training(fine_tuning=_fine_tuning, phrases=_train_phrases)
 
 
@@ -55,7 +55,7 @@ def _fine_tuning(pairs: Pairs, documents: Sequence[str]) -> FineTune:
 
 
 def _train_phrases(
-    pairs: Pairs, identifiers: Sequence[Sequence[str]], tokenizer: TargetTokenizer, seconds: float, seed: int
+    pairs: Pairs, identifiers: Sequence[Sequence[str]], tokenizer: TargetTokenizer, epochs: int, seed: int
 ) -> _Phrases:
-    settings = phrases.PhraseSettings(seconds=seconds)
+    settings = phrases.PhraseSettings(epochs=epochs)
     return _Phrases(phrases.train_phrases(pairs, identifiers, tokenizer, settings, seed))

@@ -34,13 +34,13 @@ def run(
     *,
     names: Sequence[str] = COLLECTIONS,
     seeds: Sequence[int] = (0, 1, 2),
-    seconds: float | None = None,
+    epochs: int | None = None,
     training: Training | None = None,
     source: EmbeddingSource | None = None,
 ) -> Report:
     """All rows; writes text.{md,json} and plots of quality against vocabulary size and latency.
 
-    `seconds` of training per phrase model; without `training`, what has to be trained is left out.
+    `epochs` of training per phrase model; without `training`, what has to be trained is left out.
     Raises: ValueError for an unknown set, a missing file, or weights that are not installed, with what to do.
     """
     began = time.perf_counter()
@@ -49,7 +49,7 @@ def run(
     chosen = list(UNTRAINED)
     if training is not None:
         budget = QUICK if request.quick else FULL
-        chosen += trained(training, budget if seconds is None else budget.lasting(seconds), quick=request.quick)
+        chosen += trained(training, budget if epochs is None else budget.lasting(epochs), quick=request.quick)
     found: list[Row] = []
     for name in names:
         texts = load_texts(name, locator)

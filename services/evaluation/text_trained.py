@@ -1,6 +1,6 @@
 """Trained contenders of `freshet evaluate text`: fine-tuned dot product, text MoL, and PIXAR with several vocabularies.
 
-Each is trained on the training questions alone, for as long as `Budget` says, the same for all of a kind. Who trains is
+Each is trained on the training questions alone, as much as `Budget` says, the same for all of a kind. Who trains is
 handed in (`Training`): this package does not know that one. How answers are judged, it does not know either.
 
 Letters: B questions, V tokens.
@@ -36,17 +36,18 @@ _IDENTIFIERS = 3 * MOST
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """How much training a row gets. `steps`: of the dot product and of text MoL; `seconds`: of a phrase model;
-    `sizes`: of phrase vocabularies; `equal_size`: at which the other tokenizers stand beside them."""
+    """How much training a row gets. `steps`: of the dot product and of text MoL; `epochs`: of a phrase model;
+    `sizes`: of phrase vocabularies; `equal_size`: at which the other tokenizers stand beside them. Steps and epochs
+    and not seconds: what else the machine does must not decide which vocabulary is trained longer."""
 
     steps: int
-    seconds: float
+    epochs: int
     sizes: tuple[int, ...]
     equal_size: int
 
-    def lasting(self, seconds: float) -> "Budget":
-        """The same with other seconds for each phrase model."""
-        return replace(self, seconds=seconds)
+    def lasting(self, epochs: int) -> "Budget":
+        """The same with other epochs for each phrase model."""
+        return replace(self, epochs=epochs)
 
 
 class Tuned(Protocol):
@@ -97,14 +98,14 @@ class FineTune(Protocol):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
     """Who trains. `fine_tuning` of pairs (question, document row) and documents; `phrases` of pairs, each document's
-    identifiers, a tokenizer, seconds and a seed."""
+    identifiers, a tokenizer, epochs and a seed."""
 
     fine_tuning: Callable[[Pairs, Sequence[str]], FineTune]
-    phrases: Callable[[Pairs, Sequence[Sequence[str]], TargetTokenizer, float, int], TrainedPhrases]
+    phrases: Callable[[Pairs, Sequence[Sequence[str]], TargetTokenizer, int, int], TrainedPhrases]
 
 
-FULL = Budget(steps=300, seconds=240.0, sizes=(2_000, 4_000, 8_000, 16_000), equal_size=8_000)
-QUICK = Budget(steps=20, seconds=15.0, sizes=(1_500,), equal_size=1_500)
+FULL = Budget(steps=300, epochs=4, sizes=(2_000, 8_000, 16_000), equal_size=8_000)
+QUICK = Budget(steps=20, epochs=1, sizes=(1_500,), equal_size=1_500)
 
 TOKENIZERS: dict[str, Callable[[Sequence[str], int], TargetTokenizer]] = {
     "phrases": lambda texts, size: build_vocabulary(texts, size=size, min_count=scaled_min_count(len(texts))),
@@ -189,7 +190,7 @@ def _phrases(
     tokenizer = TOKENIZERS[kind]([text for each in texts.identifiers for text in each], size)
     asked.say(f"{texts.name}: PIXAR, {len(tokenizer):,} {kind}, seed {seed}")
     pairs = [(text, document) for text, documents in texts.train for document in documents]
-    model = training.phrases(pairs, texts.identifiers, tokenizer, budget.seconds, seed)
+    model = training.phrases(pairs, texts.identifiers, tokenizer, budget.epochs, seed)
     report = model.report
     return {
         f"PIXAR, {kind}, {size:,}" if kind != "word pieces" else f"PIXAR, {kind}": Answering(

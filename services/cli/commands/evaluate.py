@@ -117,8 +117,8 @@ def text(
         list[str] | None, typer.Option(help="medquad, medquad-masked or scifact; may be repeated. Default: all.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many: each trains what is trained anew.")] = 3,
-    seconds: Annotated[
-        float | None, typer.Option(min=1.0, help="Training of each phrase model. Default: 240; with --quick 15.")
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Training of each phrase model. Default: 4; with --quick 1.")
     ] = None,
     train: Annotated[bool, typer.Option(help="Whether to train and ask the models that have to be trained.")] = True,
     quick: Quick = False,
@@ -146,7 +146,7 @@ def text(
                 request,
                 names=list(dict.fromkeys(data or COLLECTIONS)),
                 seeds=list(range(seed, seed + (1 if quick else seeds))),
-                seconds=seconds,
+                epochs=epochs,
                 training=as_users_have_it() if train else None,
             ),
             out=out,
