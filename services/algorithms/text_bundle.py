@@ -49,8 +49,11 @@ TEXT_ENCODER = f"{TEXT_MOL}/encoder.onnx"
 TEXT_STATES = f"{TEXT_MOL}/item_states.safetensors"
 TEXT_PAIR_GATE = f"{TEXT_MOL}/pair_gate.safetensors"
 PHRASE_ENCODER = f"{PHRASES}/encoder.onnx"
-# Derived from the parts, so no part of the version: the inference server's model folders.
+# Derived from the parts, so no part of the version: the inference server's model folders, and both encoders' graphs
+# with matrices in int8 (`int8/<part>.onnx`).
 INFERENCE_SERVER = "inference_server"
+INT8 = "int8"
+_DERIVED = (f"{INFERENCE_SERVER}/", f"{INT8}/")
 
 _PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
 _DOCUMENT_SCHEMA = pa.schema([("item_id", pa.string()), ("text", pa.string())])
@@ -130,6 +133,11 @@ class TextBundle:
             )
         return self.path / name
 
+    def int8_graph(self, part: str) -> Path | None:
+        """The encoder of a part with matrices in int8, None where the bundle has none."""
+        name = f"{INT8}/{part}.onnx"
+        return self.path / name if name in self.manifest.files else None
+
 
 def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
     """Open a text bundle, checking format, every file's size and SHA-256, the content hash, shapes and fingerprints.
@@ -153,19 +161,23 @@ def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
     return bundle
 
 
-def add_text_files(path: Path | str, sources: Mapping[str, Path]) -> TextBundle:
-    """Put derived files, the inference server's model folders, into a text bundle; its version stays.
+def add_text_files(
+    path: Path | str, sources: Mapping[str, Path], *, metrics: Mapping[str, Any] | None = None
+) -> TextBundle:
+    """Put derived files (the inference server's model folders, int8 graphs) into a text bundle; its version stays.
 
+    `metrics` are added to the bundle's.
     Raises: BundleError for a file that is not derived, for it would change what the version names.
     """
     root = Path(path)
     manifest = TextManifest.read(root / MANIFEST)
     files = dict(manifest.files)
     for name, source in sources.items():
-        if not name.startswith(f"{INFERENCE_SERVER}/"):
-            raise BundleError(f"text bundle {root}: file {name!r} is content; allowed: {INFERENCE_SERVER}/...")
+        if not name.startswith(_DERIVED):
+            allowed = ", ".join(f"{prefix}..." for prefix in _DERIVED)
+            raise BundleError(f"text bundle {root}: file {name!r} is content; allowed: {allowed}")
         files[name] = put_file(root, name, source)
-    replace(manifest, files=files).write(root / MANIFEST)
+    replace(manifest, files=files, metrics={**manifest.metrics, **(metrics or {})}).write(root / MANIFEST)
     return load_text_bundle(root, verify=False)
 
 
@@ -298,9 +310,7 @@ class TextBundleWriter:
 def _text_version(manifest: TextManifest) -> str:
     content = {
         "files": [
-            [name, entry.sha256]
-            for name, entry in sorted(manifest.files.items())
-            if not name.startswith(f"{INFERENCE_SERVER}/")
+            [name, entry.sha256] for name, entry in sorted(manifest.files.items()) if not name.startswith(_DERIVED)
         ],
         "parts": [None if part is None else asdict(part) for part in (manifest.text_mol, manifest.phrases)],
     }

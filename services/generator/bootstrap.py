@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -22,11 +21,13 @@ from services.algorithms.manifest import BundleError
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.text_bundle import TextBundle
 from services.common.catalogue_follower import CatalogueFollower
+from services.common.errors import PreconditionFailed
 from services.common.rpc_server import HealthState, serve
 from services.common.tracing import configure_tracing
 from services.generator.adapters.kafka_clicks import KafkaClicks, KafkaItems
 from services.generator.adapters.text_encoders import InferenceServerText, InProcessText
 from services.generator.adapters.text_parts import (
+    Graph,
     Queries,
     documents_catalogue,
     open_text_bundle,
@@ -85,7 +86,7 @@ def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> Sour
     for name, load in ((TEXT_MOL, _load_text), (PHRASES, _load_phrases)):
         try:
             load(settings, metrics, bundle, text_bundle, sources)
-        except (BundleError, ValueError) as exc:
+        except (BundleError, ValueError, PreconditionFailed) as exc:
             sources.reasons[name] = str(exc)
             is_part = name in text_bundle.parts
             log.log(40 if is_part else 20, "source_not_loaded", source=name, reason=str(exc))
@@ -102,8 +103,9 @@ def _load_text(
     base = documents_catalogue(text, dict(zip(bundle.item_ids, bundle.categories, strict=True)))
     # Clicks are encoded here whatever the engine: their sums are compared bit for bit with another process's, and a
     # server batches queries as they come.
-    own = InProcessText(graph, queries.word_pieces, max_tokens=queries.max_tokens)
-    asked = _encoder(settings, "text", text, queries, graph)
+    own = _in_process(queries, graph, threads=1)
+    same = settings.engine == "in-process" and settings.compute_threads == 1
+    asked = own if same else _encoder(settings, "text", text, queries, graph)
     sources.encoders += [own, asked]
     sources.text = TextMol(
         base,
@@ -138,10 +140,9 @@ def _load_phrases(
     )
 
 
-def _encoder(settings: GeneratorSettings, model: str, text: TextBundle, queries: Queries, graph: Path) -> TextEncoder:
+def _encoder(settings: GeneratorSettings, model: str, text: TextBundle, queries: Queries, graph: Graph) -> TextEncoder:
     if settings.engine == "in-process":
-        threads = settings.compute_threads
-        return InProcessText(graph, queries.word_pieces, max_tokens=queries.max_tokens, threads=threads)
+        return _in_process(queries, graph, threads=settings.compute_threads)
     return InferenceServerText(
         settings.inference_server,
         model,
@@ -150,6 +151,15 @@ def _encoder(settings: GeneratorSettings, model: str, text: TextBundle, queries:
         max_tokens=queries.max_tokens,
         timeout_s=settings.encode_timeout_ms / 1000,
     )
+
+
+def _in_process(queries: Queries, graph: Graph, *, threads: int) -> InProcessText:
+    """Loaded and used once: the first search has a deadline. Raises: PreconditionFailed for a graph that can't be."""
+    encoder = InProcessText(
+        graph.path, queries.word_pieces, max_tokens=queries.max_tokens, threads=threads, alone=graph.alone
+    )
+    encoder.encode([""])
+    return encoder
 
 
 @dataclass(frozen=True, slots=True)

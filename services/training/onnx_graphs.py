@@ -31,7 +31,7 @@ def write_graph(
     Raises: ExportError if a package is missing.
     """
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 graph,
                 kwargs=sample,
@@ -59,14 +59,14 @@ def session(path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-class _quiet:
-    """Hold back the exporter's own chatter: deprecations inside its dependencies and progress on its loggers."""
+class quiet:
+    """Hold back the libraries' own chatter: deprecations inside dependencies, progress and advice on their loggers."""
 
     def __enter__(self) -> None:
         self._warnings = warnings.catch_warnings()
         self._warnings.__enter__()
         warnings.simplefilter("ignore")
-        loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+        loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", None)]
         self._levels = [(logger, logger.level) for logger in loggers]
         for logger in loggers:
             logger.setLevel(logging.ERROR)

@@ -23,15 +23,19 @@ INPUTS = ("input_ids", "attention_mask")
 
 
 class InProcessText:
-    """One graph on `threads` threads, loaded when first used."""
+    """One graph on `threads` threads, loaded when first used. `alone`: texts are encoded one by one."""
 
-    def __init__(self, graph: Path, word_pieces: WordPieces, *, max_tokens: int, threads: int = 1) -> None:
+    def __init__(
+        self, graph: Path, word_pieces: WordPieces, *, max_tokens: int, threads: int = 1, alone: bool = False
+    ) -> None:
         self._graph, self._word_pieces, self._max_tokens = graph, word_pieces, max_tokens
-        self._threads = threads
+        self._threads, self._alone = threads, alone
         self._loading = threading.Lock()
         self._session: Any = None
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
+        if self._alone and len(texts) > 1:
+            return np.concatenate([self.encode([text]) for text in texts])
         arrays = self._word_pieces.batch(texts, max_tokens=self._max_tokens)
         session = self._loaded()
         known = {spec.name for spec in session.get_inputs()}

@@ -13,9 +13,17 @@ import structlog
 
 from services.algorithms.catalogue import Catalogue, make_catalogue
 from services.algorithms.manifest import BundleError
+from services.algorithms.native import instruction_set
 from services.algorithms.sealed_files import MANIFEST
 from services.algorithms.states import FloatArray
-from services.algorithms.text_bundle import PHRASE_ENCODER, TEXT_ENCODER, TextBundle, load_text_bundle
+from services.algorithms.text_bundle import (
+    PHRASE_ENCODER,
+    PHRASES,
+    TEXT_ENCODER,
+    TEXT_MOL,
+    TextBundle,
+    load_text_bundle,
+)
 from services.algorithms.word_pieces import WordPieces
 from services.generator.ports import TextEncoder
 
@@ -71,11 +79,25 @@ class Queries:
         return lambda text: encoder.encode([text])[0] if self.has_words(text) else None
 
 
-def text_queries(bundle: TextBundle) -> tuple[Queries, Path]:
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A query encoder's graph. `alone`: its answers to a text depend on the others of a call."""
+
+    path: Path
+    alone: bool = False
+
+
+def text_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
     """Of the text model. Raises: BundleError without one."""
-    return Queries(bundle.word_pieces, bundle.text_mol.max_tokens), bundle.file(TEXT_ENCODER)
+    return Queries(bundle.word_pieces, bundle.text_mol.max_tokens), _graph_here(bundle, TEXT_MOL, TEXT_ENCODER)
 
 
-def phrase_queries(bundle: TextBundle) -> tuple[Queries, Path]:
+def phrase_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
     """Of the phrase model. Raises: BundleError without one."""
-    return Queries(bundle.word_pieces, bundle.phrases.max_tokens), bundle.file(PHRASE_ENCODER)
+    return Queries(bundle.word_pieces, bundle.phrases.max_tokens), _graph_here(bundle, PHRASES, PHRASE_ENCODER)
+
+
+def _graph_here(bundle: TextBundle, part: str, whole: str) -> Graph:
+    """int8 where this processor multiplies bytes; elsewhere ONNX Runtime's byte products are slower, and saturate."""
+    int8 = bundle.int8_graph(part) if instruction_set() == "avx512" else None
+    return Graph(bundle.file(whole)) if int8 is None else Graph(int8, alone=True)

@@ -21,6 +21,7 @@ from services.algorithms.generation.vocabulary import PhraseVocabulary
 from services.algorithms.models.phrase_nar import PhraseEncoder
 from services.algorithms.text_bundle import TextBundle, TextBundleWriter
 from services.algorithms.word_pieces import Tokens
+from services.training.int8_graphs import add_int8_graphs
 from services.training.onnx_graphs import ExportError, session, write_graph
 from services.training.phrases.fit import TrainedPhrases
 from services.training.text_server import add_server_folders
@@ -104,4 +105,5 @@ def write_phrases(
     with TextBundleWriter(path, item_ids=item_ids, texts=texts, words=trained.pieces.words) as to:
         worst = add_phrases_part(to, trained, queries=queries)
         to.seal(data={"phrases": dict(data)}, metrics={"phrases": {**trained.report, "export_error": worst}})
+    add_int8_graphs(path)
     return add_server_folders(path)

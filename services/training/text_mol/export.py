@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from services.algorithms.models.text_mol import TextMol
 from services.algorithms.text_bundle import TextBundle, TextBundleWriter
 from services.algorithms.word_pieces import Tokens, WordPieces
+from services.training.int8_graphs import add_int8_graphs
 from services.training.onnx_graphs import ExportError, session, write_graph
 from services.training.text_mol.fit import TextFit
 from services.training.text_server import add_server_folders
@@ -89,6 +90,7 @@ def write_text_mol(
             data={"text_mol": asdict(fit.settings)},
             metrics={"text_mol": {"export_error": worst, "loss": float(fit.losses[-20:].mean())}},
         )
+    add_int8_graphs(path)
     return add_server_folders(path)
 
 

@@ -7,12 +7,17 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.text_bundle import TextBundle, load_text_bundle
+from services.generator.adapters import text_parts
+from services.generator.adapters.text_encoders import InProcessText
+from services.training import int8_graphs
+from services.training.int8_graphs import LEAST_COSINE
 from services.training.onnx_graphs import ExportError, session
 from services.training.text_mol import Step, TextFit, TextMolSettings, train_text_mol
 from services.training.text_mol import export as text_export
@@ -225,3 +230,37 @@ def test_an_export_that_answers_otherwise_is_never_sealed(
     with pytest.raises(ValueError, match="0 queries; allowed: at least 1"):
         write_text_mol(tmp_path / "text", fit, item_ids=IDS, texts=DOCUMENTS, queries=[])
     assert not (tmp_path / "text").exists()
+
+
+def test_the_int8_graph_answers_nearly_alike_and_alone(fit: TextFit, bundle: TextBundle) -> None:
+    graph = bundle.int8_graph("text_mol")
+    assert graph is not None
+    assert bundle.manifest.metrics["int8_cosine"]["text_mol"] >= LEAST_COSINE
+    assert {node.op_type for node in onnx.load(graph).graph.node} >= {"MatMulInteger"}
+    encoder = InProcessText(graph, bundle.word_pieces, max_tokens=bundle.text_mol.max_tokens, alone=True)
+    queries = [*QUERIES, "", "movies " * 90]
+    together = encoder.encode(queries)
+    expected = fit.query_states(queries).components
+    assert (together * expected).sum(axis=2).mean() >= LEAST_COSINE  # unit vectors
+    # The range of a call would be that of its longest text.
+    for query, found in zip(queries, together, strict=True):
+        assert encoder.encode([query])[0].tobytes() == found.tobytes()
+
+
+def test_an_int8_graph_that_answers_otherwise_is_left_out(
+    fit: TextFit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int8_graphs, "LEAST_COSINE", 1.1)
+    bundle = write_text_mol(tmp_path / "text", fit, item_ids=IDS, texts=DOCUMENTS, queries=QUERIES)
+    assert bundle.int8_graph("text_mol") is None
+    assert bundle.manifest.metrics["int8_cosine"]["text_mol"] < 1.1
+    (tmp_path / "graph").write_bytes(b"no graph")
+    with pytest.raises(ExportError, match="graph cannot be written in int8"):
+        int8_graphs.write_int8(tmp_path / "graph", tmp_path / "int8", kept=1)
+
+
+def test_processors_that_multiply_bytes_are_given_int8(bundle: TextBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    for best, name in (("avx512", "int8/text_mol.onnx"), ("avx2", "text_mol/encoder.onnx")):
+        monkeypatch.setattr(text_parts, "instruction_set", lambda best=best: best)
+        graph = text_parts.text_queries(bundle)[1]
+        assert (graph.path, graph.alone) == (bundle.path / name, best == "avx512")
