@@ -26,8 +26,10 @@ from services.gateway.words import SourceAnswer, Words, no_source, without_seen
 class SearchLimits:
     """Sizes and times of a Search; seconds."""
 
-    # What each source is asked for, at least twice k: an item that two sources rank middling can win.
-    depth: int = 100
+    # What each source is asked for, at least twice k: an item that two sources rank middling can win. Deeper, items
+    # that all sources rank low push out what one knows: on 500 pseudo queries over MovieLens-1M's titles, MRR@10 of
+    # the fused answer is .759 with 100, .792 with 50, .825 with 30, .850 with 20.
+    depth: int = 30
     # How much of what the sources found the user's model orders, at least k.
     personal_pool: int = 200
     # For a caller without a deadline.

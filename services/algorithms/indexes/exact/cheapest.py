@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact.two_pass import (
-    DEFAULT_POOL,
     ExactAlgorithm1,
     ExactExpandedGates,
     ExactGateBounds,
@@ -54,11 +53,11 @@ class Exact:
         pair_gate: PairGate | None = None,
         *,
         tie_ranks: npt.NDArray[np.integer] | None = None,
-        pool_size: int = DEFAULT_POOL,
+        pool_size: int | None = None,
     ) -> None:
         """Prepare X items; `tie_ranks` (X,) is each item's place in id order (the row number when not given).
 
-        `pool_size`: items scored for a threshold, raised to 4 k where that is more. A MolScorer is shared, not copied.
+        `pool_size`: as in `TwoPass`. A MolScorer is shared, not copied.
         Raises: ValueError for an empty index, a pool_size below 1, or shapes that disagree.
         """
         self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.algorithms.indexes.exact.two_pass import DEFAULT_POOL, TwoPass
+from services.algorithms.indexes.exact.two_pass import TwoPass
 from services.algorithms.indexes.protocol import Mask, Pass
 from services.algorithms.ops.mol_bounds import AverageItems
 from services.algorithms.ops.mol_scores import MolScorer
@@ -42,7 +42,7 @@ class ExactClusters(TwoPass):
         pair_gate: PairGate | None = None,
         *,
         tie_ranks: npt.NDArray[np.integer] | None = None,
-        pool_size: int = DEFAULT_POOL,
+        pool_size: int | None = None,
         averages: AverageItems | None = None,
     ) -> None:
         """As the other strategies; clusters hold about 256 items."""
