@@ -146,7 +146,7 @@ class _Searchers:
         self._run = uuid.uuid4().hex[:8]
         self._num_probes = 0
         self._lags_s: list[float] = []
-        self._unseen = 0
+        self._unseen: list[dict[str, Any]] = []
         self._sources: dict[str, str] = {}
 
     def set_up(self) -> None:
@@ -212,6 +212,7 @@ class _Searchers:
     def click(self) -> Outcome:
         """One probe, from the first look to the answer that has changed."""
         self._num_probes += 1
+        probe = self._num_probes  # others begin while this one waits: event ids and users have to stay its own
         query = f"{self._query()} {self._query()}"
         ranks = self._ranks(query)
         behind = [item_id for item_id, rank in ranks.items() if rank >= _FROM_RANK]
@@ -220,8 +221,8 @@ class _Searchers:
         item_id = behind[int(self._rng.integers(len(behind)))]
         clicks = [
             events_pb2.Interaction(
-                event_id=f"loadtest-{self._run}-{self._num_probes}-{number}",
-                user_id=f"loadtest-{self._run}-clicker-{self._num_probes}-{number}",
+                event_id=f"loadtest-{self._run}-{probe}-{number}",
+                user_id=f"loadtest-{self._run}-clicker-{probe}-{number}",
                 item_id=item_id,
                 type="search_click",
                 value=1.0,
@@ -233,24 +234,27 @@ class _Searchers:
             gateway_pb2.RecordInteractionsRequest(interactions=clicks), timeout=max(self._timeout_s, 2.0)
         )
         acknowledged = time.monotonic()
+        rank = ranks[item_id]
         while time.monotonic() - acknowledged < self._options.wait_seconds:
-            if self._ranks(query).get(item_id, _DEPTH) <= ranks[item_id] // 2:
+            rank = self._ranks(query).get(item_id, _DEPTH)
+            if rank <= ranks[item_id] // 2:
                 self._lags_s.append(time.monotonic() - acknowledged)
                 return Outcome(counts=["clicks_seen"])
             time.sleep(self._options.poll_ms / 1e3)
-        self._unseen += 1
+        self._unseen.append({"query": query, "item_id": item_id, "from_rank": ranks[item_id], "to_rank": rank})
         return Outcome(counts=["clicks_unseen"])
 
     def conclude(self, results: RunResults) -> Conclusion:
         """Both claims, and which sources there were."""
         latencies_ms = [call.latency_ms for call in results.measured("search") if call.status == OK]
         return Conclusion(
-            claims=[latency_claim(latencies_ms), click_claim(self._lags_s, unseen=self._unseen)],
+            claims=[latency_claim(latencies_ms), click_claim(self._lags_s, unseen=len(self._unseen))],
             findings={
                 "sources": {source: failure or "answers" for source, failure in sorted(self._sources.items())},
                 "click_to_answer_ms": percentiles_ms([lag_s * 1e3 for lag_s in self._lags_s]),
-                "probes": len(self._lags_s) + self._unseen,
-                "unseen": self._unseen,
+                "probes": len(self._lags_s) + len(self._unseen),
+                "unseen": len(self._unseen),
+                "unseen_probes": self._unseen,
                 "poll_ms": self._options.poll_ms,
             },
         )

@@ -21,6 +21,7 @@ class SmallGateway(gateway_pb2_grpc.GatewayServiceServicer):
     # What text_mol says; a click on an item brings it to the front of the words it was made for, unless it is deaf.
     text_mol_failure: str = ""
     is_deaf: bool = False
+    search_s: float = 0.0
     recorded: list[gateway_pb2.RecordInteractionsRequest] = field(default_factory=list)
     stall_after_calls: int = 0
     stall_s: float = 0.0
@@ -47,6 +48,7 @@ class SmallGateway(gateway_pb2_grpc.GatewayServiceServicer):
     def Search(
         self, request: gateway_pb2.GatewayServiceSearchRequest, context: grpc.ServicerContext
     ) -> gateway_pb2.GatewayServiceSearchResponse:
+        time.sleep(self.search_s)
         with self._lock:
             self.searched.append(request)
             interactions = [one for sent in self.recorded for one in sent.interactions]

@@ -101,3 +101,13 @@ def test_words_come_from_titles_or_a_file(items: Path, tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_text("1\n")
     with pytest.raises(ValueError, match="has no titles"):
         title_words(tmp_path / "ids.txt")
+
+
+def test_probes_that_overlap_write_clicks_of_their_own(small_gateway: Any, items: Path) -> None:
+    small_gateway.search_s = 0.2
+    finished = search(
+        small_gateway.port, items, "--seconds", "2", "--search-rate", "1", "--click-rate", "15", "--with-user", "0"
+    )
+    clicks = [one for request in small_gateway.recorded for one in request.interactions]
+    assert len(clicks) >= 60, finished.stderr
+    assert len({one.event_id for one in clicks}) == len({one.user_id for one in clicks}) == len(clicks)
