@@ -57,6 +57,9 @@ bench: setup ## Measure again and rewrite docs/benchmarks (hours; `freshet bench
 	@$(BIN)/freshet bench mutation
 	@$(BIN)/freshet evaluate stream
 	@$(BIN)/freshet evaluate pefa
+	@$(BIN)/freshet evaluate text
+	@OMP_NUM_THREADS=1 $(BIN)/freshet bench generation
+	@$(BIN)/freshet bench encoding
 	@for seed in 0 1 2; do $(BIN)/freshet train --preset quick --split time --epochs 4 --seed $$seed --no-export \
 	  --out .freshet/bench/$$seed --json > docs/benchmarks/training-$$seed.json || exit 1; done
 	@$(BIN)/freshet demo --keep --json > docs/benchmarks/demo.json

@@ -14,7 +14,7 @@ from services.training.text_mol.fit import Prepared
 
 
 @dataclass(frozen=True, slots=True)
-class _Phrases:
+class AskedPhrases:
     """A trained phrase model as the rows ask it."""
 
     model: phrases.TrainedPhrases
@@ -56,6 +56,6 @@ def _fine_tuning(pairs: Pairs, documents: Sequence[str]) -> FineTune:
 
 def _train_phrases(
     pairs: Pairs, identifiers: Sequence[Sequence[str]], tokenizer: TargetTokenizer, epochs: int, seed: int
-) -> _Phrases:
+) -> AskedPhrases:
     settings = phrases.PhraseSettings(epochs=epochs)
-    return _Phrases(phrases.train_phrases(pairs, identifiers, tokenizer, settings, seed))
+    return AskedPhrases(phrases.train_phrases(pairs, identifiers, tokenizer, settings, seed))

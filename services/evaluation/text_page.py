@@ -123,7 +123,9 @@ def _answer_cells(row: Row) -> list[str]:
     said = [str(notes["setting"])] if "setting" in notes else []
     if row["vocabulary"]:
         said += [f"{row['vocabulary']:,} tokens", f"{notes['identifier_tokens']:.1f} per identifier"]
-    if "train_seconds" in notes:
+    elif "tokenizer" in notes:
+        said.append("the same models")
+    if "train_seconds" in notes and (row["vocabulary"] or "tokenizer" not in notes):
         said.append(f"trained {notes['train_seconds']:.0f} s")
     return [
         row["contender"],

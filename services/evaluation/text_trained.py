@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from services.algorithms.generation.decoding import decode
 from services.algorithms.generation.generator import Generator
 from services.algorithms.generation.target_tokenizers import (
     WordPieceTokenizer,
@@ -192,34 +193,52 @@ def _phrases(
     pairs = [(text, document) for text, documents in texts.train for document in documents]
     model = training.phrases(pairs, texts.identifiers, tokenizer, budget.epochs, seed)
     report = model.report
+    notes = {
+        "tokenizer": kind,
+        "positions": report["positions"],
+        "steps": report["steps"],
+        "train_seconds": round(report["train_seconds"], 1),
+        "identifier_tokens": float(np.mean([len(tokens) for tokens in model.sequences])),
+    }
+    generator = model.generator()
+    name = f"PIXAR, {kind}, {size:,}" if kind != "word pieces" else f"PIXAR, {kind}"
+    found = {name: partial(_identified, generator)}
+    if kind == "phrases" and size == budget.equal_size:
+        in_order = replace(generator, settings=replace(generator.settings, mode="fixed"))
+        found |= {f"{name}, fixed positions": partial(_identified, in_order)}
+        found |= {f"{name}, full softmax": partial(_in_full, generator)}
+    # Only one of them stands in the plot of sizes.
     return {
-        f"PIXAR, {kind}, {size:,}" if kind != "word pieces" else f"PIXAR, {kind}": Answering(
-            answer=_generated(model),
+        each: Answering(
+            answer=partial(_answered, model, identify),
             nbytes=model.nbytes,
-            vocabulary=len(tokenizer),
-            notes={
-                "tokenizer": kind,
-                "positions": report["positions"],
-                "steps": report["steps"],
-                "train_seconds": round(report["train_seconds"], 1),
-                "identifier_tokens": float(np.mean([len(tokens) for tokens in model.sequences])),
-            },
+            vocabulary=len(tokenizer) if each == name else None,
+            notes=notes,
         )
+        for each, identify in found.items()
     }
 
 
-def _generated(model: TrainedPhrases) -> Callable[[Sequence[str]], Ranked]:
-    generator = model.generator()
+def _answered(model: TrainedPhrases, identify: Callable[[FloatArray], list[int]], texts: Sequence[str]) -> Ranked:
+    found = []
+    for start in range(0, len(texts), 64):
+        for x in model.encode(texts[start : start + 64]):
+            found.append(np.array(list(dict.fromkeys(identify(x)))[:MOST], dtype=np.int64))
+    return found
 
-    def answer(texts: Sequence[str]) -> Ranked:
-        found = []
-        for start in range(0, len(texts), 64):
-            for x in model.encode(texts[start : start + 64]):
-                rows = [row for one in generator.generate(x, _IDENTIFIERS).answers for row in one.item_rows.tolist()]
-                found.append(np.array(list(dict.fromkeys(rows))[:MOST], dtype=np.int64))
-        return found
 
-    return answer
+def _identified(generator: Generator, x: FloatArray) -> list[int]:
+    """Document rows of the best identifiers, best first."""
+    return [row for one in generator.generate(x, _IDENTIFIERS).answers for row in one.item_rows.tolist()]
+
+
+def _in_full(generator: Generator, x: FloatArray) -> list[int]:
+    """The same without a shortlist: every token of the vocabulary is scored at every position."""
+    tokens = np.arange(len(generator.output_layer), dtype=np.int32)
+    settings, scores = generator.settings, generator.output_layer.full_scores(x[1:])
+    best = decode(scores, tokens, generator.trie, beams=settings.beams, results=_IDENTIFIERS, mode=settings.mode)
+    items = generator.identifiers.items()
+    return [row for identifier, _ in best for row in items.of(identifier).tolist()]
 
 
 def _word_list() -> list[str]:

@@ -4,19 +4,33 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
+from services.cli.text_training import AskedPhrases
 from services.datasets.texts import TextCollection
 from services.evaluation import text_page
 from services.evaluation.embeddings import EmbeddingSource
 from services.evaluation.text_contenders import Answering, Asked, Contender, Encoded, bm25, with_pefa
 from services.evaluation.text_measures import measures
 from services.evaluation.text_report import rows
-from services.evaluation.text_trained import FULL, QUICK, TOKENIZERS, Training, scaled_min_count, trained
+from services.evaluation.text_trained import (
+    FULL,
+    QUICK,
+    TOKENIZERS,
+    Budget,
+    Pairs,
+    TrainedPhrases,
+    Training,
+    scaled_min_count,
+    trained,
+)
 from services.evaluation.vocabularies import lengths
+from services.training.phrases.fit import PhraseSettings, train_phrases
+from services.training.phrases.shortlist_fit import ShortlistSize
+from tests.unit.training.phrase_scene import WordTokens, corpus, tiny_encoder
 
 TOPICS = ("red apples", "green pears", "blue plums", "ripe figs", "sour limes", "old grapes", "dried dates", "big nuts")
 
@@ -149,6 +163,36 @@ def test_trained_contenders_have_names_of_their_own_and_quick_ones_are_few() -> 
 
     assert len(set(names)) == len(names) == 8
     assert len(trained(training, QUICK.lasting(2), quick=True)) == 3
+
+
+def test_the_shortlist_stands_beside_full_softmax_and_fixed_positions_of_the_same_model(tmp_path: Path) -> None:
+    def phrases(
+        pairs: Pairs, identifiers: Sequence[Sequence[str]], _: object, epochs: int, seed: int
+    ) -> TrainedPhrases:
+        size = ShortlistSize(vectors=2, tokens=4, joined=1)
+        settings = PhraseSettings(positions=2, max_tokens=16, epochs=epochs, batch=25, shortlist=size,
+                                  encoder_rate=3e-3, output_rate=5e-2)  # fmt: skip
+        made.append(train_phrases(pairs, identifiers, WordTokens(), settings, seed, encoder=tiny_encoder))
+        return AskedPhrases(made[-1])
+
+    made: list[Any] = []
+    pairs, identifiers = corpus()
+    questions = [(text, (row,)) for text, row in pairs]
+    texts = replace(collection(), documents=[one[0] for one in identifiers], identifiers=identifiers, train=questions,
+                    test=questions)  # fmt: skip
+    training = Training(fine_tuning=lambda *_: pytest.fail("not asked for"), phrases=phrases)
+    budget = Budget(steps=1, epochs=12, sizes=(320,), equal_size=320)
+    contender = next(one for one in trained(training, budget, quick=True) if one.name == "PIXAR phrases 320")
+    found = rows(asked_of(texts, tmp_path), [contender], seeds=[0])
+    by_name = {row["contender"]: row for row in found}
+
+    assert list(by_name) == ["PIXAR, phrases, 320" + more for more in ("", ", fixed positions", ", full softmax")]
+    assert len(made) == 1
+    # One set of four tokens has not every document's words; all tokens do.
+    full, short = by_name["PIXAR, phrases, 320, full softmax"], by_name["PIXAR, phrases, 320"]
+    assert full["recall@100"] == 1.0 > short["recall@100"] > 0
+    assert full["mrr@10"] > 0.2  # by chance .12
+    assert [row["vocabulary"] is None for row in found] == [False, True, True]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
