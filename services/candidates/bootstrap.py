@@ -16,7 +16,7 @@ from services.algorithms.bundle import load_bundle
 from services.algorithms.catalogue import Catalogue, catalogue_from_bundle, required_bytes
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import Algorithm, make_index, parse_algorithm
-from services.algorithms.indexes.exact.cheapest import Exact
+from services.algorithms.indexes.exact.cheapest import going_on
 from services.algorithms.indexes.gpu.by_name import make_device_index
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build, IndexFullError
@@ -64,22 +64,14 @@ def load_catalogue(settings: CandidatesSettings) -> Catalogue:
 def host_build(algorithms: Sequence[Algorithm]) -> Build:
     """Every algorithm over the same item states in this machine's memory, and the audit's truth.
 
-    An exact index goes on from what the one before the merge had measured. It raises ValueError for an algorithm that
-    this model can't have.
+    It raises ValueError for an algorithm that this model can't have.
     """
-    before: dict[str, Index] = {}
 
     def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
         ranks = np.arange(items.num_items)
-        indexes = {one.text: make_index(one, items, ranks) for one in algorithms}
-        for name, index in indexes.items():
-            earlier = before.get(name)
-            if isinstance(index, Exact) and isinstance(earlier, Exact):
-                index.go_on_from(earlier)
-        before.update(indexes)
-        return {**indexes, TRUTH: BruteForce(items)}
+        return {**{one.text: make_index(one, items, ranks) for one in algorithms}, TRUTH: BruteForce(items)}
 
-    return build
+    return going_on(build)
 
 
 class DeviceBuild:

@@ -5,7 +5,7 @@ that are served. An item that the text bundle lacks is found once somebody chose
 documents. It knows neither streams nor where queries are encoded.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,16 +13,15 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.catalogue import Catalogue
-from services.algorithms.indexes.exact.cheapest import Exact
+from services.algorithms.indexes.exact.cheapest import Exact, going_on
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
-from services.algorithms.indexes.mutable.index import Build
-from services.algorithms.indexes.protocol import EXACT, Index
+from services.algorithms.indexes.mutable.index import only
+from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.live_catalogue import LiveCatalogue
-from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.query_feedback import Click, Encode, Place, QueryFeedback
 from services.algorithms.pefa.votes import VotingIndex
-from services.algorithms.states import FloatArray, PairGate, QueryStates
+from services.algorithms.states import FloatArray, QueryStates
 from services.algorithms.voted_answers import joined_answer, num_negative
 from services.common.items import CatalogueItem
 from services.common.search_clicks import ClickRecord, ForgottenUser, SearchClick, UndoneInteraction
@@ -62,7 +61,7 @@ class TextMol:
         self, base: Catalogue, *, encode_all: EncodeAll, encode: Encode, num_query_components: int, policy: ClickPolicy
     ) -> None:
         """`base`: the text bundle's documents with their states, under the text version as model version."""
-        self.live = LiveCatalogue(base, build=_exact_build())
+        self.live = LiveCatalogue(base, build=going_on(only(Exact)))
         self._encode_all, self._encode, self._policy = encode_all, encode, policy
         self._num_query_components = num_query_components
         self._feedback = self._no_feedback()
@@ -198,21 +197,6 @@ class TextMol:
             num_query_components=self._num_query_components,
             capacity=self._policy.max_remembered,
         )
-
-
-def _exact_build() -> Build:
-    """The cheapest exact strategy, which goes on from what was measured before a merge."""
-    before: list[Exact] = []
-
-    def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
-        del pair_gate  # the scorer has it
-        index = Exact(items)
-        for earlier in before:
-            index.go_on_from(earlier)
-        before[:] = [index]
-        return {index.name: index}
-
-    return build
 
 
 def limit_threads(compute_threads: int) -> None:

@@ -5,7 +5,7 @@ import pytest
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.exact.cheapest import Exact
+from services.algorithms.indexes.exact.cheapest import Exact, going_on
 from services.algorithms.indexes.exact.clusters import ExactClusters
 from services.algorithms.indexes.exact.two_pass import (
     ExactAlgorithm1,
@@ -13,6 +13,7 @@ from services.algorithms.indexes.exact.two_pass import (
     ExactGateBounds,
     ExactLowPrecision,
 )
+from services.algorithms.indexes.mutable.index import only
 from services.algorithms.indexes.protocol import EXACT, Certificate, TopK
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
@@ -106,6 +107,23 @@ def test_an_index_over_changed_items_goes_on_from_what_was_measured() -> None:
     assert later.chosen(batch=5, k=10) == earlier.chosen(batch=5, k=10) is not None
     assert later.search(queries, 10).passes[0].name == f"strategy:{earlier.chosen(batch=5, k=10)}"
     assert later.chosen(batch=5, k=2000) is None
+
+
+def test_a_build_goes_on_from_what_the_one_before_the_merge_had_measured() -> None:
+    queries, items, gate = scene(6, 3000)
+    build, scorer = going_on(only(Exact)), MolScorer(items, gate)
+
+    def built() -> Exact:
+        index = build(scorer, gate)["exact"]
+        assert isinstance(index, Exact)
+        return index
+
+    first = built()
+    for _ in range(15):
+        first.search(queries, 10)
+    second = built()
+    assert second.chosen(batch=5, k=10) == first.chosen(batch=5, k=10) is not None
+    assert built().chosen(batch=5, k=10) == second.chosen(batch=5, k=10)
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)

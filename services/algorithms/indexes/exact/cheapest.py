@@ -10,6 +10,7 @@ Letters: B queries, X items, K results.
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,8 @@ from services.algorithms.indexes.exact.two_pass import (
     ExactLowPrecision,
     TwoPass,
 )
-from services.algorithms.indexes.protocol import Mask, Pass, Pool, TopK, check_request, check_tie_ranks
+from services.algorithms.indexes.mutable.index import Build
+from services.algorithms.indexes.protocol import Index, Mask, Pass, Pool, TopK, check_request, check_tie_ranks
 from services.algorithms.ops.mol_bounds import AverageItems, BoundItems
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
@@ -152,6 +154,22 @@ class Exact:
 
     def _said(self, number: int, num_queries: int) -> Pass:
         return Pass(f"strategy:{self.strategies[number].name}", 0.0, np.zeros(num_queries, dtype=np.int64))
+
+
+def going_on(build: Build) -> Build:
+    """A build whose exact indexes go on from what the one of their name had measured before a merge."""
+    before: dict[str, Exact] = {}
+
+    def built(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
+        indexes = build(items, pair_gate)
+        exact = {name: index for name, index in indexes.items() if isinstance(index, Exact)}
+        for name, index in exact.items():
+            if name in before:
+                index.go_on_from(before[name])
+        before.update(exact)
+        return indexes
+
+    return built
 
 
 def _cheapest(measured: list[list[float]]) -> int:
