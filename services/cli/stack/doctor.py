@@ -103,7 +103,7 @@ def _memory(stack: Stack) -> Iterator[Finding]:
     if not (stack.bundle / "manifest.json").exists():
         yield Finding(severity="ok", about="memory", found=f"{have / _MIB:,.0f} MiB available")
         return
-    need = sum(needed_bytes(stack.bundle, to_start).values())
+    need = sum(needed_bytes(stack.bundle, to_start, text=stack.place.text).values())
     fits = need <= have
     yield Finding(
         severity="ok" if fits else "error",

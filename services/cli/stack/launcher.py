@@ -284,7 +284,7 @@ class Stack:
             raise StackError(
                 "bundle", f"no model bundle at {self.bundle}", advice="freshet train, or make demo, makes one"
             )
-        require_stack_memory(self.bundle, names)
+        require_stack_memory(self.bundle, names, text=self.place.text)
 
     def _stop_together(self, names: Iterable[str], timeout_s: float | None) -> None:
         asked = [name for name in names if self._children.signal(name, signal.SIGTERM)]

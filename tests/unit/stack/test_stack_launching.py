@@ -220,6 +220,15 @@ def test_memory_grows_with_the_items(tmp_path: Path) -> None:
     assert need["redis"] == BASE_MB["redis"] << 20
 
 
+def test_memory_grows_with_the_text_bundle(tmp_path: Path) -> None:
+    bundle, text = bundle_of(tmp_path / "bundle", item_bytes=1), tmp_path / "text"
+    assert needed_bytes(bundle, ["generator"], text=text)["generator"] == BASE_MB["generator"] << 20
+    text.mkdir()
+    files = {"text_mol/item_states.safetensors": {"bytes": 1 << 20}, "phrases/encoder.onnx": {"bytes": 1 << 22}}
+    (text / "manifest.json").write_text(json.dumps({"files": files}))
+    assert needed_bytes(bundle, ["generator"], text=text)["generator"] == (BASE_MB["generator"] + 3 + 4) << 20
+
+
 def test_no_memory_for_the_model_names_need_and_have(tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path, item_bytes=1 << 30)
     with pytest.raises(StackError, match=r"needs about 2,698 MiB for 1 parts .*; 100 MiB are available"):
