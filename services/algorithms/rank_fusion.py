@@ -7,8 +7,9 @@ may be missing; places compare always. It knows neither what the sources are nor
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-CONSTANT = 60.0
-"""Cormack et al. found little difference between 20 and 100 and used 60."""
+CONSTANT = 10.0
+"""Cormack et al. used 60 for rankings of a thousand; of short ones it lets two low places beat a first one. MRR@10 of
+Search's sources, 30 items each, on 500 pseudo queries over MovieLens-1M's titles: .825 with 60, .872 with 10."""
 
 
 @dataclass(frozen=True, slots=True)
