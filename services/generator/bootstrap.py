@@ -96,7 +96,8 @@ def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> Sour
 def _load_text(
     settings: GeneratorSettings, metrics: GeneratorMetrics, bundle: Bundle, text: TextBundle, sources: Sources
 ) -> None:
-    queries, graph = text_queries(text)
+    # Clicks and queries are compared, so both are float32 where the inference server encodes queries.
+    queries, graph = text_queries(text, int8=settings.engine == "in-process")
     from services.generator.domain.text_mol import ClickPolicy, TextMol, limit_threads
 
     limit_threads(settings.compute_threads)
@@ -126,7 +127,7 @@ def _load_phrases(
     settings: GeneratorSettings, metrics: GeneratorMetrics, bundle: Bundle, text: TextBundle, sources: Sources
 ) -> None:
     del bundle
-    queries, graph = phrase_queries(text)
+    queries, graph = phrase_queries(text, int8=settings.engine == "in-process")
     parts = load_phrases(text)
     encoder = _encoder(settings, "phrases", text, queries, graph)
     sources.encoders.append(encoder)

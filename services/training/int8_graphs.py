@@ -26,8 +26,8 @@ from services.algorithms.text_bundle import (
 from services.training.onnx_graphs import ExportError, quiet, session
 
 LEAST_COSINE = 0.95
-# Part -> its graph, and how many of the matrices behind GELU stay in float32, from the first layer on.
-_GRAPHS = {TEXT_MOL: (TEXT_ENCODER, 1), PHRASES: (PHRASE_ENCODER, 6)}
+# Part -> its graph, and how many of the matrices behind GELU stay in float32, from the first layer on (None: all).
+_GRAPHS = {TEXT_MOL: (TEXT_ENCODER, 1), PHRASES: (PHRASE_ENCODER, None)}
 _COMPARED = 64
 
 
@@ -52,8 +52,8 @@ def add_int8_graphs(path: Path | str) -> TextBundle:
         return add_text_files(bundle.path, sources, metrics={"int8_cosine": cosines})
 
 
-def write_int8(graph: Path, path: Path, *, kept: int) -> None:
-    """`graph` with its weight matrices in int8, but for the first `kept` that narrow (behind GELU).
+def write_int8(graph: Path, path: Path, *, kept: int | None) -> None:
+    """`graph` with its weight matrices in int8, but for the first `kept` (None: all) that narrow, behind GELU.
 
     Raises: ExportError if a package is missing or the graph cannot be read.
     """

@@ -87,17 +87,17 @@ class Graph:
     alone: bool = False
 
 
-def text_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
-    """Of the text model. Raises: BundleError without one."""
-    return Queries(bundle.word_pieces, bundle.text_mol.max_tokens), _graph_here(bundle, TEXT_MOL, TEXT_ENCODER)
+def text_queries(bundle: TextBundle, *, int8: bool) -> tuple[Queries, Graph]:
+    """Of the text model; `int8` allows its int8 graph. Raises: BundleError without such a part."""
+    return Queries(bundle.word_pieces, bundle.text_mol.max_tokens), _graph(bundle, TEXT_MOL, TEXT_ENCODER, int8)
 
 
-def phrase_queries(bundle: TextBundle) -> tuple[Queries, Graph]:
-    """Of the phrase model. Raises: BundleError without one."""
-    return Queries(bundle.word_pieces, bundle.phrases.max_tokens), _graph_here(bundle, PHRASES, PHRASE_ENCODER)
+def phrase_queries(bundle: TextBundle, *, int8: bool) -> tuple[Queries, Graph]:
+    """Of the phrase model; `int8` allows its int8 graph. Raises: BundleError without such a part."""
+    return Queries(bundle.word_pieces, bundle.phrases.max_tokens), _graph(bundle, PHRASES, PHRASE_ENCODER, int8)
 
 
-def _graph_here(bundle: TextBundle, part: str, whole: str) -> Graph:
+def _graph(bundle: TextBundle, part: str, whole: str, may_be_int8: bool) -> Graph:
     """int8 where this processor multiplies bytes; elsewhere ONNX Runtime's byte products are slower, and saturate."""
-    int8 = bundle.int8_graph(part) if instruction_set() == "avx512" else None
+    int8 = bundle.int8_graph(part) if may_be_int8 and instruction_set() == "avx512" else None
     return Graph(bundle.file(whole)) if int8 is None else Graph(int8, alone=True)

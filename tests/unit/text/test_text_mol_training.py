@@ -262,5 +262,7 @@ def test_an_int8_graph_that_answers_otherwise_is_left_out(
 def test_processors_that_multiply_bytes_are_given_int8(bundle: TextBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     for best, name in (("avx512", "int8/text_mol.onnx"), ("avx2", "text_mol/encoder.onnx")):
         monkeypatch.setattr(text_parts, "instruction_set", lambda best=best: best)
-        graph = text_parts.text_queries(bundle)[1]
+        graph = text_parts.text_queries(bundle, int8=True)[1]
         assert (graph.path, graph.alone) == (bundle.path / name, best == "avx512")
+        whole = text_parts.text_queries(bundle, int8=False)[1]
+        assert (whole.path, whole.alone) == (bundle.path / "text_mol/encoder.onnx", False)
