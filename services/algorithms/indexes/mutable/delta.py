@@ -128,10 +128,8 @@ def candidates(source: Source, queries: QueryStates, k: int, thresholds: Scores,
     """
     scorer = source.segment.scorer
     scores = scorer.scores(queries)
-    error = scorer.error_bounds(queries)
-    # The bounds grow at least linearly with the unit roundoff, so this is one for float64 at half the cost of asking.
-    double_error = error * 2.0**-29
-    error += double_error
+    double_error = scorer.error_bounds_float64(queries)
+    error = scorer.error_bounds(queries) + double_error
     if allowed is not None:
         scores[~np.broadcast_to(allowed, scores.shape)] = -np.inf
     scores[scores < (thresholds - error)[:, None]] = -np.inf

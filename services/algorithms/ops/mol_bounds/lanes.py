@@ -7,6 +7,7 @@ Letters: P_q, P_x query and item components, P = P_q * P_x, d component width, L
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -57,12 +58,19 @@ class Lanes:
 
     @property
     def of_pair(self) -> npt.NDArray[np.int64]:
-        """The lane of each pair: (P,)."""
-        query, item = np.divmod(np.arange(self.num_pairs), self.num_item_components)
-        return query * self.padded_components + item
+        """The lane of each pair: (P,), not to be written to."""
+        return _lane_of_pair(self)
 
     def spread(self, values: npt.NDArray[np.floating], *, fill: float = 0.0) -> npt.NDArray[np.float32]:
         """Values per pair (..., P) as float32 values per lane (..., L), `fill` in the padding."""
         out = np.full((*values.shape[:-1], self.count), fill, dtype=np.float32)
         out[..., self.of_pair] = bounded(values)
         return out
+
+
+@lru_cache(maxsize=16)
+def _lane_of_pair(lanes: Lanes) -> npt.NDArray[np.int64]:
+    query, item = np.divmod(np.arange(lanes.num_pairs), lanes.num_item_components)
+    found = query * lanes.padded_components + item
+    found.flags.writeable = False
+    return found

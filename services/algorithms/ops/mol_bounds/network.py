@@ -41,6 +41,7 @@ class NetworkBounds:
     def __init__(self, pair_gate: PairGate | None, num_pairs: int) -> None:
         self.curvature = np.zeros(num_pairs)
         self._gate = pair_gate
+        self._first = np.random.default_rng(0).standard_normal((num_pairs, min(2, num_pairs)))
         if pair_gate is None:
             return
         self._hidden = pair_gate.hidden_weight.astype(np.float64)
@@ -71,7 +72,7 @@ class NetworkBounds:
         middle = (hidden * sigmoid) @ self._out.T + self._gate.out_bias
         slope = sigmoid * (1 + hidden * (1 - sigmoid))
         jacobian = (self._out[None] * slope[:, None, :]) @ self._hidden
-        directions = np.random.default_rng(0).standard_normal((num_queries, num_pairs, min(2, num_pairs)))
+        directions = np.broadcast_to(self._first, (num_queries, *self._first.shape))
         for _ in range(_ITERATIONS):
             directions, _upper = np.linalg.qr(jacobian.transpose(0, 2, 1) @ (jacobian @ directions))
         directions = directions.astype(np.float32).astype(np.float64)  # as the pass will use them

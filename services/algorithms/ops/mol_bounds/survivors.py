@@ -103,9 +103,11 @@ class BoundPass:
             items = BoundItems(scorer, low_precision=low_precision, with_gates=self.by_gates)
         self.items = items
         self._int8: Int8Network | None = None
+        self._is_sound = True
         self._native_network: _Network | None = None
         if low_precision and not expanded and self.by_gates and scorer.pair_gate is not None:
             self._int8 = int8_network(scorer.pair_gate, self.items.lanes, TURN)
+            self._is_sound = self._int8.is_sound
             self._network_arrays = {name: _aligned(getattr(self._int8, name)) for name in _NETWORK_ARRAYS}
             self._native_network = _Network(
                 **{name: address(array) for name, array in self._network_arrays.items()},
@@ -139,12 +141,10 @@ class BoundPass:
             return Survivors(rows=[], tested=np.zeros(0, dtype=np.int64))
         # What overflowed float32 proves nothing; such a query keeps every item.
         sound = np.isfinite(thresholds)
-        for field in fields(QueryTables):
-            if field.name not in ("outside", "codes", "corrections"):
-                numbers = np.abs(getattr(tables, field.name)).reshape(num_queries, -1)
-                sound &= (numbers < _ABSURD).all(axis=1)
-        if self._int8 is not None and not self._int8.is_sound:
-            sound[:] = False
+        names = [field.name for field in fields(QueryTables) if field.name not in ("outside", "codes", "corrections")]
+        numbers = np.concatenate([getattr(tables, name).reshape(num_queries, -1) for name in names], axis=1)
+        sound &= (np.abs(numbers) < _ABSURD).all(axis=1)
+        sound &= self._is_sound
         tables.scalars[~sound, 0] = -np.inf
         tables.scalars[~sound, 1:5] = 0
         if self._kernels is None:

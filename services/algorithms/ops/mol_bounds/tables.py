@@ -101,7 +101,9 @@ def query_tables(
         scalars[:, 2] = largest * _UP
         scalars[:, 3] = np.sqrt((residuals**2).sum(axis=1)) * coded_norm
         scalars[:, 3] += 8 * UNIT * np.sqrt((code_norms**2).sum(axis=1)) * coded_norm
-        scalars[:, 4] = np.linalg.norm(components, ord=2, axis=(1, 2)) * _UP if len(components) else 0.0
+        # The spectral norm by way of the P_q x P_q products: a tenth of the time of singular values.
+        squares = np.linalg.eigvalsh(components @ components.transpose(0, 2, 1))[:, -1]
+        scalars[:, 4] = np.sqrt(squares.clip(min=0)) * _UP
     rounding = 8 * UNIT * (magnitude + np.abs(thresholds))
     scalars[:, 0] = np.nextafter(thresholds.astype(np.float32), np.float32(-np.inf))
     scalars[:, 1] = (cosine_error + rounding) * _UP
@@ -119,29 +121,32 @@ def query_tables(
         scalars[:, 3] += 0.501 * cosine_scales * np.sqrt(lanes.num_pairs)
         scalars[:, 7] = int8.function_error(2 * all_norms * items.largest_item_norm)
     up = 1 + slack
-    present = np.zeros(lanes.num_pairs)
     slopes = [expansion.slopes[k] if k < len(expansion.slopes) else np.zeros_like(centres) for k in range(2)]
     directions = [expansion.directions[k] if k < len(expansion.directions) else np.zeros_like(centres) for k in (0, 1)]
+    per_pair = {
+        "scales": scales[:, query_of_pair],
+        "inside": np.ones_like(centres),
+        "centre": centres,
+        "direction_1": directions[0],
+        "direction_2": directions[1],
+        "slope_1": slopes[0],
+        "slope_2": slopes[1],
+        "rest": expansion.rest * up,
+        "curvature": np.broadcast_to(network.curvature * up, centres.shape),
+        # The slopes' own roundings count as a share of the steepness, 16 units of it.
+        "steepness": expansion.steepness * up,
+        "width": widths * up,
+        "gate": gates * items.gate_scales,
+        "middle": expansion.middle - TURN,
+    }
+    per_lane_of = dict(zip(per_pair, lanes.spread(np.stack(list(per_pair.values()))), strict=True))
     return QueryTables(
         codes=per_lane,
         corrections=corrections,
-        scales=lanes.spread(scales[:, query_of_pair]),
-        outside=np.repeat(lanes.spread(present, fill=-np.inf)[None], num_queries, axis=0),
-        inside=np.repeat(lanes.spread(present + 1)[None], num_queries, axis=0),
-        centre=lanes.spread(centres),
-        direction_1=lanes.spread(directions[0]),
-        direction_2=lanes.spread(directions[1]),
-        slope_1=lanes.spread(slopes[0]),
-        slope_2=lanes.spread(slopes[1]),
-        rest=lanes.spread(expansion.rest * up),
-        curvature=np.repeat(lanes.spread(network.curvature * up)[None], num_queries, axis=0),
-        # The slopes' own roundings count as a share of the steepness, 16 units of it.
-        steepness=lanes.spread(expansion.steepness * up),
-        width=lanes.spread(widths * up),
-        gate=lanes.spread(gates * items.gate_scales),
-        middle=lanes.spread(expansion.middle - TURN),
+        outside=np.where(per_lane_of["inside"] > 0, np.float32(0), np.float32(-np.inf)),
         scalars=bounded(scalars).astype(np.float32),
         cosine_scales=bounded(cosine_scales).astype(np.float32),
+        **per_lane_of,
     )
 
 

@@ -54,6 +54,7 @@ class MolScorer:
         self._tiled = TiledScores(items, pair_gate, tile_bytes=tile_bytes)
         library = load_kernels("mol_scores") if backend == "auto" else None
         self._native = None if library is None else NativeScores(library, items, pair_gate)
+        self._last_bounds: tuple[QueryStates, DoubleVector] | None = None
 
     @property
     def gated(self) -> bool:
@@ -137,7 +138,13 @@ class MolScorer:
 
     def error_bounds(self, queries: QueryStates) -> DoubleVector:
         """Bound |float32 score - exact value| for every item, per query: (B,)."""
-        return rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32)
+        # One search asks several times, for the same queries.
+        last = self._last_bounds
+        if last is None or last[0] is not queries:
+            bounds = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT32)
+            bounds.flags.writeable = False
+            self._last_bounds = last = (queries, bounds)
+        return last[1]
 
     def error_bounds_float64(self, queries: QueryStates) -> DoubleVector:
         """Bound |float64 score - exact value| for every item, per query: (B,)."""
