@@ -27,6 +27,8 @@ MAX_RECORD_BYTES = 1_000_000
 MAX_REQUEST_BYTES = 1 << 20
 MAX_QUEUED = 10_000
 RETRY_BUILD_SECONDS = 0.5
+_GATHERED_BYTES = 65_536
+_REST_MS = 500
 
 Headers = Sequence[tuple[str, bytes]]
 # Where a record landed: (partition, offset).
@@ -334,15 +336,15 @@ def build_consumer(
     group_id: str,
     client_id: str = "freshet",
     partitions: Sequence[int] | None = None,
-    fetch_wait_ms: int = 20,
-    fetch_min_bytes: int = 65_536,
+    window_ms: int = 0,
     max_poll_records: int = 512,
     security: Mapping[str, Any] | None = None,
 ) -> KafkaConsumer:
     """A consumer with assigned partitions (None: all of the topic's), no automatic commits, and short waits.
 
-    The broker answers a fetch after fetch_wait_ms or with fetch_min_bytes: that is the batching window. No group
-    membership, so no rebalance: takeover takes as long as starting the process.
+    With `window_ms` the broker gathers for so long, or 64 KB; without, it gives a record as soon as there is one, and
+    is asked twice a second while there is none: a stream at rest costs next to nothing. No group membership, so no
+    rebalance: takeover takes as long as starting the process.
     Raises: DependencyUnavailable when the broker or the topic cannot be reached.
     """
     accept_any_header_name()
@@ -353,8 +355,8 @@ def build_consumer(
             client_id=client_id,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
-            fetch_max_wait_ms=fetch_wait_ms,
-            fetch_min_bytes=fetch_min_bytes,
+            fetch_max_wait_ms=window_ms or _REST_MS,
+            fetch_min_bytes=_GATHERED_BYTES if window_ms else 1,
             max_poll_records=max_poll_records,
             request_timeout_ms=5_000,
             session_timeout_ms=4_000,

@@ -41,7 +41,6 @@ log = structlog.get_logger()
 _add_servicer: Any = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
 
 # The broker answers at once when a forget comes; this is how long it holds the question otherwise.
-FORGETS_FETCH_WAIT_MS = 500
 DESCRIBE_TIMEOUT_S = 1.0
 BULK_TIMEOUT_S = 120.0
 
@@ -103,11 +102,10 @@ def kafka_stream(settings: EncoderSettings) -> KafkaStream:
             group_id=settings.group_id,
             client_id="freshet-encoder",
             partitions=parse_partitions(settings.partitions),
-            fetch_wait_ms=settings.window_ms,
             max_poll_records=settings.max_poll_records,
         )
 
-    return KafkaStream(build)
+    return KafkaStream(build, window_ms=settings.window_ms)
 
 
 def forget_log(settings: EncoderSettings) -> KafkaForgetLog:
@@ -120,8 +118,6 @@ def forget_log(settings: EncoderSettings) -> KafkaForgetLog:
             FORGETS,
             group_id=settings.group_id,
             client_id="freshet-encoder-forgets",
-            fetch_wait_ms=FORGETS_FETCH_WAIT_MS,
-            fetch_min_bytes=1,
         )
 
     return KafkaForgetLog(KafkaStream(build))

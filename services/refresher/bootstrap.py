@@ -82,14 +82,14 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle) -> KafkaLog:
     """The log on Kafka; missing topics are made when it is first read."""
     head = bundle.manifest.head
 
-    def build(client_id: str, fetch_wait_ms: int) -> KafkaConsumer:
+    def build(client_id: str, window_ms: int) -> KafkaConsumer:
         ensure_topics(settings.kafka_bootstrap)
         return build_consumer(
             settings.kafka_bootstrap,
             ATTRIBUTIONS,
             group_id=settings.group_id,
             client_id=client_id,
-            fetch_wait_ms=fetch_wait_ms,
+            window_ms=window_ms,
             max_poll_records=2048,
         )
 

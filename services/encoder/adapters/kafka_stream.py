@@ -5,6 +5,7 @@ here; calls that need an answer raise DependencyUnavailable after a few seconds.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from kafka import KafkaConsumer, TopicPartition
@@ -21,9 +22,12 @@ ANSWER_TIMEOUT_MS = 5_000
 class KafkaStream:
     """Reads one topic through a consumer that is built when first needed; for one thread."""
 
-    def __init__(self, build: Callable[[], KafkaConsumer]) -> None:
-        """build: makes a consumer with its partitions assigned (see `services.common.kafka.build_consumer`)."""
-        self._build = build
+    def __init__(self, build: Callable[[], KafkaConsumer], *, window_ms: int = 0) -> None:
+        """build: makes a consumer with its partitions assigned (see `services.common.kafka.build_consumer`).
+        window_ms: how long records may gather after some were read, so that a busy stream takes few turns; the first
+        record after a silence is read at once."""
+        self._build, self._window_s = build, window_ms / 1000
+        self._busy = False
         self._consumer: KafkaConsumer | None = None
         self._assigned: list[TopicPartition] = []
 
@@ -43,13 +47,17 @@ class KafkaStream:
                 consumer.seek(tp, offsets[tp.partition])
 
     def poll(self, timeout_ms: int, max_records: int) -> Sequence[SourceRecord]:
+        if self._busy and timeout_ms:
+            time.sleep(self._window_s)
         with self._errors() as consumer:
             batches = consumer.poll(timeout_ms=timeout_ms, max_records=max_records)
-        return [
+        records = [
             SourceRecord(tp.partition, record.offset, record.timestamp, record.key, record.value, record.headers)
             for tp, batch in batches.items()
             for record in batch
         ]
+        self._busy = 0 < len(records) < max_records
+        return records
 
     def commit(self, offsets: Offsets) -> None:
         if not offsets:

@@ -26,7 +26,7 @@ _GAP_RECORDS = 200
 
 
 class KafkaLog:
-    """`build(client_id, fetch_wait_ms)` makes a consumer that has the whole of `attributions` assigned."""
+    """`build(client_id, window_ms)` makes a consumer that has the whole of `attributions` assigned."""
 
     def __init__(
         self,
