@@ -6,11 +6,14 @@ may be missing; places compare always. It knows neither what the sources are nor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 CONSTANT = 10.0
 """Cormack et al. used 60 for rankings of a thousand; of short ones it lets two low places beat a first one. MRR@10 of
 Search's sources, 30 items each, on 500 pseudo queries over MovieLens-1M's titles, on which it was
 chosen: .825 with 60, .872 with 10."""
+
+_PLACE_FIRST = itemgetter(1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,11 @@ def reciprocal_rank_fusion(rankings: Mapping[str, Sequence[str]], *, constant: f
     for source, item_ids in rankings.items():
         for place, item_id in enumerate(item_ids, 1):
             places.setdefault(item_id, {}).setdefault(source, place)
-    fused = [
-        Fused(
-            item_id,
-            # Largest share first, so that the sum's last bit is the same whatever the order of the sources.
-            sum(1 / (constant + place) for place in sorted(found.values())),
-            tuple(sorted(found.items(), key=lambda pair: (pair[1], pair[0]))),
-        )
-        for item_id, found in places.items()
-    ]
+    fused = []
+    for item_id, found in places.items():
+        ranks = list(found.items())
+        if len(ranks) > 1:
+            ranks.sort(key=_PLACE_FIRST)
+        # Largest share first, so that the sum's last bit is the same whatever the order of the sources.
+        fused.append(Fused(item_id, sum([1 / (constant + place) for _, place in ranks]), tuple(ranks)))
     return sorted(fused, key=lambda one: (-one.score, one.ranks[0][1], one.item_id))

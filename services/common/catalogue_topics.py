@@ -20,8 +20,6 @@ from services.common.topics import INDEX_DELTAS, ITEMS
 
 _DELTAS, _ITEMS = TopicPartition(INDEX_DELTAS, 0), TopicPartition(ITEMS, 0)
 _MAX_RECORDS = 4_096
-# The broker answers as soon as there is a record, so nothing is gained by asking more often.
-_FETCH_WAIT_MS = 500
 
 
 class KafkaCatalogueTopics:
@@ -44,8 +42,6 @@ class KafkaCatalogueTopics:
             INDEX_DELTAS,
             group_id=f"{self._process}-catalogue",
             client_id=f"{self._process}-catalogue",
-            fetch_wait_ms=_FETCH_WAIT_MS,
-            fetch_min_bytes=1,
             max_poll_records=_MAX_RECORDS,
             security=self._security,
         )

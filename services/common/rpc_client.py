@@ -39,6 +39,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[errors.FreshetError]] = {
 }
 # A peer of another version: someone must deploy.
 _BY_STATUS[grpc.StatusCode.UNIMPLEMENTED] = errors.PreconditionFailed
+_BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
 
 
 def channel(target: str, interceptors: Sequence[Any] = ()) -> grpc.aio.Channel:
@@ -48,8 +49,16 @@ def channel(target: str, interceptors: Sequence[Any] = ()) -> grpc.aio.Channel:
 
 def translate(exc: grpc.RpcError, peer: str) -> errors.FreshetError:
     """The error of our tree for a failed call to `peer`; statuses outside the tree mean that the peer is broken."""
-    code = exc.code()
-    message = f"{peer}: {exc.details() or code.name}"
+    return _translated(exc.code(), exc.details(), peer)
+
+
+def translate_status(number: int, reason: str, peer: str) -> errors.FreshetError:
+    """The same for a status that is part of an answer of `peer`."""
+    return _translated(_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN), reason, peer)
+
+
+def _translated(code: grpc.StatusCode, details: str | None, peer: str) -> errors.FreshetError:
+    message = f"{peer}: {details or code.name}"
     kind = _BY_STATUS.get(code)
     if kind is None:
         return errors.DependencyUnavailable(f"{message} ({code.name})", retriable=False)

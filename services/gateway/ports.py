@@ -6,6 +6,7 @@ All raise the error tree of `services.common.errors`; timeouts are seconds.
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from services.common.errors import FreshetError
 from services.common.events import Interaction
 from services.common.forgets import Forget
 from services.common.items import CatalogueItem
@@ -90,8 +91,11 @@ class Reranker(Protocol):
 class TextSources(Protocol):
     """What finds items by words (the generator process)."""
 
-    async def find(self, source: str, query: str, *, k: int, filter: Filter, timeout_s: float) -> Found:
-        """At most k allowed items by one of `searching.SOURCES`. Raises: PreconditionFailed where it is not loaded."""
+    async def find(
+        self, sources: Sequence[str], query: str, *, k: int, filter: Filter, timeout_s: float
+    ) -> Mapping[str, Found | FreshetError]:
+        """At most k allowed items by each of `sources` (of `searching.SOURCES`), or why it did not answer:
+        PreconditionFailed where it is not loaded. Raises: DependencyUnavailable, DeadlineExceeded for all of them."""
 
 
 class Refreshers(Protocol):

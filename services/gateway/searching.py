@@ -31,10 +31,11 @@ class FoundItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What one source found, best first, each item once."""
+    """What one source found, best first, each item once, and how long it took."""
 
     items: Sequence[FoundItem]
     text_version: str = ""
+    milliseconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

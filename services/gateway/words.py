@@ -6,7 +6,7 @@ answer is named with the reason. Search fuses what was found; Recommend takes it
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
@@ -54,16 +54,19 @@ class Words:
 
         left_s: what the caller's deadline leaves for this.
         """
-        return await asyncio.gather(*(self._ask(source, query, k, filter, left_s) for source in SOURCES))
-
-    async def _ask(self, source: str, query: str, k: int, filter: Filter, left_s: float) -> SourceAnswer:
-        began = time.monotonic()
         timeout_s = min(self._timeout_s, left_s)
+        together = _Together(
+            lambda sources: self._sources.find(sources, query, k=k, filter=filter, timeout_s=timeout_s)
+        )
+        return await asyncio.gather(*(self._ask(source, together, timeout_s) for source in SOURCES))
+
+    async def _ask(self, source: str, together: "_Together", timeout_s: float) -> SourceAnswer:
+        began = time.monotonic()
 
         async def call() -> Found | PreconditionFailed:
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await self._sources.find(source, query, k=k, filter=filter, timeout_s=timeout_s)
+                    return await together(source)
             except PreconditionFailed as exc:
                 # It is there and has nothing to search in: that is no outage for the breaker.
                 return exc
@@ -82,7 +85,42 @@ class Words:
                 found = answer
         except FreshetError as exc:
             error = exc
-        return SourceAnswer(source=source, milliseconds=(time.monotonic() - began) * 1000, found=found, error=error)
+        milliseconds = (time.monotonic() - began) * 1000 if found is None else found.milliseconds
+        return SourceAnswer(source=source, milliseconds=milliseconds, found=found, error=error)
+
+
+class _Together:
+    """One call for all the sources that are asked in one turn of the event loop: those whose breakers let them."""
+
+    def __init__(self, find: Callable[[Sequence[str]], Awaitable[Mapping[str, Found | FreshetError]]]) -> None:
+        self._find = find
+        self._waiting: dict[str, asyncio.Future[Found]] = {}
+        self._call: asyncio.Task[None] | None = None
+
+    async def __call__(self, source: str) -> Found:
+        """What `source` found. Raises: its error, or that of the call."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Found] = loop.create_future()
+        self._waiting[source] = future
+        if self._call is None:
+            self._call = loop.create_task(self._run())
+        return await future
+
+    async def _run(self) -> None:
+        found: Mapping[str, Found | FreshetError] = {}
+        failure: Exception | None = None
+        try:
+            found = await self._find(list(self._waiting))
+        except Exception as exc:
+            failure = exc
+        for source, future in self._waiting.items():
+            said = found.get(source, failure or DependencyUnavailable(f"{source}: the generator does not know it"))
+            if future.done():
+                continue
+            if isinstance(said, Found):
+                future.set_result(said)
+            else:
+                future.set_exception(said)
 
 
 def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:

@@ -203,9 +203,14 @@ class Handlers:
 
 
 def make_handlers(
-    settings: GeneratorSettings, sources: Sources, metrics: GeneratorMetrics, *, items: Callable[[], int]
+    settings: GeneratorSettings,
+    sources: Sources,
+    metrics: GeneratorMetrics,
+    *,
+    items: Callable[[], int],
+    is_ready: Callable[[], bool],
 ) -> Handlers:
-    """In front of what was loaded. `items`: the next record of topic `items`."""
+    """In front of what was loaded. `items`: the next record of topic `items`; `is_ready`: whether to answer yet."""
 
     def match(name: str, source: Source[Answer] | None) -> Match[Answer]:
         return Match(
@@ -215,6 +220,7 @@ def make_handlers(
             metrics=metrics,
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
+            is_ready=is_ready,
         )
 
     text_mol, phrases = match(TEXT_MOL, sources.text), match(PHRASES, sources.phrases)
@@ -230,10 +236,14 @@ def make_handlers(
 
 
 class Ready:
-    """Ready once everything that was to be waited for has said so."""
+    """Ready once everything that was to be waited for has said so; until then nothing is answered: an item that was
+    withdrawn or a click that was taken back would be."""
 
     def __init__(self, names: set[str], health: HealthState) -> None:
         self._waiting, self._health = names, health
+
+    def __call__(self) -> bool:
+        return not self._waiting
 
     def said(self, name: str) -> None:
         """One of them is."""
@@ -250,7 +260,7 @@ async def run(settings: GeneratorSettings) -> None:
     tracing = configure_tracing("generator", settings.otlp_endpoint)
     health = HealthState()
     ready = Ready({"items", *(() if sources.text is None else ("clicks",))}, health)
-    handlers = make_handlers(settings, sources, metrics, items=lambda: follower.next_item)
+    handlers = make_handlers(settings, sources, metrics, items=lambda: follower.next_item, is_ready=ready)
 
     def changed() -> None:
         metrics.described(handlers.describe())

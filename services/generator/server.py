@@ -7,10 +7,11 @@ from freshet.v1 import common_pb2, generator_pb2, generator_pb2_grpc
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
+from services.common import request_context
 from services.common.errors import InvalidRequest
-from services.generator.domain.requests import LEXICAL, TEXT_MOL, Asked, Generated, Scored, TextScored
+from services.generator.domain.requests import LEXICAL, SOURCES, TEXT_MOL, Asked, Generated, Scored, TextScored
 from services.generator.handlers.describe import Describe
-from services.generator.handlers.match import Match
+from services.generator.handlers.match import Match, SourceAnswer, match_all
 
 SERVICE = "freshet.v1.GeneratorService"
 _KINDS = {
@@ -32,6 +33,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
         describe: Describe,
     ) -> None:
         self._text_mol, self._phrases, self._lexical, self._describe = text_mol, phrases, lexical, describe
+        self._by_name: dict[str, Match[Any]] = {match.name: match for match in (text_mol, phrases, lexical)}
 
     async def Generate(self, request: generator_pb2.GenerateRequest, context: Any) -> generator_pb2.GenerateResponse:
         """Items whose identifiers one parallel pass generates."""
@@ -61,6 +63,22 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
         """The top K by BM25."""
         answer = await self._lexical(_asked(request))
         return generator_pb2.MatchWordsResponse(items=_scored(answer, LEXICAL), text_version=answer.text_version)
+
+    async def FindByWords(
+        self, request: generator_pb2.FindByWordsRequest, context: Any
+    ) -> generator_pb2.FindByWordsResponse:
+        """The top K of several sources."""
+        names = list(dict.fromkeys(request.sources)) or SOURCES
+        for name in names:
+            if name not in self._by_name:
+                raise InvalidRequest.of("sources", name, ", ".join(self._by_name))
+        answers = await match_all(
+            [self._by_name[name] for name in names], _asked(request), within_s=request_context.remaining_seconds()
+        )
+        return generator_pb2.FindByWordsResponse(
+            answers=[_source_answer(one) for one in answers],
+            text_version=next((one.answer.text_version for one in answers if one.answer is not None), ""),
+        )
 
     async def GetGeneratorInfo(
         self, request: generator_pb2.GetGeneratorInfoRequest, context: Any
@@ -108,6 +126,26 @@ def _scored(answer: Scored, source: str) -> list[common_pb2.ScoredItem]:
         common_pb2.ScoredItem(item_id=item_id, score=score, source=source)
         for item_id, score in zip(answer.item_ids, answer.scores, strict=True)
     ]
+
+
+def _source_answer(said: SourceAnswer) -> generator_pb2.SourceAnswer:
+    found, error = said.answer, said.error
+    if found is None:
+        return generator_pb2.SourceAnswer(
+            source=said.source,
+            status=0 if error is None else error.status.value[0],
+            reason="" if error is None else error.message,
+            milliseconds=said.milliseconds,
+        )
+    identifiers = found.identifiers if isinstance(found, Generated) else [""] * len(found.item_ids)
+    return generator_pb2.SourceAnswer(
+        source=said.source,
+        items=[
+            generator_pb2.FoundByWords(item_id=item_id, score=score, identifier=identifier)
+            for item_id, score, identifier in zip(found.item_ids, found.scores, identifiers, strict=True)
+        ],
+        milliseconds=said.milliseconds,
+    )
 
 
 def _certificate(certificate: Certificate) -> common_pb2.Certificate:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.common.errors import DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
+from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
 from services.common.events import Interaction
 from services.common.forgets import Forget
 from services.common.items import CatalogueItem
@@ -223,13 +223,21 @@ class MemoryTextSources:
     delays_s: dict[str, float] = field(default_factory=dict)
     asked: list[tuple[str, str, int, Filter]] = field(default_factory=list)
 
-    async def find(self, source: str, query: str, *, k: int, filter: Filter, timeout_s: float) -> Found:
-        self.asked.append((source, query, k, filter))
-        await asyncio.sleep(self.delays_s.get(source, 0.0))
+    async def find(
+        self, sources: Sequence[str], query: str, *, k: int, filter: Filter, timeout_s: float
+    ) -> Mapping[str, Found | FreshetError]:
+        self.asked += [(source, query, k, filter) for source in sources]
+        said = await asyncio.gather(*(self._find(source, k, filter, 0.9 * timeout_s) for source in sources))
+        return dict(zip(sources, said, strict=True))
+
+    async def _find(self, source: str, k: int, filter: Filter, within_s: float) -> Found | FreshetError:
+        await asyncio.sleep(min(within_s, self.delays_s.get(source, 0.0)))
+        if self.delays_s.get(source, 0.0) > within_s:
+            return DeadlineExceeded(f"{source}: no answer within {within_s * 1000:.0f} ms")
         if source in self.failures:
-            raise self.failures[source]
+            return self.failures[source]
         if source not in self.found:
-            raise PreconditionFailed(f"{source} is not loaded")
+            return PreconditionFailed(f"{source} is not loaded")
         items = [item for item in self.found[source] if item.item_id not in filter.deny_item_ids]
         return Found(items=items[:k], text_version="text-1")
 

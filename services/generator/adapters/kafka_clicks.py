@@ -52,7 +52,6 @@ class KafkaClicks:
             group_id="generator-clicks",
             client_id="generator-clicks",
             partitions=[0],
-            fetch_min_bytes=1,  # a click is to be felt at once
             max_poll_records=_MAX_RECORDS,
             security=self._security,
         )

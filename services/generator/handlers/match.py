@@ -1,18 +1,31 @@
 """Find: check a query in words, gather concurrent ones, have the source answer all of them at once.
 
 One for each source, so that a slow one keeps nobody waiting but those who asked it. The event loop only checks and
-queues; encoding and searching run in the source's own thread.
+queues; encoding and searching run in the source's own thread. `match_all` asks several.
 """
 
-from typing import Generic, TypeVar
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from services.common.batching import Batcher
-from services.common.errors import InvalidRequest, PreconditionFailed
+from services.common.errors import (
+    DeadlineExceeded,
+    DependencyUnavailable,
+    FreshetError,
+    InvalidRequest,
+    PreconditionFailed,
+)
 from services.common.events import validate_query
 from services.generator.domain.requests import MAX_K, Asked, Scored, Source
 from services.generator.metrics import GeneratorMetrics
 
 A = TypeVar("A", bound=Scored)
+
+# Of a call's time: the rest is for the way back.
+_SHARE = 0.9
 
 
 class Match(Generic[A]):
@@ -27,10 +40,11 @@ class Match(Generic[A]):
         metrics: GeneratorMetrics,
         max_batch: int,
         max_queue: int,
+        is_ready: Callable[[], bool],
     ) -> None:
-        """`reason`: why `source` is None."""
+        """`reason`: why `source` is None. `is_ready`: whether what it is about was read to the end yet."""
         self.name, self.source, self.reason = name, source, reason
-        self._metrics = metrics
+        self._metrics, self._is_ready = metrics, is_ready
         self._batcher: Batcher[Asked, A] | None = None
         if source is not None:
             self._batcher = Batcher(
@@ -40,14 +54,14 @@ class Match(Generic[A]):
     async def __call__(self, asked: Asked) -> A:
         """Answer one query.
 
-        Raises: InvalidRequest naming the field, PreconditionFailed where the source is not loaded, Overloaded; what
-        the source raises.
+        Raises: InvalidRequest naming the field, PreconditionFailed where the source is not loaded,
+        DependencyUnavailable until it is ready, Overloaded; what the source raises.
         """
-        validate_query("query", asked.query)
-        if not 1 <= asked.k <= MAX_K:
-            raise InvalidRequest.of("k", asked.k, f"1-{MAX_K}")
+        check(asked)
         if self._batcher is None:
             raise PreconditionFailed(f"source {self.name} is not loaded: {self.reason}")
+        if not self._is_ready():
+            raise DependencyUnavailable(f"source {self.name} is still reading items and clicks; ask again in a moment")
         answer, queue_s = await self._batcher.submit(asked)
         self._metrics.answered(self.name, queue_s=queue_s, num_items=len(answer.item_ids))
         return answer
@@ -60,3 +74,45 @@ class Match(Generic[A]):
     def _find(self, source: Source[A], asked: list[Asked]) -> list[A]:
         with self._metrics.batch(self.name, len(asked)):
             return list(source.find(asked))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceAnswer:
+    """What one of several sources said, and when: `answer`, or None with the error."""
+
+    source: str
+    milliseconds: float
+    answer: Scored | None = None
+    error: FreshetError | None = None
+
+
+async def match_all(matches: Sequence[Match[Any]], asked: Asked, *, within_s: float | None) -> list[SourceAnswer]:
+    """Every source's answer or its error, in order; one that takes longer than nine tenths of `within_s` has none.
+
+    Raises: InvalidRequest naming the field; what is no error of the tree.
+    """
+    check(asked)
+    began = time.monotonic()
+
+    async def ask(match: Match[Any]) -> SourceAnswer:
+        answer: Scored | None = None
+        error: FreshetError | None = None
+        try:
+            async with asyncio.timeout(None if within_s is None else _SHARE * within_s):
+                answer = await match(asked)
+        except FreshetError as exc:
+            error = exc
+        except TimeoutError:
+            error = DeadlineExceeded(f"{match.name}: no answer within {(time.monotonic() - began) * 1e3:.0f} ms")
+        return SourceAnswer(
+            source=match.name, milliseconds=(time.monotonic() - began) * 1e3, answer=answer, error=error
+        )
+
+    return await asyncio.gather(*(ask(match) for match in matches))
+
+
+def check(asked: Asked) -> None:
+    """Raises: InvalidRequest naming the field."""
+    validate_query("query", asked.query)
+    if not 1 <= asked.k <= MAX_K:
+        raise InvalidRequest.of("k", asked.k, f"1-{MAX_K}")

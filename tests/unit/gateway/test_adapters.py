@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
 
 from services.common import rpc_client
 from services.common.config import ProcessSettings
-from services.common.errors import DeadlineExceeded, DependencyUnavailable
+from services.common.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
 from services.common.rpc_server import HealthState, RpcServer
 from services.gateway.adapters.processes import RemoteCandidates, RemoteEncoder, RemoteReranker
 from services.gateway.adapters.refreshers import RemoteRefreshers
@@ -35,7 +35,9 @@ from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.adapters.text_sources import RemoteTextSources
 from services.gateway.domain import CertificateKind, Filter, HistoryEvent, IndexFreshness, Pool
 from services.gateway.freshness import PartitionProgress
-from services.gateway.searching import FoundItem
+from services.gateway.searching import Found, FoundItem
+
+GENERATED = [("i1", "Space", -1.0), ("i2", "Movies", -2.0)]
 
 
 class Peers(
@@ -54,7 +56,7 @@ class Peers(
         return self.response
 
     Encode = Search = Rerank = ExplainScore = ExplainVotes = GetIndexInfo = GetRerankerInfo = GetStatus = _answer
-    Generate = MatchText = MatchWords = _answer
+    FindByWords = _answer
 
 
 @asynccontextmanager
@@ -85,26 +87,26 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("source", ["text_mol", "phrases", "lexical"])
-async def test_each_source_of_items_by_words_is_its_own_call(source: str) -> None:
+async def test_sources_of_items_by_words_are_asked_in_one_call_and_each_says_how_it_went() -> None:
     wanted = Filter(exclude_seen=True, deny_item_ids=("x",), allow_categories=("Comedy",))
     async with peers() as (peer, channel):
-        if source == "phrases":
-            generated = [("i1", "Space", -1.0), ("i2", "Movies", -2.0), ("i1", "Space Opera", -3.0)]
-            peer.response = generator_pb2.GenerateResponse(
-                items=[generator_pb2.GeneratedItem(item_id=i, identifier=n, score=s) for i, n, s in generated],
-                text_version="t1",
-            )
-        else:
-            kind = generator_pb2.MatchTextResponse if source == "text_mol" else generator_pb2.MatchWordsResponse
-            items = [common_pb2.ScoredItem(item_id=i, score=s) for i, s in (("i1", -1.0), ("i2", -2.0))]
-            peer.response = kind(items=items, text_version="t1")
-        found = await RemoteTextSources(channel).find(source, "space", k=7, filter=wanted, timeout_s=5)
-    names = ("Space", "Movies") if source == "phrases" else ("", "")
-    # The best of an item's identifiers stands for it.
-    assert list(found.items) == [FoundItem("i1", -1.0, names[0]), FoundItem("i2", -2.0, names[1])]
-    assert found.text_version == "t1"
-    assert (peer.request.query, peer.request.k) == ("space", 7)
+        items = [generator_pb2.FoundByWords(item_id=i, identifier=n, score=s) for i, n, s in GENERATED]
+        peer.response = generator_pb2.FindByWordsResponse(
+            answers=[
+                generator_pb2.SourceAnswer(source="phrases", items=items, milliseconds=3.5),
+                generator_pb2.SourceAnswer(source="text_mol", status=9, reason="text_mol is not loaded: none"),
+                generator_pb2.SourceAnswer(source="lexical", status=4, reason="lexical: no answer within 9 ms"),
+            ],
+            text_version="t1",
+        )
+        asked = ["phrases", "text_mol", "lexical"]
+        found = await RemoteTextSources(channel).find(asked, "space", k=7, filter=wanted, timeout_s=5)
+    best = [FoundItem("i1", -1.0, "Space"), FoundItem("i2", -2.0, "Movies")]
+    assert found["phrases"] == Found(items=best, text_version="t1", milliseconds=3.5)
+    assert isinstance(found["text_mol"], PreconditionFailed)
+    assert str(found["text_mol"]) == "generator: text_mol is not loaded: none"
+    assert isinstance(found["lexical"], DeadlineExceeded)
+    assert (peer.request.query, peer.request.k, list(peer.request.sources)) == ("space", 7, asked)
     assert list(peer.request.filter.deny_item_ids) == ["x"]
     assert list(peer.request.filter.allow_categories) == ["Comedy"]
     assert not peer.request.filter.HasField("exclude_seen")

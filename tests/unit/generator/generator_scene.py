@@ -20,10 +20,10 @@ from services.algorithms.states import ItemStates, PairGate
 from services.algorithms.text_bundle import TextBundle, TextBundleWriter
 from services.algorithms.word_pieces import WordPieces
 from services.common.items import CatalogueItem
-from services.common.rpc_server import RpcServer
+from services.common.rpc_server import HealthState, RpcServer
 from services.common.search_clicks import ForgottenUser, SearchClick, UndoneInteraction, encode_click
 from services.generator.adapters.in_memory import MemoryClicks
-from services.generator.bootstrap import Handlers, Sources, load_sources, make_handlers
+from services.generator.bootstrap import Handlers, Ready, Sources, load_sources, make_handlers
 from services.generator.changes import ItemChanges
 from services.generator.clicks import ClicksFollower
 from services.generator.config import GeneratorSettings
@@ -237,13 +237,22 @@ class Running:
         return self.registry.get_sample_value(name, labels) or 0.0
 
 
-def make_running(folder: Path, *, text: str = "text", topic: MemoryClicks | None = None, **own: Any) -> Running:
-    """Over the bundles of a folder; `text` names the text bundle, which need not be there."""
+def make_running(
+    folder: Path,
+    *,
+    text: str = "text",
+    topic: MemoryClicks | None = None,
+    waiting_for: set[str] | None = None,
+    **own: Any,
+) -> Running:
+    """Over the bundles of a folder; `text` names the text bundle, which need not be there. It answers nothing while
+    `waiting_for` holds a name."""
     settings = GeneratorSettings(port=0, metrics_port=0, bundle=folder / "bundle", text=folder / text, **own)
     registry = CollectorRegistry()
     metrics = GeneratorMetrics(registry)
     sources = load_sources(settings, metrics)
-    handlers = make_handlers(settings, sources, metrics, items=lambda: 0)
+    waiting_for = waiting_for or set()
+    handlers = make_handlers(settings, sources, metrics, items=lambda: 0, is_ready=Ready(waiting_for, HealthState()))
     topic = topic or MemoryClicks()
     clicks = None
     if sources.text is not None:

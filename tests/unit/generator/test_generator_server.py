@@ -2,7 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+import threading
+import unittest.mock
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 import pytest_asyncio
 from freshet.v1 import common_pb2, generator_pb2
 from generator_scene import Running, click, make_running, serving, write_catalogue, write_text
+
+from services.generator.domain.requests import Asked, Scored
 
 MATCH_TEXT, MATCH_WORDS, GENERATE = "MatchText", "MatchWords", "Generate"
 REQUESTS = {
@@ -188,6 +192,78 @@ async def test_a_title_that_no_identifier_can_hold_is_found_by_words_and_counted
     whole.running.put("99", "Qx Wz Vk Jp Hq Zj Xw Kq")
     assert await whole.ids(MATCH_WORDS, "hq") == ["99"]
     assert whole.running.sample("freshet_generator_records_total", kind="title_left_out") == 1
+
+
+async def _together(asking: Asking, query: str, *sources: str, k: int = 3, timeout: float = 10) -> Any:
+    request = generator_pb2.FindByWordsRequest(query=query, k=k, sources=sources)
+    return await asking.stub.FindByWords(request, timeout=timeout)
+
+
+async def test_several_sources_in_one_call_answer_as_each_does_alone(whole: Asking) -> None:
+    found = await _together(whole, "space toy", k=5)
+    assert [answer.source for answer in found.answers] == ["text_mol", "phrases", "lexical"]
+    alone = [await whole.ask(method, "space toy", 5) for method in (MATCH_TEXT, GENERATE, MATCH_WORDS)]
+    for answer, single in zip(found.answers, alone, strict=True):
+        assert (answer.status, answer.reason) == (0, "")
+        assert answer.milliseconds > 0
+        assert [(one.item_id, one.score, getattr(one, "identifier", "")) for one in single.items] == [
+            (one.item_id, one.score, one.identifier) for one in answer.items
+        ]
+    assert found.answers[1].items[0].identifier != ""
+    assert found.text_version == whole.running.sources.text_version
+    assert [answer.source for answer in (await _together(whole, "toy", "lexical", "phrases")).answers] == [
+        "lexical",
+        "phrases",
+    ]
+
+
+@pytest.mark.parametrize("method", REQUESTS)
+async def test_nothing_is_answered_before_items_and_clicks_were_read_to_their_ends(films: Path, method: str) -> None:
+    waiting_for = {"items", "clicks"}
+    async for asking in _asking(make_running(films, waiting_for=waiting_for)):
+        for name in ("items", "clicks"):
+            error = await asking.refusal(method, "space jam")
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert "still reading items and clicks" in (error.details() or "")
+            together = await _together(asking, "space jam")
+            assert [answer.status for answer in together.answers] == [grpc.StatusCode.UNAVAILABLE.value[0]] * 3
+            waiting_for.discard(name)
+        assert (await asking.ids(method, "space jam"))[0] == "2"
+
+
+async def test_a_source_that_is_not_loaded_costs_the_joint_answer_itself_alone(bare: Asking) -> None:
+    found = await _together(bare, "space jam")
+    assert [answer.status for answer in found.answers] == [grpc.StatusCode.FAILED_PRECONDITION.value[0]] * 2 + [0]
+    assert "source phrases is not loaded" in found.answers[1].reason
+    assert found.answers[2].items[0].item_id == "2"
+
+
+@pytest.mark.parametrize(
+    ("query", "sources", "says"), [("", [], "query=.*1-1024 bytes"), ("space", ["mol"], "sources=.*mol.*lexical")]
+)
+async def test_a_joint_call_is_refused_whole_for_what_no_source_can_read(
+    whole: Asking, query: str, sources: list[str], says: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _together(whole, query, *sources)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert re.search(says, caught.value.details() or "")
+
+
+async def test_a_slow_source_has_no_answer_and_the_others_have_theirs(whole: Asking) -> None:
+    held = threading.Event()
+
+    def find(asked: Sequence[Asked]) -> list[Scored]:
+        held.wait(30)
+        return []
+
+    slow = whole.running.handlers.phrases.source
+    assert slow is not None
+    with unittest.mock.patch.object(slow, "find", find):
+        found = await _together(whole, "space jam", timeout=0.5)
+        held.set()
+    assert [answer.status for answer in found.answers] == [0, grpc.StatusCode.DEADLINE_EXCEEDED.value[0], 0]
+    assert "phrases: no answer within" in found.answers[1].reason
 
 
 async def test_concurrent_queries_are_answered_in_batches_each_its_own(whole: Asking) -> None:
