@@ -44,7 +44,7 @@ def text(report: dict[str, Any]) -> str:
         "remembered questions (PEFA), the encoder fine-tuned, text MoL, and generated identifiers (PIXAR) by size "
         "of vocabulary and tokenizer.",
         "",
-        f"Measured by `{report['command']}` on {report['machine']}, in {report['seconds']:,.0f} s.",
+        f"Measured by {_commands(report)} on {report['machine']}, in {report['seconds']:,.0f} s.",
         "",
         "± is the standard deviation over seeds. Milliseconds: one question at a time, encoding included, median on a "
         "shared machine. MB: what answering holds besides the encoder. The encoder is all-MiniLM-L6-v2.",
@@ -58,6 +58,10 @@ def text(report: dict[str, Any]) -> str:
         lines += ["## Quality against vocabulary size", "", "![vocabulary size](text_vocabulary.png)", ""]
     lines += ["## Quality against latency", "", "![latency](text_latency.png)", ""]
     return "\n".join(lines + _length_lines([row for row in rows if row["table"] == "lengths"]))
+
+
+def _commands(report: dict[str, Any]) -> str:
+    return " and ".join(f"`{command}`" for command in dict.fromkeys(one["command"] for one in report["parts"]))
 
 
 def plot_sizes(rows: Sequence[Row], path: Path) -> None:

@@ -7,7 +7,8 @@ questions only. It gathers; contenders, measures and the page are other modules'
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ Row = dict[str, Any]
 _QUICK_DOCUMENTS, _QUICK_QUESTIONS = 600, 200
 _TIMED, _QUICK_TIMED = 100, 20  # questions asked one at a time
 _WARM = 3
+_LENGTHS = "lengths"
 
 
 def run(
@@ -37,42 +39,78 @@ def run(
     epochs: int | None = None,
     training: Training | None = None,
     source: EmbeddingSource | None = None,
+    resume: bool = False,
 ) -> Report:
-    """All rows; writes text.{md,json} and plots of quality against vocabulary size and latency.
+    """All rows; writes text.{md,json} and plots of quality against vocabulary size and latency after every contender.
 
-    `epochs` of training per phrase model; without `training`, what has to be trained is left out.
-    Raises: ValueError for an unknown set, a missing file, or weights that are not installed, with what to do.
+    `epochs` of training per phrase model; without `training`, what has to be trained is left out. With `resume`, what
+    text.json holds already stays, other sets' rows too, and is not measured again.
+    Raises: ValueError for an unknown set, a missing file, weights that are not installed, or rows to resume that were
+    measured with other settings, with what to do.
     """
-    began = time.perf_counter()
     source = source or EmbeddingSource(progress=lambda what, done, total: request.say(f"{what}, {done:,} of {total:,}"))
     locator = Locator(environ=source.environ)
+    budget = QUICK if request.quick else FULL
+    budget = budget if epochs is None else budget.lasting(epochs)
     chosen = list(UNTRAINED)
     if training is not None:
-        budget = QUICK if request.quick else FULL
-        chosen += trained(training, budget if epochs is None else budget.lasting(epochs), quick=request.quick)
-    found: list[Row] = []
+        chosen += trained(training, budget, quick=request.quick)
+    settings = {"quick": request.quick, "seeds": list(seeds), "epochs": budget.epochs}
+    report = _begun(request, settings, resume=resume)
     for name in names:
         texts = load_texts(name, locator)
         if request.quick:
             texts = part(texts, documents=_QUICK_DOCUMENTS, questions=_QUICK_QUESTIONS, seed=request.seed)
         asked = Asked(texts=texts, source=source, quick=request.quick, say=request.say)
-        found += rows(asked, chosen, seeds=seeds)
-    found += vocabularies.rows(quick=request.quick, locator=locator, say=request.say)
-    report: Report = {
-        "benchmark": "text",
-        "command": request.how,
-        "machine": machine(),
-        "quick": request.quick,
-        "seed": request.seed,
-        "rows": found,
-        "seconds": round(time.perf_counter() - began, 1),
-    }
+        for contender in chosen:
+            with _measuring(request, report, name, contender.name) as found:
+                if found is not None:
+                    found += rows(asked, [contender], seeds=seeds)
+    with _measuring(request, report, _LENGTHS, _LENGTHS) as found:
+        if found is not None:
+            found += vocabularies.rows(quick=request.quick, locator=locator, say=request.say)
+    return report
+
+
+def _begun(request: Request, settings: dict[str, Any], *, resume: bool) -> Report:
+    """A report without rows, or the one that text.json holds. Raises: ValueError where that has other settings."""
+    empty: Report = {"benchmark": "text", "machine": machine(), **settings, "parts": [], "rows": [], "seconds": 0.0}
+    path = request.out / "text.json"
+    if not resume or not path.is_file():
+        return empty
+    held: Report = json.loads(path.read_text(encoding="utf-8"))
+    for field, wanted in settings.items():
+        if held.get(field) != wanted:
+            raise ValueError(
+                f"{path} has {field} {held.get(field)}, this run {wanted}: rows of one page are measured alike; "
+                "leave --resume out, or choose another --out"
+            )
+    return held
+
+
+@contextmanager
+def _measuring(request: Request, report: Report, data: str, made_by: str) -> Iterator[list[Row] | None]:
+    """Rows to fill in, and None where the report has them; afterwards they are part of it, and it is written."""
+    if any((one["data"], one["made_by"]) == (data, made_by) for one in report["parts"]):
+        yield None
+        return
+    began = time.perf_counter()
+    found: list[Row] = []
+    yield found
+    seconds = round(time.perf_counter() - began, 1)
+    report["parts"].append({"data": data, "made_by": made_by, "command": request.how, "seconds": seconds})
+    report["rows"] = sorted([*report["rows"], *found], key=_place)
+    report["seconds"] = round(sum(one["seconds"] for one in report["parts"]), 1)
     request.out.mkdir(parents=True, exist_ok=True)
-    text_page.plot_sizes(found, request.out / "text_vocabulary.png")
-    text_page.plot_latency(found, request.out / "text_latency.png")
+    text_page.plot_sizes(report["rows"], request.out / "text_vocabulary.png")
+    text_page.plot_latency(report["rows"], request.out / "text_latency.png")
     (request.out / "text.md").write_text(text_page.text(report).rstrip() + "\n", encoding="utf-8")
     (request.out / "text.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return report
+
+
+def _place(row: Row) -> int:
+    """Sets in their order, lengths last; within a set, as measured."""
+    return COLLECTIONS.index(row["data"]) if row["table"] == "answers" else len(COLLECTIONS)
 
 
 def rows(asked: Asked, contenders: Sequence[Contender], *, seeds: Sequence[int]) -> list[Row]:

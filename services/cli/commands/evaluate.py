@@ -121,6 +121,9 @@ def text(
         int | None, typer.Option(min=1, help="Training of each phrase model. Default: 4; with --quick 1.")
     ] = None,
     train: Annotated[bool, typer.Option(help="Whether to train and ask the models that have to be trained.")] = True,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the rows that --out has of an earlier run, and measure the others.")
+    ] = False,
     quick: Quick = False,
     out: Out = None,
     seed: Seed = 0,
@@ -148,6 +151,7 @@ def text(
                 seeds=list(range(seed, seed + (1 if quick else seeds))),
                 epochs=epochs,
                 training=as_users_have_it() if train else None,
+                resume=resume,
             ),
             out=out,
             quick=quick,

@@ -11,7 +11,8 @@ import pytest
 
 from services.cli.text_training import AskedPhrases
 from services.datasets.texts import TextCollection
-from services.evaluation import text_page
+from services.evaluation import text_page, text_report
+from services.evaluation.benchmarks import Request
 from services.evaluation.embeddings import EmbeddingSource
 from services.evaluation.text_contenders import Answering, Asked, Contender, Encoded, bm25, with_pefa
 from services.evaluation.text_measures import measures
@@ -141,17 +142,49 @@ def test_the_page_shows_every_contender_and_plots_sizes_and_latency(tmp_path: Pa
     found = rows(asked, [Contender(name="BM25", make=bm25), Contender(name="PIXAR", make=generated)], seeds=[0])
     length = {"table": "lengths", "data": "queries", "texts": 5, "tokenizer": "words", "asked_size": 9, "size": 9}
     length |= {"mean": 2.0, "p99": 3.0, "share_of_word_pieces": 0.5, "build_seconds": 0.1, "encode_seconds": 0.1}
-    report = {"rows": [*found, length], "command": "freshet", "machine": "m", "seconds": 1.0, "quick": True}
+    parts = [{"command": f"freshet --data {data}"} for data in ("scifact", "scifact", "medquad")]
+    report = {"rows": [*found, length], "parts": parts, "machine": "m", "seconds": 1.0, "quick": True}
 
     page = text_page.text(report)
     text_page.plot_sizes(report["rows"], tmp_path / "sizes.png")
     text_page.plot_latency(report["rows"], tmp_path / "latency.png")
 
     assert "| BM25 | 1 |" in page
+    assert "Measured by `freshet --data scifact` and `freshet --data medquad` on m" in page
     assert "500 tokens, 2.5 per identifier, trained 3 s" in page
     assert "| Search queries (5) | words | 9 | 2.00 | 3 | 0.50 | 0.1 |" in page
     assert {path.name for path in tmp_path.glob("*.png")} == {"sizes.png", "latency.png"}
     json.dumps(report)
+
+
+def test_a_run_that_ended_early_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, str]] = []
+    broken = [True]
+
+    def contender(name: str) -> Contender:
+        def make(asked: Asked, seed: int) -> dict[str, Answering]:
+            if name == "second" and asked.texts.name == "medquad" and broken[0]:
+                raise ValueError("the power is gone")
+            made.append((asked.texts.name, name))
+            return {name: Answering(answer=lambda texts: [np.array([0], dtype=np.int64)] * len(texts), nbytes=8)}
+
+        return Contender(name=name, make=make)
+
+    monkeypatch.setattr(text_report, "UNTRAINED", (contender("first"), contender("second")))
+    monkeypatch.setattr(text_report, "load_texts", lambda name, _: replace(collection(), name=name))
+    monkeypatch.setattr(text_report.vocabularies, "rows", lambda **_: [])
+    request = Request(how="freshet", out=tmp_path, quick=False, seed=0)
+
+    with pytest.raises(ValueError, match="power"):
+        text_report.run(request, names=["scifact", "medquad"], seeds=[0])
+    assert json.loads((tmp_path / "text.json").read_text())["seconds"] >= 0
+    broken[0] = False
+    report = text_report.run(request, names=["medquad"], seeds=[0], resume=True)
+
+    assert made == [("scifact", "first"), ("scifact", "second"), ("medquad", "first"), ("medquad", "second")]
+    assert [(row["data"], row["contender"]) for row in report["rows"]] == [made[2], made[3], made[0], made[1]]
+    with pytest.raises(ValueError, match="epochs 4, this run 2"):
+        text_report.run(request, names=["medquad"], seeds=[0], epochs=2, resume=True)
 
 
 def test_trained_contenders_have_names_of_their_own_and_quick_ones_are_few() -> None:
