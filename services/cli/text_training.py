@@ -55,7 +55,13 @@ def _fine_tuning(pairs: Pairs, documents: Sequence[str]) -> FineTune:
 
 
 def _train_phrases(
-    pairs: Pairs, identifiers: Sequence[Sequence[str]], tokenizer: TargetTokenizer, epochs: int, seed: int
+    pairs: Pairs,
+    identifiers: Sequence[Sequence[str]],
+    tokenizer: TargetTokenizer,
+    *,
+    epochs: int,
+    least_steps: int,
+    seed: int,
 ) -> AskedPhrases:
-    settings = phrases.PhraseSettings(epochs=epochs)
+    settings = phrases.PhraseSettings(epochs=epochs, least_steps=least_steps)
     return AskedPhrases(phrases.train_phrases(pairs, identifiers, tokenizer, settings, seed))

@@ -130,7 +130,8 @@ def _answer_cells(row: Row) -> list[str]:
     elif "tokenizer" in notes:
         said.append("the same models")
     if "train_seconds" in notes and (row["vocabulary"] or "tokenizer" not in notes):
-        said.append(f"trained {notes['train_seconds']:.0f} s")
+        steps = f"{notes['steps']} steps, " if "steps" in notes else ""
+        said.append(f"{steps}trained {notes['train_seconds']:.0f} s")
     return [
         row["contender"],
         str(row["seeds"]),

@@ -37,18 +37,20 @@ _IDENTIFIERS = 3 * MOST
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """How much training a row gets. `steps`: of the dot product and of text MoL; `epochs`: of a phrase model;
-    `sizes`: of phrase vocabularies; `equal_size`: at which the other tokenizers stand beside them. Steps and epochs
-    and not seconds: what else the machine does must not decide which vocabulary is trained longer."""
+    """How much training a row gets. `steps`: of the dot product and of text MoL; `epochs`: of a phrase model, more
+    where they would be fewer than `least_steps` steps; `sizes`: of phrase vocabularies; `equal_size`: at which the other
+    tokenizers stand beside them. Steps and epochs and not seconds: what else the machine does must not decide which
+    vocabulary is trained longer."""
 
     steps: int
     epochs: int
+    least_steps: int
     sizes: tuple[int, ...]
     equal_size: int
 
     def lasting(self, epochs: int) -> "Budget":
-        """The same with other epochs for each phrase model."""
-        return replace(self, epochs=epochs)
+        """The same with so many epochs for each phrase model, however few steps they are."""
+        return replace(self, epochs=epochs, least_steps=0)
 
 
 class Tuned(Protocol):
@@ -96,17 +98,31 @@ class FineTune(Protocol):
     def __call__(self, *, kind: str, steps: int, mutual_information: float, seed: int) -> Tuned: ...
 
 
+class TrainPhrases(Protocol):
+    """Train a phrase model on pairs and each document's identifiers, cut by a tokenizer."""
+
+    def __call__(
+        self,
+        pairs: Pairs,
+        identifiers: Sequence[Sequence[str]],
+        tokenizer: TargetTokenizer,
+        *,
+        epochs: int,
+        least_steps: int,
+        seed: int,
+    ) -> TrainedPhrases: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """Who trains. `fine_tuning` of pairs (question, document row) and documents; `phrases` of pairs, each document's
-    identifiers, a tokenizer, epochs and a seed."""
+    """Who trains. `fine_tuning` of pairs (question, document row) and documents."""
 
     fine_tuning: Callable[[Pairs, Sequence[str]], FineTune]
-    phrases: Callable[[Pairs, Sequence[Sequence[str]], TargetTokenizer, int, int], TrainedPhrases]
+    phrases: TrainPhrases
 
 
-FULL = Budget(steps=300, epochs=4, sizes=(2_000, 8_000, 16_000), equal_size=8_000)
-QUICK = Budget(steps=20, epochs=1, sizes=(1_500,), equal_size=1_500)
+FULL = Budget(steps=300, epochs=4, least_steps=256, sizes=(2_000, 8_000, 16_000), equal_size=8_000)
+QUICK = Budget(steps=20, epochs=1, least_steps=0, sizes=(1_500,), equal_size=1_500)
 
 TOKENIZERS: dict[str, Callable[[Sequence[str], int], TargetTokenizer]] = {
     "phrases": lambda texts, size: build_vocabulary(texts, size=size, min_count=scaled_min_count(len(texts))),
@@ -191,7 +207,9 @@ def _phrases(
     tokenizer = TOKENIZERS[kind]([text for each in texts.identifiers for text in each], size)
     asked.say(f"{texts.name}: PIXAR, {len(tokenizer):,} {kind}, seed {seed}")
     pairs = [(text, document) for text, documents in texts.train for document in documents]
-    model = training.phrases(pairs, texts.identifiers, tokenizer, budget.epochs, seed)
+    model = training.phrases(
+        pairs, texts.identifiers, tokenizer, epochs=budget.epochs, least_steps=budget.least_steps, seed=seed
+    )
     report = model.report
     notes = {
         "tokenizer": kind,

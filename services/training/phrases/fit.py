@@ -46,13 +46,15 @@ _SMALL_NOISE = 0.02  # BERT's own spread of fresh weights
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhraseSettings:
-    """What a person may choose. `positions`, `shortlist` None: from the data. `exact_limit`: above that many logits of
-    a step (rows times V) l1 and l2 are sampled with `drawn_tokens`, and l3 is exact on `drawn_rows` rows. `seconds`:
-    training ends there at the latest, the rate decaying towards it."""
+    """What a person may choose. `positions`, `shortlist` None: from the data. `least_steps`: few questions are gone
+    through more often than `epochs` says, until there were so many. `exact_limit`: above that many logits of a step
+    (rows times V) l1 and l2 are sampled with `drawn_tokens`, and l3 is exact on `drawn_rows` rows. `seconds`: training
+    ends there at the latest, the rate decaying towards it."""
 
     positions: int | None = None
     max_tokens: int = 64
     epochs: int = 8
+    least_steps: int = 256
     batch: int = 256
     encoder_rate: float = 2e-4
     output_rate: float = 5e-3
@@ -70,6 +72,8 @@ class PhraseSettings:
         for name in ("epochs", "batch", "encoder_rate", "output_rate", "exact_limit", "drawn_tokens", "drawn_rows"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: above 0")
+        if self.least_steps < 0:
+            raise ValueError(f"least_steps={self.least_steps}; allowed: at least 0")
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share={self.warmup_share}; allowed: 0 to below 1")
         if self.seconds is not None and not self.seconds > 0:
@@ -206,9 +210,10 @@ class _Training:
         best, kept, waited, epoch_losses, held_out_losses = float("inf"), self._state(), 0, [], []
         prepared = time.perf_counter()
         batches_of_epoch = max(1, -(-len(self.questions) // settings.batch))
-        total = batches_of_epoch * settings.epochs
+        epochs = max(settings.epochs, -(-settings.least_steps // batches_of_epoch))
+        total = batches_of_epoch * epochs
         done = 0
-        for _ in range(settings.epochs):
+        for _ in range(epochs):
             targets = torch.from_numpy(drawn_targets(self.questions, self.identifiers, self.rng))
             summed = 0.0
             for rows in self.inputs.batches(settings.batch, self.rng):

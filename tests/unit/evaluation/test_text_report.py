@@ -151,7 +151,7 @@ def test_the_page_shows_every_contender_and_plots_sizes_and_latency(tmp_path: Pa
 
     assert "| BM25 | 1 |" in page
     assert "Measured by `freshet --data scifact` and `freshet --data medquad` on m" in page
-    assert "500 tokens, 2.5 per identifier, trained 3 s" in page
+    assert "500 tokens, 2.5 per identifier, 9 steps, trained 3 s" in page
     assert "| Search queries (5) | words | 9 | 2.00 | 3 | 0.50 | 0.1 |" in page
     assert {path.name for path in tmp_path.glob("*.png")} == {"sizes.png", "latency.png"}
     json.dumps(report)
@@ -200,11 +200,17 @@ def test_trained_contenders_have_names_of_their_own_and_quick_ones_are_few() -> 
 
 def test_the_shortlist_stands_beside_full_softmax_and_fixed_positions_of_the_same_model(tmp_path: Path) -> None:
     def phrases(
-        pairs: Pairs, identifiers: Sequence[Sequence[str]], _: object, epochs: int, seed: int
+        pairs: Pairs,
+        identifiers: Sequence[Sequence[str]],
+        tokenizer: object,
+        *,
+        epochs: int,
+        least_steps: int,
+        seed: int,
     ) -> TrainedPhrases:
         size = ShortlistSize(vectors=2, tokens=4, joined=1)
-        settings = PhraseSettings(positions=2, max_tokens=16, epochs=epochs, batch=25, shortlist=size,
-                                  encoder_rate=3e-3, output_rate=5e-2)  # fmt: skip
+        settings = PhraseSettings(positions=2, max_tokens=16, epochs=epochs, least_steps=least_steps, batch=25,
+                                  shortlist=size, encoder_rate=3e-3, output_rate=5e-2)  # fmt: skip
         made.append(train_phrases(pairs, identifiers, WordTokens(), settings, seed, encoder=tiny_encoder))
         return AskedPhrases(made[-1])
 
@@ -214,7 +220,7 @@ def test_the_shortlist_stands_beside_full_softmax_and_fixed_positions_of_the_sam
     texts = replace(collection(), documents=[one[0] for one in identifiers], identifiers=identifiers, train=questions,
                     test=questions)  # fmt: skip
     training = Training(fine_tuning=lambda *_: pytest.fail("not asked for"), phrases=phrases)
-    budget = Budget(steps=1, epochs=12, sizes=(320,), equal_size=320)
+    budget = Budget(steps=1, epochs=12, least_steps=0, sizes=(320,), equal_size=320)
     contender = next(one for one in trained(training, budget, quick=True) if one.name == "PIXAR phrases 320")
     found = rows(asked_of(texts, tmp_path), [contender], seeds=[0])
     by_name = {row["contender"]: row for row in found}

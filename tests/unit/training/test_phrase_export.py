@@ -21,7 +21,8 @@ from services.training.phrases.export import (
 )
 from services.training.phrases.fit import PhraseSettings, train_phrases
 
-SETTINGS = PhraseSettings(positions=3, max_tokens=16, epochs=2, batch=25, encoder_rate=3e-3, output_rate=5e-2)
+SETTINGS = PhraseSettings(positions=3, max_tokens=16, epochs=2, least_steps=0, batch=25, encoder_rate=3e-3,
+                         output_rate=5e-2)  # fmt: skip
 QUERIES = ["show me a red house", "blue ship"]
 
 

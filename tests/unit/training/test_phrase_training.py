@@ -18,6 +18,7 @@ SETTINGS = PhraseSettings(
     positions=3,
     max_tokens=16,
     epochs=52,
+    least_steps=0,
     batch=25,
     encoder_rate=3e-3,
     output_rate=5e-2,
@@ -157,8 +158,19 @@ def test_a_pair_of_an_unknown_document_is_refused():
         train_phrases([("red", 1)], [["red"]], WordTokens(), SETTINGS, 0, encoder=tiny_encoder)
 
 
+def test_few_questions_are_gone_through_more_often_until_there_were_enough_steps():
+    settings = replace(SETTINGS, epochs=1, least_steps=13)
+    report = train_phrases(*corpus(), WordTokens(), settings, 0, encoder=tiny_encoder).report
+    of_an_epoch = report["steps"] // report["epochs"]
+
+    assert of_an_epoch > 1
+    assert report["epochs"] == -(-13 // of_an_epoch)
+    assert report["steps"] == report["epochs"] * of_an_epoch
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("epochs", 0), ("batch", -1), ("warmup_share", 1.0), ("seconds", 0.0), ("drawn_rows", 0)]
+    ("name", "value"),
+    [("epochs", 0), ("least_steps", -1), ("batch", -1), ("warmup_share", 1.0), ("seconds", 0.0), ("drawn_rows", 0)],
 )
 def test_settings_out_of_range_are_refused_by_name(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}"):
