@@ -1,12 +1,14 @@
-"""Taken TCP ports, named together with the process that holds them."""
+"""TCP ports: taken ones, named together with the process that holds them, and some held until a server listens."""
 
 import socket
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 import psutil
 
 
 class PortTaken(RuntimeError):
-    """Somebody else listens where we wanted to; the message names the port, its owner and what to do."""
+    """Somebody else has the port that we wanted; the message names the port, its owner and what to do."""
 
     def __init__(self, host: str, port: int, owner: str | None, *, purpose: str = "gRPC") -> None:
         held = f"held by {owner}" if owner else "held by another process (its owner is not visible to this user)"
@@ -16,20 +18,21 @@ class PortTaken(RuntimeError):
 
 
 def port_owner(port: int) -> str | None:
-    """Name and pid of the process that listens on `port`, or None when nobody does or it can't be seen."""
+    """Name and pid of the process that listens on `port`, else of one with an outgoing connection there: the system
+    hands such connections ports between 32768 and 60999. None when nobody has it or it can't be seen."""
     try:
         connections = psutil.net_connections("tcp")
     except psutil.Error:
         return None
-    for connection in connections:
-        if connection.status != psutil.CONN_LISTEN or not connection.laddr or not connection.pid:
-            continue
-        if connection.laddr.port == port:
-            try:
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
-            except psutil.Error:
-                return f"pid {connection.pid}"
-    return None
+    there = [one for one in connections if one.laddr and one.laddr.port == port and one.pid]
+    there.sort(key=lambda one: one.status != psutil.CONN_LISTEN)
+    if not there:
+        return None
+    what = "" if there[0].status == psutil.CONN_LISTEN else "an outgoing connection of "
+    try:
+        return f"{what}{psutil.Process(there[0].pid).name()} (pid {there[0].pid})"
+    except psutil.Error:
+        return f"{what}pid {there[0].pid}"
 
 
 def check_port_free(host: str, port: int) -> None:
@@ -44,3 +47,20 @@ def check_port_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as exc:
             raise PortTaken(host, port, port_owner(port)) from exc
+
+
+@contextmanager
+def held_for_servers(host: str, ports: Iterable[int]) -> Iterator[None]:
+    """Keep the system from giving these ports to outgoing connections; servers can bind and listen beside this.
+
+    They can because they set SO_REUSEADDR or SO_REUSEPORT, as gRPC, Kafka, Redis and Triton do, and because nothing
+    listens here. A port that is taken already is left to whoever has it.
+    """
+    with ExitStack() as held:
+        for port in ports:
+            holder = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            with suppress(OSError):
+                holder.bind((host, port))
+        yield

@@ -38,9 +38,9 @@ _IDENTIFIERS = 3 * MOST
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
     """How much training a row gets. `steps`: of the dot product and of text MoL; `epochs`: of a phrase model, more
-    where they would be fewer than `least_steps` steps; `sizes`: of phrase vocabularies; `equal_size`: at which the other
-    tokenizers stand beside them. Steps and epochs and not seconds: what else the machine does must not decide which
-    vocabulary is trained longer."""
+    where they would be fewer than `least_steps` steps; `sizes`: of phrase vocabularies; `equal_size`: at which the
+    other tokenizers stand beside them. Steps and epochs and not seconds: what else the machine does must not decide
+    which vocabulary is trained longer."""
 
     steps: int
     epochs: int

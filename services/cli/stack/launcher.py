@@ -26,7 +26,8 @@ from services.cli.stack.compose import INFRASTRUCTURE, PROCESSES, Service, read_
 from services.cli.stack.errors import StackError, tail
 from services.cli.stack.folders import DEFAULT_STATE, StateFolder
 from services.cli.stack.memory import require_stack_memory
-from services.cli.stack.ports import Ports
+from services.cli.stack.ports import LOOPBACK, Ports
+from services.common.ports import held_for_servers
 
 PARTS = (*INFRASTRUCTURE, *PROCESSES)
 # The gateway last to start is the first to stop; what it writes to stays until everything above it has ended.
@@ -152,7 +153,9 @@ class Stack:
                 # A broker in memory begins at offset 0: states that name later offsets belong to a stream that is gone.
                 for keeper in ("redis", "refresher"):
                     shutil.rmtree(self.place.state.data(keeper), ignore_errors=True)
-            self._start_in_order(wanted, to_start, timeout_s)
+            ports = [number for name in to_start for number in self.ports.of(name).values()]
+            with held_for_servers(LOOPBACK, ports):
+                self._start_in_order(wanted, to_start, timeout_s)
 
     def start(self, name: str, *, wait: bool = True, timeout_s: float = 60.0) -> None:
         """Start one part, whatever the others do; with `wait` return when it is healthy."""
