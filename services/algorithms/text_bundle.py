@@ -50,9 +50,10 @@ TEXT_STATES = f"{TEXT_MOL}/item_states.safetensors"
 TEXT_PAIR_GATE = f"{TEXT_MOL}/pair_gate.safetensors"
 PHRASE_ENCODER = f"{PHRASES}/encoder.onnx"
 # Derived from the parts, so no part of the version: the inference server's model folders, and both encoders' graphs
-# with matrices in int8 (`int8/<part>.onnx`).
+# with matrices in int8 (`int8/<part>.onnx`, or one for both).
 INFERENCE_SERVER = "inference_server"
 INT8 = "int8"
+SHARED_INT8 = f"{INT8}/shared.onnx"
 _DERIVED = (f"{INFERENCE_SERVER}/", f"{INT8}/")
 
 _PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
@@ -135,7 +136,14 @@ class TextBundle:
 
     def int8_graph(self, part: str) -> Path | None:
         """The encoder of a part with matrices in int8, None where the bundle has none."""
-        name = f"{INT8}/{part}.onnx"
+        return self._derived(f"{INT8}/{part}.onnx")
+
+    @property
+    def shared_int8_graph(self) -> Path | None:
+        """Both encoders in one graph with an output per part, by its name; None where the bundle has none."""
+        return self._derived(SHARED_INT8)
+
+    def _derived(self, name: str) -> Path | None:
         return self.path / name if name in self.manifest.files else None
 
 

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -25,7 +26,7 @@ from services.common.errors import PreconditionFailed
 from services.common.rpc_server import HealthState, serve
 from services.common.tracing import configure_tracing
 from services.generator.adapters.kafka_clicks import KafkaClicks, KafkaItems
-from services.generator.adapters.text_encoders import InferenceServerText, InProcessText
+from services.generator.adapters.text_encoders import InferenceServerText, InProcessText, SharedText
 from services.generator.adapters.text_parts import (
     Graph,
     Queries,
@@ -70,6 +71,8 @@ class Sources:
     phrases: Phrases | None = None
     reasons: dict[str, str] = field(default_factory=dict)
     encoders: list[TextEncoder] = field(default_factory=list)
+    # Graphs of more than one source, by file and threads.
+    shared: dict[tuple[Path, int], SharedText] = field(default_factory=dict)
 
 
 def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> Sources:
@@ -104,9 +107,9 @@ def _load_text(
     base = documents_catalogue(text, dict(zip(bundle.item_ids, bundle.categories, strict=True)))
     # Clicks are encoded here whatever the engine: their sums are compared bit for bit with another process's, and a
     # server batches queries as they come.
-    own = _in_process(queries, graph, threads=1)
+    own = _in_process(queries, graph, sources, threads=1)
     same = settings.engine == "in-process" and settings.compute_threads == 1
-    asked = own if same else _encoder(settings, "text", text, queries, graph)
+    asked = own if same else _encoder(settings, "text", text, queries, graph, sources)
     sources.encoders += [own, asked]
     sources.text = TextMol(
         base,
@@ -129,7 +132,7 @@ def _load_phrases(
     del bundle
     queries, graph = phrase_queries(text, int8=settings.engine == "in-process")
     parts = load_phrases(text)
-    encoder = _encoder(settings, "phrases", text, queries, graph)
+    encoder = _encoder(settings, "phrases", text, queries, graph, sources)
     sources.encoders.append(encoder)
     sources.phrases = Phrases(
         parts.generator,
@@ -141,9 +144,11 @@ def _load_phrases(
     )
 
 
-def _encoder(settings: GeneratorSettings, model: str, text: TextBundle, queries: Queries, graph: Graph) -> TextEncoder:
+def _encoder(
+    settings: GeneratorSettings, model: str, text: TextBundle, queries: Queries, graph: Graph, sources: Sources
+) -> TextEncoder:
     if settings.engine == "in-process":
-        return _in_process(queries, graph, threads=settings.compute_threads)
+        return _in_process(queries, graph, sources, threads=settings.compute_threads)
     return InferenceServerText(
         settings.inference_server,
         model,
@@ -154,11 +159,15 @@ def _encoder(settings: GeneratorSettings, model: str, text: TextBundle, queries:
     )
 
 
-def _in_process(queries: Queries, graph: Graph, *, threads: int) -> InProcessText:
+def _in_process(queries: Queries, graph: Graph, sources: Sources, *, threads: int) -> TextEncoder:
     """Loaded and used once: the first search has a deadline. Raises: PreconditionFailed for a graph that can't be."""
-    encoder = InProcessText(
+    own = InProcessText(
         graph.path, queries.word_pieces, max_tokens=queries.max_tokens, threads=threads, alone=graph.alone
     )
+    encoder: TextEncoder = own
+    if graph.output:
+        shared = sources.shared.setdefault((graph.path, threads), SharedText(own))
+        encoder = shared.of(graph.output)
     encoder.encode([""])
     return encoder
 

@@ -1,22 +1,23 @@
 """Both encoders of a text bundle with their matrices in int8, for processors that multiply bytes (VNNI).
 
 ONNX Runtime's dynamic quantization: weights by column, activations by the range of each call, so a query has to be
-encoded alone if its answer must not depend on who else asks. Matrices behind GELU can stay in float32: outliers there
-spread the range of a whole call (docs/decisions/022-int8-encoders.md has the figures). A graph that answers unlike the
-float32 one is left out. It knows neither models nor training.
+encoded alone if its answer must not depend on who else asks. The matrix behind the first layer's GELU stays in float32:
+outliers there spread the range of a whole call (docs/decisions/022-int8-encoders.md has the figures). A graph that
+answers unlike the float32 one is left out. It knows neither models nor training.
 """
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from services.algorithms.states import FloatArray
 from services.algorithms.text_bundle import (
     INT8,
     PHRASE_ENCODER,
     PHRASES,
+    SHARED_INT8,
     TEXT_ENCODER,
     TEXT_MOL,
     TextBundle,
@@ -24,36 +25,52 @@ from services.algorithms.text_bundle import (
     load_text_bundle,
 )
 from services.training.onnx_graphs import ExportError, quiet, session
+from services.training.shared_graph import write_shared
 
 LEAST_COSINE = 0.95
-# Part -> its graph, and how many of the matrices behind GELU stay in float32, from the first layer on (None: all).
-_GRAPHS = {TEXT_MOL: (TEXT_ENCODER, 1), PHRASES: (PHRASE_ENCODER, None)}
-_COMPARED = 64
+_GRAPHS = {TEXT_MOL: TEXT_ENCODER, PHRASES: PHRASE_ENCODER}
+_COMPARED, _COMPARED_LAYERS = 64, 8
 
 
 def add_int8_graphs(path: Path | str) -> TextBundle:
-    """Put `int8/<part>.onnx` into a sealed text bundle for each of its parts; its version stays.
+    """Put int8 graphs into a sealed text bundle: `int8/shared.onnx` where its two encoders have layers in common, else
+    `int8/<part>.onnx` for each; its version stays.
 
-    The bundle's metric "int8_cosine" says how near each is to float32; below `LEAST_COSINE` it is left out.
+    The bundle's metric "int8_cosine" says how near each part is to float32; below `LEAST_COSINE` it is left out.
     Raises: BundleError if it is none; ExportError if a package is missing or a graph cannot be read.
     """
     bundle = load_text_bundle(path, verify=False)
-    sources: dict[str, Path] = {}
-    cosines: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        found = _shared(bundle, folder)
+        if found is not None and min(found[1].values()) >= LEAST_COSINE:
+            return add_text_files(bundle.path, {SHARED_INT8: found[0]}, metrics={"int8_cosine": found[1]})
+        sources: dict[str, Path] = {}
+        cosines: dict[str, float] = {}
         for part in bundle.parts:
-            name, kept = _GRAPHS[part]
-            graph, written = bundle.file(name), Path(scratch) / f"{part}.onnx"
-            write_int8(graph, written, kept=kept)
-            max_tokens = (bundle.text_mol if part == TEXT_MOL else bundle.phrases).max_tokens
-            cosines[part] = mean_cosine(bundle, graph, written, max_tokens=max_tokens)
+            written = folder / f"{part}.onnx"
+            write_int8(bundle.file(_GRAPHS[part]), written)
+            cosines[part] = mean_cosine(bundle, part, written)
             if cosines[part] >= LEAST_COSINE:
                 sources[f"{INT8}/{part}.onnx"] = written
         return add_text_files(bundle.path, sources, metrics={"int8_cosine": cosines})
 
 
-def write_int8(graph: Path, path: Path, *, kept: int | None) -> None:
-    """`graph` with its weight matrices in int8, but for the first `kept` (None: all) that narrow, behind GELU.
+def _shared(bundle: TextBundle, folder: Path) -> tuple[Path, dict[str, float]] | None:
+    """One int8 graph for both parts and each one's cosine to float32; None where there is none."""
+    if set(bundle.parts) != set(_GRAPHS) or bundle.phrases.max_tokens != bundle.text_mol.max_tokens:
+        return None
+    batches = [_feeds(bundle, part=PHRASES, text=text) for text in ("", *bundle.texts[:_COMPARED_LAYERS])]
+    phrases, text_mol = ((part, bundle.file(_GRAPHS[part])) for part in (PHRASES, TEXT_MOL))
+    whole, written = folder / "whole.onnx", folder / "shared.onnx"
+    if not write_shared(phrases, text_mol, whole, batches):
+        return None
+    write_int8(whole, written)
+    return written, {part: mean_cosine(bundle, part, written, output=part) for part in bundle.parts}
+
+
+def write_int8(graph: Path, path: Path) -> None:
+    """`graph` with its weight matrices in int8, but for the first that narrows, behind the first layer's GELU.
 
     Raises: ExportError if a package is missing or the graph cannot be read.
     """
@@ -79,29 +96,35 @@ def write_int8(graph: Path, path: Path, *, kept: int | None) -> None:
                 weight_type=QuantType.QInt8,
                 per_channel=True,
                 op_types_to_quantize=["MatMul"],
-                nodes_to_exclude=narrowing[:kept],
+                nodes_to_exclude=narrowing[:1],
                 extra_options={"MatMulConstBOnly": True},
             )
     except Exception as exc:  # neither library has one base class
         raise ExportError(f"{graph} cannot be written in int8: {exc}") from exc
 
 
-def mean_cosine(bundle: TextBundle, graph: Path, other: Path, *, max_tokens: int) -> float:
-    """Between the outputs of two graphs for the bundle's first documents, each encoded alone."""
-    texts = bundle.texts[:_COMPARED]
-    first, second = (_outputs(bundle, each, texts, max_tokens) for each in (graph, other))
+def mean_cosine(bundle: TextBundle, part: str, other: Path, *, output: str | None = None) -> float:
+    """Between the outputs of a part's graph and of another (None: its only one) for the bundle's first documents, each
+    encoded alone."""
+    first = _outputs(bundle, part, bundle.file(_GRAPHS[part]), None)
+    second = _outputs(bundle, part, other, output)
     lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     return float(((first * second).sum(axis=1) / np.maximum(lengths, np.finfo(np.float32).tiny)).mean())
 
 
-def _outputs(bundle: TextBundle, graph: Path, texts: Sequence[str], max_tokens: int) -> FloatArray:
+def _outputs(bundle: TextBundle, part: str, graph: Path, output: str | None) -> FloatArray:
     """(rows, width): every output row of every text."""
     run = session(graph)
-    names = [each.name for each in run.get_inputs()]
+    known = {each.name for each in run.get_inputs()}
     found = []
-    for text in texts:
-        arrays = dict(
-            zip(("input_ids", "attention_mask"), bundle.word_pieces.batch([text], max_tokens=max_tokens), strict=True)
-        )
-        found.append(run.run(None, {name: arrays[name] for name in names})[0][0])
+    for text in bundle.texts[:_COMPARED]:
+        feeds = {name: array for name, array in _feeds(bundle, part=part, text=text).items() if name in known}
+        found.append(run.run(None if output is None else [output], feeds)[0][0])
     return np.concatenate(found).astype(np.float32)
+
+
+def _feeds(bundle: TextBundle, *, part: str, text: str) -> dict[str, npt.NDArray[np.int64]]:
+    """One text as a graph's inputs."""
+    max_tokens = (bundle.text_mol if part == TEXT_MOL else bundle.phrases).max_tokens
+    ids, mask = bundle.word_pieces.batch([text], max_tokens=max_tokens)
+    return {"input_ids": ids, "attention_mask": mask}

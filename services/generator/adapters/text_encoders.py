@@ -1,12 +1,15 @@
 """Query encoders over the text bundle's graphs: ONNX Runtime in this process, or the inference server.
 
-Both take word pieces and give the graph's one output. Thread-safe.
+All take word pieces and give one output of a graph. Thread-safe.
 
 Letters: B queries, L tokens of the longest of them.
 """
 
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +39,17 @@ class InProcessText:
     def encode(self, texts: Sequence[str]) -> FloatArray:
         if self._alone and len(texts) > 1:
             return np.concatenate([self.encode([text]) for text in texts])
+        return next(iter(self.outputs(texts).values()))
+
+    def outputs(self, texts: Sequence[str]) -> dict[str, FloatArray]:
+        """Every output of the graph for B texts, by its name: (B, rows, width) each. Raises: as `encode`."""
         arrays = self._word_pieces.batch(texts, max_tokens=self._max_tokens)
         session = self._loaded()
         known = {spec.name for spec in session.get_inputs()}
         feeds = {name: array for name, array in zip(INPUTS, arrays, strict=True) if name in known}
-        return checked(session.run(None, feeds)[0], len(texts), f"{self._graph.name} of the text bundle")
+        owner = f"{self._graph.name} of the text bundle"
+        found = zip(session.get_outputs(), session.run(None, feeds), strict=True)
+        return {spec.name: checked(output, len(texts), owner) for spec, output in found}
 
     def close(self) -> None:
         with self._loading:
@@ -60,6 +69,58 @@ class InProcessText:
                 except Exception as exc:  # the library has no one base class
                     raise PreconditionFailed(f"{self._graph} cannot be loaded: {exc}") from exc
             return self._session
+
+
+class SharedText:
+    """One graph with an output for each of several models. A text is encoded once: by whoever asks first; who asks for
+    another output of it meanwhile waits, and who asks soon after finds it. `remembered` texts are kept for that."""
+
+    def __init__(self, graph: InProcessText, *, remembered: int = 64) -> None:
+        self._graph, self._remembered = graph, remembered
+        self._lock = threading.Lock()
+        self._found: OrderedDict[str, Future[dict[str, FloatArray]]] = OrderedDict()
+
+    def of(self, output: str) -> "OneOutput":
+        """The encoder that gives this output."""
+        return OneOutput(self, output)
+
+    def encode(self, text: str, output: str) -> FloatArray:
+        """(1, rows, width). Raises: as `TextEncoder.encode`; PreconditionFailed for an output that is not there."""
+        with self._lock:
+            future = self._found.get(text)
+            is_first = future is None
+            if future is None:
+                future = self._found[text] = Future()
+                if len(self._found) > self._remembered:
+                    self._found.popitem(last=False)
+        if is_first:
+            try:
+                future.set_result(self._graph.outputs([text]))
+            except BaseException as exc:
+                with self._lock:
+                    self._found.pop(text, None)
+                future.set_exception(exc)
+        found = future.result()
+        if output not in found:
+            raise PreconditionFailed(f"the graph of both models has no output {output!r}; it has {sorted(found)}")
+        return found[output]
+
+    def close(self) -> None:
+        self._graph.close()
+
+
+@dataclass(frozen=True, slots=True)
+class OneOutput:
+    """One model of a shared graph."""
+
+    shared: SharedText
+    output: str
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        return np.concatenate([self.shared.encode(text, self.output) for text in texts])
+
+    def close(self) -> None:
+        self.shared.close()
 
 
 class InferenceServerText:

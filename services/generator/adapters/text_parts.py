@@ -81,10 +81,12 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A query encoder's graph. `alone`: its answers to a text depend on the others of a call."""
+    """A query encoder's graph. `alone`: its answers to a text depend on the others of a call; `output`: which of the
+    graph's outputs, where it has one for each part."""
 
     path: Path
     alone: bool = False
+    output: str = ""
 
 
 def text_queries(bundle: TextBundle, *, int8: bool) -> tuple[Queries, Graph]:
@@ -99,5 +101,10 @@ def phrase_queries(bundle: TextBundle, *, int8: bool) -> tuple[Queries, Graph]:
 
 def _graph(bundle: TextBundle, part: str, whole: str, may_be_int8: bool) -> Graph:
     """int8 where this processor multiplies bytes; elsewhere ONNX Runtime's byte products are slower, and saturate."""
-    int8 = bundle.int8_graph(part) if may_be_int8 and instruction_set() == "avx512" else None
-    return Graph(bundle.file(whole)) if int8 is None else Graph(int8, alone=True)
+    if may_be_int8 and instruction_set() == "avx512":
+        if bundle.shared_int8_graph is not None:
+            return Graph(bundle.shared_int8_graph, alone=True, output=part)
+        int8 = bundle.int8_graph(part)
+        if int8 is not None:
+            return Graph(int8, alone=True)
+    return Graph(bundle.file(whole))

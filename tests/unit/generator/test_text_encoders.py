@@ -1,7 +1,9 @@
 """Query encoders: real graphs in this process, and what becomes of a model or a server that is not there."""
 
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +11,20 @@ import onnx
 import pytest
 from generator_scene import POSITIONS, WIDTH, WORDS, bag_of_words
 from onnx import numpy_helper
+from prometheus_client import CollectorRegistry
 
+from services.algorithms.filters import ItemFilter
+from services.algorithms.states import FloatArray
+from services.algorithms.text_bundle import SHARED_INT8, add_text_files
 from services.algorithms.word_pieces import WordPieces
 from services.common.errors import DependencyUnavailable, PreconditionFailed
-from services.generator.adapters.text_encoders import InferenceServerText, InProcessText
+from services.generator.adapters import text_parts
+from services.generator.adapters.text_encoders import InferenceServerText, InProcessText, SharedText
 from services.generator.adapters.text_parts import Queries, open_text_bundle
+from services.generator.bootstrap import load_sources
+from services.generator.config import GeneratorSettings
+from services.generator.domain.requests import Asked
+from services.generator.metrics import GeneratorMetrics
 
 PIECES = WordPieces(WORDS)
 
@@ -84,6 +95,89 @@ def test_an_output_of_another_form_is_refused_with_both_shapes(tmp_path: Path) -
     onnx.save(model, graph)
     with pytest.raises(PreconditionFailed, match=r"shape \(1, 4, 2\); expected \(2, rows, width\)"):
         InProcessText(graph, PIECES, max_tokens=16).encode(["toy", "story"])
+
+
+def both_in_one(text: Path, path: Path) -> Path:
+    """The scene's two graphs side by side, an output for each part."""
+    found = {part: onnx.load(text / part / "encoder.onnx") for part in ("text_mol", "phrases")}
+    for part, model in found.items():
+        onnx.compose.add_prefix(model, f"{part}/", inplace=True)
+        for node in model.graph.node:
+            plain = {f"{part}/{name}": name for name in ("input_ids", "attention_mask")} | {f"{part}/output": part}
+            node.input[:] = [plain.get(name, name) for name in node.input]
+            node.output[:] = [plain.get(name, name) for name in node.output]
+        model.graph.output[0].name = part
+    first, second = found["text_mol"], found["phrases"]
+    for tensor, name in zip(first.graph.input, ("input_ids", "attention_mask"), strict=True):
+        tensor.name = name
+    first.graph.node.extend(second.graph.node)
+    first.graph.initializer.extend(second.graph.initializer)
+    first.graph.output.extend(second.graph.output)
+    onnx.save(first, path)
+    return path
+
+
+class Counted(InProcessText):
+    """Counts how often the graph runs, and waits before it does for as long as `gate` is closed."""
+
+    def __init__(self, graph: Path) -> None:
+        super().__init__(graph, PIECES, max_tokens=16)
+        self.asked: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def outputs(self, texts: Sequence[str]) -> dict[str, FloatArray]:
+        self.asked += texts
+        assert self.gate.wait(10)
+        return super().outputs(texts)
+
+
+def test_a_query_that_both_models_are_asked_for_is_encoded_once(films: Path, tmp_path: Path) -> None:
+    graph = Counted(both_in_one(films / "text", tmp_path / "shared.onnx"))
+    shared = SharedText(graph, remembered=2)
+    graph.gate.clear()
+    with ThreadPoolExecutor(2) as threads:
+        # Whoever comes while it is computed waits for it.
+        asked = [threads.submit(shared.of(part).encode, ["space", "toy story"]) for part in ("text_mol", "phrases")]
+        graph.gate.set()
+        components, x = (one.result(10) for one in asked)
+
+    assert sorted(graph.asked) == ["space", "toy story"]
+    for part, found in (("text_mol", components), ("phrases", x)):
+        own = InProcessText(films / "text" / part / "encoder.onnx", PIECES, max_tokens=16)
+        np.testing.assert_allclose(found, own.encode(["space", "toy story"]), atol=1e-6)
+    shared.of("phrases").encode(["dog", "toy story", "space"])
+    assert graph.asked[2:] == ["dog", "space"]  # the oldest of three was let go
+    with pytest.raises(PreconditionFailed, match=r"no output 'other'; it has \['phrases', 'text_mol'\]"):
+        shared.of("other").encode(["dog"])
+
+
+def test_a_failure_is_told_to_all_who_wait_and_not_remembered(films: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shared.onnx"
+    shared = SharedText(InProcessText(path, PIECES, max_tokens=16))
+    for part in ("text_mol", "phrases"):
+        with pytest.raises(PreconditionFailed, match=r"shared\.onnx cannot be loaded"):
+            shared.of(part).encode(["space"])
+    both_in_one(films / "text", path)
+    assert shared.of("phrases").encode(["space"]).shape == (1, 1 + POSITIONS, len(WORDS))
+
+
+def test_sources_of_a_shared_graph_load_it_once_where_bytes_are_multiplied(
+    films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bundle", "text"):
+        shutil.copytree(films / name, tmp_path / name)
+    add_text_files(tmp_path / "text", {SHARED_INT8: both_in_one(films / "text", tmp_path / "shared.onnx")})
+    for best, num_graphs in (("avx512", 1), ("avx2", 0)):
+        monkeypatch.setattr(text_parts, "instruction_set", lambda best=best: best)
+        settings = GeneratorSettings(port=0, metrics_port=0, bundle=tmp_path / "bundle", text=tmp_path / "text")
+        sources = load_sources(settings, GeneratorMetrics(CollectorRegistry()))
+        assert (sources.reasons, len(sources.shared)) == ({}, num_graphs)
+        assert sources.text is not None
+        assert sources.phrases is not None
+        asked = Asked(query="toy story", k=1, filter=ItemFilter())
+        for source in (sources.text, sources.phrases):
+            assert list(source.find([asked])[0].item_ids) == ["1"]
 
 
 def test_an_inference_server_that_is_away_is_unavailable() -> None:

@@ -257,7 +257,7 @@ def test_an_int8_graph_that_answers_otherwise_is_left_out(
     assert bundle.manifest.metrics["int8_cosine"]["text_mol"] < 1.1
     (tmp_path / "graph").write_bytes(b"no graph")
     with pytest.raises(ExportError, match="graph cannot be written in int8"):
-        int8_graphs.write_int8(tmp_path / "graph", tmp_path / "int8", kept=1)
+        int8_graphs.write_int8(tmp_path / "graph", tmp_path / "int8")
 
 
 def test_processors_that_multiply_bytes_are_given_int8(bundle: TextBundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from services.algorithms.indexes.mutable.segment import Segment, hash_ids
 from services.algorithms.indexes.mutable.version import Version
-from services.algorithms.indexes.protocol import Indices, Scores, take_queries
+from services.algorithms.indexes.protocol import Indices, Scores
 from services.algorithms.states import FloatArray, ItemStates, QueryStates
 
 
@@ -55,8 +55,9 @@ class FoundItems:
 def score_error(version: Version, queries: QueryStates, query: int) -> float:
     """How far a float64 score of one query may be from the exact value, for every item of the version."""
     sources = (*(() if version.main is None else (version.main,)), *version.delta())
-    alone = take_queries(queries, query, query + 1)
-    return max((float(source.segment.scorer.error_bounds_float64(alone)[0]) for source in sources), default=0.0)
+    # Of all queries, as the search before had them: a scorer keeps what it was asked last.
+    bounds = (source.segment.scorer.error_bounds_float64(queries)[query] for source in sources)
+    return max(map(float, bounds), default=0.0)
 
 
 def find_items(version: Version, item_ids: Sequence[str]) -> FoundItems:
