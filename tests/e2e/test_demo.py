@@ -143,6 +143,11 @@ def test_nothing_is_left_running(summary: dict, state_dir: Path) -> None:
     assert nothing_runs(state_dir)
 
 
+def _hears_interrupts() -> None:
+    """As in a terminal, also where the tests run in a shell's background, which ignores SIGINT for what it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_stops_its_stack(
     summary: dict, table: Path, state_dir: Path, port_offset: int, number: signal.Signals
@@ -151,7 +156,9 @@ def test_an_interrupted_demo_stops_its_stack(
     command = demo(*arguments, state_dir=state_dir, port_offset=port_offset)
     record = state_dir / "demo" / "plan.json"
     record.unlink(missing_ok=True)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_hears_interrupts
+    ) as running:
         deadline = time.monotonic() + 180
         while not record.exists():
             assert running.poll() is None, running.communicate()[0][-4000:]
