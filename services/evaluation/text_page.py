@@ -44,7 +44,9 @@ def text(report: dict[str, Any]) -> str:
         "remembered questions (PEFA), the encoder fine-tuned, text MoL, and generated identifiers (PIXAR) by size "
         "of vocabulary and tokenizer.",
         "",
-        f"Measured by {_commands(report)} on {report['machine']}, in {report['seconds']:,.0f} s.",
+        f"Measured by {_commands(report)} on {report['machine']}, in {report['seconds']:,.0f} s. "
+        # What a person has to say of how text.json came about, kept by --resume.
+        f"{report.get('remark', '')}".rstrip(),
         "",
         "± is the standard deviation over seeds. Milliseconds: one question at a time, encoding included, median on a "
         "shared machine. MB: what answering holds besides the encoder. The encoder is all-MiniLM-L6-v2.",

@@ -43,7 +43,7 @@ def add_int8_graphs(path: Path | str) -> TextBundle:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         found = _shared(bundle, folder)
-        if found is not None and min(found[1].values()) >= LEAST_COSINE:
+        if found is not None and all(cosine >= LEAST_COSINE for cosine in found[1].values()):
             return add_text_files(bundle.path, {SHARED_INT8: found[0]}, metrics={"int8_cosine": found[1]})
         sources: dict[str, Path] = {}
         cosines: dict[str, float] = {}

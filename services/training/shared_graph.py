@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Feeds = Mapping[str, npt.NDArray[np.int64]]
 
-# What values may differ by and be the same: float32 products of other shapes, after a layer and after all of them.
-_COMMON, _TOLERANCE = 1e-4, 1e-3
+# What values may differ by and be the same: float32 products of other shapes.
+_TOLERANCE = 1e-4
 _PREFIX = "narrow/"
 
 
@@ -56,7 +56,7 @@ def _deepest_common(models: Sequence["ModelProto"], batches: Sequence[Feeds]) ->
     for place, names in enumerate(zip(norms[0], norms[1], strict=False)):
         for feeds, wide, narrow in zip(batches, *found, strict=True):
             rows = wide[place][:, : feeds["input_ids"].shape[1]]
-            if rows.shape != narrow[place].shape or not np.abs(rows - narrow[place]).max() <= _COMMON:
+            if rows.shape != narrow[place].shape or not np.abs(rows - narrow[place]).max() <= _TOLERANCE:
                 return deepest
         deepest = names if place else None
     return deepest

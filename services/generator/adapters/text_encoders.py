@@ -39,17 +39,20 @@ class InProcessText:
     def encode(self, texts: Sequence[str]) -> FloatArray:
         if self._alone and len(texts) > 1:
             return np.concatenate([self.encode([text]) for text in texts])
-        return next(iter(self.outputs(texts).values()))
+        return checked(next(iter(self.outputs(texts).values())), len(texts), self.owner)
 
-    def outputs(self, texts: Sequence[str]) -> dict[str, FloatArray]:
-        """Every output of the graph for B texts, by its name: (B, rows, width) each. Raises: as `encode`."""
+    @property
+    def owner(self) -> str:
+        """What errors call it."""
+        return f"{self._graph.name} of the text bundle"
+
+    def outputs(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Every output of the graph for B texts, by its name and unchecked. Raises: PreconditionFailed for no graph."""
         arrays = self._word_pieces.batch(texts, max_tokens=self._max_tokens)
         session = self._loaded()
         known = {spec.name for spec in session.get_inputs()}
         feeds = {name: array for name, array in zip(INPUTS, arrays, strict=True) if name in known}
-        owner = f"{self._graph.name} of the text bundle"
-        found = zip(session.get_outputs(), session.run(None, feeds), strict=True)
-        return {spec.name: checked(output, len(texts), owner) for spec, output in found}
+        return dict(zip((spec.name for spec in session.get_outputs()), session.run(None, feeds), strict=True))
 
     def close(self) -> None:
         with self._loading:
@@ -78,7 +81,7 @@ class SharedText:
     def __init__(self, graph: InProcessText, *, remembered: int = 64) -> None:
         self._graph, self._remembered = graph, remembered
         self._lock = threading.Lock()
-        self._found: OrderedDict[str, Future[dict[str, FloatArray]]] = OrderedDict()
+        self._found: OrderedDict[str, Future[dict[str, Any]]] = OrderedDict()
 
     def of(self, output: str) -> "OneOutput":
         """The encoder that gives this output."""
@@ -103,7 +106,8 @@ class SharedText:
         found = future.result()
         if output not in found:
             raise PreconditionFailed(f"the graph of both models has no output {output!r}; it has {sorted(found)}")
-        return found[output]
+        # Each output by itself: a model that answers NaN does not take the other with it.
+        return checked(found[output], 1, f"{output} in {self._graph.owner}")
 
     def close(self) -> None:
         self._graph.close()

@@ -143,14 +143,17 @@ def test_the_page_shows_every_contender_and_plots_sizes_and_latency(tmp_path: Pa
     length = {"table": "lengths", "data": "queries", "texts": 5, "tokenizer": "words", "asked_size": 9, "size": 9}
     length |= {"mean": 2.0, "p99": 3.0, "share_of_word_pieces": 0.5, "build_seconds": 0.1, "encode_seconds": 0.1}
     parts = [{"command": f"freshet --data {data}"} for data in ("scifact", "scifact", "medquad")]
-    report = {"rows": [*found, length], "parts": parts, "machine": "m", "seconds": 1.0, "quick": True}
+    report = {"rows": [*found, length], "parts": parts, "machine": "m", "seconds": 1.0, "quick": True,
+              "remark": "Beside other work."}  # fmt: skip
 
     page = text_page.text(report)
     text_page.plot_sizes(report["rows"], tmp_path / "sizes.png")
     text_page.plot_latency(report["rows"], tmp_path / "latency.png")
 
     assert "| BM25 | 1 |" in page
-    assert "Measured by `freshet --data scifact` and `freshet --data medquad` on m" in page
+    assert (
+        "Measured by `freshet --data scifact` and `freshet --data medquad` on m, in 1 s. Beside other work.\n" in page
+    )
     assert "500 tokens, 2.5 per identifier, 9 steps, trained 3 s" in page
     assert "| Search queries (5) | words | 9 | 2.00 | 3 | 0.50 | 0.1 |" in page
     assert {path.name for path in tmp_path.glob("*.png")} == {"sizes.png", "latency.png"}

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,6 @@ from onnx import numpy_helper
 from prometheus_client import CollectorRegistry
 
 from services.algorithms.filters import ItemFilter
-from services.algorithms.states import FloatArray
 from services.algorithms.text_bundle import SHARED_INT8, add_text_files
 from services.algorithms.word_pieces import WordPieces
 from services.common.errors import DependencyUnavailable, PreconditionFailed
@@ -126,7 +126,7 @@ class Counted(InProcessText):
         self.gate = threading.Event()
         self.gate.set()
 
-    def outputs(self, texts: Sequence[str]) -> dict[str, FloatArray]:
+    def outputs(self, texts: Sequence[str]) -> dict[str, Any]:
         self.asked += texts
         assert self.gate.wait(10)
         return super().outputs(texts)
@@ -160,6 +160,20 @@ def test_a_failure_is_told_to_all_who_wait_and_not_remembered(films: Path, tmp_p
             shared.of(part).encode(["space"])
     both_in_one(films / "text", path)
     assert shared.of("phrases").encode(["space"]).shape == (1, 1 + POSITIONS, len(WORDS))
+
+
+def test_a_model_that_answers_nan_does_not_take_the_other_with_it(films: Path, tmp_path: Path) -> None:
+    path = both_in_one(films / "text", tmp_path / "shared.onnx")
+    model = onnx.load(path)
+    for constant in model.graph.initializer:
+        if constant.name == "phrases/table":
+            table = numpy_helper.to_array(constant) * np.float32(np.nan)
+            constant.CopyFrom(numpy_helper.from_array(table, constant.name))
+    onnx.save(model, path)
+    shared = SharedText(InProcessText(path, PIECES, max_tokens=16))
+    assert shared.of("text_mol").encode(["space"]).shape == (1, 2, WIDTH)
+    with pytest.raises(PreconditionFailed, match=r"phrases in shared\.onnx of the text bundle answers NaN"):
+        shared.of("phrases").encode(["space"])
 
 
 def test_sources_of_a_shared_graph_load_it_once_where_bytes_are_multiplied(
