@@ -175,8 +175,9 @@ class _Training:
         self.pieces, self.tell = pieces, progress or (lambda step: None)
         self.device = torch.device(settings.device)
         self.all_layers = self.device.type != "cpu"
-        # Without such units bfloat16 products are slower than float32 ones.
-        self.half = self.device.type != "cpu" or bool(torch.cpu.get_capabilities().get("amx_bf16"))
+        # Without such units bfloat16 products are slower than float32 ones; with AVX-512's 2 to 4 times faster.
+        units = torch.cpu.get_capabilities()
+        self.half = self.device.type != "cpu" or bool(units.get("amx_bf16") or units.get("avx512_bf16"))
         self.encoder = encoder.to(self.device)
         self.rng = np.random.default_rng(seed)
         held_out = min(_MOST_HELD_OUT, int(len(pairs) * _HELD_OUT_SHARE))
