@@ -5,13 +5,16 @@ interpreter lock meanwhile). Where `load_kernels` returns None an op uses its Py
 """
 
 import ctypes
+import math
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
+_CACHE_LINE = 64
 
 
 @cache
@@ -40,3 +43,11 @@ def address(array: npt.NDArray[np.generic] | None) -> ctypes.c_void_p:
     if not array.flags.c_contiguous:
         raise ValueError(f"array of shape {array.shape} is not C-contiguous")
     return ctypes.c_void_p(array.ctypes.data)
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Zeros that begin on a cache line: vectors in rows of whole lines then never cross one."""
+    size = np.dtype(dtype).itemsize * math.prod(shape)
+    space = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
+    start = -space.ctypes.data % _CACHE_LINE
+    return space[start : start + size].view(dtype).reshape(shape)

@@ -181,7 +181,7 @@ class TwoPass:
             if len(pool) >= k:
                 kth = float(np.partition(row, len(row) - k)[len(row) - k])
                 thresholds[query] = kth - _REACH * error[query]
-            if len(pool):
+            if len(pool) and self._bounds.reads_centres:
                 order = np.argsort(-row)
                 near = order[min(k, len(pool)) // 2 : 2 * k]
                 near = near[:: max(1, len(near) // _CENTRE_ITEMS)]

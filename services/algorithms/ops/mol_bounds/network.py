@@ -55,6 +55,11 @@ class NetworkBounds:
                 largest = np.linalg.eigvalsh((self._hidden.T * side) @ self._hidden)[-1]
                 self.curvature[pair] = max(self.curvature[pair], 0.5 * float(largest) * _UP)
 
+    @property
+    def is_expanded(self) -> bool:
+        """Whether there is anything to expand."""
+        return self._gate is not None
+
     def around(self, centres: Doubles) -> Expansion:
         """Expand m around centres (B, P)."""
         num_queries, num_pairs = centres.shape

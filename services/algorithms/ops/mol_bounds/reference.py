@@ -130,7 +130,7 @@ def cannot_be_dropped(
     """
     scalars = tables.scalars[query]
     lanes = items.lanes
-    pairs = torch.from_numpy(lanes.of_pair)
+    pairs = torch.tensor(lanes.of_pair)
     norm_error = torch.full((len(rows),), float(scalars[3]))
     threshold = torch.full((len(rows),), float(scalars[0] - scalars[1]))
     spread = torch.zeros(len(rows), lanes.count)

@@ -4,21 +4,22 @@ Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, 
 """
 
 import ctypes
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.algorithms.native import address, load_kernels
+from services.algorithms.native import address, aligned_zeros, load_kernels
 from services.algorithms.ops.mol_bounds.int8_network import Int8Network, int8_network
 from services.algorithms.ops.mol_bounds.items import BoundItems
 from services.algorithms.ops.mol_bounds.network import NetworkBounds
 from services.algorithms.ops.mol_bounds.reference import cannot_be_dropped
-from services.algorithms.ops.mol_bounds.tables import TURN, QueryTables, query_tables
+from services.algorithms.ops.mol_bounds.tables import ARRAYS, TURN, QueryTables, query_tables
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import QueryStates
 
+_ITEM_ARRAYS = ("codes", "scales", "component_errors", "item_errors", "gates")
 _NETWORK_ARRAYS = (
     "hidden",
     "hidden_corrections",
@@ -52,7 +53,7 @@ class _Items(ctypes.Structure):
     """`FreshetItems` of cpu.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("codes", "scales", "component_errors", "item_errors", "gates")),
+        *((name, ctypes.c_void_p) for name in _ITEM_ARRAYS),
         ("num_items", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("quads", "padded_components", "num_components", "vectors")),
     )
@@ -62,7 +63,7 @@ class _Queries(ctypes.Structure):
     """`FreshetQueries` of cpu.cpp."""
 
     _fields_ = (
-        *((field.name, ctypes.c_void_p) for field in fields(QueryTables)),
+        *((name, ctypes.c_void_p) for name in ARRAYS),
         *((name, ctypes.c_int32) for name in ("num_queries", "num_components", "gated")),
     )
 
@@ -102,6 +103,14 @@ class BoundPass:
         if items is None:
             items = BoundItems(scorer, low_precision=low_precision, with_gates=self.by_gates)
         self.items = items
+        self._native_items = _Items(
+            **{name: address(getattr(items, name)) for name in _ITEM_ARRAYS},
+            num_items=items.num_items,
+            quads=items.lanes.quads,
+            padded_components=items.lanes.padded_components,
+            num_components=items.lanes.num_item_components,
+            vectors=items.lanes.count // 16,
+        )
         self._int8: Int8Network | None = None
         self._is_sound = True
         self._native_network: _Network | None = None
@@ -119,6 +128,11 @@ class BoundPass:
         self._kernels = load_kernels("mol_bounds") if isinstance(kernels, str) else kernels
 
     @property
+    def reads_centres(self) -> bool:
+        """Whether gates are bounded around centres of the cosines."""
+        return self._network.is_expanded
+
+    @property
     def nbytes(self) -> int:
         """Bytes of codes beside the scorer's states."""
         return self.items.nbytes
@@ -132,8 +146,8 @@ class BoundPass:
     ) -> Survivors:
         """The allowed items that may have s >= threshold (B,); no other item has.
 
-        `centres` (B, P): the cosines around which gates are bounded; any value is right, those of items near the
-        threshold are best. `allowed` (X,) or (B, X).
+        `centres` (B, P), if the pass `reads_centres`: the cosines around which gates are bounded; any value is right,
+        those of items near the threshold are best. `allowed` (X,) or (B, X).
         """
         num_queries = len(queries)
         tables = query_tables(queries, self.items, self._network, self._int8, thresholds, centres)
@@ -141,10 +155,7 @@ class BoundPass:
             return Survivors(rows=[], tested=np.zeros(0, dtype=np.int64))
         # What overflowed float32 proves nothing; such a query keeps every item.
         sound = np.isfinite(thresholds)
-        names = [field.name for field in fields(QueryTables) if field.name not in ("outside", "codes", "corrections")]
-        numbers = np.concatenate([getattr(tables, name).reshape(num_queries, -1) for name in names], axis=1)
-        sound &= (np.abs(numbers) < _ABSURD).all(axis=1)
-        sound &= self._is_sound
+        sound &= (tables.largest < _ABSURD) & self._is_sound
         tables.scalars[~sound, 0] = -np.inf
         tables.scalars[~sound, 1:5] = 0
         if self._kernels is None:
@@ -160,24 +171,11 @@ class BoundPass:
     ) -> Survivors:
         items, num_queries = self.items, len(queries)
         lanes, num_items = items.lanes, items.num_items
-        arrays = {field.name: _aligned(getattr(tables, field.name)) for field in fields(QueryTables)}
         native_queries = _Queries(
-            **{name: address(array) for name, array in arrays.items()},
+            **{name: address(getattr(tables, name)) for name in ARRAYS},
             num_queries=num_queries,
             num_components=lanes.num_query_components,
             gated=int(self.by_gates),
-        )
-        native_items = _Items(
-            codes=address(items.codes),
-            scales=address(items.scales),
-            component_errors=address(items.component_errors),
-            item_errors=address(items.item_errors),
-            gates=address(items.gates),
-            num_items=num_items,
-            quads=lanes.quads,
-            padded_components=lanes.padded_components,
-            num_components=lanes.num_item_components,
-            vectors=lanes.count // 16,
         )
         mask = None if allowed is None else np.ascontiguousarray(allowed)
         stride = ctypes.c_int64(0 if mask is None or mask.ndim == 1 else num_items)
@@ -187,7 +185,7 @@ class BoundPass:
         threads = torch.get_num_threads()
         if items.codes is not None:
             kernels.freshet_bounds_int8(
-                ctypes.byref(native_items),
+                ctypes.byref(self._native_items),
                 ctypes.byref(native_queries),
                 None if self._native_network is None else ctypes.byref(self._native_network),
                 address(mask),
@@ -204,7 +202,7 @@ class BoundPass:
                 components = self.scorer.components[start : start + step]
                 cosines = torch.mm(flat, components.reshape(-1, lanes.width).T)
                 kernels.freshet_bounds_float32(
-                    ctypes.byref(native_items),
+                    ctypes.byref(self._native_items),
                     ctypes.byref(native_queries),
                     ctypes.c_void_p(cosines.data_ptr()),
                     ctypes.c_int64(start),
@@ -260,9 +258,6 @@ def _flat(queries: QueryStates) -> torch.Tensor:
 
 
 def _aligned(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """A copy that begins on a cache line: the kernel's vectors then never cross one (a quarter of its time)."""
-    space = np.empty(array.nbytes + 64, dtype=np.uint8)
-    start = -space.ctypes.data % 64
-    out = space[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    out = aligned_zeros(array.shape, array.dtype)
     out[...] = array
     return out

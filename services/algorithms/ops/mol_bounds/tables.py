@@ -11,11 +11,12 @@ The slack covers every float32 rounding of the pass itself (docs/decisions/006 c
 Letters: B queries, P_q, P_x query and item components, P = P_q * P_x, d component width, L lanes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.native import aligned_zeros
 from services.algorithms.ops.mol_bounds.int8_network import Int8Network
 from services.algorithms.ops.mol_bounds.items import LEVELS, BoundItems
 from services.algorithms.ops.mol_bounds.lanes import bounded
@@ -33,7 +34,10 @@ _UP = 1 + 2.0**-20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryTables:
-    """Arrays (B, L) unless said: codes (B, d4, L, 4) int8, corrections int32, scalars (B, 8) as in cpu.cpp."""
+    """Arrays (B, L) unless said: codes (B, d4, L, 4) int8, corrections int32, scalars (B, 8) as in cpu.cpp.
+
+    What has a value a lane begins on a cache line: the kernel's vectors then never cross one (a quarter of its time).
+    `largest` (B,): the largest magnitude among a query's float32 numbers, NaN where one of them is."""
 
     codes: npt.NDArray[np.int8]
     corrections: npt.NDArray[np.int32]
@@ -53,6 +57,12 @@ class QueryTables:
     middle: Floats
     scalars: Floats
     cosine_scales: Floats  # (B,): one step of a cosine's code in the int8 network
+    largest: Floats
+
+
+# As cpu.cpp takes them, and those that have a float32 a lane.
+ARRAYS = tuple(field.name for field in fields(QueryTables) if field.name != "largest")
+_PER_LANE = tuple(name for name in ARRAYS if name not in ("codes", "corrections", "scalars", "cosine_scales"))
 
 
 def query_tables(
@@ -64,7 +74,7 @@ def query_tables(
     centres: Doubles,
 ) -> QueryTables:
     """Tables for thresholds (B,) on s: cosines in low precision where `items` has codes, gates by the `int8` network
-    where there is one, else by `network` expanded around centres (B, P) of the cosines."""
+    where there is one, else by `network` expanded around centres (B, P) of the cosines, which nothing else reads."""
     lanes = items.lanes
     num_queries, _, width = queries.components.shape
     components = queries.components.astype(np.float64)
@@ -72,16 +82,17 @@ def query_tables(
     codes, scales, residuals = _coded(queries.components)
     lane_of_pair = lanes.of_pair
     query_of_pair = np.arange(lanes.num_pairs) // lanes.num_item_components
-    per_lane = np.zeros((num_queries, lanes.quads, lanes.count, 4), dtype=np.int8)
+    per_lane = aligned_zeros((num_queries, lanes.quads, lanes.count, 4), np.int8)
     padded = np.zeros((num_queries, lanes.num_query_components, 4 * lanes.quads), dtype=np.int8)
     padded[:, :, :width] = codes
     quads = padded.reshape(num_queries, lanes.num_query_components, lanes.quads, 4).transpose(0, 2, 1, 3)
     per_lane[:, :, lane_of_pair] = quads[:, :, query_of_pair]
-    corrections = -128 * per_lane.astype(np.int32).sum(axis=(1, 3), dtype=np.int32)
+    corrections = aligned_zeros((num_queries, lanes.count), np.int32)
+    corrections[:, lane_of_pair] = -128 * codes.sum(axis=2, dtype=np.int32)[:, query_of_pair]
 
-    centres = centres.astype(np.float32).astype(np.float64)
-    expansion = network.around(centres)
-    gates = np.zeros_like(centres) if items.gates is None or queries.gate is None else queries.gate.astype(np.float64)
+    gates = np.zeros((num_queries, lanes.num_pairs))
+    if items.gates is not None and queries.gate is not None:
+        gates = queries.gate.astype(np.float64)
     largest = norms.max(axis=1, initial=0.0)
     magnitude = largest * items.largest_norm
     all_norms = np.sqrt((norms**2).sum(axis=1))
@@ -107,13 +118,17 @@ def query_tables(
     rounding = 8 * UNIT * (magnitude + np.abs(thresholds))
     scalars[:, 0] = np.nextafter(thresholds.astype(np.float32), np.float32(-np.inf))
     scalars[:, 1] = (cosine_error + rounding) * _UP
-    largest_centre = np.abs(centres).max(axis=1, initial=0.0)
+    expansion, largest_centre = None, 0.0
+    if int8 is None:
+        centres = centres.astype(np.float32).astype(np.float64)
+        expansion, largest_centre = network.around(centres), np.abs(centres).max(axis=1, initial=0.0)
     scalars[:, 3] += 8 * UNIT * np.sqrt(lanes.num_pairs) * (2 * magnitude + largest_centre)
     scalars[:, 3] *= _UP
     scalars[:, 5] = slack
     scalars[:, 6] = WEIGHT_ERROR + slack
     widths = np.abs(gates) * items.gate_errors
-    widths += 16 * UNIT * (np.abs(gates) * items.gate_reach + np.abs(expansion.middle) + 4) + 1e-9
+    middle = np.zeros_like(gates) if expansion is None else expansion.middle
+    widths += 16 * UNIT * (np.abs(gates) * items.gate_reach + np.abs(middle) + 4) + 1e-9
     cosine_reach = np.maximum(largest + residuals.max(axis=1, initial=0.0), 1e-20) * coded_norm
     cosine_scales = np.maximum(cosine_reach * _UP / LEVELS, 1e-20)
     if int8 is not None:
@@ -121,32 +136,38 @@ def query_tables(
         scalars[:, 3] += 0.501 * cosine_scales * np.sqrt(lanes.num_pairs)
         scalars[:, 7] = int8.function_error(2 * all_norms * items.largest_item_norm)
     up = 1 + slack
-    slopes = [expansion.slopes[k] if k < len(expansion.slopes) else np.zeros_like(centres) for k in range(2)]
-    directions = [expansion.directions[k] if k < len(expansion.directions) else np.zeros_like(centres) for k in (0, 1)]
     per_pair = {
         "scales": scales[:, query_of_pair],
-        "inside": np.ones_like(centres),
-        "centre": centres,
-        "direction_1": directions[0],
-        "direction_2": directions[1],
-        "slope_1": slopes[0],
-        "slope_2": slopes[1],
-        "rest": expansion.rest * up,
-        "curvature": np.broadcast_to(network.curvature * up, centres.shape),
-        # The slopes' own roundings count as a share of the steepness, 16 units of it.
-        "steepness": expansion.steepness * up,
+        "inside": np.ones_like(gates),
         "width": widths * up,
         "gate": gates * items.gate_scales,
-        "middle": expansion.middle - TURN,
+        "middle": middle - TURN,
     }
-    per_lane_of = dict(zip(per_pair, lanes.spread(np.stack(list(per_pair.values()))), strict=True))
+    if expansion is not None:
+        per_pair |= {
+            "centre": centres,
+            "rest": expansion.rest * up,
+            "curvature": np.broadcast_to(network.curvature * up, centres.shape),
+            # The slopes' own roundings count as a share of the steepness, 16 units of it.
+            "steepness": expansion.steepness * up,
+            **{f"direction_{k}": values for k, values in enumerate(expansion.directions, 1)},
+            **{f"slope_{k}": values for k, values in enumerate(expansion.slopes, 1)},
+        }
+    block = aligned_zeros((len(_PER_LANE), num_queries, lanes.count), np.float32)
+    in_lanes = dict(zip(_PER_LANE, block, strict=True))
+    for name, values in per_pair.items():
+        in_lanes[name][:, lane_of_pair] = bounded(values)
+    numbers = bounded(scalars).astype(np.float32)
+    steps = bounded(cosine_scales).astype(np.float32)
+    largest_numbers = np.maximum.reduce((np.abs(block).max(axis=(0, 2)), np.abs(numbers).max(axis=1), steps))
+    in_lanes["outside"][...] = np.where(in_lanes["inside"] > 0, np.float32(0), np.float32(-np.inf))
     return QueryTables(
         codes=per_lane,
         corrections=corrections,
-        outside=np.where(per_lane_of["inside"] > 0, np.float32(0), np.float32(-np.inf)),
-        scalars=bounded(scalars).astype(np.float32),
-        cosine_scales=bounded(cosine_scales).astype(np.float32),
-        **per_lane_of,
+        scalars=numbers,
+        cosine_scales=steps,
+        largest=largest_numbers,
+        **in_lanes,
     )
 
 
