@@ -3,12 +3,12 @@
 Each `__main__.py` is `raise SystemExit(run_process("gateway", GatewaySettings, bootstrap.run))`.
 """
 
-import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import structlog
+import uvloop
 
 from services.common.config import ConfigError, ProcessSettings, load_settings
 from services.common.errors import FreshetError
@@ -38,7 +38,7 @@ def run_process(process: str, kind: type[S], run: Callable[[S], Coroutine[Any, A
     log.info("settings", **settings.describe())
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
-        asyncio.run(run(settings))
+        uvloop.run(run(settings))
     except (PortTaken, FreshetError, ValueError, FileNotFoundError) as exc:
         log.error("start_refused", reason=str(exc), exc_info=exc)
         return _refuse(process, exc)
