@@ -42,7 +42,7 @@ SETTINGS: dict[str, type[ProcessSettings]] = {
     "generator": GeneratorSettings,
 }
 # Read by libraries, not by our settings.
-LIBRARY_VARIABLES = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"}
+LIBRARY_VARIABLES = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"}
 SERVICES = read_compose(environ={})
 RAW = yaml.safe_load(COMPOSE_FILE.read_text(encoding="utf-8"))
 
