@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")  # no window, wherever it runs
 
 from matplotlib import pyplot as plt
+from matplotlib.ticker import StrMethodFormatter
 
 from services.evaluation.tables import markdown
 
@@ -72,7 +73,9 @@ def plot_sizes(rows: Sequence[Row], path: Path) -> None:
     if not own:
         return
     sets = list(dict.fromkeys(row["data"] for row in own))
-    figure, panels = plt.subplots(2, len(sets), figsize=(5 * len(sets), 7), squeeze=False, constrained_layout=True)
+    figure, panels = plt.subplots(
+        2, len(sets), figsize=(5 * len(sets), 7), squeeze=False, sharex=True, constrained_layout=True
+    )
     for column, data in enumerate(sets):
         for line, name in enumerate(("mrr@10", "recall@100")):
             panel = panels[line][column]
@@ -88,7 +91,10 @@ def plot_sizes(rows: Sequence[Row], path: Path) -> None:
                         color=colour,
                         label=kind,
                     )
-            panel.set(xscale="log", xlabel="tokens in the vocabulary")
+            panel.set_xscale("log", base=2)
+            panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+            # From zero: a panel of points that lie close together must not look like one of points far apart.
+            panel.set(xlabel="tokens in the vocabulary", ylim=(0, None))
             panel.set_title(f"{TITLES[data]}: {name}", loc="left", fontsize=10)
             _plain(panel)
     figure.savefig(path, dpi=130)
