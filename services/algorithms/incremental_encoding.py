@@ -115,7 +115,7 @@ class _Kept:
 
 
 class IncrementalEncoder:
-    """Sequences under keys, encoded by a step graph as `services.training.step_export` makes it. Thread-safe.
+    """Sequences under keys, encoded by a step graph as `services.offline.training.step_export` makes it. Thread-safe.
 
     `session` is an ONNX Runtime session over the graph (or anything with its get_inputs, get_outputs and run);
     `max_bytes` bounds what is kept. One model only: another model's keys and values are another encoder's.

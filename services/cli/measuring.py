@@ -1,7 +1,7 @@
 """What commands that measure something share: a progress line, a page or JSON at the end, wrong requests as sentences.
 
-`freshet bench` measures speed, `freshet evaluate` quality; both hand a `Request` to services/evaluation and get a
-report of plain values back. Which numbers there are is not known here.
+`freshet bench` measures speed, `freshet evaluate` quality; both hand a `Request` to services/offline/evaluation and
+get a report of plain values back. Which numbers there are is not known here.
 """
 
 import shlex
@@ -16,7 +16,7 @@ import typer
 from services.cli.output import CommandError, ExitStatus, console, emit_json
 
 if TYPE_CHECKING:
-    from services.evaluation.benchmarks import Request
+    from services.offline.evaluation.benchmarks import Request
 
 _DOCS, _SCRATCH = Path("docs/benchmarks"), Path(".freshet/bench")
 
@@ -34,7 +34,7 @@ def measured(
     """Measure with a progress line on the terminal, say where the tables are, and print the report if asked to."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from services.evaluation.benchmarks import Request
+    from services.offline.evaluation.benchmarks import Request
 
     folder = out or (_SCRATCH if quick else _DOCS)
     how = shlex.join(["freshet", *sys.argv[1:]])

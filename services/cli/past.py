@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.datasets import Interactions
+from services.offline.datasets import Interactions
 
 if TYPE_CHECKING:
     from services.encoder.bulk_import import ImportReport

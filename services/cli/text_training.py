@@ -7,10 +7,10 @@ from typing import Any
 from services.algorithms.generation.generator import Generator
 from services.algorithms.generation.vocabulary import TargetTokenizer
 from services.algorithms.states import FloatArray
-from services.evaluation.text_trained import FineTune, Pairs, Training, Tuned
-from services.training.phrases import fit as phrases
-from services.training.text_mol import TextMolSettings, train_text_mol
-from services.training.text_mol.fit import Prepared
+from services.offline.evaluation.text_trained import FineTune, Pairs, Training, Tuned
+from services.offline.training.phrases import fit as phrases
+from services.offline.training.text_mol import TextMolSettings, train_text_mol
+from services.offline.training.text_mol.fit import Prepared
 
 
 @dataclass(frozen=True, slots=True)

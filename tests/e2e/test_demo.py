@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.stack import Ports, Stack
-from services.datasets.simulator import SimulatorConfig, simulate
+from services.offline.datasets.simulator import SimulatorConfig, simulate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -17,8 +17,8 @@ from services.common.topics import ensure_topics
 TINY_TRAINING = """
 import sys
 from pathlib import Path
-from services.datasets.simulator import SimulatorConfig, simulate
-from services.training.run import run_training
+from services.offline.datasets.simulator import SimulatorConfig, simulate
+from services.offline.training.run import run_training
 
 people = SimulatorConfig(
     num_users=300, num_items=400, num_topics=16, mean_events_per_user=40, max_events_per_user=120, seed=7

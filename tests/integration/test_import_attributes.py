@@ -15,10 +15,10 @@ from services.common.forgets import Forget, encode_forget
 from services.common.kafka import BulkProducer, Record, build_consumer, partition_for
 from services.common.state_store import StateWriter
 from services.common.topics import ATTRIBUTIONS, FORGETS, NUM_PARTITIONS
-from services.datasets.simulator import SimulatorConfig, simulate
 from services.encoder.adapters.kafka_stream import KafkaStream
 from services.encoder.bootstrap import vocabulary_of
 from services.encoder.encoding import UNKNOWN
+from services.offline.datasets.simulator import SimulatorConfig, simulate
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ from services.algorithms.bundle import Bundle, load_bundle
 from services.common.errors import PreconditionFailed
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.domain import EncodeJob
-from services.training.bundling import load_model
+from services.offline.training.bundling import load_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

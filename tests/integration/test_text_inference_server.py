@@ -28,9 +28,9 @@ from services.algorithms.models.text_mol import TextMol
 from services.algorithms.states import ItemStates
 from services.algorithms.text_bundle import HeadShape, TextBundleWriter
 from services.algorithms.word_pieces import WordPieces
-from services.training.phrases.export import write_phrase_onnx
-from services.training.text_mol.export import write_text_onnx
-from services.training.text_server import add_server_folders
+from services.offline.training.phrases.export import write_phrase_onnx
+from services.offline.training.text_mol.export import write_text_onnx
+from services.offline.training.text_server import add_server_folders
 
 words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "space", "movie", "##s", "cat", "dog", "a", "the", "!"]
 folder, queries = Path(sys.argv[1]), json.loads(sys.argv[2])

@@ -2,7 +2,7 @@
 
 A query's x_0 picks the k vectors with the largest products; the union of their sets is scored at every position. The
 padding token is always in it, since every answer shorter than s is scored with it. How the vectors came about
-(services/training/phrases) is not known here.
+(services/offline/training/phrases) is not known here.
 
 Letters: m vectors, r tokens of a set, k sets joined, U union, D width, V vocabulary size.
 """

@@ -1,5 +1,5 @@
 """How long a new item may be, in closed form, from held-out scores or from the sums themselves; grids are the
-evaluation's. Training measures it on its model and writes it into the bundle (services/training/new_items.py).
+evaluation's. Training measures it on its model and writes it into the bundle (services/offline/training/new_items.py).
 
 What a good ranking is, and which interactions are held out, is the caller's; here is the arithmetic.
 

@@ -1,6 +1,6 @@
 """`freshet bench`: measure retrieval, quantization and the changing index, and write tables and plots.
 
-It gathers options and shows progress; what is measured, and how, is in services/evaluation.
+It gathers options and shows progress; what is measured, and how, is in services/offline/evaluation.
 """
 
 from pathlib import Path
@@ -50,8 +50,8 @@ def retrieval(
     Example:  freshet bench retrieval --shape books --batch 32 --json
     """
     wait_without_spinning()
-    from services.evaluation import benchmarks
-    from services.evaluation.shapes import SHAPES, shape_named
+    from services.offline.evaluation import benchmarks
+    from services.offline.evaluation.shapes import SHAPES, shape_named
 
     if device not in ("cpu", "cuda"):
         raise CommandError(f"device={device!r}; allowed: cpu, cuda", status=ExitStatus.USAGE)
@@ -89,7 +89,7 @@ def quantization(*, quick: Quick = False, out: Out = None, seed: Seed = 0, as_js
     Example:  freshet bench quantization --quick
     """
     wait_without_spinning()
-    from services.evaluation import benchmarks
+    from services.offline.evaluation import benchmarks
 
     with in_sentences(when_memory_ends="--shape ml-20m"):
         measured(benchmarks.quantization, out=out, quick=quick, seed=seed, as_json=as_json)
@@ -120,7 +120,7 @@ def mutation(
     Example:  freshet bench mutation --shape ml-20m --rate 1000 --seconds 600 --out .freshet/bench
     """
     wait_without_spinning()
-    from services.evaluation import benchmarks
+    from services.offline.evaluation import benchmarks
 
     with in_sentences(when_memory_ends="--shape ml-20m"):
         measured(
@@ -156,7 +156,7 @@ def encoding(
     Example:  freshet bench encoding --inference-server 127.0.0.1:18001
     """
     wait_without_spinning()
-    from services.evaluation import benchmarks
+    from services.offline.evaluation import benchmarks
 
     with in_sentences(when_memory_ends="--quick"):
         measured(
@@ -194,7 +194,7 @@ def generation(
     Example:  freshet bench generation --phrases 2000000 --json
     """
     wait_without_spinning()
-    from services.evaluation import benchmarks
+    from services.offline.evaluation import benchmarks
 
     with in_sentences(when_memory_ends="--phrases 1000000"):
         report = measured(
@@ -214,7 +214,7 @@ def _on_gpu(shapes: list[str], batches: list[int], *, quick: bool, seed: int, as
     """Hand over to the GPU's table, whose exit status says whether there was a card and whether proofs held."""
     import torch
 
-    from services.evaluation import gpu
+    from services.offline.evaluation import gpu
 
     if not torch.cuda.is_available():
         raise CommandError(gpu.NO_CARD, advice="--device cpu", status=ExitStatus.UNAVAILABLE)

@@ -34,8 +34,8 @@ def validate(
 
     Example:  freshet data validate ratings.csv
     """
-    from services.datasets import ColumnNames
-    from services.datasets import validate as find_troubles
+    from services.offline.datasets import ColumnNames
+    from services.offline.datasets import validate as find_troubles
 
     if not path.exists():
         raise CommandError(

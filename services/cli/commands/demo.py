@@ -40,10 +40,10 @@ def demo(
 
     Example:  freshet demo --events 2000 --epochs 1 --data ml-latest-small
     """
-    from services.cli.demo.demo import run_demo
-    from services.cli.demo.display import Display
-    from services.cli.demo.options import DemoOptions
-    from services.cli.demo.steps import explain
+    from services.offline.demo.demo import run_demo
+    from services.offline.demo.display import Display
+    from services.offline.demo.options import DemoOptions
+    from services.offline.demo.steps import explain
 
     options = DemoOptions(
         dataset=dataset,

@@ -1,6 +1,6 @@
 """`freshet evaluate`: how good answers become when feedback flows back without training; tables and plots.
 
-It gathers options and shows progress; what is measured, and how, is in services/evaluation.
+It gathers options and shows progress; what is measured, and how, is in services/offline/evaluation.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from services.cli.output import reports_errors
 from services.cli.threads import wait_without_spinning
 
 if TYPE_CHECKING:
-    from services.evaluation.stream_models import Fit
+    from services.offline.evaluation.stream_models import Fit
 
 app = typer.Typer(
     name="evaluate", help="What feedback without training is worth; tables and plots.", no_args_is_help=True
@@ -48,7 +48,7 @@ def pefa(
     Example:  freshet evaluate pefa --data scifact --quick --json
     """
     wait_without_spinning()
-    from services.evaluation import pefa_text, pefa_text_data
+    from services.offline.evaluation import pefa_text, pefa_text_data
 
     with in_sentences(when_memory_ends="--data scifact"):
         chosen = [pefa_text_data.known(name) for name in data or pefa_text_data.NAMES]
@@ -90,7 +90,7 @@ def stream(
     Example:  freshet evaluate stream --data ml-latest-small --seeds 1 --retrainings 0 --quick
     """
     wait_without_spinning()
-    from services.evaluation import stream_report
+    from services.offline.evaluation import stream_report
 
     with in_sentences(when_memory_ends="--data ml-latest-small"):
         measured(
@@ -140,8 +140,8 @@ def text(
     """
     wait_without_spinning()
     from services.cli.text_training import as_users_have_it
-    from services.datasets.texts import COLLECTIONS
-    from services.evaluation import text_report
+    from services.offline.datasets.texts import COLLECTIONS
+    from services.offline.evaluation import text_report
 
     with in_sentences(when_memory_ends="--data scifact"):
         measured(
@@ -165,10 +165,10 @@ def _fit(epochs: int) -> "Fit":
     from dataclasses import replace
 
     from services.algorithms.models.sequential import SequentialModel
-    from services.datasets import Interactions
-    from services.training import preset, train
-    from services.training.presets import default_epochs
-    from services.training.sequences import Histories
+    from services.offline.datasets import Interactions
+    from services.offline.training import preset, train
+    from services.offline.training.presets import default_epochs
+    from services.offline.training.sequences import Histories
 
     def fit(interactions: Interactions, *, seed: int) -> SequentialModel:
         config = preset("quick", epochs=epochs, seed=seed)

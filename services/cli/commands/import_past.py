@@ -40,7 +40,7 @@ def import_past(
     from services.cli.past import import_interactions
     from services.cli.stack import Stack
     from services.common.errors import DependencyUnavailable, FreshetError
-    from services.datasets import global_time_split, load_dataset
+    from services.offline.datasets import global_time_split, load_dataset
 
     columns = (
         TextColumn("{task.description:10}"),

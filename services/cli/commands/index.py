@@ -28,7 +28,7 @@ def index(
 
     from services.algorithms.bundle import BundleContent, BundleError, HeadShape, write_bundle
     from services.algorithms.states import ItemStates
-    from services.datasets.item_vectors import read_item_vectors
+    from services.offline.datasets.item_vectors import read_item_vectors
 
     try:
         items = read_item_vectors(vectors)

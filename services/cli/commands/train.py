@@ -41,7 +41,7 @@ def train(
     Example:  freshet train --preset ml-1m --epochs 1 --data ml-1m
     """
     wait_without_spinning()
-    from services.training.run import run_training
+    from services.offline.training.run import run_training
 
     with _sentences():
         report = run_training(
@@ -80,8 +80,8 @@ def export(
 
     Example:  freshet export --bundle .freshet/bundle --data ml-1m
     """
-    from services.datasets import load_dataset
-    from services.training.export import export_bundle
+    from services.offline.datasets import load_dataset
+    from services.offline.training.export import export_bundle
 
     with _sentences():
         report = export_bundle(bundle, interactions=load_dataset(data) if data else None)
@@ -103,7 +103,7 @@ def export(
 @contextmanager
 def _sentences() -> Iterator[None]:
     """What training and data raise, as sentences; their messages name field, value and what is allowed."""
-    from services.training.export import ExportError
+    from services.offline.training.export import ExportError
 
     try:
         yield

@@ -13,7 +13,7 @@ from services.cli.threads import wait_without_spinning
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from services.training.text_catalogue import Progress
+    from services.offline.training.text_catalogue import Progress
 
 app = typer.Typer(name="train-text", help="Train what answers queries in words.", no_args_is_help=True)
 
@@ -99,16 +99,16 @@ def everything(
 def _phrases(
     bundle: Path, out: Path, vocabulary: int, minutes: float, seed: int, device: str, progress: "Progress"
 ) -> dict[str, Any]:
-    from services.training.phrases.fit import PhraseSettings
-    from services.training.text_catalogue import train_phrases_part
+    from services.offline.training.phrases.fit import PhraseSettings
+    from services.offline.training.text_catalogue import train_phrases_part
 
     settings = PhraseSettings(seconds=60 * minutes, device=device)
     return train_phrases_part(bundle, out, vocabulary=vocabulary, settings=settings, seed=seed, progress=progress)
 
 
 def _text_mol(bundle: Path, out: Path, steps: int, seed: int, progress: "Progress") -> dict[str, Any]:
-    from services.training.text_catalogue import train_text_mol_part
-    from services.training.text_mol.settings import TextMolSettings
+    from services.offline.training.text_catalogue import train_text_mol_part
+    from services.offline.training.text_mol.settings import TextMolSettings
 
     return train_text_mol_part(bundle, out, settings=TextMolSettings(steps=steps), seed=seed, progress=progress)
 
@@ -125,7 +125,7 @@ def _show(report: dict[str, Any], as_json: bool) -> None:
 def _training(as_json: bool) -> Iterator["Progress"]:
     """A bar that follows the stages; what training raises, as sentences."""
     wait_without_spinning()
-    from services.training.onnx_graphs import ExportError
+    from services.offline.training.onnx_graphs import ExportError
 
     try:
         with _bar(console(stderr=as_json)) as progress:

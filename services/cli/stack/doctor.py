@@ -157,7 +157,7 @@ def _bundle(stack: Stack) -> Iterator[Finding]:
 
 
 def _data(stack: Stack) -> Iterator[Finding]:
-    from services.datasets.locate import Locator
+    from services.offline.datasets.locate import Locator
 
     located = None
     for name in _DATASETS_WITHOUT_NETWORK:

@@ -17,8 +17,8 @@ from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.domain import Attribution, EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
-from services.training.export import write_onnx
-from services.training.step_export import write_step_onnx
+from services.offline.training.export import write_onnx
+from services.offline.training.step_export import write_step_onnx
 
 L, NUM_ITEMS, NUM_BUCKETS = 16, 20, 3
 SHAPE = EncoderShape(

@@ -8,8 +8,8 @@ import pytest
 from embedding_scene import clustered
 
 from services.algorithms.word_pieces import WordPieces
-from services.evaluation.embeddings import EmbeddingSet, EmbeddingSource, sentence_vectors, sift
-from services.evaluation.quantization import (
+from services.offline.evaluation.embeddings import EmbeddingSet, EmbeddingSource, sentence_vectors, sift
+from services.offline.evaluation.quantization import (
     FAISS_PQ,
     OURS,
     UNROTATED,

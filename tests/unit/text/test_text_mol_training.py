@@ -16,13 +16,13 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.text_bundle import TextBundle, load_text_bundle
 from services.generator.adapters import text_parts
 from services.generator.adapters.text_encoders import InProcessText
-from services.training import int8_graphs
-from services.training.int8_graphs import LEAST_COSINE
-from services.training.onnx_graphs import ExportError, session
-from services.training.text_mol import Step, TextFit, TextMolSettings, train_text_mol
-from services.training.text_mol import export as text_export
-from services.training.text_mol.export import write_text_mol
-from services.training.text_mol.fit import Prepared, encoded
+from services.offline.training import int8_graphs
+from services.offline.training.int8_graphs import LEAST_COSINE
+from services.offline.training.onnx_graphs import ExportError, session
+from services.offline.training.text_mol import Step, TextFit, TextMolSettings, train_text_mol
+from services.offline.training.text_mol import export as text_export
+from services.offline.training.text_mol.export import write_text_mol
+from services.offline.training.text_mol.fit import Prepared, encoded
 from tests.unit.text.model_folder_scene import bert_folder
 
 DOCUMENTS = ["space space", "cat", "a dog!", "movies", "the cat dog", "中", "space cat", "dog dog dog"]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from services.algorithms.text_bundle import load_text_bundle
-from services.training.onnx_graphs import ExportError
-from services.training.text_server import TEMPLATES, add_server_folders
+from services.offline.training.onnx_graphs import ExportError
+from services.offline.training.text_server import TEMPLATES, add_server_folders
 from tests.unit.text.text_scene import add_text_mol, write_both, writer
 
 

@@ -1,0 +1,118 @@
+"""Where the data is: finds a named MovieLens set on this machine, or fetches it from its publisher.
+
+Order: FRESHET_DATA, ../shared/data beside the working folder or the repository, the local cache, then a download
+into the cache. The environment is a mapping handed in, read when a function is called, never at import.
+"""
+
+import os
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .movielens import is_movielens
+
+PUBLISHER_URL = "https://files.grouplens.org/datasets/movielens/{name}.zip"
+CONNECT_TIMEOUT_S = 8.0
+_CHUNK_BYTES = 1 << 20
+# ml-32m's zip is about 240 MB; anything much larger is not what was asked for.
+_MAX_DOWNLOAD_BYTES = 1 << 30
+
+
+class DatasetUnavailableError(ValueError):
+    """A named data set is neither on this machine nor to be had from its publisher; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Located:
+    """A data set that was found: its folder or zip, and in words where that is ("in FRESHET_DATA (...)")."""
+
+    path: Path
+    where: str
+
+
+@dataclass(kw_only=True, slots=True)
+class Locator:
+    """Search places for one run.
+
+    `root`, when given, is the only place looked at. `download=False` never touches the network. `tried` collects, in
+    words, each place that did not have it.
+    """
+
+    root: Path | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    download: bool = True
+    publisher_url: str = PUBLISHER_URL
+    tried: list[str] = field(default_factory=list)
+    _publisher_down: bool = False
+
+    def on_this_machine(self, name: str) -> Located | None:
+        """The first local place that holds `name`, or None."""
+        for base, label in self.places():
+            for candidate in (base / name, base / f"{name}.zip", base):
+                # A place may also be the set itself: FRESHET_DATA=/somewhere/ml-1m or .../ml-1m.zip.
+                if candidate == base and base.name not in (name, f"{name}.zip"):
+                    continue
+                if is_movielens(candidate):
+                    return Located(path=candidate, where=f"in {label}")
+            self.tried.append(f"{label} has no {name}")
+        return None
+
+    def from_publisher(self, name: str) -> Located | None:
+        """Download `name` into the cache; None (and a sentence in `tried`) when that is not possible."""
+        if self.root is not None or not self.download or self._publisher_down:
+            return None
+        url = self.publisher_url.format(name=name)
+        target = self.cache_dir() / f"{name}.zip"
+        try:
+            _fetch(url, target)
+        except (OSError, zipfile.BadZipFile, ValueError) as exc:
+            # One refused connection is an answer for all names: fail over at once instead of waiting again.
+            self._publisher_down = isinstance(exc, OSError) and not isinstance(exc, urllib.error.HTTPError)
+            self.tried.append(f"download of {url} failed ({exc})")
+            return None
+        return Located(path=target, where=f"downloaded from its publisher ({url})")
+
+    def cache_dir(self) -> Path:
+        """XDG_CACHE_HOME/freshet/data, by default ~/.cache/freshet/data."""
+        base = self.environ.get("XDG_CACHE_HOME", "")
+        return (Path(base) if base else Path.home() / ".cache") / "freshet" / "data"
+
+    def places(self) -> Iterator[tuple[Path, str]]:
+        """The local folders in the order in which they are looked at, each with its name in words."""
+        if self.root is not None:
+            yield self.root, str(self.root)
+            return
+        configured = self.environ.get("FRESHET_DATA", "")
+        if configured:
+            yield Path(configured).expanduser(), f"FRESHET_DATA ({configured})"
+        yield Path("..") / "shared" / "data", "../shared/data"
+        yield Path(__file__).resolve().parents[3].parent / "shared" / "data", "../shared/data of the repository"
+        yield self.cache_dir(), "the local cache"
+
+
+def _fetch(url: str, target: Path) -> None:
+    """Download aside, check that it is a whole zip, rename into place."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside_name = tempfile.mkstemp(dir=target.parent, prefix=f"{target.name}.", suffix=".part")
+    aside = Path(aside_name)
+    try:
+        with os.fdopen(handle, "wb") as out, urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S) as response:
+            received = 0
+            while chunk := response.read(_CHUNK_BYTES):
+                received += len(chunk)
+                if received > _MAX_DOWNLOAD_BYTES:
+                    raise ValueError(f"the answer is larger than {_MAX_DOWNLOAD_BYTES} bytes")
+                out.write(chunk)
+        with zipfile.ZipFile(aside) as archive:
+            broken = archive.testzip()
+        if broken is not None:
+            raise zipfile.BadZipFile(f"{broken} has a wrong checksum")
+        if not is_movielens(aside):
+            raise ValueError("the zip holds no MovieLens rating file")
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)

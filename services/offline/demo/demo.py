@@ -1,0 +1,321 @@
+"""The demo's steps in order: data, training, export, stack, past, stream, search, new item, forget, evaluation.
+
+It only puts together what the other modules do, keeps the time of each part, and stops what it started. Nothing here
+measures or evaluates.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from services.algorithms.bundle import Bundle
+from services.algorithms.states import QueryStates
+from services.cli import client
+from services.cli.scrape import Buckets, quantile_ms, read_histogram
+from services.common import topics
+from services.offline.datasets import GlobalTimeSplit, Interactions, global_time_split, load_dataset
+from services.offline.demo import baselines, newcomer, plots, searching, steps, stored_states, story
+from services.offline.demo.display import Display, Stopwatch, figures
+from services.offline.demo.options import DEFAULT_STATE_DIR, DemoOptions
+from services.offline.demo.plan import ReplayPlan, ReplayResult
+from services.offline.demo.schedule import NUM_ACTIVE_USERS, replay_schedule
+from services.offline.demo.stream import past_items, planned_events, run_replay
+from services.offline.demo.summary import NOTES, event_counts, hit_rates, in_order, stream_figures
+
+if TYPE_CHECKING:
+    from services.cli.stack import Stack
+
+HELD_OUT_SHARE = 0.2
+_APPLY_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streamed:
+    """What the stream step leaves for the evaluation."""
+
+    plan: ReplayPlan
+    result: ReplayResult
+    counts: dict[str, Any]
+    past: dict[str, list[str]]
+    frozen: dict[str, QueryStates]
+    stream_encode_ms: dict[str, float | None]
+    person: story.Story | None
+    run_id: str
+
+
+def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
+    """Run every step and return the summary, which is also in `<state dir>/demo/summary.json`.
+
+    The stack is stopped at the end, also after an error or Ctrl-C, unless `keep` is set and all went well.
+    """
+    options.folder.mkdir(parents=True, exist_ok=True)
+    clock = Stopwatch()
+    stack = steps.make_stack(options, display)
+    display.step("components", "fetch and build what is not on this machine yet")
+    with clock.part("prepare"):
+        steps.prepare(stack, display)
+    display.step("interactions", "real people's, by time: four fifths to learn from, the last fifth to stream")
+    with clock.part("data"):
+        data, split = _load(options, display)
+    display.step("training", "HSTU encoder and Mixture-of-Logits head, preset quick")
+    bundle = steps.train_and_export(data, split.train, options, display, clock)
+    display.step("stack", "Apache Kafka, Redis, Triton Inference Server, and the services")
+    finished = False
+    try:
+        with clock.part("start"):
+            components = steps.start(stack, display)
+        display.step("past", "import what happened before the split: histories, seen items, states")
+        with clock.part("import"):
+            steps.import_past(split.train, stack, display)
+        display.step("stream", f"{options.rate_per_s:.0f} events a second, one in five predicted before it is sent")
+        with clock.part("stream"):
+            streamed = _stream(options, split, bundle, stack, display)
+        with clock.part("search"):
+            searched = _search(bundle, streamed, display)
+        with clock.part("new item"):
+            news = _new_item(bundle, streamed, display)
+        finished = True
+    finally:
+        if not (options.keep and finished):
+            with clock.part("stop"):
+                steps.stop(stack, display)
+    display.step("evaluation", "the same moments, answered by popularity and by frozen states")
+    with clock.part("evaluation"):
+        summary = _evaluate(options, split, bundle, streamed, components)
+    summary["search"] = None if searched is None else searched.summary()
+    summary["new_item"] = None if news is None else news.summary()
+    summary["forgotten"] = None if news is None else news.forget_summary()
+    summary["seconds"] = clock.total
+    summary["seconds_by_part"] = clock.parts
+    path = options.folder / "summary.json"
+    path.write_text(json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    _show(options, bundle, streamed, summary, display)
+    return summary
+
+
+def _load(options: DemoOptions, display: Display) -> tuple[Interactions, GlobalTimeSplit]:
+    data = load_dataset(options.dataset)
+    display.fact(data.source)
+    split = global_time_split(data, 1 - HELD_OUT_SHARE)
+    display.fact(
+        f"{len(data):,} events of {data.num_users:,} users on {data.num_items:,} items; "
+        f"{len(split.held_out):,} held out, from {time.strftime('%Y-%m-%d %H:%M', time.gmtime(split.split_time))} UTC"
+    )
+    return data, split
+
+
+def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack: "Stack", display: Display) -> Streamed:
+    schedule = replay_schedule(split.held_out.users, num_events=options.events)
+    run_id = f"demo-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+    events = planned_events(split.held_out, schedule, known=set(bundle.item_ids), run_id=run_id)
+    users = {event.user_id for event in events}
+    past = past_items(split.train, users)
+    addresses = steps.addresses(stack)
+    epoch, before = stored_states.stream_progress(addresses.redis_url)
+    states = stored_states.stored_query_states(addresses.redis_url, sorted(users), bundle.model_version)
+    plan = ReplayPlan(
+        gateway=addresses.gateway,
+        bootstrap=addresses.kafka,
+        topic=topics.INTERACTIONS,
+        epoch=epoch,
+        events=events,
+        rate_per_s=options.rate_per_s,
+        malformed_prefix=f"{run_id}-malformed",
+    )
+    person = _person(plan, past)
+    if person is not None:
+        person.before = _top_ten(person.user_id, addresses.gateway)
+    display.fact(f"{len(users)} users take part, {int(schedule.num_active.max())} of {NUM_ACTIVE_USERS} at once")
+    with display.progress() as bar:
+        task = bar.add_task("connecting", total=len(events))
+
+        def on_progress(said: Mapping[str, Any]) -> None:
+            if "sent" in said:
+                bar.update(task, completed=said["sent"], description=_progress_text(said))
+            else:
+                display.fact(f"the replay says: {said}")
+
+        encodes = _stream_encodes(addresses)
+        result = run_replay(plan, options.folder, on_progress)
+    after = stored_states.wait_until_applied(addresses.redis_url, result.last_offsets, timeout_s=_APPLY_TIMEOUT_S)
+    encodes_after = _stream_encodes(addresses)
+    if person is not None:
+        person.after = _top_ten(person.user_id, addresses.gateway)
+    return Streamed(
+        plan=plan,
+        result=result,
+        counts=event_counts(result, stored_states.total_counts(before), stored_states.total_counts(after)),
+        past=past,
+        frozen=states,
+        stream_encode_ms={
+            name: quantile_ms(encodes, encodes_after, share) for name, share in (("p50", 0.5), ("p99", 0.99))
+        },
+        person=person,
+        run_id=run_id,
+    )
+
+
+def _search(bundle: Bundle, streamed: Streamed, display: Display) -> searching.Searched | None:
+    """The person of the story looks for a word, chooses an item and asks again."""
+    display.step("search", "one person looks for a word, chooses an item, and asks again")
+    person = streamed.person
+    titles = dict(zip(bundle.item_ids, bundle.titles, strict=True))
+    query = None if person is None else searching.choose_query(titles, [*person.history, *person.events])
+    if person is None or query is None:
+        display.fact("no word of this person's titles is in a few others: left out")
+        return None
+    found = searching.ask_choose_ask(person.user_id, query, run_id=streamed.run_id, gateway=streamed.plan.gateway)
+    for says in searching.report(found):
+        display.fact(says)
+    return found
+
+
+def _new_item(bundle: Bundle, streamed: Streamed, display: Display) -> newcomer.Newcomer | None:
+    """A new item arrives, is found and explained; then one of those who made it known is forgotten."""
+    display.step("new item", "nobody has seen it; three people like it, who finds it?")
+    liked = {user: list(items) for user, items in streamed.past.items()}
+    for event in streamed.plan.events:
+        liked.setdefault(event.user_id, []).append(event.item_id)
+    scene = newcomer.choose_scene(bundle.item_ids, newcomer.item_vectors(bundle), liked)
+    if scene is None:
+        display.fact("no four people of this replay share a taste: left out")
+        display.step("forget", "left out with it")
+        return None
+    titles = dict(zip(bundle.item_ids, bundle.titles, strict=True))
+    title = f"New: for who likes {titles[scene.anchor] or scene.anchor}"
+    news = newcomer.arrive(
+        scene,
+        run_id=streamed.run_id,
+        title=title,
+        categories=bundle.categories[list(bundle.item_ids).index(scene.anchor)],
+        gateway=streamed.plan.gateway,
+    )
+    for says in newcomer.arrival(news):
+        display.fact(says)
+    display.step("forget", "one of the three who made it known: history, states and contributions, exactly")
+    newcomer.forget_one(scene, news, gateway=streamed.plan.gateway)
+    for says in newcomer.forgetting(news):
+        display.fact(says)
+    return news
+
+
+def _stream_encodes(addresses: steps.Addresses) -> Buckets:
+    return read_histogram(addresses.encoder_metrics, "freshet_encoder_encode_seconds", {"source": "stream"})
+
+
+def _progress_text(said: Mapping[str, Any]) -> str:
+    parts = []
+    for name, form in (
+        ("recent_hit_rate", "hit rate {:.3f}"),
+        ("recent_p50_ms", "Recommend {:.0f} ms"),
+        ("recent_freshness_ms", "fresh in {:.0f} ms"),
+    ):
+        if said.get(name) is not None:
+            parts.append(form.format(said[name]))
+    return ", ".join(parts)
+
+
+def _evaluate(
+    options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, streamed: Streamed, components: dict[str, str]
+) -> dict[str, Any]:
+    plan, result = streamed.plan, streamed.result
+    predicted = np.array([event.predicted for event in plan.events], dtype=np.bool_)
+    items = [event.item_id for event in plan.events if event.predicted]
+    past = {user_id: set(item_ids) for user_id, item_ids in streamed.past.items()}
+    other = baselines.baseline_answers(
+        bundle=bundle,
+        past=past,
+        frozen=baselines.rankings(bundle, streamed.frozen),
+        users=[event.user_id for event in plan.events],
+        items=[event.item_id for event in plan.events],
+        predicted=predicted,
+    )
+    rates, hit = hit_rates(
+        items,
+        {
+            "model": [answer.item_ids for answer in in_order(result.predictions)],
+            "model_with_token": [answer.item_ids for answer in in_order(result.predictions_with_token)],
+            "frozen_state": other.frozen_state,
+            "popularity": other.popularity,
+        },
+    )
+    places = np.flatnonzero(predicted).astype(np.int64)
+    data = split.train
+    plots.plot_hit_rate(options.folder / "hit_rate.png", hit, places, title=f"{data.name}: hit rate over the stream")
+    plots.plot_latency(
+        options.folder / "latency.png",
+        np.array([answer.latency_ms for answer in result.predictions], dtype=np.float64),
+        np.array(result.freshness_ms, dtype=np.float64),
+    )
+    had_state = np.array([event.user_id in streamed.frozen for event in plan.events if event.predicted], dtype=np.bool_)
+    return {
+        "dataset": data.name,
+        "dataset_detail": {
+            "source": data.source,
+            "events": len(split.train) + len(split.held_out),
+            "users": data.num_users,
+            "items": data.num_items,
+            "held_out_events": len(split.held_out),
+            "split_time": split.split_time,
+            "replayed_users": len({event.user_id for event in plan.events}),
+            "replayed_users_with_a_past": len(past),
+        },
+        "components": components,
+        "model": {"version": bundle.model_version, "metrics": bundle.manifest.metrics},
+        "events": streamed.counts,
+        "hit_rate_at_10": rates,
+        "hit_rate_at_10_of_users_with_a_past": {
+            name: round(float(values[had_state].mean()), 5) if had_state.any() else None for name, values in hit.items()
+        },
+        **stream_figures(plan, result, streamed.stream_encode_ms),
+        "options": {
+            "events": options.events,
+            "rate_per_s": options.rate_per_s,
+            "epochs": options.epochs,
+            "seed": options.seed,
+        },
+        "notes": NOTES,
+    }
+
+
+def _person(plan: ReplayPlan, past: Mapping[str, list[str]]) -> story.Story | None:
+    user_id = story.choose_person(plan.events, past)
+    if user_id is None:
+        return None
+    events = [event.item_id for event in plan.events if event.user_id == user_id]
+    return story.Story(user_id=user_id, history=past[user_id], events=events)
+
+
+def _top_ten(user_id: str, gateway: str) -> list[str]:
+    from freshet.v1 import gateway_pb2
+
+    with client.gateway(gateway) as stub:
+        request = gateway_pb2.RecommendRequest(user_id=user_id, k=10)
+        answer = client.call(stub.Recommend, request, target=gateway, timeout_s=5)
+    return [scored.item_id for scored in answer.items]
+
+
+def _show(
+    options: DemoOptions, bundle: Bundle, streamed: Streamed, summary: Mapping[str, Any], display: Display
+) -> None:
+    titles = dict(zip(bundle.item_ids, bundle.titles, strict=True))
+    display.console.print()
+    if streamed.person is not None:
+        display.console.print(story.render(streamed.person, lambda item_id: titles.get(item_id) or item_id))
+        display.console.print()
+    display.console.print(figures(summary))
+    display.console.print()
+    parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["seconds_by_part"].items())
+    display.fact(f"{summary['seconds']:.0f} s in all: {parts}")
+    display.fact(f"{options.folder / 'summary.json'}, hit_rate.png and latency.png beside it")
+    if options.keep:
+        shown = streamed.person.user_id if streamed.person is not None else streamed.plan.events[0].user_id
+        state = "" if options.state_dir == DEFAULT_STATE_DIR else f" --state {options.state_dir}"
+        where = f" --bundle {options.bundle} --gateway {streamed.plan.gateway}" if state or options.port_offset else ""
+        display.fact("the stack keeps running:")
+        for command in (f"status{state}", f"recommend --user {shown}{where}", f"down{state}"):
+            display.fact(f"  freshet {command}")

@@ -1,0 +1,73 @@
+"""The demo's two pictures: hit rate over the stream, and how long Recommend took. Drawn without a display."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from services.offline.demo.measurement import percentile, rolling_rate
+
+_COLOURS = {"model": "#0b6e4f", "model_with_token": "#7fb069", "frozen_state": "#d17a22", "popularity": "#8a8a8a"}
+_LABELS = {
+    "model": "model, states updated by the stream",
+    "frozen_state": "same model, states frozen at the split",
+    "popularity": "popularity",
+}
+
+
+def plot_hit_rate(
+    path: Path, hit: Mapping[str, npt.NDArray[np.bool_]], places: npt.NDArray[np.int64], *, title: str
+) -> None:
+    """Rolling hit rate at 10; `hit[name]` is (M,), `places` (M,) the predicted events' places in the stream."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    window = max(1, min(500, len(places) // 4))
+    for name, label in _LABELS.items():
+        if name not in hit or not len(hit[name]):
+            continue
+        rate = rolling_rate(hit[name], window=window)
+        shown = slice(min(window, len(rate)) - 1, None)
+        overall = float(hit[name].mean())
+        axes.plot(places[shown], rate[shown], color=_COLOURS[name], label=f"{label} ({overall:.3f} overall)")
+    axes.set(xlabel="events sent", ylabel=f"hit rate at 10, last {window} predictions", title=title, ylim=(0, None))
+    axes.grid(alpha=0.25)
+    if axes.lines:
+        axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def plot_latency(path: Path, latency_ms: npt.NDArray[np.float64], freshness_ms: npt.NDArray[np.float64]) -> None:
+    """Two histograms on logarithmic axes of milliseconds: Recommend's latency, and freshness."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, values, title in zip(
+        figure.subplots(1, 2),
+        (latency_ms, freshness_ms),
+        ("Recommend, from its scheduled moment", "Freshness: acknowledged to reflected"),
+        strict=True,
+    ):
+        axes.set(title=title, xlabel="milliseconds", ylabel="calls" if values is latency_ms else "followed events")
+        if not len(values):
+            continue
+        low, high = max(0.1, float(values.min()) * 0.8), max(1.0, float(values.max()) * 1.2)
+        bins = np.geomspace(low, high, int(np.clip(len(values) // 5, 12, 60)))
+        axes.hist(values, bins=bins, color=_COLOURS["model"], alpha=0.75)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        for share, style in ((0.5, "-"), (0.95, "--"), (0.99, ":")):
+            at = percentile(values, share)
+            if at is not None:
+                axes.axvline(at, color="black", linestyle=style, linewidth=1, label=f"p{share * 100:.0f} {at:.0f} ms")
+        axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)

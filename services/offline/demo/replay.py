@@ -1,0 +1,325 @@
+"""The replay process: an outside client that sends events and asks for recommendations on a clock.
+
+Run by the demo as `python -m services.offline.demo.replay PLAN RESULT`. It shares the machine with the stack that it
+measures, so it is lean: requests are built beforehand, one event loop holds the calls, one thread sends to Kafka, and
+nothing is evaluated here. Arrivals do not wait for answers; latency counts from the scheduled moment. Only the event
+that a late prediction is about waits for it (and that user's later ones behind it): a prediction comes before its
+event.
+
+One JSON line per second on stdout tells how far it is.
+"""
+
+import asyncio
+import gc
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
+
+from services.offline.demo.outside_producer import OnAcknowledged, OutsideProducer
+from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult
+
+_BROKEN_VALUE = b"\x0a\x7ftruncated"
+_RESEND_AFTER_EVENTS = 400
+_STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
+
+
+class Producer(Protocol):
+    """What the replay needs of a producer; `OutsideProducer` is the real one."""
+
+    @property
+    def positions(self) -> Mapping[str, tuple[int, int]]: ...
+    @property
+    def last_offsets(self) -> Mapping[int, int]: ...
+    @property
+    def acknowledge_ms(self) -> Sequence[float]: ...
+    @property
+    def errors(self) -> Mapping[str, int]: ...
+    def send(self, event_id: str, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]] = ()) -> None: ...
+    def wait(self, timeout_s: float) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Replay:
+    """One run of a plan, asking through `stub` and sending through what `make_producer` makes."""
+
+    def __init__(self, plan: ReplayPlan, stub: Any, make_producer: Callable[[OnAcknowledged], Producer]) -> None:
+        self._plan = plan
+        self._events = plan.events
+        self._stub = stub
+        self._loop = asyncio.get_running_loop()
+        self._values = [interaction_bytes(event) for event in plan.events]
+        self._requests = [self._request(event) if event.predicted else None for event in plan.events]
+        self._followed = {
+            event.event_id: event
+            for place, event in enumerate(plan.events)
+            if event.known and place % plan.freshness_every == plan.freshness_every // 2
+        }
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: dict[int, list[asyncio.Task[None]]] = {}
+        self._held: dict[str, asyncio.Task[None]] = {}
+        self.result = ReplayResult()
+        self.producer = make_producer(self._acknowledged_in_thread)
+
+    async def run(self) -> ReplayResult:
+        """Warm up, replay on the clock, wait until everything is acknowledged and every follower has ended."""
+        await self._warm_up()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        started, cpu_started = time.monotonic(), time.process_time()
+        await self._follow_the_clock(started)
+        self.result.seconds = time.monotonic() - started
+        self.result.cpu_seconds = time.process_time() - cpu_started
+        gc.enable()
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        await asyncio.to_thread(self._finish_sending)
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        self.result.acknowledged = {key: list(position) for key, position in self.producer.positions.items()}
+        self.result.last_offsets = dict(self.producer.last_offsets)
+        self.result.acknowledge_ms = list(self.producer.acknowledge_ms)
+        self.result.send_errors = dict(self.producer.errors)
+        self.result.unacknowledged = [
+            event.event_id for event in self._events if event.event_id not in self.producer.positions
+        ]
+        return self.result
+
+    async def _follow_the_clock(self, started: float) -> None:
+        next_report = started + 1
+        for due_s, place, action in timeline(self._plan):
+            due = started + due_s
+            now = time.monotonic()
+            if due > now:
+                await asyncio.sleep(due - now)
+            elif now - due > 0.05:
+                await asyncio.sleep(0)  # behind the clock: let answers in all the same
+            if action == "send":
+                self._send_due(place)
+            else:
+                with_token = action == "ask_with_token"
+                task = self._start(self._predict(place, due, with_token=with_token))
+                self._asked.setdefault(place, []).append(task)
+            if time.monotonic() >= next_report:
+                next_report += 1
+                self._report_progress(place)
+
+    def _send_due(self, place: int) -> None:
+        """Send an event now, or as soon as its predictions and the user's held-back events are through."""
+        event = self._events[place]
+        open_tasks = [task for task in self._asked.pop(place, []) if not task.done()]
+        held = self._held.get(event.user_id)
+        if held is not None and not held.done():
+            open_tasks.append(held)
+        if open_tasks:
+            self.result.late_sends += 1
+            self._held[event.user_id] = self._start(self._send_after(open_tasks, place))
+        else:
+            self._send(place)
+
+    async def _send_after(self, tasks: list[asyncio.Task[None]], place: int) -> None:
+        await asyncio.wait(tasks)
+        self._send(place)
+
+    def _send(self, place: int) -> None:
+        event = self._events[place]
+        self.producer.send(event.event_id, event.user_id.encode(), self._values[place])
+        number = place + 1
+        if number % self._plan.duplicate_every == 0 and place >= _RESEND_AFTER_EVENTS:
+            earlier = self._events[place - _RESEND_AFTER_EVENTS]
+            if earlier.event_id in self.producer.positions:
+                value = self._values[place - _RESEND_AFTER_EVENTS]
+                self.producer.send(earlier.event_id, earlier.user_id.encode(), value)
+                self.result.duplicates_sent += 1
+        if number % self._plan.malformed_every == 0:
+            broken_id = f"{self._plan.malformed_prefix}-{number}"
+            self.producer.send(broken_id, event.user_id.encode(), _BROKEN_VALUE, [("event-id", broken_id.encode())])
+            self.result.malformed_sent += 1
+
+    def _finish_sending(self) -> None:
+        """Wait for the acknowledgements; what failed is sent again under its own event id, so it counts once."""
+        for _ in range(3):
+            self.producer.wait(20)
+            missing = [place for place, e in enumerate(self._events) if e.event_id not in self.producer.positions]
+            if not missing:
+                break
+            for place in missing:
+                self.producer.send(
+                    self._events[place].event_id, self._events[place].user_id.encode(), self._values[place]
+                )
+        self.producer.close()
+
+    async def _predict(self, place: int, due: float, *, with_token: bool) -> None:
+        request = self._requests[place]
+        assert request is not None
+        previous = self._events[place].previous
+        if with_token and previous >= 0:
+            position = self.producer.positions.get(self._events[previous].event_id)
+            if position is not None:
+                request = gateway_pb2.RecommendRequest.FromString(request.SerializeToString())
+                request.freshness_token.CopyFrom(
+                    common_pb2.FreshnessToken(epoch=self._plan.epoch, partition=position[0], offset=position[1])
+                )
+        kept = self.result.predictions_with_token if with_token else self.result.predictions
+        try:
+            answer = await self._stub.Recommend(request, timeout=self._plan.timeout_ms / 1000)
+        except grpc.aio.AioRpcError as error:
+            kept.append(failed_prediction(place, (time.monotonic() - due) * 1000, error.code().name))
+            return
+        kept.append(prediction(place, (time.monotonic() - due) * 1000, answer))
+
+    def _acknowledged_in_thread(self, event_id: str, partition: int, offset: int, acknowledged: float) -> None:
+        event = self._followed.get(event_id)
+        if event is not None:
+            follow = (self._follow, event, partition, offset, acknowledged)
+            self._loop.call_soon_threadsafe(lambda: self._start(follow[0](*follow[1:])))
+
+    async def _follow(self, event: ReplayEvent, partition: int, offset: int, acknowledged: float) -> None:
+        """Ask until the user's answer reflects the event; the time counts from its acknowledgement."""
+        request = gateway_pb2.RecommendRequest(user_id=event.user_id, k=1)
+        request.filter.exclude_seen = False
+        while (waited_ms := (time.monotonic() - acknowledged) * 1000) < self._plan.freshness_timeout_ms:
+            await asyncio.sleep(self._plan.freshness_poll_ms / 1000)
+            self.result.freshness_polls += 1
+            try:
+                answer = await self._stub.Recommend(request, timeout=self._plan.timeout_ms / 1000)
+            except grpc.aio.AioRpcError:
+                continue
+            position = answer.state_position
+            if answer.HasField("state_position") and position.partition == partition and position.offset >= offset:
+                waited_ms = (time.monotonic() - acknowledged) * 1000
+                self.result.freshness_ms.append(waited_ms)
+                return
+        self.result.unreflected += 1
+
+    async def _warm_up(self) -> None:
+        """Unmeasured reads of the replay's own users; the first may have to wait for a connection."""
+        requests = [request for request in self._requests if request is not None]
+        for request in itertools.islice(itertools.cycle(requests), self._plan.warm_up_calls if requests else 0):
+            try:
+                await self._stub.Recommend(request, timeout=5, wait_for_ready=True)
+            except grpc.aio.AioRpcError as error:
+                print_line({"warm_up_error": f"{error.code().name}: {error.details()}"})
+                await asyncio.sleep(0.2)
+            await asyncio.sleep(0.01)
+
+    def _request(self, event: ReplayEvent) -> gateway_pb2.RecommendRequest:
+        request = gateway_pb2.RecommendRequest(user_id=event.user_id, k=self._plan.k)
+        request.filter.exclude_seen = True
+        return request
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _report_progress(self, place: int) -> None:
+        answers = self.result.predictions[-200:]
+        hits = sum(self._events[answer.place].item_id in answer.item_ids for answer in answers)
+        latencies = sorted(answer.latency_ms for answer in answers)
+        freshness = sorted(self.result.freshness_ms[-20:])
+        print_line(
+            {
+                "sent": place + 1,
+                "acknowledged": len(self.producer.positions),
+                "recent_hit_rate": round(hits / len(answers), 4) if answers else None,
+                "recent_p50_ms": round(latencies[len(latencies) // 2], 1) if latencies else None,
+                "recent_freshness_ms": round(freshness[len(freshness) // 2], 1) if freshness else None,
+            }
+        )
+
+
+def timeline(plan: ReplayPlan) -> list[tuple[float, int, str]]:
+    """(due in seconds, place, action) in order of time: predictions `lead_ms` before their event is due.
+
+    The request with the token comes half a prediction interval after the one without: two bursts, not one.
+    """
+    lead_s = plan.lead_ms / 1000
+    predicted = sum(event.predicted for event in plan.events)
+    apart_s = min(lead_s / 2, 0.5 * len(plan.events) / plan.rate_per_s / max(1, predicted))
+    actions: list[tuple[float, int, str]] = []
+    for place, event in enumerate(plan.events):
+        due_s = lead_s + place / plan.rate_per_s
+        if event.predicted:
+            actions.append((due_s - lead_s, place, "ask"))
+            actions.append((due_s - lead_s + apart_s, place, "ask_with_token"))
+        actions.append((due_s, place, "send"))
+    return sorted(actions)
+
+
+def interaction_bytes(event: ReplayEvent) -> bytes:
+    """The record's value: a Protobuf `Interaction`."""
+    interaction = events_pb2.Interaction(
+        event_id=event.event_id, user_id=event.user_id, item_id=event.item_id, type=event.type, value=event.value
+    )
+    interaction.event_time.FromSeconds(event.time_s)
+    return bytes(interaction.SerializeToString())
+
+
+def prediction(place: int, latency_ms: float, answer: gateway_pb2.RecommendResponse) -> Prediction:
+    """Keep what the figures need of an answer."""
+    times = answer.stage_times
+    return Prediction(
+        place=place,
+        item_ids=[scored.item_id for scored in answer.items],
+        latency_ms=latency_ms,
+        stages_ms={name: getattr(times, f"{name}_ms") for name in _STAGES},
+        state_source=answer.state_source,
+        degradations=[gateway_pb2.Degradation.Name(value) for value in answer.degradations],
+        certificate=common_pb2.Certificate.Kind.Name(answer.certificate.kind),
+        token_honoured=answer.token_honoured,
+    )
+
+
+def failed_prediction(place: int, latency_ms: float, status: str) -> Prediction:
+    """A call that failed: a miss that took this long."""
+    return Prediction(
+        place=place,
+        item_ids=[],
+        latency_ms=latency_ms,
+        stages_ms=dict.fromkeys(_STAGES, math.nan),
+        state_source="",
+        degradations=[],
+        certificate="",
+        token_honoured=False,
+        error=status,
+    )
+
+
+def print_line(value: dict[str, Any]) -> None:
+    """One JSON object on a line of its own: the parent reads them."""
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+async def replay(plan_path: Path, result_path: Path) -> None:
+    """Read the plan, run it, write the result."""
+    plan = ReplayPlan.read(plan_path)
+
+    def make_producer(on_acknowledged: OnAcknowledged) -> Producer:
+        return OutsideProducer(bootstrap=plan.bootstrap, topic=plan.topic, on_acknowledged=on_acknowledged)
+
+    async with grpc.aio.insecure_channel(plan.gateway) as channel:
+        stub_type: Any = gateway_pb2_grpc.GatewayServiceStub
+        result = await Replay(plan, stub_type(channel), make_producer).run()
+    result.write(result_path)
+
+
+def main() -> None:
+    """`python -m services.offline.demo.replay PLAN RESULT`."""
+    sys.setswitchinterval(0.001)  # the sender thread must not hold the event loop for 5 ms at a time
+    asyncio.run(replay(Path(sys.argv[1]), Path(sys.argv[2])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""The demo's steps that call other parts of Freshet: training, export, the stack, the import of the past.
+
+Each is a few lines between the demo and the part that does the work; what those parts raise becomes a sentence here.
+"""
+
+import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from services.algorithms.bundle import ENCODER_ONNX, Bundle, BundleError, load_bundle
+from services.cli.output import CommandError, ExitStatus
+from services.cli.stack import Ports, Stack, StackError
+from services.cli.threads import wait_without_spinning
+from services.common.errors import FreshetError
+from services.common.ports import PortTaken
+from services.offline.datasets import Interactions
+from services.offline.demo.display import Display, Stopwatch
+from services.offline.demo.options import DemoOptions
+from services.offline.demo.stored_states import StreamStalledError
+from services.offline.demo.stream import ReplayFailedError
+
+# Positions that training may take when nobody says how many epochs: two minutes at the 28,000 a second measured on two
+# cores, five and a half at 10,000.
+_MAX_POSITIONS = 3_300_000
+# What a stack keeps that would mix an earlier demo's stream into this one's.
+_STREAM_DATA = {"kafka": "Apache Kafka", "redis": "Redis", "refresher": "the refresher"}
+# What the stack says of every part, every time: not worth a line here.
+_ROUTINE = ("starting", "stopping", "stopped")
+_NAMES = {"kafka": "Apache Kafka", "redis": "Redis", "inference-server": "Triton Inference Server"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Addresses:
+    """Where the running stack listens."""
+
+    gateway: str
+    kafka: str
+    redis_url: str
+    inference_server: str
+    encoder_metrics: str
+
+
+def train_and_export(
+    data: Interactions, past: Interactions, options: DemoOptions, display: Display, clock: Stopwatch
+) -> Bundle:
+    """Train preset quick on `past`, the first part of `data` by time, and write the bundle with the exported encoder.
+
+    Training splits `data` at the same moment itself, and reports hit rates of the part that it did not see. With
+    `reuse`, a bundle that was trained on exactly this past is taken as it is.
+    """
+    if options.reuse and (found := _trained_on(past, options.bundle)) is not None:
+        display.fact(f"model {found.model_version} was trained on this past before; taken as it is")
+        return found
+    wait_without_spinning()
+    from services.offline.training.export import export_bundle
+    from services.offline.training.run import run_training
+
+    with clock.part("train"):
+        run_training(
+            out=options.bundle,
+            preset_name="quick",
+            interactions=data,
+            epochs=options.epochs or _default_epochs(past),
+            seed=options.seed,
+            split="time",
+            export=False,
+            console=display.console,
+        )
+    display.step("export", "the encoder as ONNX, compared with PyTorch on real histories")
+    with clock.part("export"):
+        report = export_bundle(options.bundle, interactions=data)
+    display.fact(
+        f"model {report.bundle.model_version}, {report.onnx_bytes / 1e6:.1f} MB, largest difference "
+        f"{report.max_error:.1e} over {report.histories_checked} histories"
+    )
+    return load_bundle(options.bundle)
+
+
+def _default_epochs(past: Interactions) -> int | None:
+    """As many as four minutes allow; None, the preset's own choice, for a past too small to need the limit."""
+    from services.offline.training.presets import preset
+
+    allowed = max(1, _MAX_POSITIONS // max(1, len(past)))
+    return allowed if allowed < preset("quick").epochs else None
+
+
+def _trained_on(past: Interactions, path: Path) -> Bundle | None:
+    """The exported bundle at `path` if `past`, and nothing later, is what it learned from."""
+    try:
+        bundle = load_bundle(path)
+    except BundleError:
+        return None
+    same = bundle.manifest.data.get("fingerprint") == past.fingerprint()
+    return bundle if same and ENCODER_ONNX in bundle.manifest.files else None
+
+
+def make_stack(options: DemoOptions, display: Display) -> Stack:
+    """The stack of the state folder, with this demo's bundle."""
+    ports = Ports.default(offset=options.port_offset) if options.port_offset else None
+
+    def say(part: str, doing: str) -> None:
+        if doing not in _ROUTINE:
+            display.fact(f"{part}: {doing}")
+
+    return Stack(options.state_dir, bundle=options.bundle, ports=ports, say=say)
+
+
+def prepare(stack: Stack, display: Display) -> None:
+    """Fetch what is not on this machine yet, and find out now what would stop the demo after minutes of training.
+
+    Stops what runs in this folder. Raises: StackError; PortTaken.
+    """
+    if stopped := stack.down():
+        display.fact(f"stopped what ran here: {', '.join(stopped)}")
+    stack.prepare()
+    taken = next(stack.ports.taken(), None)
+    if taken is not None:
+        raise taken
+
+
+def start(stack: Stack, display: Display) -> dict[str, str]:
+    """Drop this folder's stream and states, start everything; return names with versions."""
+    for part, says in _STREAM_DATA.items():
+        folder = stack.place.state.data(part)
+        if folder.exists():
+            display.fact(f"dropping what {says} kept of an earlier run")
+            shutil.rmtree(folder)
+    stack.up()
+    return components(stack)
+
+
+def components(stack: Stack) -> dict[str, str]:
+    """What runs, by name, with versions as the running parts tell them."""
+    running = {name: said for part, said in stack.versions().items() if (name := _NAMES.get(part))}
+    return {name: said.removeprefix(name).strip() for name, said in running.items()} | {
+        "Freshet (gateway, encoder, refresher, candidates, reranker, generator)": version("freshet"),
+        "Python": platform.python_version(),
+        "PyTorch": version("torch"),
+        "gRPC": version("grpcio"),
+    }
+
+
+def addresses(stack: Stack) -> Addresses:
+    return Addresses(
+        gateway=stack.address("gateway"),
+        kafka=stack.kafka_bootstrap,
+        redis_url=stack.redis_url,
+        inference_server=stack.address("inference-server"),
+        encoder_metrics=stack.address("encoder-metrics"),
+    )
+
+
+def stop(stack: Stack, display: Display) -> None:
+    """Stop the stack; a part that does not stop is said and does not hide what went wrong before."""
+    try:
+        stopped = stack.down()
+    except StackError as error:
+        display.fact(f"not everything stopped: {error}")
+        return
+    if stopped:
+        display.fact(f"stopped: {', '.join(stopped)}")
+
+
+@contextmanager
+def explain(logs: Path) -> Iterator[None]:
+    """Turn what the steps raise into a sentence and an exit status; anything else is a bug and keeps its traceback."""
+    try:
+        yield
+    except StackError as error:
+        raise CommandError(str(error), status=ExitStatus.UNAVAILABLE) from error
+    except PortTaken as error:
+        raise CommandError(
+            str(error), advice="freshet down, or freshet demo --port-offset 1000", status=ExitStatus.UNAVAILABLE
+        ) from error
+    except (ReplayFailedError, StreamStalledError) as error:
+        raise CommandError(str(error), advice=f"the parts' logs are in {logs}") from error
+    except FreshetError as error:
+        raise CommandError(
+            str(error), advice=f"the parts' logs are in {logs}", status=ExitStatus.UNAVAILABLE
+        ) from error
+    except BundleError as error:
+        raise CommandError(str(error), advice="name another --state-dir, or move what is there") from error
+    except ValueError as error:  # what data sets and settings raise: the message names field, value and allowed
+        raise CommandError(str(error), status=ExitStatus.USAGE) from error
+
+
+def import_past(past: Interactions, stack: Stack, display: Display) -> None:
+    """Write the past onto the stream and fill the state store with everybody's history, seen items and state."""
+    from services.cli.past import import_interactions
+
+    at = addresses(stack)
+    with display.progress() as bar:
+        tasks = {"write": bar.add_task("to Kafka", total=None), "states": bar.add_task("to Redis", total=None)}
+
+        def on_progress(phase: str, done: int, total: int) -> None:
+            bar.update(tasks[phase], completed=done, total=total)
+
+        report = import_interactions(
+            past,
+            bundle=stack.bundle,
+            kafka=at.kafka,
+            redis_url=at.redis_url,
+            inference_server=at.inference_server,
+            # The model was trained on exactly these: 800,000 attributions would tell it twice, and take minutes.
+            attributes=False,
+            progress=on_progress,
+        )
+    display.fact(
+        f"{report.interactions:,} events of {report.users_filled:,} users: {report.write_seconds:.0f} s to Kafka, "
+        f"{report.fill_seconds:.0f} s for histories and states"
+    )

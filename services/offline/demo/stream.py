@@ -1,0 +1,93 @@
+"""The demo's stream step: plan the replay, run it in a process of its own, and read what happened.
+
+Knows the protocol's settings and the data; knows neither training nor how the stack was started.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from services.offline.datasets import Interactions
+from services.offline.demo.plan import ReplayEvent, ReplayPlan, ReplayResult
+from services.offline.demo.schedule import Schedule
+
+OnProgress = Callable[[Mapping[str, Any]], None]
+
+
+class ReplayFailedError(RuntimeError):
+    """The replay process ended without a result; the message carries what it wrote last."""
+
+
+def planned_events(held_out: Interactions, schedule: Schedule, *, known: set[str], run_id: str) -> list[ReplayEvent]:
+    """The schedule as events; `known` are the item ids that the model knows, `run_id` makes event ids new."""
+    columns = zip(
+        held_out.users[schedule.rows].tolist(),
+        held_out.items[schedule.rows].tolist(),
+        held_out.types[schedule.rows].tolist(),
+        held_out.values[schedule.rows].tolist(),
+        held_out.timestamps[schedule.rows].tolist(),
+        schedule.predicted.tolist(),
+        schedule.previous.tolist(),
+        strict=True,
+    )
+    return [
+        ReplayEvent(
+            event_id=f"{run_id}-{place}",
+            user_id=held_out.user_ids[user],
+            item_id=held_out.item_ids[item],
+            type=held_out.type_names[kind],
+            value=value,
+            time_s=time_s,
+            predicted=predicted,
+            previous=previous,
+            known=held_out.item_ids[item] in known,
+        )
+        for place, (user, item, kind, value, time_s, predicted, previous) in enumerate(columns)
+    ]
+
+
+def past_items(past: Interactions, user_ids: set[str]) -> dict[str, list[str]]:
+    """Item ids of the given users' past, oldest first; users without a past are absent."""
+    rows, offsets = past.by_user()
+    found: dict[str, list[str]] = {}
+    for code, user_id in enumerate(past.user_ids):
+        if user_id in user_ids and offsets[code] < offsets[code + 1]:
+            own = past.items[rows[offsets[code] : offsets[code + 1]]]
+            found[user_id] = [past.item_ids[item] for item in own.tolist()]
+    return found
+
+
+def run_replay(plan: ReplayPlan, folder: Path, on_progress: OnProgress) -> ReplayResult:
+    """Run the plan in its own process; `folder` keeps plan, result and what the process said on stderr.
+
+    Raises: ReplayFailedError when it ends without a result. Ends the process when this one is interrupted.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    plan_path, result_path, errors_path = (folder / name for name in ("plan.json", "result.json", "replay.log"))
+    plan.write(plan_path)
+    result_path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "services.offline.demo.replay", str(plan_path), str(result_path)]
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    with errors_path.open("w", encoding="utf-8") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | one_thread
+        )
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                on_progress(json.loads(line))
+            status = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    if status != 0 or not result_path.exists():
+        last = errors_path.read_text(encoding="utf-8").strip().splitlines()[-1:]
+        raise ReplayFailedError(
+            f"the replay ended with status {status}: {' '.join(last) or 'no message'} ({errors_path})"
+        )
+    return ReplayResult.read(result_path)

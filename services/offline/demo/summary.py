@@ -1,0 +1,124 @@
+"""The demo's summary: every figure that it claims, in one JSON object whose keys are a contract.
+
+Pure: results in, a dictionary out. What the figures mean is said in the object itself (`notes`), so that a summary
+found on a disk explains itself.
+
+Letters: M predictions.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.offline.demo.measurement import HITS_AT, hit_rate, hits, percentile, percentiles
+from services.offline.demo.plan import Prediction, ReplayPlan, ReplayResult
+
+STAGES = ("queue", "encode", "first_stage", "rerank", "transport")
+EVENT_COUNTS = ("sent", "applied", "dead_lettered", "duplicates")
+
+NOTES = {
+    "events": "sent: distinct acknowledged event ids, broken records included; sent = applied + dead_lettered",
+    "hit_rate_at_10": "share of predicted events whose item is among the ten recommended before the event was sent; "
+    "model: without a token; model_with_token: with the token of the user's previous event; frozen_state: the same "
+    "model with user states frozen at the split; popularity: training counts; seen items left out of all four",
+    "recommend_ms": "milliseconds from the scheduled moment to the answer, calls without a token, arrivals on a clock",
+    "stages_ms": "medians, measured by the process that owns the stage; queue, first_stage, rerank and transport over "
+    "the same calls; encode is not part of those calls: stored states are encoded when the event arrives, and this is "
+    "how long the encoder process waits for the inference server then, one call for all users of a poll (what the "
+    "calls themselves waited for encoding is encode_in_call_ms)",
+    "freshness_ms": "milliseconds from an event's acknowledgement to the arrival of an answer whose state reflects it, "
+    "found by asking every freshness_ms.poll_ms",
+}
+
+
+def stream_figures(
+    plan: ReplayPlan, result: ReplayResult, stream_encode_ms: Mapping[str, float | None]
+) -> dict[str, Any]:
+    """`recommend_ms`, `stages_ms`, `freshness_ms` and what goes with them.
+
+    `stream_encode_ms` (p50, p99) is the stream's side of encoding; everything else is the replay's own record.
+    """
+    plain = in_order(result.predictions)
+    with_token = in_order(result.predictions_with_token)
+    latency = _latencies(plain)
+    seconds = max(result.seconds, 1e-9)
+    return {
+        "recommend_ms": percentiles(latency) | {"max": percentile(latency, 1.0), "calls": len(plain)},
+        "recommend_with_token_ms": percentiles(_latencies(with_token)) | {"calls": len(with_token)},
+        "stages_ms": {stage: percentile(_stage(plain, stage), 0.5) for stage in STAGES}
+        | {"encode": stream_encode_ms.get("p50")},
+        "stages_p99_ms": {stage: percentile(_stage(plain, stage), 0.99) for stage in STAGES}
+        | {"encode": stream_encode_ms.get("p99")},
+        "encode_in_call_ms": percentiles(_stage(plain, "encode"), (50, 99)),
+        "freshness_ms": {
+            "p50": percentile(np.array(result.freshness_ms), 0.5),
+            "p95": percentile(np.array(result.freshness_ms), 0.95),
+            "p99": percentile(np.array(result.freshness_ms), 0.99),
+            "samples": len(result.freshness_ms),
+            "unreflected": result.unreflected,
+            "poll_ms": plan.freshness_poll_ms,
+        },
+        "acknowledge_ms": percentiles(np.array(result.acknowledge_ms)),
+        "rates_per_s": {
+            "events": round(len(plan.events) / seconds, 1),
+            "recommend": round(len(plain) / seconds, 1),
+            "recommend_with_token": round(len(with_token) / seconds, 1),
+            "freshness_polls": round(result.freshness_polls / seconds, 1),
+        },
+        "answers": {
+            "state_sources": dict(Counter(p.state_source or "failed" for p in plain)),
+            "degradations": dict(Counter(name for p in plain for name in p.degradations)),
+            "certificates": dict(Counter(p.certificate for p in plain if p.certificate)),
+            "errors": dict(Counter(p.error for p in [*plain, *with_token] if p.error)),
+            "tokens_honoured": sum(p.token_honoured for p in with_token),
+        },
+        "replay": {
+            "seconds": round(result.seconds, 1),
+            "cpu_share": round(result.cpu_seconds / seconds, 3),
+            "events_held_for_their_prediction": result.late_sends,
+            "send_errors": result.send_errors,
+        },
+    }
+
+
+def event_counts(result: ReplayResult, before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, Any]:
+    """`events`: what was acknowledged beside what the stream counted between `before` and `after`."""
+    counted = {name: after.get(name, 0) - before.get(name, 0) for name in (*EVENT_COUNTS[1:], "unknown_items")}
+    return {
+        "sent": len(result.acknowledged),
+        **counted,
+        "duplicates_sent": result.duplicates_sent,
+        "malformed_sent": result.malformed_sent,
+        "unacknowledged": len(result.unacknowledged),
+        "adds_up": adds_up(len(result.acknowledged), counted["applied"], counted["dead_lettered"])
+        and not result.unacknowledged,
+    }
+
+
+def adds_up(sent: int, applied: int, dead_lettered: int) -> bool:
+    """Nothing lost and nothing counted twice."""
+    return sent == applied + dead_lettered
+
+
+def hit_rates(
+    items: Sequence[str], answers: Mapping[str, Sequence[Sequence[str]]]
+) -> tuple[dict[str, float | None], dict[str, npt.NDArray[np.bool_]]]:
+    """Hit rate at 10 per contender, and the hits behind each, (M,)."""
+    hit = {name: hits(answer, items, at=HITS_AT) for name, answer in answers.items()}
+    return {name: hit_rate(values) for name, values in hit.items()}, hit
+
+
+def in_order(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Answers in the order of their events (they arrive in any)."""
+    return sorted(predictions, key=lambda prediction: prediction.place)
+
+
+def _latencies(predictions: Sequence[Prediction]) -> npt.NDArray[np.float64]:
+    return np.array([prediction.latency_ms for prediction in predictions], dtype=np.float64)
+
+
+def _stage(predictions: Sequence[Prediction], stage: str) -> npt.NDArray[np.float64]:
+    return np.array([p.stages_ms[stage] for p in predictions if not p.error], dtype=np.float64)

@@ -1,0 +1,55 @@
+"""From a trained model to a bundle, and from a bundle back to the model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.algorithms.bundle import Bundle, BundleContent, write_bundle
+from services.algorithms.models.sequential import SequentialModel
+from services.offline.datasets import Interactions
+from services.offline.training.loop import TrainReport
+
+
+def save_bundle(
+    path: Path,
+    report: TrainReport,
+    interactions: Interactions,
+    *,
+    data: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    new_item_length: float | None = None,
+) -> Bundle:
+    """Write the trained model as a bundle. `interactions` is what it was trained on (counts, vocabularies)."""
+    model = report.model
+    user_ids: list[str] = []
+    if report.user_index is not None:
+        user_ids = [interactions.user_ids[code] for code in np.flatnonzero(report.user_index >= 0)]
+    return write_bundle(
+        path,
+        BundleContent(
+            encoder=model.encoder_shape,
+            head=model.head_shape,
+            weights={name: value.cpu().numpy() for name, value in model.state_dict().items()},
+            item_states=model.all_item_states(),
+            pair_gate=model.pair_gate(),
+            item_ids=interactions.item_ids,
+            titles=interactions.titles,
+            categories=interactions.categories,
+            counts=interactions.item_counts(),
+            user_ids=user_ids,
+            data=data,
+            metrics=metrics,
+            new_item_length=new_item_length,
+        ),
+    )
+
+
+def load_model(bundle: Bundle) -> SequentialModel:
+    """The bundle's model in PyTorch, ready to encode. Raises: RuntimeError if a weight is missing or misshapen."""
+    manifest = bundle.manifest
+    model = SequentialModel(bundle.encoder, manifest.head, num_items=manifest.num_items, num_users=manifest.num_users)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in bundle.weights().items()})
+    return model.eval()

@@ -1,0 +1,265 @@
+"""The training loop: seeded, resumable to the bit, and able to say where its time went.
+
+A step's backward pass is cut at the encoder's output, so that encoder and head are timed apart. Everything random
+comes from the configuration's seed and is part of a checkpoint; the caller's generators are left as they were.
+It knows nothing of bundles, evaluation or terminals.
+
+Letters: N positions of a batch, D encoder width.
+"""
+
+import math
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.algorithms.item_buckets import item_buckets
+from services.algorithms.models.sequential import SequentialModel
+from services.offline.datasets import Interactions
+from services.offline.training import checkpoint
+from services.offline.training.loss import batch_loss
+from services.offline.training.presets import TrainConfig
+from services.offline.training.sequences import Batch, EpochBatches, Histories, IntArray, StandIns
+
+PARTS = ("data", "encoder", "mol", "optimizer")
+_SECONDS_BETWEEN_CHECKPOINTS = 30.0
+# AdamW's second moment follows within tens of steps: a whole run of `quick` is some thousand.
+_BETAS = (0.9, 0.98)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What a progress display gets after each step. `loss` is the mean sampled softmax over the epoch so far."""
+
+    epoch: int
+    num_epochs: int
+    positions: int
+    total_positions: int
+    positions_per_s: float
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainReport:
+    """What training did. `seconds` and `part_shares` leave checkpoints and evaluation out; memory is the process's."""
+
+    model: SequentialModel
+    positions: int
+    seconds: float
+    part_shares: dict[str, float]
+    epoch_losses: list[float]
+    peak_memory_bytes: int
+    user_index: IntArray | None
+
+    @property
+    def positions_per_s(self) -> float:
+        return self.positions / max(self.seconds, 1e-9)
+
+
+ProgressListener = Callable[[Step], None]
+Result = TypeVar("Result")
+
+
+def train(
+    config: TrainConfig,
+    interactions: Interactions,
+    *,
+    out: Path | None = None,
+    progress: ProgressListener | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    stop_after_batches: int | None = None,
+) -> TrainReport:
+    """Train on every event of `interactions` (the training part of a split; vocabularies may be larger).
+
+    Checkpoints go to `out` (none without it); with `resume` the newest one there is taken up, bit for bit as if it
+    had not stopped (same threads and machine). `stop_after_batches` ends early, with a checkpoint.
+    Raises: ValueError if no user has two events, or if a checkpoint belongs to another configuration or data.
+    """
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if device != "cpu" else []):
+        run = _Run(config, interactions, out, device)
+        if resume:
+            run.resume()
+        run.go(progress or (lambda step: None), stop_after_batches)
+        return run.report()
+
+
+def dense_users(config: TrainConfig, interactions: Interactions) -> IntArray | None:
+    """User code -> dense index of those with training events, -1 for others (U,); None without user-id component."""
+    if not config.encoder.uses_user_index:
+        return None
+    trained = interactions.user_counts() > 0
+    return np.where(trained, np.cumsum(trained) - 1, -1)
+
+
+def _stand_ins(config: TrainConfig, interactions: Interactions) -> StandIns | None:
+    buckets = config.encoder.num_item_buckets
+    if not buckets:
+        return None
+    rows = interactions.num_items + item_buckets(interactions.item_ids, buckets)
+    return StandIns(rows=rows, probability=config.bucket_probability)
+
+
+class _Run:
+    def __init__(self, config: TrainConfig, interactions: Interactions, out: Path | None, device: str) -> None:
+        self.config, self.folder, self.device = config, out, torch.device(device)
+        self.histories = Histories.of(interactions)
+        self.total_positions = self.histories.num_positions * config.epochs
+        if not self.total_positions:
+            raise ValueError(f"{interactions.name}: no user has two events; training needs a next event to predict")
+        self.identity: dict[str, Any] = {"config": config.as_dict(), "data": interactions.fingerprint()}
+        self.user_index = dense_users(config, interactions)
+        self.stand_ins = _stand_ins(config, interactions)
+        torch.manual_seed(config.seed)
+        self.negatives = torch.Generator().manual_seed(config.seed)
+        self.model = SequentialModel(
+            config.encoder,
+            config.head,
+            num_items=interactions.num_items,
+            num_users=0 if self.user_index is None else int(self.user_index.max()) + 1,
+            dropouts=config.dropouts,
+        ).to(self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=config.learning_rate,
+            betas=_BETAS,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.progress = checkpoint.Progress(part_seconds=dict.fromkeys(PARTS, 0.0))
+
+    def resume(self) -> None:
+        restored = checkpoint.load(self.folder, self.identity, self.model, self.optimizer) if self.folder else None
+        if restored is None:
+            return
+        self.progress, generators = restored
+        torch.set_rng_state(generators["torch"])
+        self.negatives.set_state(generators["negatives"])
+        if "cuda" in generators:
+            torch.cuda.set_rng_state(generators["cuda"], self.device)
+
+    def go(self, listener: ProgressListener, stop_after_batches: int | None) -> None:
+        self.model.train()
+        progress, saved_at, batches_done = self.progress, time.monotonic(), 0
+        while progress.epoch < self.config.epochs:
+            batches = self._timed("data", lambda: self._batches(progress.epoch))
+            while progress.next_batch < len(batches):
+                self._step(batches)
+                listener(self._describe())
+                batches_done += 1
+                if stop_after_batches == batches_done:
+                    self._save()
+                    return
+                if time.monotonic() - saved_at > _SECONDS_BETWEEN_CHECKPOINTS:
+                    self._save()
+                    saved_at = time.monotonic()
+            progress.epoch_losses.append(progress.loss_sum / progress.epoch_positions)
+            progress.start_epoch(progress.epoch + 1)
+            self._save()
+
+    def report(self) -> TrainReport:
+        parts = self.progress.part_seconds
+        total = sum(parts.values()) or 1.0
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device)
+        else:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return TrainReport(
+            model=self.model.eval(),
+            positions=self.progress.positions,
+            seconds=self.progress.seconds,
+            part_shares={part: parts[part] / total for part in PARTS},
+            epoch_losses=list(self.progress.epoch_losses),
+            peak_memory_bytes=peak,
+            user_index=self.user_index,
+        )
+
+    def _batches(self, epoch: int) -> EpochBatches:
+        return EpochBatches(
+            self.histories,
+            max_history=self.config.encoder.max_history,
+            batch_sequences=self.config.batch_sequences,
+            seed=self.config.seed,
+            epoch=epoch,
+            stand_ins=self.stand_ins,
+        )
+
+    def _step(self, batches: EpochBatches) -> None:
+        progress = self.progress
+        batch = self._timed("data", lambda: batches[progress.next_batch])
+        encoded = self._timed("encoder", lambda: self._encode(batch))
+        # The head's gradients stop here, so that its time and the encoder's are told apart.
+        cut = encoded.detach().requires_grad_()
+        loss = self._timed("mol", lambda: self._head(batch, cut))
+        self._timed("encoder", lambda: torch.autograd.backward(encoded, cut.grad))
+        self._timed("optimizer", self._update)
+        progress.loss_sum += loss * len(batch.targets)
+        progress.positions += len(batch.targets)
+        progress.epoch_positions += len(batch.targets)
+        progress.next_batch += 1
+
+    def _encode(self, batch: Batch) -> Tensor:
+        items, times = torch.from_numpy(batch.items).to(self.device), torch.from_numpy(batch.times).to(self.device)
+        encoded = self.model.encode(items, times).flatten(0, 1)
+        return encoded.index_select(0, torch.from_numpy(batch.positions).to(self.device))
+
+    def _head(self, batch: Batch, cut: Tensor) -> float:
+        users = None
+        if self.user_index is not None:
+            owners = batch.users[batch.positions // batch.items.shape[1]]
+            users = torch.from_numpy(self.user_index[owners]).to(self.device)
+        targets = torch.from_numpy(batch.targets).to(self.device)
+        loss = batch_loss(self.model, self.config, cut, users, targets, self.negatives)
+        torch.autograd.backward(loss.total)
+        return float(loss.sampled_softmax)
+
+    def _update(self) -> None:
+        rate = self.config.learning_rate * rate_factor(self.config, self.progress.positions / self.total_positions)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _timed(self, part: str, work: Callable[[], Result]) -> Result:
+        begin = time.perf_counter()
+        result = work()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elapsed = time.perf_counter() - begin
+        self.progress.part_seconds[part] += elapsed
+        self.progress.seconds += elapsed
+        return result
+
+    def _describe(self) -> Step:
+        progress = self.progress
+        return Step(
+            epoch=progress.epoch,
+            num_epochs=self.config.epochs,
+            positions=progress.positions,
+            total_positions=self.total_positions,
+            positions_per_s=progress.positions / max(progress.seconds, 1e-9),
+            loss=progress.loss_sum / progress.epoch_positions,
+        )
+
+    def _save(self) -> None:
+        if self.folder is None:
+            return
+        generators = {"torch": torch.get_rng_state(), "negatives": self.negatives.get_state()}
+        if self.device.type == "cuda":
+            generators["cuda"] = torch.cuda.get_rng_state(self.device)
+        checkpoint.save(self.folder, self.identity, self.progress, self.model, self.optimizer, generators)
+
+
+def rate_factor(config: TrainConfig, done: float) -> float:
+    """The learning rate's factor after a share `done` of training: linear warm-up, then half a cosine to the end."""
+    if done < config.warmup_fraction:
+        return max(done / config.warmup_fraction, 1e-3)
+    falling = (done - config.warmup_fraction) / max(1.0 - config.warmup_fraction, 1e-9)
+    lowest = config.final_rate_fraction
+    return lowest + (1.0 - lowest) * 0.5 * (1.0 + math.cos(math.pi * falling))

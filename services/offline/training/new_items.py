@@ -1,0 +1,127 @@
+"""How long the state of an item may become that the model never saw, measured on items that it did see.
+
+Known items are treated as new: their state is the direction of what three people's query states add up to, and it is
+compared with the trained state on the queries of other people who took the item. The length under which both score the
+same is a property of the model (decision 015), so it is measured once, here, and goes into the bundle. It knows nothing
+of bundles or of streams.
+
+Letters: B users, M places in each history, n interactions, k items, q queries, P_q query components, P pairs, d width.
+"""
+
+import numpy as np
+import torch
+
+from services.algorithms.models.sequential import SequentialModel
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.pefa.contribution import contributions, mean_gate, newcomers
+from services.algorithms.pefa.refresh import refreshed
+from services.algorithms.pefa.share_choice import new_item_length
+from services.algorithms.states import FloatArray, ItemStates, QueryStates
+from services.offline.datasets import Interactions
+from services.offline.training.sequences import Histories, IntArray, windows_before
+
+# One pass over a thousand histories: two seconds at 2 blocks, twenty at 8 blocks of 200.
+_USERS = 1000
+_PLACES = 24
+_USERS_PER_BATCH = 64
+# The operator's default m: from so many people on, an item is served from interactions alone and has to be found.
+_EARLY = 3
+_LATER = 4
+# Of fewer items the ratio says too little.
+_FEWEST_ITEMS = 20
+# A model that was hardly trained scores its own items no better than any; theirs is no measure then, and what is served
+# where nobody measured is half (policy.NEW_ITEM_SHARE).
+_LEAST = 0.5
+
+
+def measure_new_item_length(model: SequentialModel, interactions: Interactions) -> float | None:
+    """Length in [.5, 1] of a new item's components under which it scores as a trained item does; None if the data are
+    too few to tell, or if people who take the same items are no more alike than others.
+
+    `interactions`: of the model's items, such as training's own. Of each of 1,000 people, drawn by a fixed seed, 24
+    interactions; the items that four of them took, so that items count about as often as they are taken. (Drawn
+    evenly from the catalogue, they would ask for .36 instead of .53 at 8x4x64, which finds nobody.) The user-id
+    component stays out, as for people whom training never saw.
+    """
+    users, items, queries = _taken(model, Histories.of(interactions))
+    early, later, owner = _early_and_later(users, items)
+    if len(early) < _FEWEST_ITEMS:
+        return None
+    catalogue, pair_gate, rows = model.all_item_states(), model.pair_gate(), items[early[:, 0]]
+    trained = ItemStates(
+        components=catalogue.components[rows], gate=None if catalogue.gate is None else catalogue.gate[rows]
+    )
+    directions = _directions(model, _rows(queries, early.ravel()), trained, mean_gate(catalogue))
+    by_model, by_memory = (
+        np.concatenate(MolScorer(states, pair_gate).scores_at(_rows(queries, later), list(owner[:, None])))
+        for states in (trained, directions)
+    )
+    if not by_model.mean() > 0 or not by_memory.mean() > 0:
+        return None
+    return round(max(_LEAST, new_item_length(by_model, by_memory)), 4)
+
+
+@torch.no_grad()
+def _taken(model: SequentialModel, histories: Histories) -> tuple[IntArray, IntArray, QueryStates]:
+    """Who took what, each pair once, (n,) and (n,), and the states in which they did (n, P_q, d)."""
+    rng = np.random.default_rng(0)
+    shape, head = model.encoder_shape, model.head_shape
+    device = model.item_embedding.weight.device
+    chosen = rng.permutation(np.flatnonzero(np.diff(histories.offsets) >= 2))[:_USERS]
+    nothing = np.zeros(0, np.int64)
+    users, items = [nothing], [nothing]
+    components = [np.zeros((0, head.num_query_components, head.component_width), np.float32)]
+    gates = [np.zeros((0, head.num_pairs), np.float32)]
+    for begin in range(0, len(chosen), _USERS_PER_BATCH):
+        batch = chosen[begin : begin + _USERS_PER_BATCH]
+        windows = windows_before(histories, histories.offsets[batch + 1], batch, shape.max_history)
+        # The state after the window's last event preceded nothing that is known. A window can hold one event only.
+        places = rng.integers(0, np.maximum(windows.lengths - 1, 1)[:, None], (len(batch), _PLACES))
+        targets = np.take_along_axis(windows.items, np.minimum(places + 1, windows.items.shape[1] - 1), axis=1)
+        keep = (places + 1 < windows.lengths[:, None]).ravel()
+        nobody = torch.full((len(batch),), -1, device=device) if shape.uses_user_index else None
+        made, gate = model.states_at(
+            torch.from_numpy(windows.items).to(device),
+            torch.from_numpy(windows.times).to(device),
+            nobody,
+            torch.from_numpy(places).to(device),
+        )
+        users.append(np.repeat(batch, _PLACES)[keep])
+        items.append(targets.ravel()[keep])
+        components.append(made.flatten(0, 1).cpu().numpy()[keep])
+        if gate is not None:
+            gates.append(gate.flatten(0, 1).cpu().numpy()[keep])
+    who, what = np.concatenate(users), np.concatenate(items)
+    states = QueryStates(components=np.concatenate(components), gate=np.concatenate(gates) if head.is_mixture else None)
+    once = np.unique(who * model.num_items + what, return_index=True)[1]
+    return who[once], what[once], _rows(states, once)
+
+
+def _early_and_later(users: IntArray, items: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Of each of k items that four people took: three of the interactions (k, 3), up to four others (q,), and which of
+    the k items these are of (q,). Who is early is drawn by a fixed seed."""
+    shuffled = np.random.default_rng(1).permutation(len(users))
+    order = shuffled[np.argsort(items[shuffled], kind="stable")]
+    _, starts, counts = np.unique(items[order], return_index=True, return_counts=True)
+    starts, counts = starts[counts > _EARLY], counts[counts > _EARLY]
+    early = order[starts[:, None] + np.arange(_EARLY)]
+    owner, nth = np.nonzero(np.arange(_EARLY, _EARLY + _LATER) < counts[:, None])
+    return early, order[starts[owner] + _EARLY + nth], owner
+
+
+def _directions(model: SequentialModel, early: QueryStates, trained: ItemStates, gate: FloatArray | None) -> ItemStates:
+    """What a refresher would make of k items if they were new, at full length, of 3 k early states, by item.
+
+    `gate`: a new item's, (P,).
+    """
+    num_items, num_components, width = trained.components.shape
+    leave_out = early.components.shape[1] - 1 if model.encoder_shape.uses_user_index else None
+    rows = newcomers(len(early), num_components=num_components, width=width, mean_gate=gate)
+    added = contributions(early, np.ones(len(early)), rows, model.pair_gate(), leave_out=leave_out)
+    sums = added.reshape(num_items, _EARLY, num_components, width).sum(axis=1).astype(np.float64)
+    base = newcomers(num_items, num_components=num_components, width=width, mean_gate=gate)
+    return refreshed(base, sums, np.zeros(num_items))
+
+
+def _rows(states: QueryStates, rows: IntArray) -> QueryStates:
+    return QueryStates(components=states.components[rows], gate=None if states.gate is None else states.gate[rows])

@@ -1,0 +1,370 @@
+"""Training a phrase model: from questions with documents to an encoder, an output layer and a shortlist.
+
+As in arXiv:2406.06739, A.3 (Adam, linear warm-up, linear decay), scaled down: on a CPU the last two layers are
+trained over kept activations of the others, on a GPU all of them. The output layer begins from scratch, as there, and
+learns at a rate of its own: with tens of steps where the paper has tens of thousands, 5e-5 would leave it where it
+began. It begins at the tokens' frequencies along the mean output, so that the partition sum is 1 before the first step;
+from zero, log^2 V of l3 would be all that the first hundred steps see. Equal seeds train equal models on one machine
+and number of threads. It knows no bundle and no terminal.
+
+Letters: N questions, B of a batch, s positions, D width, V vocabulary.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from services.algorithms.generation.generator import Generator, GeneratorSettings
+from services.algorithms.generation.identifiers import IdentifierTable
+from services.algorithms.generation.output_layer import OutputLayer
+from services.algorithms.generation.shortlist import Shortlist
+from services.algorithms.generation.trie import IdentifierTrie
+from services.algorithms.generation.vocabulary import TargetTokenizer
+from services.algorithms.models.phrase_nar import PhraseEncoder, from_minilm
+from services.algorithms.models.sentence_encoder import model_folder
+from services.algorithms.word_pieces import WordPieces
+from services.offline.training.phrases.identifiers import Identifiers, identifiers_of
+from services.offline.training.phrases.losses import PAD, LossSettings, Sampling, phrase_losses
+from services.offline.training.phrases.questions import EncodedQuestions, Questions, drawn_targets, training_questions
+from services.offline.training.phrases.shortlist_fit import ShortlistSize, covered, fit_shortlist
+
+FloatArray = npt.NDArray[np.float32]
+Precision = Literal["int8", "float16"]
+
+# A handful of held-out questions would end training by chance.
+_HELD_OUT_SHARE, _FEWEST_HELD_OUT, _MOST_HELD_OUT = 0.05, 50, 256
+_WAITED_EPOCHS = 2
+_SMALL_NOISE = 0.02  # BERT's own spread of fresh weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhraseSettings:
+    """What a person may choose. `positions`, `shortlist` None: from the data. `least_steps`: few questions are gone
+    through more often than `epochs` says, until there were so many. `exact_limit`: above that many logits of a step
+    (rows times V) l1 and l2 are sampled with `drawn_tokens`, and l3 is exact on `drawn_rows` rows. `seconds`: training
+    ends there at the latest, the rate decaying towards it."""
+
+    positions: int | None = None
+    max_tokens: int = 64
+    epochs: int = 8
+    least_steps: int = 256
+    batch: int = 256
+    encoder_rate: float = 2e-4
+    output_rate: float = 5e-3
+    warmup_share: float = 0.1
+    shortlist_weight: float = 0.25
+    normalisation_weight: float = 1.0
+    exact_limit: int = 2**30
+    drawn_tokens: int = 8192
+    drawn_rows: int = 256
+    shortlist: ShortlistSize | None = None
+    seconds: float | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "encoder_rate", "output_rate", "exact_limit", "drawn_tokens", "drawn_rows"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: above 0")
+        if self.least_steps < 0:
+            raise ValueError(f"least_steps={self.least_steps}; allowed: at least 0")
+        if not 0 <= self.warmup_share < 1:
+            raise ValueError(f"warmup_share={self.warmup_share}; allowed: 0 to below 1")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds={self.seconds}; allowed: above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhraseStep:
+    """What a progress display gets. `stage`: questions, training or shortlist; `done` of `total` in its own units."""
+
+    stage: str
+    done: int
+    total: int
+    loss: float = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedPhrases:
+    """A trained model with what it was trained for. weights (V, D), centers (m, D) float32; sets (m, r) int32."""
+
+    encoder: PhraseEncoder
+    pieces: WordPieces
+    tokenizer: TargetTokenizer
+    identifiers: Identifiers
+    weights: FloatArray
+    centers: FloatArray
+    sets: npt.NDArray[np.int32]
+    shortlist: ShortlistSize
+    report: dict[str, Any] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """x (B, 1+s, D) of B queries; a text without words is answered, too."""
+        if not texts:
+            return np.zeros((0, self.encoder.shape.positions + 1, self.encoder.shape.width), dtype=np.float32)
+        ids, mask = self.pieces.batch(texts, max_tokens=self.encoder.shape.max_tokens)
+        device = next(self.encoder.parameters()).device
+        x = self.encoder(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device))
+        return np.ascontiguousarray(x.cpu().numpy(), dtype=np.float32)
+
+    def generator(self, settings: GeneratorSettings | None = None, *, precision: Precision = "float16") -> Generator:
+        """What answers with the identifiers: item rows are document rows. The k of the shortlist by default."""
+        trie = IdentifierTrie.build(
+            self.identifiers.tokens,
+            range(len(self.identifiers)),
+            max_tokens=self.identifiers.positions,
+            num_tokens=len(self.weights),
+        )
+        return Generator(
+            output_layer=OutputLayer.from_weights(self.weights, precision=precision),
+            shortlist=Shortlist(self.centers, self.sets, num_tokens=len(self.weights)),
+            trie=trie,
+            identifiers=IdentifierTable.build(self.identifiers.texts, self.identifiers.documents),
+            settings=settings or GeneratorSettings(sets=self.shortlist.joined),
+        )
+
+
+def train_phrases(
+    pairs: Sequence[tuple[str, int]],
+    documents: Sequence[Sequence[str]],
+    tokenizer: TargetTokenizer,
+    settings: PhraseSettings,
+    seed: int,
+    *,
+    encoder: Callable[[int], tuple[PhraseEncoder, WordPieces]] | None = None,
+    progress: Callable[[PhraseStep], None] | None = None,
+) -> TrainedPhrases:
+    """Train on (query text, document row) pairs; documents[row]: the document's identifiers, questions as well.
+
+    encoder: s -> a fresh encoder and its word pieces; MiniLM by default.
+    Raises: ValueError naming field, value and what is allowed; if MiniLM's weights are not installed.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        identifiers = identifiers_of(documents, tokenizer, positions=settings.positions)
+        if encoder is None:
+            folder = model_folder()
+            words = WordPieces.read(folder / "vocab.txt")
+            started = from_minilm(folder, positions=identifiers.positions, max_tokens=settings.max_tokens), words
+        else:
+            started = encoder(identifiers.positions)
+        return _Training(pairs, documents, tokenizer, identifiers, settings, seed, *started, progress).run()
+
+
+class _Training:
+    def __init__(
+        self,
+        pairs: Sequence[tuple[str, int]],
+        documents: Sequence[Sequence[str]],
+        tokenizer: TargetTokenizer,
+        identifiers: Identifiers,
+        settings: PhraseSettings,
+        seed: int,
+        encoder: PhraseEncoder,
+        pieces: WordPieces,
+        progress: Callable[[PhraseStep], None] | None,
+    ) -> None:
+        self.settings, self.seed, self.identifiers, self.tokenizer = settings, seed, identifiers, tokenizer
+        self.pieces, self.tell = pieces, progress or (lambda step: None)
+        self.device = torch.device(settings.device)
+        self.all_layers = self.device.type != "cpu"
+        # Without such units bfloat16 products are slower than float32 ones; with AVX-512's 2 to 4 times faster.
+        units = torch.cpu.get_capabilities()
+        self.half = self.device.type != "cpu" or bool(units.get("amx_bf16") or units.get("avx512_bf16"))
+        self.encoder = encoder.to(self.device)
+        self.rng = np.random.default_rng(seed)
+        held_out = min(_MOST_HELD_OUT, int(len(pairs) * _HELD_OUT_SHARE))
+        held_out = held_out if held_out >= _FEWEST_HELD_OUT else 0
+        own = dict(zip(_plain_texts(documents), _own_rows(documents, tokenizer, identifiers), strict=True))
+        self.questions, self.aside = training_questions(
+            pairs, documents, lambda text: own.get(text, -1), held_out=held_out, seed=seed
+        )
+        self.begun = time.perf_counter()
+        self.inputs, self.aside_inputs = self._encoded(self.questions), self._encoded(self.aside)
+        trained = encoder.trained(all_layers=self.all_layers)
+        for weight in encoder.parameters():
+            weight.requires_grad_(False)
+        for weight in trained:
+            weight.requires_grad_(True)
+        self.weights = self._first_weights().requires_grad_(True)
+        groups = [
+            {"params": trained, "lr": settings.encoder_rate, "first": settings.encoder_rate},
+            {"params": [self.weights], "lr": settings.output_rate, "first": settings.output_rate},
+        ]
+        self.optimizer = torch.optim.Adam(groups)
+        self.losses = LossSettings(
+            shortlist_weight=settings.shortlist_weight,
+            normalisation_weight=settings.normalisation_weight,
+            half=self.half,
+        )
+
+    def run(self) -> TrainedPhrases:
+        settings = self.settings
+        aside_targets = drawn_targets(self.aside, self.identifiers, np.random.default_rng(self.seed))
+        best, kept, waited, epoch_losses, held_out_losses = float("inf"), self._state(), 0, [], []
+        prepared = time.perf_counter()
+        batches_of_epoch = max(1, -(-len(self.questions) // settings.batch))
+        epochs = max(settings.epochs, -(-settings.least_steps // batches_of_epoch))
+        total = batches_of_epoch * epochs
+        done = 0
+        for _ in range(epochs):
+            targets = torch.from_numpy(drawn_targets(self.questions, self.identifiers, self.rng))
+            summed = 0.0
+            for rows in self.inputs.batches(settings.batch, self.rng):
+                spent = time.perf_counter() - prepared
+                share = max(done / total, spent / settings.seconds if settings.seconds else 0.0)
+                if share >= 1.0:
+                    break
+                loss = self._step(rows, targets[rows], share, done)
+                summed += loss * len(rows)
+                done += 1
+                self.tell(PhraseStep(stage="training", done=done, total=total, loss=loss))
+            epoch_losses.append(summed / len(self.questions))
+            if len(self.aside):
+                held_out_losses.append(self._held_out(aside_targets))
+                waited = 0 if held_out_losses[-1] < best else waited + 1
+                if held_out_losses[-1] < best:
+                    best, kept = held_out_losses[-1], self._state()
+            ended = settings.seconds is not None and time.perf_counter() - prepared >= settings.seconds
+            if ended or waited >= _WAITED_EPOCHS:
+                break
+        if len(self.aside):
+            self.encoder.load_state_dict(kept[0])
+            self.weights.data.copy_(kept[1])
+        trained_at = time.perf_counter()
+        self.encoder.eval()
+        centers, sets, size, coverage = self._shortlist()
+        return TrainedPhrases(
+            encoder=self.encoder.cpu(),
+            pieces=self.pieces,
+            tokenizer=self.tokenizer,
+            identifiers=self.identifiers,
+            weights=self.weights.detach().cpu().numpy(),
+            centers=centers.cpu().numpy(),
+            sets=sets.cpu().numpy(),
+            shortlist=size,
+            report={
+                "questions": len(self.questions),
+                "held_out_questions": len(self.aside),
+                "identifiers": len(self.identifiers),
+                "identifiers_left_out": self.identifiers.left_out,
+                "identifiers_cut": self.identifiers.cut,
+                "positions": self.identifiers.positions,
+                "vocabulary": len(self.tokenizer),
+                "steps": done,
+                "epochs": len(epoch_losses),
+                "epoch_losses": epoch_losses,
+                "held_out_losses": held_out_losses,
+                "prepare_seconds": prepared - self.begun,
+                "train_seconds": trained_at - prepared,
+                "shortlist_seconds": time.perf_counter() - trained_at,
+                "shortlist": asdict(size),
+                "shortlist_covers": coverage,
+                "half": self.half,
+                "seed": self.seed,
+            },
+        )
+
+    def _encoded(self, questions: Questions) -> EncodedQuestions:
+        done = 0
+
+        def count(rows: int) -> None:
+            nonlocal done
+            done += rows
+            self.tell(PhraseStep(stage="questions", done=done, total=len(questions)))
+
+        return EncodedQuestions(
+            self.encoder,
+            self.pieces,
+            questions.texts,
+            keep_lower=not self.all_layers,
+            half=self.half,
+            progress=count,
+        )
+
+    def _outputs(self, inputs: EncodedQuestions, rows: npt.NDArray[np.int64]) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            return inputs.outputs(self.encoder, rows, self.device).float()
+
+    def _step(self, rows: npt.NDArray[np.int64], targets: Tensor, share: float, done: int) -> float:
+        warmup = self.settings.warmup_share
+        factor = (share / warmup if share < warmup else (1.0 - share) / (1.0 - warmup)) if done else 0.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["first"] * factor
+        x = self._outputs(self.inputs, rows)
+        losses = phrase_losses(x, self.weights, targets.to(self.device), self.losses, self._sampling(targets))
+        self.optimizer.zero_grad()
+        torch.autograd.backward(losses.total)
+        self.optimizer.step()
+        return float(losses.total.detach())
+
+    def _sampling(self, targets: Tensor) -> Sampling | None:
+        rows, size = targets.numel(), len(self.weights)
+        if (rows + len(targets)) * size <= self.settings.exact_limit:
+            return None
+        tokens = torch.from_numpy(self.rng.integers(0, size, self.settings.drawn_tokens))
+        chosen = torch.from_numpy(self.rng.permutation(rows)[: self.settings.drawn_rows].copy())
+        chances = torch.full((size,), 1.0 / size)
+        return Sampling(tokens=tokens.to(self.device), chances=chances.to(self.device), rows=chosen.to(self.device))
+
+    @torch.no_grad()
+    def _held_out(self, targets: npt.NDArray[np.int64]) -> float:
+        """Mean l1 of the held-out questions."""
+        total = 0.0
+        for rows in self.aside_inputs.batches(self.settings.batch, np.random.default_rng(0)):
+            wanted = torch.from_numpy(targets[rows]).to(self.device)
+            losses = phrase_losses(self._outputs(self.aside_inputs, rows), self.weights, wanted, self.losses)
+            total += float(losses.positions) * len(rows)
+        return total / len(self.aside)
+
+    @torch.no_grad()
+    def _shortlist(self) -> tuple[Tensor, Tensor, ShortlistSize, float]:
+        size = self.settings.shortlist or ShortlistSize.of(len(self.questions), len(self.tokenizer))
+        x0 = torch.empty(len(self.questions), self.weights.shape[1])
+        for rows in self.inputs.batches(self.settings.batch, np.random.default_rng(0)):
+            x0[rows] = self._outputs(self.inputs, rows)[:, 0].cpu()
+        wanted = _real(drawn_targets(self.questions, self.identifiers, self.rng))
+        self.tell(PhraseStep(stage="shortlist", done=0, total=1))
+        with torch.enable_grad():
+            fixed = self.weights.detach()
+            centers, sets = fit_shortlist(x0.to(self.device), wanted, fixed, size, half=self.half, seed=self.seed)
+        self.tell(PhraseStep(stage="shortlist", done=1, total=1))
+        some = np.random.default_rng(self.seed).permutation(len(x0))[:1000]
+        coverage = covered(x0[some].to(self.device), [wanted[row] for row in some], centers, sets, size.joined)
+        return centers, sets, size, coverage
+
+    @torch.no_grad()
+    def _first_weights(self) -> Tensor:
+        """Rows (V, D): log frequency of the tokens over all positions along the mean output, and small noise."""
+        counts = torch.ones(len(self.tokenizer))
+        drawn = torch.from_numpy(drawn_targets(self.questions, self.identifiers, np.random.default_rng(self.seed)))
+        counts += torch.bincount(drawn.flatten(), minlength=len(counts))
+        rows = np.arange(min(len(self.questions), self.settings.batch), dtype=np.int64)
+        mean = self._outputs(self.inputs, rows).flatten(0, 1).mean(dim=0).cpu()
+        noise = torch.randn(len(counts), len(mean)) * _SMALL_NOISE
+        noise -= torch.outer(noise @ mean, mean) / mean.square().sum()
+        frequent = torch.outer(torch.log(counts / counts.sum()), mean) / mean.square().sum()
+        return (frequent + noise).to(self.device)
+
+    def _state(self) -> tuple[dict[str, Tensor], Tensor]:
+        return copy.deepcopy(self.encoder.state_dict()), self.weights.detach().clone()
+
+
+def _plain_texts(documents: Sequence[Sequence[str]]) -> list[str]:
+    return [text for texts in documents for text in texts]
+
+
+def _own_rows(documents: Sequence[Sequence[str]], tokenizer: TargetTokenizer, identifiers: Identifiers) -> list[int]:
+    """For each text of each document, the identifier that it is, or -1."""
+    return [identifiers.row_of.get(tuple(tokens), -1) for tokens in tokenizer.encode_all(_plain_texts(documents))]
+
+
+def _real(targets: npt.NDArray[np.int64]) -> list[list[int]]:
+    return [[token for token in row if token != PAD] for row in targets.tolist()]

@@ -1,0 +1,101 @@
+"""The losses of the phrase model (arXiv:2406.06739, section 4.2): l1 + lambda2 l2 + lambda3 l3.
+
+l1 is the cross entropy at each position, l2 that of the same tokens from x_0, l3 = log^2 of the partition sum, which
+lets serving leave the sum out. Each is the paper's sum divided by B s, so that learning rates do not depend on either.
+Targets are filled up with [PAD] = 0. l1 counts every position, as decoding counts the [PAD] of the positions that an
+identifier leaves; l2 counts real tokens alone, since [PAD] is in every shortlist anyway.
+
+Where V s does not fit, `Sampling` draws: l1 and l2 then use an estimate of the partition sum from drawn tokens, which
+is unbiased as a sum and biased under its logarithm, as every sampled softmax; l3 stays exact per row, on drawn rows,
+and is unbiased.
+
+Letters: B queries, s positions, D width, V vocabulary, S drawn tokens, R drawn rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.offline.training.phrases.partition import CHUNK, log_partition
+
+PAD = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossSettings:
+    """lambda2 and lambda3 of the paper; how the exact partition sum is computed."""
+
+    shortlist_weight: float = 0.25
+    normalisation_weight: float = 1.0
+    chunk: int = CHUNK
+    half: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """tokens (S,): drawn independently with probabilities `chances` (V,), all above 0. rows (R,): different rows of
+    the B s that l3 is computed on, drawn uniformly."""
+
+    tokens: Tensor
+    chances: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Losses:
+    """`total` carries gradients; the three terms are detached and not weighted."""
+
+    total: Tensor
+    positions: Tensor
+    shortlist: Tensor
+    normalisation: Tensor
+
+
+def phrase_losses(
+    x: Tensor, weights: Tensor, targets: Tensor, settings: LossSettings, sampling: Sampling | None = None
+) -> Losses:
+    """x (B, 1+s, D), weights (V, D), targets (B, s) of token ids, [PAD] where the identifier ended.
+
+    Raises: ValueError if the shapes do not fit.
+    """
+    batch, positions = targets.shape
+    if x.shape[:2] != (batch, positions + 1):
+        raise ValueError(f"x has shape {tuple(x.shape)}; expected ({batch}, {positions + 1}, D) for these targets")
+    wanted = weights[targets]
+    at_positions = (x[:, 1:] * wanted).sum(dim=2)
+    at_shortlist = (x[:, :1] * wanted).sum(dim=2)
+    real = (targets != PAD).to(x.dtype)
+    rows = x[:, 1:].flatten(0, 1)
+    if sampling is None:
+        every = log_partition(x.flatten(0, 1), weights, chunk=settings.chunk, half=settings.half)
+        every = every.view(batch, positions + 1)
+        log_sums, log_shortlist_sum = every[:, 1:], every[:, :1].expand(-1, positions)
+        exact = log_sums.flatten()
+    else:
+        log_sums = log_sampled_partition(rows, weights, targets.flatten(), at_positions.flatten(), sampling)
+        log_sums = log_sums.view(batch, positions)
+        repeated = x[:, :1].expand(-1, positions, -1).flatten(0, 1)
+        log_shortlist_sum = log_sampled_partition(
+            repeated, weights, targets.flatten(), at_shortlist.flatten(), sampling
+        ).view(batch, positions)
+        exact = log_partition(rows[sampling.rows], weights, chunk=settings.chunk, half=settings.half)
+    l1 = (log_sums - at_positions).mean()
+    l2 = ((log_shortlist_sum - at_shortlist) * real).mean()
+    l3 = exact.square().mean()
+    total = l1 + settings.shortlist_weight * l2 + settings.normalisation_weight * l3
+    return Losses(total=total, positions=l1.detach(), shortlist=l2.detach(), normalisation=l3.detach())
+
+
+def log_sampled_partition(
+    x: Tensor, weights: Tensor, targets: Tensor, target_logits: Tensor, sampling: Sampling
+) -> Tensor:
+    """log of an unbiased estimate of each row's partition sum: x (N, D), targets, target_logits (N,) -> (N,).
+
+    The target's own term is exact; every drawn token v other than it counts exp(x . w_v) / (S chance_v).
+    """
+    drawn = sampling.tokens
+    corrections = torch.log(sampling.chances[drawn] * len(drawn))
+    logits = x @ weights[drawn].T - corrections.to(x.dtype)
+    logits = logits.masked_fill(drawn[None, :] == targets[:, None], -torch.inf)
+    return torch.logsumexp(torch.cat([target_logits[:, None], logits], dim=1), dim=1)

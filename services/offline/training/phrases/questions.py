@@ -1,0 +1,157 @@
+"""Questions with the documents they ask for, and which identifier each is to say this time.
+
+A question's target is one of its document's identifiers, drawn anew every epoch; its own text only where there is no
+other (arXiv:2406.06739, A.2: pseudo queries map to the other pseudo queries of the same passage). Identifiers are
+questions too, up to 20 of a document. The lower layers' activations of every question are computed once and kept in
+float16: by default nothing below the last two layers is trained.
+
+Letters: N questions, T columns, s positions, D width.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from services.algorithms.models.phrase_nar import PhraseEncoder
+from services.algorithms.word_pieces import WordPieces, padded
+from services.offline.training.phrases.identifiers import Identifiers
+
+Ints = npt.NDArray[np.int64]
+
+MOST_OF_A_DOCUMENT = 20  # A.2 of the paper
+_SORTED_BATCHES = 16  # of that many batches, questions of equal length come together: hardly any padding is computed
+_ENCODED_AT_ONCE = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Questions:
+    """texts[i] asks for document `documents[i]` and is itself identifier `own[i]`, -1 if it is none."""
+
+    texts: list[str]
+    documents: Ints
+    own: Ints
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def chosen(self, rows: npt.NDArray[np.integer]) -> "Questions":
+        """The questions of these rows."""
+        return Questions(texts=[self.texts[row] for row in rows], documents=self.documents[rows], own=self.own[rows])
+
+
+def training_questions(
+    pairs: Sequence[tuple[str, int]],
+    documents: Sequence[Sequence[str]],
+    own_row: Callable[[str], int],
+    *,
+    held_out: int,
+    seed: int,
+) -> tuple[Questions, Questions]:
+    """(to train on, held out): `held_out` of the pairs, drawn, and nothing of their texts is trained on.
+
+    own_row: the identifier that a text is, or -1. Raises: ValueError if a pair names no row of `documents`.
+    """
+    wrong = next(((text, row) for text, row in pairs if not 0 <= row < len(documents)), None)
+    if wrong is not None:
+        raise ValueError(f"pair {wrong!r} names a document row; allowed: 0 to {len(documents) - 1}")
+    rng = np.random.default_rng(seed)
+    distinct = list(dict.fromkeys((text, row) for text, row in pairs))
+    order = rng.permutation(len(distinct))
+    left_out = {distinct[place][0] for place in order[:held_out]}
+    kept = [pair for pair in distinct if pair[0] not in left_out]
+    for row, texts in enumerate(documents):
+        others = [text for text in texts if text not in left_out]
+        if len(others) > MOST_OF_A_DOCUMENT:
+            others = [others[place] for place in sorted(rng.permutation(len(others))[:MOST_OF_A_DOCUMENT])]
+        kept += [(text, row) for text in others]
+    aside = [pair for pair in distinct if pair[0] in left_out]
+    return _questions(list(dict.fromkeys(kept)), own_row), _questions(aside, own_row)
+
+
+def drawn_targets(questions: Questions, identifiers: Identifiers, rng: np.random.Generator) -> Ints:
+    """One identifier for each question, as token ids filled up with [PAD]: (N, s)."""
+    targets = np.zeros((len(questions), identifiers.positions), dtype=np.int64)
+    draws = rng.random(len(questions))
+    for row, (document, own) in enumerate(zip(questions.documents, questions.own, strict=True)):
+        every = identifiers.of_document[document]
+        others = [place for place in every if place != own] or every
+        tokens = identifiers.tokens[others[int(draws[row] * len(others))]]
+        targets[row, : len(tokens)] = tokens
+    return targets
+
+
+class EncodedQuestions:
+    """Word pieces of N questions, and with `keep_lower` what the encoder's lower half makes of them."""
+
+    def __init__(
+        self,
+        encoder: PhraseEncoder,
+        pieces: WordPieces,
+        texts: Sequence[str],
+        *,
+        keep_lower: bool,
+        half: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self._ids = [pieces.token_ids(text, max_tokens=encoder.shape.max_tokens) for text in texts]
+        self._least = encoder.shape.positions + 1
+        self._lower: list[Tensor] | None = None
+        if keep_lower:
+            self._lower = [torch.empty(0)] * len(texts)
+            for rows in self.batches(_ENCODED_AT_ONCE, np.random.default_rng(0)):
+                ids, mask = self.inputs(rows)
+                with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
+                    hidden = encoder.lower(*encoder.widened(ids, mask)).half()
+                for place, row in enumerate(rows):
+                    self._lower[row] = hidden[place, : self._columns(row)].clone()
+                if progress is not None:
+                    progress(len(rows))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def batches(self, size: int, rng: np.random.Generator) -> Iterator[Ints]:
+        """Every row once, in drawn order, batches of near-equal lengths."""
+        order = rng.permutation(len(self))
+        span = size * _SORTED_BATCHES
+        groups: list[Ints] = []
+        for start in range(0, len(order), span):
+            near = np.array(sorted(order[start : start + span], key=lambda row: len(self._ids[row])), dtype=np.int64)
+            groups += [near[first : first + size] for first in range(0, len(near), size)]
+        for place in rng.permutation(len(groups)):
+            yield groups[place]
+
+    def inputs(self, rows: Ints) -> tuple[Tensor, Tensor]:
+        """Ids and mask (B, T) of some questions."""
+        ids, mask = padded([self._ids[row] for row in rows])
+        return torch.from_numpy(ids), torch.from_numpy(mask)
+
+    def outputs(self, encoder: PhraseEncoder, rows: Ints, device: torch.device) -> Tensor:
+        """x (B, 1+s, D) of some questions, with gradients for what is trained."""
+        if self._lower is None:
+            ids, mask = self.inputs(rows)
+            answer: Tensor = encoder(ids.to(device), mask.to(device))
+            return answer
+        longest = max(self._columns(row) for row in rows)
+        width = self._lower[rows[0]].shape[1]
+        hidden, mask = torch.zeros(len(rows), longest, width), torch.zeros(len(rows), longest, dtype=torch.int64)
+        for place, row in enumerate(rows):
+            kept = self._lower[row]
+            hidden[place, : len(kept)] = kept
+            mask[place, : len(self._ids[row])] = 1
+        return encoder.upper(hidden.to(device), mask.to(device))
+
+    def _columns(self, row: int) -> int:
+        return max(len(self._ids[row]), self._least)
+
+
+def _questions(pairs: Sequence[tuple[str, int]], own_row: Callable[[str], int]) -> Questions:
+    return Questions(
+        texts=[text for text, _ in pairs],
+        documents=np.array([row for _, row in pairs], dtype=np.int64),
+        own=np.array([own_row(text) for text, _ in pairs], dtype=np.int64),
+    )

@@ -1,0 +1,186 @@
+"""The whole training job: data, split, training, evaluation, bundle, export; what `freshet train` calls.
+
+It strings the package's parts together and says in one dictionary what came out. How any part works is its own
+affair, and so is the display.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+
+from services.offline.datasets import Interactions, global_time_split, leave_one_out, load_dataset
+from services.offline.training.bundling import save_bundle
+from services.offline.training.display import show_report, training_progress
+from services.offline.training.evaluation import Evaluation, evaluate
+from services.offline.training.export import export_bundle
+from services.offline.training.loop import TrainReport, train
+from services.offline.training.new_items import measure_new_item_length
+from services.offline.training.presets import TrainConfig, default_epochs, preset, with_dot_head, with_sasrec
+from services.offline.training.sequences import Histories
+
+LEAVE_ONE_OUT, TIME, NONE = "leave-one-out", "time", "none"
+SPLITS = (LEAVE_ONE_OUT, TIME, NONE)
+ENCODERS = ("hstu", "sasrec")
+HEADS = ("mol", "dot")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitSplit:
+    """What to train on, and which rows of `whole` to predict afterwards (none: no evaluation)."""
+
+    train: Interactions
+    whole: Interactions
+    test_rows: npt.NDArray[np.int64]
+    split_time: int | None = None
+
+
+def fit_split(interactions: Interactions, split: str, *, max_events: int = 6000, fraction: float = 0.8) -> FitSplit:
+    """Divide data for training.
+
+    "leave-one-out" predicts each user's last event and trains on all others; "time" trains on the first `fraction` of
+    the events and predicts up to `max_events` of the rest, evenly spread; "none" trains on everything.
+    Raises: ValueError naming the known splits.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split={split!r}; allowed: {', '.join(SPLITS)}")
+    if split == LEAVE_ONE_OUT:
+        parts = leave_one_out(interactions)
+        known = np.ones(len(interactions), dtype=bool)
+        known[parts.test_rows] = False
+        return FitSplit(train=interactions.select(known), whole=interactions, test_rows=parts.test_rows)
+    if split == TIME:
+        divided = global_time_split(interactions, fraction)
+        held_out = np.arange(len(divided.train), len(interactions), dtype=np.int64)
+        chosen = np.linspace(0, len(held_out) - 1, min(max_events, len(held_out))).astype(np.int64)
+        return FitSplit(
+            train=divided.train, whole=interactions, test_rows=held_out[chosen], split_time=divided.split_time
+        )
+    return FitSplit(train=interactions, whole=interactions, test_rows=np.zeros(0, dtype=np.int64))
+
+
+def configure(
+    preset_name: str, *, epochs: int | None = None, seed: int = 0, encoder: str = "hstu", head: str = "mol"
+) -> TrainConfig:
+    """A preset, with the baseline encoder or head where asked for. Raises: ValueError naming the known names."""
+    if encoder not in ENCODERS:
+        raise ValueError(f"encoder={encoder!r}; allowed: {', '.join(ENCODERS)}")
+    if head not in HEADS:
+        raise ValueError(f"head={head!r}; allowed: {', '.join(HEADS)}")
+    config = preset(preset_name, epochs=epochs, seed=seed)
+    config = with_sasrec(config) if encoder == "sasrec" else config
+    return with_dot_head(config) if head == "dot" else config
+
+
+def run_training(
+    *,
+    out: Path,
+    preset_name: str = "quick",
+    dataset: str | Path = "auto",
+    interactions: Interactions | None = None,
+    epochs: int | None = None,
+    seed: int = 0,
+    split: str = LEAVE_ONE_OUT,
+    resume: bool = False,
+    encoder: str = "hstu",
+    head: str = "mol",
+    device: str = "cpu",
+    threads: int | None = None,
+    export: bool = True,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Train a preset and write its bundle to `out`; return a report of plain values.
+
+    `interactions` replaces `dataset`. `threads` sets PyTorch's for this process. With a console, a progress bar with
+    positions/s and loss runs on it, and a final table. Checkpoints lie beside `out` until the bundle is written.
+    Raises: ValueError for unknown names or unusable data; BundleError if `out` exists and is no bundle; ExportError.
+    """
+    config = configure(preset_name, epochs=epochs, seed=seed, encoder=encoder, head=head)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    say: Callable[[str], None] = console.print if console is not None else (lambda text: None)
+    if interactions is None:
+        interactions = load_dataset(dataset)
+    say(f"Data: {interactions.source}")
+    divided = fit_split(interactions, split)
+    if epochs is None:
+        config = replace(config, epochs=default_epochs(config, Histories.of(divided.train).num_positions))
+    checkpoints = out.with_name(f"{out.name}.checkpoint")
+    with training_progress(console, config.epochs) as listener:
+        report = train(config, divided.train, out=checkpoints, progress=listener, resume=resume, device=device)
+    report.model.to("cpu")
+    evaluation = _evaluate(report, divided)
+    data = {
+        "name": interactions.name,
+        "source": interactions.source,
+        "fingerprint": divided.train.fingerprint(),
+        "events": len(divided.train),
+        "split": split,
+        "split_time": divided.split_time,
+    }
+    metrics = _metrics(evaluation)
+    training = {"preset": preset_name, "config": config.as_dict(), "positions_per_s": round(report.positions_per_s, 1)}
+    length = measure_new_item_length(report.model, divided.train)
+    bundle = save_bundle(
+        out, report, divided.train, data={**data, "training": training}, metrics=metrics, new_item_length=length
+    )
+    result: dict[str, Any] = {
+        "bundle": str(out),
+        "model_version": bundle.model_version,
+        "preset": preset_name,
+        "encoder": config.encoder.kind,
+        "head": config.head.kind,
+        "seed": seed,
+        "epochs": config.epochs,
+        "data": data,
+        "metrics": metrics,
+        "new_item_length": length,
+        "positions": report.positions,
+        "seconds": round(report.seconds, 3),
+        "positions_per_s": round(report.positions_per_s, 1),
+        "part_shares": {part: round(share, 4) for part, share in report.part_shares.items()},
+        "peak_memory_bytes": report.peak_memory_bytes,
+        "epoch_losses": [round(loss, 5) for loss in report.epoch_losses],
+        "threads": torch.get_num_threads(),
+    }
+    if export:
+        say("Exporting the encoder as ONNX")
+        exported = export_bundle(out, interactions=interactions)
+        result["export"] = {"max_error": exported.max_error, "histories_checked": exported.histories_checked}
+    _remove_checkpoints(checkpoints)
+    if console is not None:
+        show_report(console, result)
+    return result
+
+
+def _evaluate(report: TrainReport, divided: FitSplit) -> Evaluation | None:
+    if not len(divided.test_rows):
+        return None
+    return evaluate(
+        report.model,
+        divided.whole,
+        divided.test_rows,
+        item_counts=divided.train.item_counts(),
+        user_index=report.user_index,
+    )
+
+
+def _metrics(evaluation: Evaluation | None) -> dict[str, Any]:
+    if evaluation is None:
+        return {}
+    rounded = {
+        name: {metric: round(value, 5) for metric, value in values.items()}
+        for name, values in (("model", evaluation.model), ("popularity", evaluation.popularity))
+    }
+    return {**rounded, "num_events": evaluation.num_events}
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    if folder.is_dir():
+        shutil.rmtree(folder)

@@ -1,0 +1,174 @@
+"""Histories as training batches: which events of whom go into a step, in which order, with nothing padded in vain.
+
+Each epoch cuts every user's history into windows that start on the grid of the window rule (multiples of L/4, at a
+fresh offset per epoch), so that each event but a user's first is predicted exactly once. Windows of similar length
+share a batch. Everything follows from (seed, epoch), so an epoch can be taken up again at any batch.
+
+Of the inputs, never of what is to be predicted, a small share is replaced by hash buckets: the rows that will stand
+for items nobody has seen yet.
+
+Letters: B windows in a batch, L longest window in it, N positions to predict.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.history import window_start
+from services.algorithms.models.sequential import PADDING
+from services.offline.datasets import Interactions
+
+IntArray = npt.NDArray[np.int64]
+
+# Batches sorted by length together: enough for little padding, few enough to keep steps mixed.
+_BATCHES_PER_POOL = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Histories:
+    """Every user's events, oldest first, one user after the other: user u's are [offsets[u], offsets[u + 1])."""
+
+    items: IntArray
+    times: IntArray
+    offsets: IntArray
+
+    @classmethod
+    def of(cls, interactions: Interactions) -> "Histories":
+        rows, offsets = interactions.by_user()
+        return cls(
+            items=interactions.items[rows].astype(np.int64),
+            times=interactions.timestamps[rows].astype(np.int64),
+            offsets=offsets.astype(np.int64),
+        )
+
+    @property
+    def num_positions(self) -> int:
+        """Events to predict in one epoch: all but each user's first."""
+        lengths = np.diff(self.offsets)
+        return int((lengths - 1).clip(min=0).sum())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Shapes: items, times (B, L), left-aligned, items -1 beyond a window's end; users (B,).
+
+    positions (N,) are flat indices into (B, L) in random order, targets (N,) the item that followed each.
+    """
+
+    items: IntArray
+    times: IntArray
+    users: IntArray
+    positions: IntArray
+    targets: IntArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaddedWindows:
+    """items (B, L) with -1 beyond a window's end, times (B, L) with the last repeated there, lengths (B,)."""
+
+    items: IntArray
+    times: IntArray
+    lengths: IntArray
+
+
+def windows_before(histories: Histories, events: IntArray, users: IntArray, max_history: int) -> PaddedWindows:
+    """What the encoder sees before each of the places `events` in users' histories, by the window rule.
+
+    A user's end, offsets[u + 1], is the place after the last event. Every place must have an event before it.
+    """
+    num_before = events - histories.offsets[users]
+    starts = np.array([window_start(int(count), max_history) for count in num_before], dtype=np.int64)
+    lengths = num_before - starts
+    steps = np.arange(lengths.max())
+    rows = (histories.offsets[users] + starts)[:, None] + np.minimum(steps, lengths[:, None] - 1)
+    items = np.where(steps < lengths[:, None], histories.items[rows], PADDING)
+    return PaddedWindows(items=items, times=histories.times[rows], lengths=lengths)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StandIns:
+    """rows (X,): what each item is replaced by, with this probability at each of its occurrences."""
+
+    rows: IntArray
+    probability: float
+
+
+class EpochBatches:
+    """The batches of one epoch, addressable by number."""
+
+    def __init__(
+        self,
+        histories: Histories,
+        *,
+        max_history: int,
+        batch_sequences: int,
+        seed: int,
+        epoch: int,
+        stand_ins: StandIns | None = None,
+    ) -> None:
+        self._histories, self._seed, self._epoch, self._stand_ins = histories, seed, epoch, stand_ins
+        rng = np.random.default_rng([seed, epoch])
+        self._starts, self._lengths, self._users = _windows(histories.offsets, max_history, rng)
+        self._batches = _batches_by_length(self._lengths, batch_sequences, rng)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, number: int) -> Batch:
+        chosen = self._batches[number]
+        lengths, longest = self._lengths[chosen], int(self._lengths[chosen].max())
+        steps = np.arange(longest)
+        present = steps < lengths[:, None]
+        # Beyond a window's end the last event's time is repeated, as in serving.
+        rows = self._starts[chosen, None] + np.minimum(steps, lengths[:, None] - 1)
+        positions = np.flatnonzero(present)
+        rng = np.random.default_rng([self._seed, self._epoch, number])
+        rng.shuffle(positions)
+        items = self._histories.items[rows]
+        if self._stand_ins is not None:
+            replaced = rng.random(items.shape) < self._stand_ins.probability
+            items = np.where(replaced, self._stand_ins.rows[items], items)
+        return Batch(
+            items=np.where(present, items, PADDING),
+            times=self._histories.times[rows],
+            users=self._users[chosen],
+            positions=positions,
+            targets=self._histories.items[rows.ravel()[positions] + 1],
+        )
+
+    def iterate(self, start: int = 0) -> Iterator[Batch]:
+        for number in range(start, len(self)):
+            yield self[number]
+
+
+def _windows(offsets: IntArray, max_history: int, rng: np.random.Generator) -> tuple[IntArray, IntArray, IntArray]:
+    """Starts (rows of `Histories`), numbers of inputs, and users of one epoch's windows.
+
+    A window of inputs [s, s + m) predicts [s + 1, s + m], so windows that follow each other cover every event once.
+    """
+    predicted = (np.diff(offsets) - 1).clip(min=0)
+    users = np.flatnonzero(predicted)
+    step = max_history // 4
+    # The first window may be cut short, so that the later ones start at any multiple of L/4.
+    shift = rng.integers(0, 4, len(users)) * step
+    shift[predicted[users] <= max_history] = 0
+    counts = -(-(predicted[users] + shift) // max_history)
+    owners = np.repeat(np.arange(len(users)), counts)
+    number = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begin = (number * max_history - shift[owners]).clip(min=0)
+    end = np.minimum((number + 1) * max_history - shift[owners], predicted[users][owners])
+    return offsets[users][owners] + begin, end - begin, users[owners]
+
+
+def _batches_by_length(lengths: IntArray, batch_sequences: int, rng: np.random.Generator) -> list[IntArray]:
+    order = rng.permutation(len(lengths))
+    pool = batch_sequences * _BATCHES_PER_POOL
+    batches = []
+    for begin in range(0, len(order), pool):
+        members = order[begin : begin + pool]
+        members = members[np.argsort(lengths[members], kind="stable")]
+        batches += [members[first : first + batch_sequences] for first in range(0, len(members), batch_sequences)]
+    rng.shuffle(batches)
+    return batches

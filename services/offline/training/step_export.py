@@ -1,0 +1,134 @@
+"""The encoder's step as ONNX: one history's new events after kept ones, beside the graph that encodes whole histories.
+
+Inputs item_index, event_time, place (S,), position (M,) counted from the first new event, past_time and past_place
+(C,), per block keys_i (H, C, d_qk) and values_i (H, C, d_v), and user_index (1,) where the model has it; outputs
+components (M, P_q, d), gate (M, P) for a mixture, and of all blocks new_keys (N H, S, d_qk) and new_values (N H, S,
+d_v). S, C and M are dynamic. What keeps the arrays is `services.algorithms.incremental_encoding`, and the check here
+runs it: over histories that grow, slide, and lose or gain an event in their middle.
+
+Letters: S new events, C kept events, M positions wanted, H heads, N blocks, d_qk and d_v widths per head.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from services.algorithms.history import window_start
+from services.algorithms.incremental_encoding import IncrementalEncoder
+from services.algorithms.models.hstu import HstuEncoder, Past
+from services.algorithms.models.sequential import SequentialModel
+from services.offline.training.onnx_graphs import write_graph
+
+_CHECKED_BYTES = 1 << 26
+
+
+def can_step(model: SequentialModel) -> bool:
+    """Whether the encoder can go on from a past."""
+    return isinstance(model.encoder, HstuEncoder)
+
+
+def write_step_onnx(model: SequentialModel, path: Path) -> None:
+    """The step graph. Raises: ExportError if a package is missing."""
+    sample, dynamic, inputs, outputs = _signature(model)
+    write_graph(_StepGraph(model.eval()), sample, dynamic, path, inputs=inputs, outputs=outputs)
+
+
+class _StepGraph(nn.Module):
+    """The model with the step's exported signature."""
+
+    def __init__(self, model: SequentialModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        item_index: Tensor,
+        event_time: Tensor,
+        place: Tensor,
+        position: Tensor,
+        past_time: Tensor,
+        past_place: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+        user_index: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        past = Past(time=past_time, place=past_place, keys=keys, values=values)
+        (components, gate), new_keys, new_values = self.model.step(
+            item_index, event_time, place, user_index, position, past
+        )
+        states = (components,) if gate is None else (components, gate)
+        return (*states, new_keys, new_values)
+
+
+def _signature(model: SequentialModel) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
+    """Example inputs, their dynamic axes, and the names of inputs and outputs in the graph's order."""
+    shape = model.encoder_shape
+    blocks = range(shape.num_blocks)
+    # Sizes all different, none of them 0 or 1, so that the exporter takes no axis for a constant or for another.
+    new, wanted, kept_events = 5, 2, 7
+    sample: dict[str, Any] = {
+        "item_index": torch.zeros(new, dtype=torch.int64),
+        "event_time": torch.arange(new),
+        "place": torch.arange(new),
+        "position": torch.zeros(wanted, dtype=torch.int64),
+        "past_time": torch.arange(kept_events),
+        "past_place": torch.arange(kept_events),
+        "keys": [torch.zeros(shape.num_heads, kept_events, shape.d_qk) for _ in blocks],
+        "values": [torch.zeros(shape.num_heads, kept_events, shape.d_v) for _ in blocks],
+    }
+    events, states, past = (torch.export.Dim(name) for name in ("events", "positions", "kept"))
+    dynamic: dict[str, Any] = {
+        "item_index": {0: events},
+        "event_time": {0: events},
+        "place": {0: events},
+        "position": {0: states},
+        "past_time": {0: past},
+        "past_place": {0: past},
+        "keys": [{1: past} for _ in blocks],
+        "values": [{1: past} for _ in blocks],
+    }
+    kept = [*(f"keys_{block}" for block in blocks), *(f"values_{block}" for block in blocks)]
+    inputs = ["item_index", "event_time", "place", "position", "past_time", "past_place", *kept]
+    if shape.uses_user_index:
+        sample["user_index"] = torch.zeros(1, dtype=torch.int64)
+        dynamic["user_index"] = {}
+        inputs.append("user_index")
+    outputs = ["components", "gate"] if model.head_shape.is_mixture else ["components"]
+    return sample, dynamic, inputs, [*outputs, "new_keys", "new_values"]
+
+
+@torch.no_grad()
+def max_step_difference(model: SequentialModel, session: Any, *, seed: int = 0, histories: int = 4) -> float:
+    """Largest absolute difference of the incremental computation to PyTorch's full one.
+
+    Random histories of 2.5 windows grow by 1 to 7 events at a time, and now and then gain or lose one inside.
+    """
+    shape, rng = model.encoder_shape, np.random.default_rng(seed)
+    encoder = IncrementalEncoder(session, max_bytes=_CHECKED_BYTES)
+    num_rows = len(model.item_embedding.weight)
+    users = torch.tensor([-1]) if shape.uses_user_index else None
+    largest = 0.0
+    for key in range(histories):
+        events: list[tuple[int, int]] = []
+        while len(events) < 5 * shape.max_history // 2:
+            newest = events[-1][1] if events else 10**9
+            for _ in range(int(rng.integers(1, 8))):
+                newest += int(10 ** rng.uniform(0, 6))
+                events.append((int(rng.integers(0, num_rows)), newest))
+            if rng.random() < 0.1:
+                at = int(rng.integers(0, len(events) - 1))
+                events[at : at + int(rng.integers(0, 2))] = [(int(rng.integers(0, num_rows)), events[at][1])]
+            window = np.array(events[window_start(len(events), shape.max_history) :])
+            wanted = np.unique(rng.integers(max(0, len(window) - 3), len(window), 2))
+            items, times = np.ascontiguousarray(window[:, 0]), np.ascontiguousarray(window[:, 1])
+            found, _ = encoder.encode(key, items, times, -1, wanted)
+            expected = model.states_at(
+                torch.from_numpy(items)[None], torch.from_numpy(times)[None], users, torch.from_numpy(wanted)[None]
+            )
+            for name, tensor in zip(("components", "gate"), expected, strict=True):
+                if tensor is not None:
+                    largest = max(largest, float(np.abs(found[name] - tensor[0].numpy()).max()))
+    return largest

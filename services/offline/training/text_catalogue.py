@@ -1,0 +1,97 @@
+"""A text bundle for a model bundle's catalogue: both models trained on titles, categories and pseudo queries.
+
+What `freshet train-text` does; data with real queries is trained by `train_phrases` and `train_text_mol` themselves.
+Each step adds its part to the folder and keeps the other's. It knows no terminal beyond the progress bar that it is
+given.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.generation.vocabulary import FIXED_TOKENS, build_vocabulary
+from services.offline.training.phrases.export import write_phrases
+from services.offline.training.phrases.fit import PhraseSettings, train_phrases
+from services.offline.training.phrases.pseudo_queries import CatalogueTexts, catalogue_texts
+from services.offline.training.text_mol.export import write_text_mol
+from services.offline.training.text_mol.fit import train_text_mol
+from services.offline.training.text_mol.settings import TextMolSettings
+
+# What a bar shows: what is done, how much of how much, and the loss where there is one.
+Progress = Callable[[str, int, int, float], None]
+
+_CHECKED_QUERIES = 64
+# Phrases that occur less often are no better learnt than their words (the paper: 20, of 80 million identifiers).
+_MIN_COUNT = 3
+
+
+def train_phrases_part(
+    bundle: Path, out: Path, *, vocabulary: int, settings: PhraseSettings, seed: int, progress: Progress
+) -> dict[str, Any]:
+    """Phrase vocabulary, phrase model and shortlist of a catalogue, into the text bundle `out`; what was done.
+
+    Raises: BundleError, ValueError, ExportError as the steps do.
+    """
+    texts = _texts(load_bundle(bundle), seed)
+    size = max(vocabulary, FIXED_TOKENS)
+    said = [text for each in texts.identifiers for text in each]
+    phrases = build_vocabulary(said, size=size, min_count=_MIN_COUNT)
+    trained = train_phrases(
+        texts.pairs,
+        texts.identifiers,
+        phrases,
+        settings,
+        seed,
+        progress=lambda step: progress(step.stage, step.done, step.total, step.loss),
+    )
+    progress("export", 0, 1, float("nan"))
+    written = write_phrases(
+        out,
+        trained,
+        item_ids=texts.item_ids,
+        texts=texts.texts,
+        queries=[text for text, _ in texts.pairs[:_CHECKED_QUERIES]],
+        data=_data(texts, seed),
+    )
+    progress("export", 1, 1, float("nan"))
+    return {"text_bundle": str(out), "text_version": written.text_version, **trained.report}
+
+
+def train_text_mol_part(
+    bundle: Path, out: Path, *, settings: TextMolSettings, seed: int, progress: Progress
+) -> dict[str, Any]:
+    """The text MoL of a catalogue, into the text bundle `out`; what was done. Raises: as `train_phrases_part`."""
+    texts = _texts(load_bundle(bundle), seed)
+    fit = train_text_mol(
+        texts.pairs,
+        texts.texts,
+        settings,
+        seed,
+        listener=lambda step: progress(step.part, step.done, step.total, step.loss),
+    )
+    progress("export", 0, 1, float("nan"))
+    written = write_text_mol(
+        out,
+        fit,
+        item_ids=texts.item_ids,
+        texts=texts.texts,
+        queries=[text for text, _ in texts.pairs[:_CHECKED_QUERIES]],
+    )
+    progress("export", 1, 1, float("nan"))
+    return {
+        "text_bundle": str(out),
+        "text_version": written.text_version,
+        **asdict(settings),
+        "loss": float(fit.losses[-20:].mean()),
+        "train_seconds": fit.seconds,
+    }
+
+
+def _texts(bundle: Bundle, seed: int) -> CatalogueTexts:
+    return catalogue_texts(bundle.item_ids, bundle.titles, bundle.categories, seed=seed)
+
+
+def _data(texts: CatalogueTexts, seed: int) -> dict[str, Any]:
+    return {"queries": "pseudo", "num_queries": len(texts.pairs), "documents": len(texts.texts), "seed": seed}

@@ -1,0 +1,229 @@
+"""Fine-tuning text MoL, or the mean-pooled dot product, on pairs of a query and its document.
+
+In-batch negatives, AdamW, linear warm-up and decay, the mutual-information loss over the positives' pair weights
+(arXiv:2407.15462, appendix A.4.2 and equation 3). The lower layers are frozen and what they give is kept, so one
+preparation serves several fits over the same texts. It knows no files but the body's folder.
+
+Letters: B pairs of a batch, X documents, P component pairs.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from services.algorithms.models.sentence_encoder import model_folder
+from services.algorithms.models.text_bodies import TextBody
+from services.algorithms.models.text_model_folder import TextTokenizer, load_body, load_tokenizer
+from services.algorithms.models.text_mol import Aggregation, TextMol
+from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.offline.training.loss import mutual_information
+from services.offline.training.text_mol.kept import KeptTexts
+from services.offline.training.text_mol.settings import TextMolSettings
+
+Pairs = Sequence[tuple[str, int]]
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """Where training is: `part` is "lower layers", "training" or "documents"; the loss is the mean of the last 20."""
+
+    part: str
+    done: int
+    total: int
+    loss: float = float("nan")
+
+
+Listener = Callable[[Step], None]
+
+
+class Prepared:
+    """Queries and documents of the pairs, as the trained layers read them."""
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        documents: Sequence[str],
+        settings: TextMolSettings,
+        *,
+        folder: Path | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        """`folder`: the body's, MiniLM's if None.
+
+        Raises: ValueError for no pairs or documents, a pair's document that is none, or what `load_body` refuses.
+        """
+        if not pairs or not documents:
+            raise ValueError(f"{len(pairs)} pairs and {len(documents)} documents; allowed: at least 1 of each")
+        places = np.array([place for _, place in pairs], dtype=np.int64)
+        if places.min() < 0 or places.max() >= len(documents):
+            raise ValueError(f"pairs name documents {places.min()}..{places.max()}; allowed: 0..{len(documents) - 1}")
+        folder = folder or model_folder()
+        self.body: TextBody = load_body(folder).requires_grad_(False)
+        self.tokenizer: TextTokenizer = load_tokenizer(folder)
+        layers, trained = self.body.shape.layers, settings.trained_layers
+        if trained is not None and trained > layers:
+            raise ValueError(f"trained_layers={trained}; the body in {folder} has {layers}")
+        self.joined = 0 if trained is None else layers - trained
+        self.max_tokens = settings.max_tokens
+        self.body.half_precision = settings.half_precision
+        listener = listener or (lambda step: None)
+        self.queries = list(dict.fromkeys(query for query, _ in pairs))
+        row_of = {query: row for row, query in enumerate(self.queries)}
+        self.pairs: Rows = np.unique(np.column_stack([[row_of[query] for query, _ in pairs], places]), axis=0)
+        total = len(self.queries) + len(documents)
+        self.kept_queries = self.keep(
+            self.queries, lambda done: listener(Step(part="lower layers", done=done, total=total))
+        )
+        first = len(self.queries)
+        self.kept_documents = self.keep(
+            documents, lambda done: listener(Step(part="lower layers", done=first + done, total=total))
+        )
+
+    def keep(self, texts: Sequence[str], progress: Callable[[int], None] | None = None) -> KeptTexts:
+        """Texts as the trained layers read them."""
+        return KeptTexts(
+            texts, self.tokenizer, self.body, joined=self.joined, max_tokens=self.max_tokens, progress=progress
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFit:
+    """A fine-tuned encoder with its documents' states. `losses` per step, `seconds` of the steps alone."""
+
+    model: TextMol
+    tokenizer: TextTokenizer
+    settings: TextMolSettings
+    item_states: ItemStates
+    pair_gate: PairGate | None
+    losses: FloatArray
+    seconds: float
+
+    def query_states(self, texts: Sequence[str]) -> QueryStates:
+        """States (n, P_q, D) of queries, as serving has them."""
+        ids, mask = self.tokenizer.batch(texts, max_tokens=self.model.max_tokens)
+        with torch.no_grad():
+            parts = [
+                self.model.query_components(
+                    torch.from_numpy(ids[start : start + 64]), torch.from_numpy(mask[start : start + 64]).bool()
+                )
+                for start in range(0, len(texts), 64)
+            ]
+        return QueryStates(components=torch.cat(parts).numpy())
+
+
+def train_text_mol(
+    pairs: Pairs,
+    documents: Sequence[str],
+    settings: TextMolSettings,
+    seed: int,
+    *,
+    folder: Path | None = None,
+    prepared: Prepared | None = None,
+    listener: Listener | None = None,
+) -> TextFit:
+    """Fine-tune on pairs (query text, row of its document) and encode all documents.
+
+    `prepared`: of the same pairs, documents and settings as far as tokens and layers go, where several fits share it.
+    Raises: ValueError as `Prepared` does, or if fewer than two pairs are there to tell apart.
+    """
+    listener = listener or (lambda step: None)
+    data = prepared or Prepared(pairs, documents, settings, folder=folder, listener=listener)
+    if len(np.unique(data.pairs[:, 1])) < 2:
+        raise ValueError("all pairs have one document; in-batch negatives need at least 2")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        body = copy.deepcopy(data.body)
+        model = TextMol(body, settings.head(body.shape.width), joined=data.joined, max_tokens=data.max_tokens)
+        trained = _trained(model)
+        optimizer = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        began, losses = time.perf_counter(), []
+        for step, rows in enumerate(_batches(data.pairs, settings, seed)):
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * settings.rate_factor(step)
+            loss = _loss(model, data, rows, settings)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            losses.append(float(loss.detach()))
+            mean = float(np.mean(losses[-20:]))
+            listener(Step(part="training", done=step + 1, total=settings.steps, loss=mean))
+        seconds = time.perf_counter() - began
+        model.requires_grad_(False)
+        states = ItemStates(components=encoded(model, data.kept_documents, model.document, listener))
+        model.body.half_precision = False
+    return TextFit(
+        model=model,
+        tokenizer=data.tokenizer,
+        settings=settings,
+        item_states=states,
+        pair_gate=model.pair_gate(),
+        losses=np.array(losses, dtype=np.float32),
+        seconds=seconds,
+    )
+
+
+@torch.no_grad()
+def encoded(model: TextMol, kept: KeptTexts, side: Aggregation | None, listener: Listener | None = None) -> FloatArray:
+    """Components (n, K, D) of kept texts, in their order."""
+    count = 1 if side is None else len(side.tokens)
+    components = np.empty((len(kept), count, model.body.shape.width), dtype=np.float32)
+    done = 0
+    for rows in kept.by_length():
+        hidden, real = kept.batch(rows, model.body)
+        components[rows] = model.from_kept(hidden, real, side).numpy()
+        done += len(rows)
+        if listener is not None:
+            listener(Step(part="documents", done=done, total=len(kept)))
+    return components
+
+
+def _trained(model: TextMol) -> list[nn.Parameter]:
+    """Everything that is not frozen: the body's upper layers, and all that the mixture added."""
+    upper = model.body.layers_from(model.joined)
+    for parameter in upper:
+        parameter.requires_grad_(True)
+    added = [part for part in (model.query, model.document, model.gate) if part is not None]
+    return [*upper, *(parameter for part in added for parameter in part.parameters())]
+
+
+def _batches(pairs: Rows, settings: TextMolSettings, seed: int) -> Iterator[Rows]:
+    """Pairs (B, 2) of each step: one shuffled pass after the other, a batch being never more than all pairs."""
+    rng = np.random.default_rng(seed)
+    size, order, at = min(settings.batch, len(pairs)), np.zeros(0, dtype=np.int64), 0
+    for _ in range(settings.steps):
+        if at + size > len(order):
+            order, at = rng.permutation(len(pairs)), 0
+        yield pairs[order[at : at + size]]
+        at += size
+
+
+def _loss(model: TextMol, data: Prepared, rows: Rows, settings: TextMolSettings) -> Tensor:
+    """Softmax over the batch's distinct documents; another document that belongs to the query is no negative."""
+    asked, own = rows[:, 0], rows[:, 1]
+    documents, target = np.unique(own, return_inverse=True)
+    queries = model.from_kept(*data.kept_queries.batch(asked, model.body), model.query)
+    scores, weights = model.scores(
+        queries, model.from_kept(*data.kept_documents.batch(documents, model.body), model.document)
+    )
+    logits = scores / settings.tau
+    known = np.isin(
+        asked[:, None] * (int(data.pairs[:, 1].max()) + 1) + documents[None, :],
+        data.pairs[:, 0] * (int(data.pairs[:, 1].max()) + 1) + data.pairs[:, 1],
+    )
+    known[np.arange(len(rows)), target] = False
+    logits = logits.masked_fill(torch.from_numpy(known), float("-inf"))
+    loss = functional.cross_entropy(logits, torch.from_numpy(target))
+    if model.gate is not None and settings.mutual_information_weight:
+        positive = weights[torch.arange(len(rows)), torch.from_numpy(target)]
+        loss = loss + settings.mutual_information_weight * mutual_information(positive)
+    return loss

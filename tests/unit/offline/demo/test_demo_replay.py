@@ -1,0 +1,188 @@
+"""The replay process against an in-memory gateway (a real gRPC server) and an in-memory log."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
+from google.protobuf.message import DecodeError
+
+from services.offline.demo.outside_producer import OnAcknowledged
+from services.offline.demo.plan import ReplayEvent, ReplayPlan, ReplayResult
+from services.offline.demo.replay import Replay
+
+EPOCH = "ab12"
+
+
+class MemoryLog:
+    """One partition that acknowledges from a thread of its own, as the real producer does."""
+
+    def __init__(self, on_acknowledged: OnAcknowledged, records: list[tuple[float, str, bytes]]) -> None:
+        self._on_acknowledged = on_acknowledged
+        self.records = records
+        self.positions: dict[str, tuple[int, int]] = {}
+        self.last_offsets: dict[int, int] = {}
+        self.acknowledge_ms: list[float] = []
+        self.errors: dict[str, int] = {}
+        self._threads: list[threading.Thread] = []
+
+    def send(self, event_id: str, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]] = ()) -> None:
+        offset = len(self.records)
+        self.records.append((time.monotonic(), event_id, value))
+        thread = threading.Thread(target=self._acknowledge, args=(event_id, offset))
+        thread.start()
+        self._threads.append(thread)
+
+    def _acknowledge(self, event_id: str, offset: int) -> None:
+        time.sleep(0.002)
+        self.last_offsets[0] = max(self.last_offsets.get(0, -1), offset)
+        if event_id not in self.positions:
+            self.positions[event_id] = (0, offset)
+            self._on_acknowledged(event_id, 0, offset, time.monotonic())
+
+    def wait(self, timeout_s: float) -> bool:
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return True
+
+    def close(self) -> None:
+        self.wait(5)
+
+
+class FollowingGateway(gateway_pb2_grpc.GatewayServiceServicer):
+    """Answers from the log: a user's position is their newest record; slow for the users named."""
+
+    def __init__(self, records: list[tuple[float, str, bytes]], slow_users: frozenset[str]) -> None:
+        self._records = records
+        self._slow_users = slow_users
+        self.asked: list[tuple[float, gateway_pb2.RecommendRequest]] = []
+
+    async def Recommend(self, request, context):
+        if request.k > 1 and request.user_id in self._slow_users:
+            await asyncio.sleep(0.3)
+        self.asked.append((time.monotonic(), request))
+        answer = gateway_pb2.RecommendResponse(state_source="stored", token_honoured=True)
+        answer.items.add(item_id="i1", score=0.5, source="mol")
+        for offset, (_, _, value) in enumerate(self._records):
+            try:
+                own = events_pb2.Interaction.FromString(value).user_id == request.user_id
+            except DecodeError:
+                continue
+            if own:
+                answer.state_position.offset = offset
+        return answer
+
+
+def plan_of(num_events: int, num_users: int, **settings: Any) -> ReplayPlan:
+    events = [
+        ReplayEvent(
+            event_id=f"e{place}",
+            user_id=f"u{place % num_users}",
+            item_id="i1",
+            type="rating",
+            value=4.0,
+            time_s=1000 + place,
+            predicted=place % 5 == 0,
+            previous=place - num_users if place >= num_users else -1,
+            known=True,
+        )
+        for place in range(num_events)
+    ]
+    defaults: dict[str, Any] = {"warm_up_calls": 3, "lead_ms": 40.0, "freshness_every": 20, "freshness_poll_ms": 5.0}
+    return ReplayPlan(gateway="", bootstrap="", topic="", epoch=EPOCH, events=events, **{**defaults, **settings})
+
+
+async def replayed(
+    plan: ReplayPlan, slow_users: frozenset[str] = frozenset()
+) -> tuple[ReplayResult, list[tuple[float, str, bytes]], FollowingGateway]:
+    records: list[tuple[float, str, bytes]] = []
+    gateway = FollowingGateway(records, slow_users)
+    server = grpc.aio.server()
+    gateway_pb2_grpc.add_GatewayServiceServicer_to_server(gateway, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+            result = await Replay(plan, stub, lambda acknowledged: MemoryLog(acknowledged, records)).run()
+    finally:
+        await server.stop(grace=None)
+    return result, records, gateway
+
+
+async def test_every_event_is_sent_once_in_each_users_order() -> None:
+    plan = plan_of(200, 20, duplicate_every=1000, malformed_every=1000)
+    result, records, _ = await replayed(plan)
+    assert sorted(result.acknowledged) == sorted(event.event_id for event in plan.events)
+    assert result.unacknowledged == []
+    for user in range(20):
+        sent = [int(event_id[1:]) for _, event_id, _ in records if int(event_id[1:]) % 20 == user]
+        assert sent == sorted(sent)
+
+
+async def test_each_predicted_event_is_asked_twice_and_before_it_is_sent() -> None:
+    plan = plan_of(200, 20)
+    result, records, gateway = await replayed(plan)
+    assert [p.place for p in sorted(result.predictions, key=lambda p: p.place)] == list(range(0, 200, 5))
+    assert len(result.predictions_with_token) == 40
+    sent = {event_id: when for when, event_id, _ in records}
+    asked: dict[str, list[float]] = {}
+    for when, request in gateway.asked[plan.warm_up_calls :]:
+        if request.k > 1:
+            asked.setdefault(request.user_id, []).append(when)
+    for user, moments in asked.items():
+        predicted = [e for e in plan.events if e.user_id == user and e.predicted]
+        for event, first in zip(predicted, range(0, len(moments), 2), strict=True):
+            assert max(moments[first : first + 2]) <= sent[event.event_id]
+
+
+async def test_the_token_is_that_of_the_users_event_before() -> None:
+    plan = plan_of(100, 10, duplicate_every=1000, malformed_every=1000)
+    result, _, gateway = await replayed(plan)
+    tokens = [request for _, request in gateway.asked if request.HasField("freshness_token")]
+    assert len(tokens) == 18  # 20 predicted events, two of them the first of their user
+    for request in tokens:
+        assert request.freshness_token.epoch == EPOCH
+        own = [result.acknowledged[e.event_id][1] for e in plan.events if e.user_id == request.user_id]
+        assert request.freshness_token.offset in own
+
+
+async def test_an_event_waits_for_its_late_prediction_and_nobody_elses_does() -> None:
+    plan = plan_of(100, 20, duplicate_every=1000, malformed_every=1000)
+    result, records, _ = await replayed(plan, slow_users=frozenset({"u0"}))
+    assert result.late_sends >= 1
+    started = records[0][0]
+    on_time = [when - started for when, event_id, _ in records if event_id == "e19"]
+    held = [when - started for when, event_id, _ in records if event_id == "e0"]
+    assert on_time[0] < held[0]
+    own = [int(event_id[1:]) for _, event_id, _ in records if int(event_id[1:]) % 20 == 0]
+    assert own == sorted(own)
+    slow = [p.latency_ms for p in result.predictions if plan.events[p.place].user_id == "u0"]
+    assert min(slow) >= 300
+
+
+async def test_freshness_is_measured_from_the_acknowledgement_until_an_answer_reflects_it() -> None:
+    plan = plan_of(200, 20)
+    result, _, _ = await replayed(plan)
+    assert len(result.freshness_ms) == 10
+    assert result.unreflected == 0
+    assert all(0 < value < 1000 for value in result.freshness_ms)
+
+
+async def test_broken_and_repeated_records_are_sent_and_counted() -> None:
+    plan = plan_of(600, 60, rate_per_s=1000.0, duplicate_every=100, malformed_every=200)
+    result, records, _ = await replayed(plan)
+    assert result.malformed_sent == 3
+    assert result.duplicates_sent == 2  # of events 400 places earlier: at 500 and 600
+    assert len(records) == 600 + 3 + 2
+    assert len(result.acknowledged) == 600 + 3
+    broken = [value for _, event_id, value in records if event_id.startswith("malformed")]
+    for value in broken:
+        with pytest.raises(DecodeError):
+            events_pb2.Interaction.FromString(value)
+    assert result.last_offsets == {0: 604}

@@ -1,0 +1,141 @@
+"""The summary's keys are a contract with everybody who reads it, and its figures mean what they say."""
+
+import json
+import math
+
+import numpy as np
+
+from services.cli.scrape import quantile_ms
+from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult
+from services.offline.demo.replay import timeline
+from services.offline.demo.story import choose_person, movement
+from services.offline.demo.summary import adds_up, event_counts, hit_rates, in_order, stream_figures
+
+
+def answered(place: int, latency_ms: float, *, error: str = "") -> Prediction:
+    stages = dict.fromkeys(("queue", "encode", "first_stage", "rerank", "transport", "total"), latency_ms / 10)
+    return Prediction(
+        place=place,
+        item_ids=["a"],
+        latency_ms=latency_ms,
+        stages_ms=stages,
+        state_source="stored",
+        degradations=[],
+        certificate="KIND_EXACT",
+        token_honoured=True,
+        error=error,
+    )
+
+
+def event(place: int, *, user: str = "u", predicted: bool = True) -> ReplayEvent:
+    return ReplayEvent(
+        event_id=f"e{place}",
+        user_id=user,
+        item_id="a",
+        type="rating",
+        value=5.0,
+        time_s=1000 + place,
+        predicted=predicted,
+        previous=-1,
+        known=True,
+    )
+
+
+def plan_of(events: list[ReplayEvent], **settings: float) -> ReplayPlan:
+    return ReplayPlan(gateway="g", bootstrap="b", topic="t", epoch="e", events=events, **settings)  # type: ignore[arg-type]
+
+
+def test_the_streams_figures_have_the_promised_keys_and_survive_json() -> None:
+    result = ReplayResult(
+        predictions=[answered(n, float(n + 1)) for n in range(100)],
+        predictions_with_token=[answered(0, 3.0)],
+        freshness_ms=[100.0, 200.0, 300.0],
+        seconds=2.0,
+    )
+    figures = json.loads(
+        json.dumps(stream_figures(plan_of([event(0)]), result, {"p50": 4.5, "p99": 20.0}), allow_nan=False)
+    )
+    assert {key: figures["recommend_ms"][key] for key in ("p50", "p95", "p99")} == {"p50": 50, "p95": 95, "p99": 99}
+    assert set(figures["stages_ms"]) == {"queue", "encode", "first_stage", "rerank", "transport"}
+    assert figures["stages_ms"]["encode"] == 4.5
+    assert figures["freshness_ms"]["p50"] == 200
+    assert figures["freshness_ms"]["p99"] == 300
+
+
+def test_an_empty_stream_has_no_figures_rather_than_zeros() -> None:
+    figures = stream_figures(plan_of([]), ReplayResult(), {})
+    assert figures["recommend_ms"]["p99"] is None
+    assert figures["freshness_ms"]["p50"] is None
+
+
+def test_a_failed_call_counts_its_latency_and_not_its_stages() -> None:
+    failed = answered(1, 2000.0, error="DEADLINE_EXCEEDED")
+    failed.stages_ms = dict.fromkeys(failed.stages_ms, math.nan)
+    figures = stream_figures(plan_of([]), ReplayResult(predictions=[answered(0, 10.0), failed]), {})
+    assert figures["recommend_ms"]["p99"] == 2000.0
+    assert figures["stages_p99_ms"]["rerank"] == 1.0
+    assert figures["answers"]["errors"] == {"DEADLINE_EXCEEDED": 1}
+
+
+def test_sent_is_the_distinct_acknowledged_event_ids_and_adds_up() -> None:
+    result = ReplayResult(acknowledged={f"e{n}": [0, n] for n in range(12)}, duplicates_sent=3, malformed_sent=2)
+    before = {"applied": 100, "dead_lettered": 5, "duplicates": 1}
+    after = {"applied": 110, "dead_lettered": 7, "duplicates": 4}
+    counts = event_counts(result, before, after)
+    assert (counts["sent"], counts["applied"], counts["dead_lettered"], counts["duplicates"]) == (12, 10, 2, 3)
+    assert counts["adds_up"]
+    assert not adds_up(12, 9, 2)
+
+
+def test_a_lost_event_does_not_add_up() -> None:
+    result = ReplayResult(acknowledged={"e0": [0, 0]}, unacknowledged=["e1"])
+    assert not event_counts(result, {}, {"applied": 1})["adds_up"]
+
+
+def test_hit_rates_are_in_the_order_of_the_events_not_of_the_answers() -> None:
+    predictions = in_order([answered(7, 1.0), answered(2, 1.0)])
+    assert [prediction.place for prediction in predictions] == [2, 7]
+    rates, hit = hit_rates(["a", "b"], {"model": [p.item_ids for p in predictions]})
+    assert rates == {"model": 0.5}
+    assert hit["model"].tolist() == [True, False]
+
+
+def test_predictions_come_before_their_event_and_on_the_clock() -> None:
+    events = [event(n, predicted=n % 5 == 0) for n in range(50)]
+    actions = timeline(plan_of(events, rate_per_s=200.0, lead_ms=100.0))
+    due = {(place, action): at for at, place, action in actions}
+    assert len(actions) == 50 + 2 * 10
+    asked = np.array([due[place, "ask"] for place in range(0, 50, 5)])
+    np.testing.assert_allclose(np.diff(asked), 0.025)
+    for place in range(0, 50, 5):
+        assert due[place, "ask"] < due[place, "ask_with_token"] < due[place, "send"]
+
+
+def test_plan_and_result_survive_their_files(tmp_path) -> None:
+    plan = plan_of([event(0), event(1, user="ü")])
+    plan.write(tmp_path / "plan.json")
+    assert ReplayPlan.read(tmp_path / "plan.json") == plan
+    result = ReplayResult(predictions=[answered(0, 1.5)], acknowledged={"e0": [3, 9]})
+    result.write(tmp_path / "result.json")
+    assert ReplayResult.read(tmp_path / "result.json") == result
+
+
+def test_the_person_shown_has_a_past_and_about_ten_events() -> None:
+    events = [event(n, user=user) for user, many in (("short", 2), ("right", 11), ("long", 80)) for n in range(many)]
+    past = {"short": ["x"] * 30, "right": ["x"] * 30, "long": ["x"] * 30}
+    assert choose_person(events, past) == "right"
+    assert choose_person(events, {"long": ["x"]}) == "long"
+    assert choose_person(events, {}) is None
+
+
+def test_a_histograms_quantile_is_that_of_what_came_between_two_reads() -> None:
+    before = {0.01: 100.0, 0.1: 100.0, math.inf: 100.0}
+    after = {0.01: 100.0, 0.1: 110.0, math.inf: 110.0}
+    assert quantile_ms(before, after, 0.5) == 55.0
+    assert quantile_ms(before, before, 0.5) is None
+    assert quantile_ms({}, {0.01: 1.0, math.inf: 10.0}, 0.99) is None
+
+
+def test_movement_marks_new_risen_fallen_and_same() -> None:
+    before = ["a", "b", "c"]
+    assert [movement(item, rank, before) for rank, item in enumerate(["a", "c", "b", "d"])] == ["=", "↑1", "↓1", "new"]

@@ -1,0 +1,160 @@
+"""The whole job: a bundle that loads, an encoder that answers as PyTorch does, a report that says what happened."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from training_scene import CONFIG, WITH_USERS, cyclic_interactions
+
+from services.algorithms.bundle import load_bundle
+from services.offline.training import PRESETS, TrainConfig, preset, train
+from services.offline.training.bundling import load_model, save_bundle
+from services.offline.training.export import ExportError, export_bundle, max_difference, session
+from services.offline.training.presets import default_epochs, with_dot_head, with_sasrec
+from services.offline.training.run import configure, fit_split, run_training
+
+VARIANTS = {
+    "hstu + mol": CONFIG,
+    "with user component": WITH_USERS,
+    "sasrec + mol": with_sasrec(CONFIG),
+    "hstu + dot": with_dot_head(CONFIG),
+}
+
+
+def bundle_of(config: TrainConfig, path: Path) -> Path:
+    report = train(replace(config, epochs=1), cyclic_interactions())
+    save_bundle(path, report, cyclic_interactions(), data={}, metrics={})
+    return path
+
+
+def test_run_training_writes_a_bundle_and_says_how_it_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRESETS, "quick", CONFIG)
+    shown = io.StringIO()
+    out = tmp_path / "bundle"
+    report = run_training(
+        out=out, interactions=cyclic_interactions(), epochs=2, split="time", console=Console(file=shown, width=120)
+    )
+    assert json.loads(json.dumps(report)) == report
+    bundle = load_bundle(out)
+    assert bundle.model_version == report["model_version"]
+    assert bundle.manifest.metrics == report["metrics"]
+    assert bundle.manifest.data["split"] == "time"
+    assert bundle.counts.sum() == bundle.manifest.data["events"] < len(cyclic_interactions())
+    assert bundle.file("inference_server/encoder/1/model.onnx").is_file()
+    assert bundle.file("inference_server/encoder/config.pbtxt").is_file()
+    assert 0 < bundle.manifest.new_item_length == report["new_item_length"] <= 1
+    assert report["export"]["max_error"] < 1e-4
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]  # no checkpoints left
+    for words in ("positions/s", "data", "encoder", "mol", "optimizer", "peak memory", "popularity", "hr@10"):
+        assert words in shown.getvalue()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_exported_encoder_equals_pytorch_at_any_batch_length_and_positions(name: str, tmp_path: Path) -> None:
+    config = VARIANTS[name]
+    path = bundle_of(config, tmp_path / "bundle")
+    exported = export_bundle(path, interactions=cyclic_interactions())
+    assert exported.max_error < 1e-5
+    assert exported.histories_checked > 30
+    model, onnx_file = load_model(load_bundle(path)), path / "encoder.onnx"
+    rng = np.random.default_rng(0)
+    for batch, length, wanted in ((1, 1, 1), (2, 5, 3), (7, 15, 1)):
+        inputs = {
+            "item_index": rng.integers(-1, 30, (batch, length)),
+            "event_time": np.sort(rng.integers(9 * 10**8, 10**9, (batch, length)), axis=1),
+            "position": rng.integers(0, length, (batch, wanted)),
+        }
+        if config.encoder.uses_user_index:
+            inputs["user_index"] = rng.integers(-1, 40, batch)
+        assert max_difference(model, onnx_file, inputs) < 1e-5
+    names = [found.name for found in session(onnx_file).get_inputs()]
+    assert names == list(inputs)
+    outputs = [found.name for found in session(onnx_file).get_outputs()]
+    assert outputs == ["components", *(["gate"] if config.head.is_mixture else [])]
+
+
+def test_an_export_with_data_of_the_models_items_tells_an_older_bundle_how_long_new_items_may_become(
+    tmp_path: Path,
+) -> None:
+    path = bundle_of(CONFIG, tmp_path / "bundle")
+    others = replace(cyclic_interactions(), item_ids=[f"other-{row}" for row in range(30)])
+    assert export_bundle(path, interactions=others).bundle.manifest.new_item_length is None
+    told = export_bundle(path, interactions=cyclic_interactions()).bundle.manifest.new_item_length
+    assert told is not None
+    assert load_bundle(path).manifest.new_item_length == told
+
+
+def test_an_export_that_answers_differently_is_never_put_into_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bundle_of(CONFIG, tmp_path / "bundle")
+    monkeypatch.setattr("services.offline.training.export.TOLERANCE", -1.0)
+    with pytest.raises(ExportError, match=r"differs from PyTorch by .*; allowed: -1"):
+        export_bundle(path)
+    assert "encoder.onnx" not in load_bundle(path).manifest.files
+
+
+def test_a_missing_server_template_is_named(tmp_path: Path) -> None:
+    path = bundle_of(CONFIG, tmp_path / "bundle")
+    with pytest.raises(ExportError, match="holds no files; it is the inference server's model folder template"):
+        export_bundle(path, template=tmp_path / "nowhere")
+
+
+def test_a_bundles_model_gives_the_states_that_the_bundle_holds(tmp_path: Path) -> None:
+    bundle = load_bundle(bundle_of(WITH_USERS, tmp_path / "bundle"))
+    states = load_model(bundle).all_item_states()
+    np.testing.assert_array_equal(states.components, bundle.item_states.components)
+    assert len(bundle.user_index) == bundle.manifest.num_users == 40
+
+
+def test_leave_one_out_trains_on_all_but_the_last_event_and_time_on_the_past() -> None:
+    interactions = cyclic_interactions()
+    one_out = fit_split(interactions, "leave-one-out")
+    assert len(one_out.train) + len(one_out.test_rows) == len(interactions)
+    by_time = fit_split(interactions, "time", max_events=50)
+    assert by_time.split_time is not None
+    assert by_time.train.timestamps.max() < by_time.split_time
+    assert len(by_time.test_rows) == 50
+    assert interactions.timestamps[by_time.test_rows].min() >= by_time.split_time
+    assert not len(fit_split(interactions, "none").test_rows)
+    with pytest.raises(ValueError, match="split='random'; allowed: leave-one-out, time, none"):
+        fit_split(interactions, "random")
+
+
+def test_presets_are_the_issues_and_unknown_names_are_refused_with_the_known() -> None:
+    paper = preset("ml-1m", epochs=1, seed=3)
+    assert (paper.encoder.num_blocks, paper.encoder.num_heads, paper.encoder.max_history) == (8, 2, 200)
+    assert (paper.head.num_query_components, paper.head.num_item_components, paper.head.component_width) == (8, 4, 64)
+    assert (paper.epochs, paper.seed, paper.num_negatives, paper.batch_sequences) == (1, 3, 128, 128)
+    quick = preset("quick")
+    assert quick.encoder.num_blocks >= 2
+    assert (quick.encoder.width, quick.encoder.max_history, quick.num_negatives) == (50, 100, 64)
+    assert (quick.head.num_pairs, quick.head.component_width, quick.head.gate_hidden) == (8, 32, 64)
+    assert not quick.encoder.uses_user_index
+    with pytest.raises(ValueError, match="preset='slow'; allowed: quick, ml-1m, ml-20m, books"):
+        preset("slow")
+    with pytest.raises(ValueError, match="encoder='rnn'; allowed: hstu, sasrec"):
+        configure("quick", encoder="rnn")
+    with pytest.raises(ValueError, match="epochs=0; allowed: at least 1"):
+        preset("quick", epochs=0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_builds_and_takes_a_step(name: str) -> None:
+    # Blocks are alike, so one stands for all; the widths are the preset's.
+    config = preset(name, epochs=1)
+    config = replace(config, encoder=replace(config.encoder, num_blocks=1))
+    report = train(config, cyclic_interactions(events=300), stop_after_batches=1)
+    assert all(torch.isfinite(weight).all() for weight in report.model.state_dict().values())
+
+
+def test_small_data_gets_more_epochs_unless_somebody_says_how_many() -> None:
+    config = replace(CONFIG, epochs=3, default_min_positions=1200)
+    assert default_epochs(config, 800_000) == 3
+    assert default_epochs(config, 200) == 6
+    assert default_epochs(config, 1) == 30

@@ -1,0 +1,95 @@
+"""Batches of an epoch: every event but a user's first predicted once, from the events before it, and repeatable."""
+
+import numpy as np
+import pytest
+from training_scene import cyclic_interactions
+
+from services.offline.training.sequences import EpochBatches, Histories, StandIns
+
+
+def epoch(histories: Histories, *, number: int = 0, seed: int = 0) -> EpochBatches:
+    return EpochBatches(histories, max_history=8, batch_sequences=5, seed=seed, epoch=number)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_every_event_but_a_users_first_is_predicted_exactly_once(number: int) -> None:
+    interactions = cyclic_interactions()
+    histories = Histories.of(interactions)
+    predicted = []
+    for batch in epoch(histories, number=number).iterate():
+        length = batch.items.shape[1]
+        assert length <= 8
+        for position, target in zip(batch.positions, batch.targets, strict=True):
+            row, step = divmod(int(position), length)
+            predicted.append(
+                (int(batch.users[row]), int(batch.times[row, step]), int(batch.items[row, step]), int(target))
+            )
+    expected = []
+    for user in range(interactions.num_users):
+        begin, end = histories.offsets[user], histories.offsets[user + 1]
+        for place in range(begin, end - 1):
+            expected.append(
+                (user, int(histories.times[place]), int(histories.items[place]), int(histories.items[place + 1]))
+            )
+    assert sorted(predicted) == sorted(expected)
+    assert len(predicted) == histories.num_positions
+
+
+def test_windows_of_long_histories_start_on_the_quarter_grid() -> None:
+    histories = Histories.of(cyclic_interactions(num_users=3, events=300))
+    starts = set()
+    for number in range(6):
+        batches = epoch(histories, number=number)
+        for start, user in zip(batches._starts, batches._users, strict=True):
+            starts.add(int(start - histories.offsets[user]) % 8)
+    assert starts == {0, 2, 4, 6}
+
+
+def test_padding_lies_at_the_end_and_repeats_the_last_time() -> None:
+    for batch in epoch(Histories.of(cyclic_interactions())).iterate():
+        padded = batch.items < 0
+        assert (np.diff(padded.astype(int), axis=1) >= 0).all()
+        for times, row in zip(batch.times, padded, strict=True):
+            assert (times[row] == times[~row][-1]).all()
+        assert not padded.ravel()[batch.positions].any()
+
+
+def test_an_epoch_follows_from_its_seed_and_number_alone() -> None:
+    histories = Histories.of(cyclic_interactions())
+    one, same, other = epoch(histories), epoch(histories), epoch(histories, number=1)
+    for number in (3, 0):
+        np.testing.assert_array_equal(one[number].positions, same[number].positions)
+        np.testing.assert_array_equal(one[number].items, same[number].items)
+    assert not np.array_equal(one[0].targets, other[0].targets)
+
+
+def test_users_with_one_event_or_none_are_left_out() -> None:
+    interactions = cyclic_interactions(num_users=40, events=45)
+    histories = Histories.of(interactions)
+    sizes = np.diff(histories.offsets)
+    assert (sizes == 1).any()
+    found = np.concatenate([batch.users for batch in epoch(histories).iterate()])
+    assert sorted(set(found.tolist())) == np.flatnonzero(sizes > 1).tolist()
+
+
+def test_a_share_of_the_inputs_is_replaced_by_buckets_and_no_target_ever() -> None:
+    histories = Histories.of(cyclic_interactions(events=4000))
+    rows = 30 + np.arange(30) % 4
+    plain = epoch(histories)
+    batches = EpochBatches(
+        histories,
+        max_history=8,
+        batch_sequences=5,
+        seed=0,
+        epoch=0,
+        stand_ins=StandIns(rows=rows, probability=0.2),
+    )
+    replaced = total = 0
+    for number, (batch, without) in enumerate(zip(batches.iterate(), plain.iterate(), strict=True)):
+        np.testing.assert_array_equal(batch.targets, without.targets)
+        differs = batch.items != without.items
+        np.testing.assert_array_equal(batch.items[differs], rows[without.items[differs]])
+        assert not differs[without.items < 0].any()
+        replaced, total = replaced + differs.sum(), total + (without.items >= 0).sum()
+        np.testing.assert_array_equal(batch.items, batches[number].items)
+    assert 0.17 < replaced / total < 0.23

@@ -1,0 +1,118 @@
+"""Training: learns, repeats itself under one seed, and resumed equals uninterrupted to the bit."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from training_scene import CONFIG, WITH_USERS, cyclic_interactions
+
+from services.offline.training import Step, TrainConfig, train
+from services.offline.training.evaluation import evaluate
+from services.offline.training.loop import PARTS, rate_factor
+from services.offline.training.loss import mutual_information
+from services.offline.training.presets import with_dot_head, with_sasrec
+
+VARIANTS = pytest.mark.parametrize(
+    "config",
+    [CONFIG, WITH_USERS, with_sasrec(CONFIG), with_dot_head(CONFIG)],
+    ids=["hstu + mol", "with user component", "sasrec + mol", "hstu + dot"],
+)
+
+
+def weights_of(config: TrainConfig, **options) -> dict[str, torch.Tensor]:
+    return train(config, cyclic_interactions(), **options).model.state_dict()
+
+
+@VARIANTS
+def test_resumed_training_equals_uninterrupted_training_bit_for_bit(config: TrainConfig, tmp_path: Path) -> None:
+    whole = weights_of(config)
+    for stop_after in (1, 4, 3):
+        train(config, cyclic_interactions(), out=tmp_path, resume=True, stop_after_batches=stop_after)
+    resumed = train(config, cyclic_interactions(), out=tmp_path, resume=True)
+    assert whole.keys() == resumed.model.state_dict().keys()
+    for name, weight in resumed.model.state_dict().items():
+        assert torch.equal(weight, whole[name]), name
+    assert resumed.positions == cyclic_positions() * config.epochs
+    assert len(resumed.epoch_losses) == config.epochs
+
+
+def cyclic_positions() -> int:
+    return int((cyclic_interactions().user_counts() - 1).clip(min=0).sum())
+
+
+def test_one_seed_gives_one_model_and_another_seed_another() -> None:
+    one, same, other = weights_of(CONFIG), weights_of(CONFIG), weights_of(replace(CONFIG, seed=1))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["item_embedding.weight"], other["item_embedding.weight"])
+
+
+def test_training_leaves_the_callers_random_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    train(replace(CONFIG, epochs=1), cyclic_interactions())
+    assert torch.equal(torch.rand(3), expected)
+
+
+@VARIANTS
+def test_a_pattern_in_the_data_is_learned(config: TrainConfig) -> None:
+    # More items than any user has events: a second lap would have every item seen, and nothing to choose.
+    interactions = cyclic_interactions(num_users=100, num_items=50, events=2400)
+    past, future = interactions.select(slice(0, 2000)), np.arange(2000, 2400)
+    report = train(replace(config, epochs=8), past)
+    found = evaluate(report.model, interactions, future, item_counts=past.item_counts(), user_index=report.user_index)
+    assert report.epoch_losses[-1] < report.epoch_losses[0] / 2
+    assert found.num_events == 400
+    assert found.model["hr@1"] > 0.5
+    assert found.model["hr@1"] > 4 * found.popularity["hr@1"]
+
+
+def test_a_report_adds_up(tmp_path: Path) -> None:
+    steps: list[Step] = []
+    report = train(CONFIG, cyclic_interactions(), progress=steps.append)
+    assert report.positions == cyclic_positions() * 3 == steps[-1].positions == steps[-1].total_positions
+    assert [step.positions for step in steps] == sorted(step.positions for step in steps)
+    assert set(report.part_shares) == set(PARTS)
+    assert sum(report.part_shares.values()) == pytest.approx(1)
+    assert report.positions_per_s == pytest.approx(report.positions / report.seconds)
+    assert report.peak_memory_bytes > 2**20
+    assert len(report.epoch_losses) == 3
+
+
+def test_a_checkpoint_of_other_settings_or_data_is_refused_by_field(tmp_path: Path) -> None:
+    train(CONFIG, cyclic_interactions(), out=tmp_path, stop_after_batches=1)
+    with pytest.raises(ValueError, match=r"config.learning_rate=0.005; this training has 0.001"):
+        train(replace(CONFIG, learning_rate=1e-3), cyclic_interactions(), out=tmp_path, resume=True)
+    with pytest.raises(ValueError, match=r"data='[0-9a-f]{16}'; this training has '[0-9a-f]{16}'"):
+        train(CONFIG, cyclic_interactions(seed=1), out=tmp_path, resume=True)
+
+
+def test_a_checkpoint_is_json_and_safetensors_and_there_is_one(tmp_path: Path) -> None:
+    train(CONFIG, cyclic_interactions(), out=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["progress.json", "state.safetensors"]
+    assert json.loads((folder / "progress.json").read_text())["progress"]["epoch"] == 3
+
+
+def test_data_without_a_second_event_is_refused() -> None:
+    interactions = cyclic_interactions()
+    _, first = np.unique(interactions.users, return_index=True)
+    with pytest.raises(ValueError, match="no user has two events"):
+        train(CONFIG, interactions.select(np.sort(first)))
+
+
+def test_the_learning_rate_warms_up_and_falls_to_its_end() -> None:
+    assert rate_factor(CONFIG, 0.05) == pytest.approx(0.5)
+    assert rate_factor(CONFIG, 0.1) == pytest.approx(1.0)
+    assert rate_factor(CONFIG, 0.55) == pytest.approx(0.55)
+    assert rate_factor(CONFIG, 1.0) == pytest.approx(0.1)
+
+
+def test_mutual_information_is_lowest_when_rows_decide_and_pairs_share() -> None:
+    decided, undecided, collapsed = torch.eye(4), torch.full((4, 4), 0.25), torch.eye(4)[[0, 0, 0, 0]]
+    assert mutual_information(decided).item() == pytest.approx(-np.log(4), abs=1e-6)
+    assert mutual_information(undecided).item() == pytest.approx(0, abs=1e-6)
+    assert mutual_information(collapsed).item() == pytest.approx(0, abs=1e-6)
