@@ -10,6 +10,12 @@ from typing import Any
 from services.algorithms.manifest import EncoderShape, HeadShape
 from services.algorithms.models.sequential import Dropouts
 
+# A mixture scored against the whole catalogue at every position would cost X / K times its sampled softmax.
+LOSSES = ("sampled-softmax", "corrected-softmax", "gbce", "full-softmax")
+
+
+_ADDED_LATER = {"loss": "sampled-softmax", "gbce_calibration": 0.75}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
@@ -30,6 +36,9 @@ class TrainConfig:
     user_norm_weight: float = 0.0
     # How often an item of a history is replaced by its hash bucket, so that the buckets' rows are trained.
     bucket_probability: float = 0.0
+    loss: str = "sampled-softmax"
+    # The t of gBCE; other losses do not read it.
+    gbce_calibration: float = 0.75
     # Where nobody says how many epochs: at least this many positions, so that small data is not left half trained.
     default_min_positions: int = 0
 
@@ -48,14 +57,20 @@ class TrainConfig:
                 f"bucket_probability={self.bucket_probability}; with num_item_buckets="
                 f"{self.encoder.num_item_buckets} allowed: {'above 0' if self.encoder.num_item_buckets else '0'}"
             )
+        _check("gbce_calibration", self.gbce_calibration, at_least=0, at_most=1)
+        allowed = LOSSES if self.head.kind == "dot" else LOSSES[:-1]
+        if self.loss not in allowed:
+            raise ValueError(f"loss={self.loss!r}; allowed with a {self.head.kind} head: {', '.join(allowed)}")
         if not 0 < self.learning_rate <= 1:
             raise ValueError(f"learning_rate={self.learning_rate}; allowed: above 0, at most 1")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed={self.seed}; allowed: 0 to 2^63 - 1")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for a manifest or a checkpoint."""
-        return asdict(self)
+        """Plain values, for a manifest or a checkpoint. What older checkpoints do not have is left out at its default,
+        so that they can still be resumed."""
+        plain = asdict(self)
+        return {name: value for name, value in plain.items() if name not in _ADDED_LATER or value != _ADDED_LATER[name]}
 
 
 def preset(name: str, *, epochs: int | None = None, seed: int = 0) -> TrainConfig:

@@ -1,4 +1,4 @@
-"""Sampled softmax over mixture-of-logits scores, loss and gradients in one pass over cache-sized tiles.
+"""A loss over sampled negatives' mixture-of-logits scores, with its gradients, in one pass over cache-sized tiles.
 
 A position's loss needs its own K + 1 logits and nothing else, so a tile of positions can run forward and backward
 while its activations are still in cache: nothing of size N * K * G is ever stored or computed twice. Pairs lie along
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from services.algorithms.ops.mol_sampled_softmax.types import GateWeights, Negatives, States
+from services.algorithms.ops.sampled_objectives import Objective, sampled_softmax
 
 
 def mol_sampled_softmax(
@@ -27,11 +28,13 @@ def mol_sampled_softmax(
     *,
     tau: float,
     gate_dropout: float = 0.0,
+    objective: Objective = sampled_softmax,
 ) -> Tensor:
-    """Sum over positions of -log softmax of the positive's logit among its own and its group's negatives'.
+    """Sum over positions of the objective of the positive's logit and its group's negatives'.
 
     Shapes: positive (N,) similarities of each position with its target; queries (N, P_q, d) and (N, P); items
-    (M, P_x, d) and (M, P); returns a scalar. Differentiable in all of them and in the gate's weights.
+    (M, P_x, d) and (M, P); returns a scalar. Differentiable in all of them and in the gate's weights. The default
+    objective is -log softmax of the positive among itself and the negatives.
     Dropout: pair weights are dropped with probability `gate_dropout` and the rest renormalised (global generator).
     Cost: O(N K P (d + G)) time; memory one tile, R * K * G floats a few times over.
     Raises: ValueError if the groups don't cover the positions.
@@ -52,6 +55,7 @@ def mol_sampled_softmax(
         negatives.group_size,
         tau,
         gate_dropout,
+        objective,
     )
     return loss
 
@@ -60,7 +64,7 @@ class _MolSampledSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         positive, components, query_gate, item_components, item_gate, w1, b1, w2, b2 = args[:9]
-        rows, target_rows, group_size, tau, gate_dropout = args[9:]
+        rows, target_rows, group_size, tau, gate_dropout, objective = args[9:]
         gradients = _Gradients.zeros(args[:9])
         network = _PairNetwork.of(w1, b1, w2, b2)
         tile = _Tile.empty(network, group_size, rows.shape[1])
@@ -79,7 +83,15 @@ class _MolSampledSoftmax(torch.autograd.Function):
                 collision=chosen.unsqueeze(0) == target_rows[begin:end].unsqueeze(1),
             )
             loss += _score_and_differentiate(
-                inputs, network, tile, gradients, slice(begin, end), chosen, tau=tau, gate_dropout=gate_dropout
+                inputs,
+                network,
+                tile,
+                gradients,
+                slice(begin, end),
+                chosen,
+                tau=tau,
+                gate_dropout=gate_dropout,
+                objective=objective,
             )
         ctx.save_for_backward(*gradients.finish())
         return loss
@@ -87,7 +99,7 @@ class _MolSampledSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [gradient * grads[0] for gradient in ctx.saved_tensors]
-        return (*scaled, None, None, None, None, None)
+        return (*scaled, None, None, None, None, None, None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,6 +185,7 @@ def _score_and_differentiate(
     *,
     tau: float,
     gate_dropout: float,
+    objective: Objective,
 ) -> Tensor:
     """One tile's summed loss; its gradients are added to `gradients`."""
     shape = (-1, tile.num_rows, tile.num_negatives)
@@ -190,10 +203,9 @@ def _score_and_differentiate(
     scores = (weights * cosines).sum(0)
 
     logits = (scores / tau).view(shape[1:]).masked_fill_(inputs.collision, float("-inf"))
-    positive = inputs.positive / tau
-    total = torch.logaddexp(logits.logsumexp(1), positive)
-    d_scores = (logits - total.unsqueeze(1)).exp_().div_(tau).view(-1)
-    gradients.positive[positions] = ((positive - total).exp() - 1) / tau
+    loss, d_positive, d_logits = objective(inputs.positive / tau, logits)
+    d_scores = d_logits.div_(tau).view(-1)
+    gradients.positive[positions] = d_positive / tau
 
     # The weights w are a softmax of y = SiLU(z): d s / d y_p = w_p (c_p - s), d s / d c_p = w_p + the network's path.
     weights *= d_scores
@@ -213,7 +225,7 @@ def _score_and_differentiate(
     d_item = torch.bmm(d_cosines.transpose(1, 2), query_PRd).view(num_query, num_item, tile.num_negatives, -1).sum(0)
     gradients.components[positions] = d_query.transpose(0, 1)
     gradients.item_components.index_add_(0, chosen, d_item.transpose(0, 1))
-    return (total - positive).sum()
+    return loss
 
 
 def _pair_up(query: Tensor, item: Tensor) -> tuple[Tensor, Tensor]:

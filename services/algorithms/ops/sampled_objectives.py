@@ -1,0 +1,53 @@
+"""Losses of a positive logit beside sampled negatives' logits, each with its gradients in closed form.
+
+One tile of logits at a time: the dot head and the fused mixture both call these, so a loss is written once. A negative
+of minus infinity (the position's own target, drawn by chance) adds nothing.
+
+Letters: R positions, K negatives, X items of the catalogue.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# (R,) positive and (R, K) negative logits -> the summed loss and its gradients (R,), (R, K). May overwrite negatives.
+Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+def sampled_softmax(positive: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum of -log softmax of the positive among itself and the negatives (arXiv:2407.15462, section 2)."""
+    total = torch.logaddexp(negatives.logsumexp(1), positive)
+    return (total - positive).sum(), (positive - total).exp() - 1, (negatives - total.unsqueeze(1)).exp_()
+
+
+def corrected_softmax(num_items: int, num_negatives: int) -> Objective:
+    """Sampled softmax with the log-Q correction of uniform negatives: an estimate of the softmax over all X items.
+
+    Each negative stands for (X - 1) / K items (Bengio and Senecal, 2008, with a constant proposal distribution).
+    """
+    shift = math.log(max(num_items - 1, 1) / num_negatives)
+
+    def objective(positive: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return sampled_softmax(positive, negatives.add_(shift))
+
+    return objective
+
+
+def gbce(num_items: int, num_negatives: int, calibration: float) -> Objective:
+    """Generalised binary cross-entropy (gSASRec, arXiv:2308.07192); `calibration` is its t.
+
+    The positive's probability is raised to beta = a (t (1 - 1/a) + 1/a) with the sampling rate a = K / (X - 1). The
+    paper averages over the K + 1 terms; here they are summed, which Adam does not notice, so that one learning rate
+    serves all losses.
+    """
+    rate = min(1.0, num_negatives / max(num_items - 1, 1))
+    beta = rate * (calibration * (1.0 - 1.0 / rate) + 1.0 / rate)
+
+    def objective(positive: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        loss = beta * functional.softplus(-positive).sum() + functional.softplus(negatives).sum()
+        return loss, beta * (torch.sigmoid(positive) - 1), torch.sigmoid_(negatives)
+
+    return objective

@@ -1,0 +1,87 @@
+"""Each loss over sampled negatives equals its formula, and its gradients equal autograd's."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from services.algorithms.ops.sampled_objectives import Objective, corrected_softmax, gbce, sampled_softmax
+from services.offline.training.loss import _FullSoftmax
+
+X, K = 900, 5
+
+
+def plain_softmax(positive: Tensor, negatives: Tensor) -> Tensor:
+    return (torch.cat([positive.unsqueeze(1), negatives], dim=1).logsumexp(dim=1) - positive).sum()
+
+
+def plain_corrected(positive: Tensor, negatives: Tensor) -> Tensor:
+    return plain_softmax(positive, negatives + math.log((X - 1) / K))
+
+
+def plain_gbce(positive: Tensor, negatives: Tensor) -> Tensor:
+    rate = K / (X - 1)
+    beta = rate * (0.75 * (1 - 1 / rate) + 1 / rate)
+    return -(functional.logsigmoid(positive) * beta).sum() - functional.logsigmoid(-negatives).sum()
+
+
+@pytest.mark.parametrize(
+    ("objective", "plain"),
+    [
+        (sampled_softmax, plain_softmax),
+        (corrected_softmax(X, K), plain_corrected),
+        (gbce(X, K, 0.75), plain_gbce),
+    ],
+    ids=["sampled softmax", "corrected softmax", "gbce"],
+)
+def test_loss_and_gradients_equal_the_formula(objective: Objective, plain) -> None:
+    torch.manual_seed(0)
+    positive = torch.randn(7, dtype=torch.float64) * 4
+    negatives = torch.randn(7, K, dtype=torch.float64) * 4
+    # A negative that is the position's own target counts nothing.
+    negatives[2, 1] = negatives[5] = float("-inf")
+    inputs = positive.clone().requires_grad_(), negatives.clone().requires_grad_()
+    expected = plain(*inputs)
+    of_positive, of_negatives = torch.autograd.grad(expected, inputs)
+    loss, d_positive, d_negatives = objective(positive, negatives)
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(d_positive, of_positive, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(d_negatives, of_negatives.nan_to_num(), rtol=1e-10, atol=1e-12)
+
+
+def test_the_corrected_softmax_estimates_the_softmax_over_the_whole_catalogue() -> None:
+    torch.manual_seed(0)
+    logits, positive = torch.randn(X - 1, dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
+    whole = plain_softmax(positive, logits.unsqueeze(0)).item()
+    drawn = logits[torch.randint(X - 1, (20_000, K))]
+    estimate = corrected_softmax(X, K)(positive.expand(20_000), drawn.clone())[0].item() / 20_000
+    uncorrected = sampled_softmax(positive.expand(20_000), drawn.clone())[0].item() / 20_000
+    assert estimate == pytest.approx(whole, rel=0.05)
+    assert uncorrected < 0.5 * whole
+
+
+def test_gbce_without_calibration_is_binary_cross_entropy() -> None:
+    positive, negatives = torch.randn(3, dtype=torch.float64), torch.randn(3, K, dtype=torch.float64)
+    labels = torch.tensor([[1.0] + [0.0] * K] * 3, dtype=torch.float64)
+    expected = functional.binary_cross_entropy_with_logits(
+        torch.cat([positive.unsqueeze(1), negatives], dim=1), labels, reduction="sum"
+    )
+    assert gbce(X, K, 0.0)(positive, negatives.clone())[0].item() == pytest.approx(expected.item())
+
+
+def test_the_full_softmax_over_tiles_equals_cross_entropy() -> None:
+    torch.manual_seed(0)
+    # More items than one tile of 16 positions holds.
+    num_items = (1 << 20) // 16 + 5
+    query = functional.normalize(torch.randn(37, 3, dtype=torch.float64), dim=1).requires_grad_()
+    items = functional.normalize(torch.randn(num_items, 3, dtype=torch.float64), dim=1).requires_grad_()
+    targets = torch.randint(num_items, (37,))
+    loss = _FullSoftmax.apply(query, items, targets, 0.05)
+    expected = functional.cross_entropy(query @ items.t() / 0.05, targets, reduction="sum")
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    for ours, theirs in zip(
+        torch.autograd.grad(3 * loss, (query, items)), torch.autograd.grad(3 * expected, (query, items)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
