@@ -32,6 +32,8 @@ class Progress:
     seconds: float = 0.0
     part_seconds: dict[str, float] = field(default_factory=dict)
     epoch_losses: list[float] = field(default_factory=list)
+    # One score per finished epoch where training stops by validation.
+    valid_scores: list[float] = field(default_factory=list)
 
     def start_epoch(self, epoch: int) -> None:
         self.epoch, self.next_batch, self.loss_sum, self.epoch_positions = epoch, 0, 0.0, 0
@@ -44,8 +46,10 @@ def save(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     generators: Mapping[str, Tensor],
+    best_weights: Mapping[str, Tensor],
 ) -> None:
-    """Write a checkpoint and remove older ones. `identity` = configuration and data; `generators` = random states."""
+    """Write a checkpoint and remove older ones. `identity` = configuration and data; `generators` = random states;
+    `best_weights` = the model's after the epoch that validated best, empty without validation."""
     tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         tensors.update(
@@ -54,6 +58,7 @@ def save(
             else {}
         )
     tensors.update({f"generator.{name}": state for name, state in generators.items()})
+    tensors.update({f"best.{name}": value for name, value in best_weights.items()})
     target = folder / f"{progress.positions:012d}"
     aside = folder / f".{target.name}.writing"
     shutil.rmtree(aside, ignore_errors=True)
@@ -70,10 +75,10 @@ def save(
 
 def load(
     folder: Path, identity: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[Progress, dict[str, Tensor]] | None:
+) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]] | None:
     """Restore the newest checkpoint into model and optimizer; None if there is none.
 
-    Returns the progress and the generators' states.
+    Returns the progress, the generators' states and the best weights so far.
     Raises: ValueError naming the first field of the configuration or data in which the checkpoint differs.
     """
     found = sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
@@ -94,7 +99,8 @@ def load(
                 for moment, value in moments.items()
             }
     generators = {name[10:]: value for name, value in tensors.items() if name.startswith("generator.")}
-    return Progress(**content["progress"]), generators
+    best_weights = {name[5:]: value for name, value in tensors.items() if name.startswith("best.")}
+    return Progress(**content["progress"]), generators, best_weights
 
 
 def _check_identity(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], owner: str = "") -> None:

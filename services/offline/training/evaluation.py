@@ -1,13 +1,14 @@
 """How well a model predicts held-out events: each from the state before it, against the whole catalogue.
 
 The state is the one serving would hold: the window rule applied to everything that user did before, held-out events
-included, once they have happened. Items that the user has seen are left out of the ranking, for the model and for the
-popularity baseline beside it.
+included, once they have happened. Items that the user has seen are left out of the ranking, for every scorer alike, so
+a model and its baselines answer the same questions.
 
 Letters: E events to predict, B of them at a time, L history length, X items.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,28 @@ from services.offline.datasets import Interactions
 from services.offline.training.sequences import Histories, IntArray, windows_before
 
 _EVENTS_PER_BATCH = 256
+_COVERAGE_DEPTH = 10
+
+
+class EventScorer(Protocol):
+    """Something that scores the catalogue for what a user does next: a model or a baseline."""
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
+        """(B, X) scores, higher is better, from what stands before place events[b] of users[b] and nothing else:
+        histories.items[histories.offsets[users[b]] : events[b]]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankedEvents:
+    """Shapes: events (E,) places in `Histories`, increasing, users (E,), ranks (E,), 0-based.
+
+    `coverage` is the share of the catalogue that stands among the first ten of at least one event.
+    """
+
+    events: IntArray
+    users: IntArray
+    ranks: Ranks
+    coverage: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +56,52 @@ class Evaluation:
     ranks: Ranks
 
 
+class ModelScorer:
+    """A trained model's scores from its own query states. Puts the model into evaluation mode.
+
+    `user_index` (U,) maps a user's code to the model's dense index or -1, for a model with a user-id component.
+    """
+
+    def __init__(self, model: SequentialModel, user_index: IntArray | None = None) -> None:
+        self._model, self._user_index = model.eval(), user_index
+        self._scorer = MolScorer(model.all_item_states(), model.pair_gate())
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
+        device = self._model.item_embedding.weight.device
+        indices = None if self._user_index is None else torch.from_numpy(self._user_index[users]).to(device)
+        return self._scorer.scores(_states_before(self._model, histories, events, users, indices))
+
+
+class _CountScorer:
+    def __init__(self, item_counts: npt.NDArray[np.int64]) -> None:
+        self._counts = item_counts.astype(np.float64)
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
+        del histories, users
+        return np.broadcast_to(self._counts, (len(events), len(self._counts)))
+
+
+def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArray[np.int64]) -> RankedEvents:
+    """Rank the item of each event in `rows` against the catalogue. First events of users are left out.
+
+    Items that the user has seen do not compete; equal scores are ordered by item index.
+    Raises: ValueError if no event remains to be predicted.
+    """
+    histories = Histories.of(interactions)
+    events, users = _predictable(interactions, rows, histories)
+    if not len(events):
+        raise ValueError(f"none of the {len(rows)} events to predict has an earlier event of its user")
+    ranks, shown = [], np.zeros(interactions.num_items, dtype=bool)
+    for begin in range(0, len(events), _EVENTS_PER_BATCH):
+        chosen, owners = events[begin : begin + _EVENTS_PER_BATCH], users[begin : begin + _EVENTS_PER_BATCH]
+        seen = _seen_before(histories, chosen, owners, interactions.num_items)
+        scores = scorer.scores(histories, chosen, owners)
+        ranks.append(target_ranks(scores, histories.items[chosen], seen))
+        first = np.argpartition(np.where(seen, np.inf, -scores), min(_COVERAGE_DEPTH, seen.shape[1] - 1), axis=1)
+        shown[first[:, :_COVERAGE_DEPTH].ravel()] = True
+    return RankedEvents(events=events, users=users, ranks=np.concatenate(ranks), coverage=float(shown.mean()))
+
+
 def evaluate(
     model: SequentialModel,
     interactions: Interactions,
@@ -43,37 +112,20 @@ def evaluate(
 ) -> Evaluation:
     """Predict the events in `rows` of `interactions`. A user's very first event has no history and is left out.
 
-    `item_counts` (X,) are the training interactions; `user_index` (U,) maps a user's code to the model's dense index
-    or -1, for a model with a user-id component.
+    `item_counts` (X,) are the training interactions; `user_index` (U,) as in `ModelScorer`.
     Raises: ValueError if no event remains to be predicted.
     """
-    histories = Histories.of(interactions)
-    events, users = _predictable(interactions, rows, histories)
-    if not len(events):
-        raise ValueError(f"none of the {len(rows)} events to predict has an earlier event of its user")
-    scorer = MolScorer(model.all_item_states(), model.pair_gate())
-    popularity = np.broadcast_to(item_counts.astype(np.float64), (_EVENTS_PER_BATCH, model.num_items))
-    ranks, popular_ranks = [], []
-    training, device = model.training, model.item_embedding.weight.device
-    model.eval()
+    training = model.training
     try:
-        for begin in range(0, len(events), _EVENTS_PER_BATCH):
-            chosen = events[begin : begin + _EVENTS_PER_BATCH]
-            owners = users[begin : begin + _EVENTS_PER_BATCH]
-            indices = None if user_index is None else torch.from_numpy(user_index[owners]).to(device)
-            states = _states_before(model, histories, chosen, owners, indices)
-            targets = histories.items[chosen]
-            seen = _seen_before(histories, chosen, owners, model.num_items)
-            ranks.append(target_ranks(scorer.scores(states), targets, seen))
-            popular_ranks.append(target_ranks(popularity[: len(chosen)], targets, seen))
+        ranked = rank_events(ModelScorer(model, user_index), interactions, rows)
     finally:
         model.train(training)
-    joined = np.concatenate(ranks)
+    popular = rank_events(_CountScorer(item_counts), interactions, rows)
     return Evaluation(
-        model=summary(joined),
-        popularity=summary(np.concatenate(popular_ranks)),
-        num_events=len(joined),
-        ranks=joined,
+        model=summary(ranked.ranks),
+        popularity=summary(popular.ranks),
+        num_events=len(ranked.ranks),
+        ranks=ranked.ranks,
     )
 
 

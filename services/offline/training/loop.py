@@ -35,7 +35,7 @@ _BETAS = (0.9, 0.98)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What a progress display gets after each step. `loss` is the mean sampled softmax over the epoch so far."""
+    """What a progress display gets after each step. `loss` is the mean ranking loss over the epoch so far."""
 
     epoch: int
     num_epochs: int
@@ -56,10 +56,22 @@ class TrainReport:
     epoch_losses: list[float]
     peak_memory_bytes: int
     user_index: IntArray | None
+    valid_scores: list[float]
 
     @property
     def positions_per_s(self) -> float:
         return self.positions / max(self.seconds, 1e-9)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlyStopping:
+    """Judge the model after each epoch, keep the best, stop after `patience` epochs without a better one.
+
+    `score` is higher for a better model; it must not change the model or the random generators.
+    """
+
+    score: Callable[[SequentialModel], float]
+    patience: int
 
 
 ProgressListener = Callable[[Step], None]
@@ -75,15 +87,17 @@ def train(
     resume: bool = False,
     device: str = "cpu",
     stop_after_batches: int | None = None,
+    early_stopping: EarlyStopping | None = None,
 ) -> TrainReport:
     """Train on every event of `interactions` (the training part of a split; vocabularies may be larger).
 
     Checkpoints go to `out` (none without it); with `resume` the newest one there is taken up, bit for bit as if it
-    had not stopped (same threads and machine). `stop_after_batches` ends early, with a checkpoint.
+    had not stopped (same threads and machine). `stop_after_batches` ends early, with a checkpoint. With
+    `early_stopping` the report's model is the one that validated best; its seconds do not count as training.
     Raises: ValueError if no user has two events, or if a checkpoint belongs to another configuration or data.
     """
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if device != "cpu" else []):
-        run = _Run(config, interactions, out, device)
+        run = _Run(config, interactions, out, device, early_stopping)
         if resume:
             run.resume()
         run.go(progress or (lambda step: None), stop_after_batches)
@@ -107,7 +121,16 @@ def _stand_ins(config: TrainConfig, interactions: Interactions) -> StandIns | No
 
 
 class _Run:
-    def __init__(self, config: TrainConfig, interactions: Interactions, out: Path | None, device: str) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        interactions: Interactions,
+        out: Path | None,
+        device: str,
+        early_stopping: EarlyStopping | None,
+    ) -> None:
+        self.early_stopping = early_stopping
+        self.best_weights: dict[str, Tensor] = {}
         self.config, self.folder, self.device = config, out, torch.device(device)
         self.histories = Histories.of(interactions)
         self.total_positions = self.histories.num_positions * config.epochs
@@ -138,7 +161,7 @@ class _Run:
         restored = checkpoint.load(self.folder, self.identity, self.model, self.optimizer) if self.folder else None
         if restored is None:
             return
-        self.progress, generators = restored
+        self.progress, generators, self.best_weights = restored
         torch.set_rng_state(generators["torch"])
         self.negatives.set_state(generators["negatives"])
         if "cuda" in generators:
@@ -147,7 +170,7 @@ class _Run:
     def go(self, listener: ProgressListener, stop_after_batches: int | None) -> None:
         self.model.train()
         progress, saved_at, batches_done = self.progress, time.monotonic(), 0
-        while progress.epoch < self.config.epochs:
+        while progress.epoch < self.config.epochs and not self._has_stopped():
             batches = self._timed("data", lambda: self._batches(progress.epoch))
             while progress.next_batch < len(batches):
                 self._step(batches)
@@ -160,8 +183,27 @@ class _Run:
                     self._save()
                     saved_at = time.monotonic()
             progress.epoch_losses.append(progress.loss_sum / progress.epoch_positions)
+            self._validate()
             progress.start_epoch(progress.epoch + 1)
             self._save()
+
+        if self.best_weights:
+            self.model.load_state_dict(self.best_weights)
+
+    def _has_stopped(self) -> bool:
+        scores = self.progress.valid_scores
+        if self.early_stopping is None or not scores:
+            return False
+        return len(scores) - 1 - int(np.argmax(scores)) >= self.early_stopping.patience
+
+    def _validate(self) -> None:
+        if self.early_stopping is None:
+            return
+        scores = self.progress.valid_scores
+        scores.append(self.early_stopping.score(self.model))
+        self.model.train()
+        if scores[-1] == max(scores) and scores.count(scores[-1]) == 1:
+            self.best_weights = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
     def report(self) -> TrainReport:
         parts = self.progress.part_seconds
@@ -178,6 +220,7 @@ class _Run:
             epoch_losses=list(self.progress.epoch_losses),
             peak_memory_bytes=peak,
             user_index=self.user_index,
+            valid_scores=list(self.progress.valid_scores),
         )
 
     def _batches(self, epoch: int) -> EpochBatches:
@@ -217,7 +260,7 @@ class _Run:
         targets = torch.from_numpy(batch.targets).to(self.device)
         loss = batch_loss(self.model, self.config, cut, users, targets, self.negatives)
         torch.autograd.backward(loss.total)
-        return float(loss.sampled_softmax)
+        return float(loss.ranking)
 
     def _update(self) -> None:
         rate = self.config.learning_rate * rate_factor(self.config, self.progress.positions / self.total_positions)
@@ -253,7 +296,9 @@ class _Run:
         generators = {"torch": torch.get_rng_state(), "negatives": self.negatives.get_state()}
         if self.device.type == "cuda":
             generators["cuda"] = torch.cuda.get_rng_state(self.device)
-        checkpoint.save(self.folder, self.identity, self.progress, self.model, self.optimizer, generators)
+        checkpoint.save(
+            self.folder, self.identity, self.progress, self.model, self.optimizer, generators, self.best_weights
+        )
 
 
 def rate_factor(config: TrainConfig, done: float) -> float:
