@@ -1,4 +1,4 @@
-"""Data in: MovieLens, anybody's table, or the simulator become `Interactions`, split, and checked.
+"""Data in: MovieLens, sequences without times, anybody's table, or the simulator become `Interactions`.
 
 A floor of its own: it imports nothing of the other packages, so training, evaluation and the command line share it.
 """
@@ -6,12 +6,14 @@ A floor of its own: it imports nothing of the other packages, so training, evalu
 from .interactions import Interactions, from_columns
 from .load import load_dataset
 from .locate import DatasetUnavailableError
+from .sequences import SEQUENCE_NAMES, read_sequences
 from .simulator import SimulatorConfig, simulate
 from .splits import GlobalTimeSplit, LeaveOneOut, global_time_split, leave_one_out
 from .table import ColumnNames, read_table
 from .validation import Finding, validate
 
 __all__ = [
+    "SEQUENCE_NAMES",
     "ColumnNames",
     "DatasetUnavailableError",
     "Finding",
@@ -23,6 +25,7 @@ __all__ = [
     "global_time_split",
     "leave_one_out",
     "load_dataset",
+    "read_sequences",
     "read_table",
     "simulate",
     "validate",

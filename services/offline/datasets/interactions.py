@@ -28,6 +28,8 @@ class Interactions:
     Shapes: users (N,) codes into user_ids; items (N,) codes into item_ids; timestamps (N,) unix seconds, never
     decreasing; values (N,); types (N,) codes into type_names; item_ids, titles ("" unknown) and categories (() unknown)
     are (X,) and aligned. Codes survive `select`: a selection keeps the whole vocabularies.
+    Without `has_times` a timestamp is the event's place in its user's sequence (0, 1, 2, ...): it orders the events of
+    one user and says nothing about two users.
     Raises: ValueError when lengths differ, a code lies outside its vocabulary, or timestamps decrease.
     """
 
@@ -43,6 +45,7 @@ class Interactions:
     categories: list[tuple[str, ...]]
     name: str
     source: str
+    has_times: bool = True
 
     def __post_init__(self) -> None:
         for column in ("items", "timestamps", "values", "types"):
@@ -149,11 +152,12 @@ def from_columns(
     categories: dict[str, tuple[str, ...]] | None = None,
     name: str,
     source: str,
+    has_times: bool = True,
 ) -> Interactions:
     """Sort events by time (ties keep their order) and bring vocabularies into their canonical order.
 
     `users`, `items`, `types` are (codes (N,), vocabulary); ids without an event leave the vocabulary. Without `types`
-    every event is an "interaction"; without `values` every value is 1.
+    every event is an "interaction"; without `values` every value is 1. `has_times` as in `Interactions`.
     """
     by_time = np.argsort(timestamps, kind="stable")
     user_codes, user_ids = _canonical(users[0][by_time], users[1])
@@ -176,6 +180,7 @@ def from_columns(
         categories=[(categories or {}).get(item_id, ()) for item_id in item_ids],
         name=name,
         source=source,
+        has_times=has_times,
     )
 
 

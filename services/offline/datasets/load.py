@@ -12,6 +12,7 @@ from pathlib import Path
 from .interactions import Interactions
 from .locate import DatasetUnavailableError, Locator
 from .movielens import MOVIELENS_NAMES, is_movielens, read_movielens
+from .sequences import SEQUENCE_NAMES, is_sequences, read_sequences
 from .simulator import SimulatorConfig, simulate
 from .table import read_table
 
@@ -27,8 +28,9 @@ def load_dataset(
 ) -> Interactions:
     """Load a data set.
 
-    `name`: "auto", "simulator", a MovieLens name (ml-1m, ml-latest-small, ml-100k, ml-10m, ml-20m, ml-25m, ml-32m), or
-    the path of a CSV or Parquet table (see `read_table`) or of a MovieLens folder or zip. `root`: the only place to
+    `name`: "auto", "simulator", a MovieLens name (ml-1m, ml-latest-small, ml-100k, ml-10m, ml-20m, ml-25m, ml-32m), one
+    of SEQUENCE_NAMES (order without times, never downloaded), or the path of a CSV or Parquet table (see `read_table`),
+    of sequences (see `read_sequences`), or of a MovieLens folder or zip. `root`: the only place to
     look in, instead of the usual ones. `download=False` keeps off the network. `environ` defaults to os.environ, read
     now.
     Raises: DatasetUnavailableError (a ValueError) when a named set cannot be had; ValueError when a file is not what
@@ -43,7 +45,7 @@ def load_dataset(
         return simulate(SimulatorConfig())
     if name == "auto":
         return _load_best(locator)
-    if str(name) in MOVIELENS_NAMES:
+    if str(name) in (*MOVIELENS_NAMES, *SEQUENCE_NAMES):
         return _load_named(str(name), locator)
     return _load_path(Path(name))
 
@@ -62,21 +64,28 @@ def _load_best(locator: Locator) -> Interactions:
 def _load_named(name: str, locator: Locator) -> Interactions:
     located = locator.on_this_machine(name) or locator.from_publisher(name)
     if located is None:
+        form = "folder" if name in SEQUENCE_NAMES else "folder or zip"
         raise DatasetUnavailableError(
-            f"{name} could not be had: {'; '.join(locator.tried)}. Put its folder or zip where FRESHET_DATA points, "
+            f"{name} could not be had: {'; '.join(locator.tried)}. Put its {form} where FRESHET_DATA points, "
             "or ask for the built-in simulator"
         )
+    if name in SEQUENCE_NAMES:
+        return read_sequences(located.path, name=name, found=located.where)
     return read_movielens(located.path, name=name, found=located.where)
 
 
 def _load_path(path: Path) -> Interactions:
     if not path.exists():
-        allowed = ", ".join(("auto", "simulator", *MOVIELENS_NAMES))
+        allowed = ", ".join(("auto", "simulator", *MOVIELENS_NAMES, *SEQUENCE_NAMES))
         raise DatasetUnavailableError(
             f"data={str(path)!r} is neither a file nor a known name; allowed: {allowed}, or a path"
         )
     if is_movielens(path):
         return read_movielens(path, name=path.stem if path.is_file() else path.resolve().name)
+    if is_sequences(path):
+        return read_sequences(path)
     if path.is_dir():
-        raise ValueError(f"{path} is a folder without MovieLens ratings; name one CSV or Parquet file")
+        raise ValueError(
+            f"{path} is a folder without MovieLens ratings or sequences.parquet; name one CSV or Parquet file"
+        )
     return read_table(path)

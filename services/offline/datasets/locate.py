@@ -1,4 +1,4 @@
-"""Where the data is: finds a named MovieLens set on this machine, or fetches it from its publisher.
+"""Where the data is: finds a named set on this machine, or fetches MovieLens from its publisher.
 
 Order: FRESHET_DATA, ../shared/data beside the working folder or the repository, the local cache, then a download
 into the cache. The environment is a mapping handed in, read when a function is called, never at import.
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .movielens import is_movielens
+from .sequences import SEQUENCE_NAMES, is_sequences
 
 PUBLISHER_URL = "https://files.grouplens.org/datasets/movielens/{name}.zip"
 CONNECT_TIMEOUT_S = 8.0
@@ -51,19 +52,23 @@ class Locator:
 
     def on_this_machine(self, name: str) -> Located | None:
         """The first local place that holds `name`, or None."""
+        is_the_set = is_sequences if name in SEQUENCE_NAMES else is_movielens
         for base, label in self.places():
             for candidate in (base / name, base / f"{name}.zip", base):
                 # A place may also be the set itself: FRESHET_DATA=/somewhere/ml-1m or .../ml-1m.zip.
                 if candidate == base and base.name not in (name, f"{name}.zip"):
                     continue
-                if is_movielens(candidate):
+                if is_the_set(candidate):
                     return Located(path=candidate, where=f"in {label}")
             self.tried.append(f"{label} has no {name}")
         return None
 
     def from_publisher(self, name: str) -> Located | None:
-        """Download `name` into the cache; None (and a sentence in `tried`) when that is not possible."""
-        if self.root is not None or not self.download or self._publisher_down:
+        """Download `name` into the cache; None (and a sentence in `tried`) when that is not possible.
+
+        Only MovieLens has a publisher whose zip can be read.
+        """
+        if self.root is not None or not self.download or self._publisher_down or name in SEQUENCE_NAMES:
             return None
         url = self.publisher_url.format(name=name)
         target = self.cache_dir() / f"{name}.zip"

@@ -59,12 +59,20 @@ def leave_one_out(interactions: Interactions) -> LeaveOneOut:
     )
 
 
+def require_times(interactions: Interactions) -> None:
+    """Raises: ValueError, with the name of the data, when only the order inside each user is known."""
+    if not interactions.has_times:
+        raise ValueError(f"{interactions.name} has no timestamps; allowed: leave-one-out")
+
+
 def global_time_split(interactions: Interactions, fraction: float = 0.8) -> GlobalTimeSplit:
     """Split at the moment by which `fraction` of the events have happened.
 
     Events of the boundary's own second all fall into the held-out part, so no second lies on both sides.
-    Raises: ValueError when `fraction` is not inside (0, 1), or all events carry one time so that one side is empty.
+    Raises: ValueError when `fraction` is not inside (0, 1), the data have no timestamps, or all events carry one time
+    so that one side is empty.
     """
+    require_times(interactions)
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"fraction={fraction}; allowed: between 0 and 1, both excluded")
     if len(interactions) < 2:

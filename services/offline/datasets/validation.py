@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from .interactions import Interactions
 from .movielens import is_movielens, read_movielens
+from .sequences import is_sequences, read_sequences
 from .table import MAX_ID_BYTES, ColumnNames, RawTable, id_problem, id_texts, read_raw_table, values_of
 from .timestamps import parse_timestamps
 
@@ -54,6 +55,7 @@ class _Columns:
     num_types: int
     first_row: int
     row_word: str
+    has_times: bool = True
 
 
 def validate(
@@ -64,8 +66,9 @@ def validate(
     timestamp_unit: str = "auto",
     now_s: float | None = None,
 ) -> list[Finding]:
-    """Check a table, a MovieLens folder or zip, or loaded Interactions; worst findings first, [] when all is well.
+    """Check a table, sequences, a MovieLens folder or zip, or loaded Interactions.
 
+    Worst findings first, [] when all is well.
     `columns`, `header` and `timestamp_unit` as in read_table; `now_s` (unix seconds, default: now) is what the future
     is measured from.
     """
@@ -77,6 +80,8 @@ def validate(
         try:
             if is_movielens(path):
                 checked = _from_interactions(read_movielens(path, name=path.stem))
+            elif is_sequences(path):
+                checked = _from_interactions(read_sequences(path))
             else:
                 checked = _from_raw(read_raw_table(path, columns, header=header), timestamp_unit, findings)
         except ValueError as exc:
@@ -101,7 +106,8 @@ def _from_interactions(data: Interactions) -> _Columns:
         titles=None,
         num_types=len(np.unique(data.types)),
         first_row=1,
-        row_word="events (in time order)",
+        row_word="events (in time order)" if data.has_times else "events (by place in their user's sequence)",
+        has_times=data.has_times,
     )
 
 
@@ -194,6 +200,9 @@ def _check_times(columns: _Columns, now_s: float) -> list[Finding]:
     findings: list[Finding] = []
     if columns.times_s is None:
         return findings
+    if not columns.has_times:
+        advice = "the order inside each user is known, times are not: leave-one-out is possible, a split by time is not"
+        return [_finding("info", "order only, no timestamps", "the whole table", len(columns.times_s), advice)]
     times = columns.times_s
     advice = "an event is at most one day ahead of the clock; check unit and time zone, or remove the rows"
     _add(findings, columns, times > now_s + 86_400, "error", "timestamp lies in the future", advice)

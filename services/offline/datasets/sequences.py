@@ -1,0 +1,164 @@
+"""Sequences without timestamps: one row per user with the item ids of that user, oldest first.
+
+Reads `sequences.parquet` (columns user_id and items) from a folder, or any Parquet file of that form, in the order
+given. The time of an event is not known: its place in the user's sequence stands for it, and `has_times` is False. It
+does not know where the data lies; see locate.py.
+
+Letters: N events, U users.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from .interactions import Interactions, from_columns
+from .table import MAX_ID_BYTES, id_problem, id_texts
+
+SEQUENCE_NAMES = (
+    "amazon-beauty-2014",
+    "amazon-sports-2014",
+    "amazon-beauty-large-2014",
+    "amazon-videogames-2014",
+    "amazon-games-2018",
+    "lastfm-2k",
+    "wikipedia-edits",
+)
+SEQUENCE_FILE = "sequences.parquet"
+_USER, _ITEMS = "user_id", "items"
+_PARQUET_SUFFIXES = (".parquet", ".pq")
+
+
+def is_sequences(path: Path) -> bool:
+    """Whether `path` is a folder with a sequences.parquet, a file of that name, or Parquet with a column of lists."""
+    if path.is_dir():
+        return (path / SEQUENCE_FILE).is_file()
+    if not path.is_file() or path.suffix.lower() not in _PARQUET_SUFFIXES:
+        return False
+    if path.name == SEQUENCE_FILE:
+        return True
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowException, OSError):
+        return False
+    return _ITEMS in schema.names and _is_list(schema.field(_ITEMS).type)
+
+
+def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Interactions:
+    """Read one table of sequences, from its folder or the file itself.
+
+    Titles come from items.parquet beside it, categories from attributes.parquet, where these are there. `found`
+    completes the source sentence ("in ../shared/data", say); the default names the path.
+    Raises: ValueError naming file, column, row (from 1) and value.
+    """
+    path = Path(path)
+    file = path / SEQUENCE_FILE if path.is_dir() else path
+    table = _read(file, (_USER, _ITEMS))
+    if not _is_list(table[_ITEMS].type):
+        raise ValueError(
+            f"{file}: column items has type {table[_ITEMS].type}; expected a list of item ids per user, oldest first"
+        )
+    user_ids = _user_ids(file, table[_USER])
+    lists = table[_ITEMS].combine_chunks()
+    _refuse_nulls(file, _ITEMS, lists)
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
+    users = np.repeat(np.arange(len(user_ids)), lengths)
+    if not len(users):
+        raise ValueError(f"{file}: column items holds no item; give at least one user with one item")
+    items, item_ids = _item_codes(file, lists.flatten(), users)
+    places = np.arange(len(users)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    titles, categories = _item_texts(file.parent) if file.name == SEQUENCE_FILE else ({}, {})
+    if not name:
+        name = file.resolve().parent.name if file.name == SEQUENCE_FILE else file.stem
+    counts = f"{len(users):,} events of {np.count_nonzero(lengths):,} users with {len(item_ids):,} items"
+    return from_columns(
+        users=(users, user_ids),
+        items=(items, item_ids),
+        timestamps=places,
+        titles=titles,
+        categories=categories,
+        name=name,
+        source=f"{name} {found or f'from {path}'}: {counts}; order only, no timestamps",
+        has_times=False,
+    )
+
+
+def _read(file: Path, columns: Sequence[str]) -> pa.Table:
+    try:
+        table = pq.read_table(file)
+    except (pa.ArrowException, OSError) as exc:
+        raise ValueError(f"{file} cannot be read as Parquet: {exc}") from exc
+    for column in columns:
+        if column not in table.column_names:
+            raise ValueError(f"{file} has no column {column}; it has: {', '.join(table.column_names)}")
+    return table
+
+
+def _user_ids(file: Path, column: pa.ChunkedArray) -> list[str]:
+    texts = id_texts(column).combine_chunks()
+    _refuse_nulls(file, _USER, texts)
+    ids: list[str] = texts.to_pylist()
+    first_row: dict[str, int] = {}
+    for row, text in enumerate(ids, start=1):
+        if id_problem(text):
+            _refuse_id(file, _USER, text, row)
+        if text in first_row:
+            raise ValueError(
+                f"{file}: user_id {text!r} stands in rows {first_row[text]} and {row}; one row per user, or the "
+                "order of its events is not known"
+            )
+        first_row[text] = row
+    return ids
+
+
+def _item_codes(file: Path, flat: pa.Array, users: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], list[str]]:
+    encoded = id_texts(pa.chunked_array([flat])).combine_chunks().dictionary_encode()
+    if encoded.null_count:
+        row = int(users[np.flatnonzero(encoded.is_null().to_numpy(zero_copy_only=False))[0]]) + 1
+        raise ValueError(f"{file}: column items holds {encoded.null_count} missing ids (first: row {row})")
+    codes = encoded.indices.to_numpy().astype(np.int64)
+    ids: list[str] = encoded.dictionary.to_pylist()
+    for code, text in enumerate(ids):
+        if id_problem(text):
+            _refuse_id(file, _ITEMS, text, int(users[np.argmax(codes == code)]) + 1)
+    return codes, ids
+
+
+def _refuse_id(file: Path, column: str, text: str, row: int) -> NoReturn:
+    raise ValueError(
+        f"{file}: {column}={text[:40]!r} in row {row} {id_problem(text)}; allowed: 1 to {MAX_ID_BYTES} bytes of UTF-8"
+    )
+
+
+def _refuse_nulls(file: Path, column: str, values: pa.Array) -> None:
+    if values.null_count:
+        row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]) + 1
+        raise ValueError(f"{file}: column {column} is missing in {values.null_count} rows (first: row {row})")
+
+
+def _item_texts(folder: Path) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Titles and categories by item id, from the tables beside the sequences; {} for what is not there."""
+    if not (folder / "items.parquet").is_file():
+        return {}, {}
+    items = _read(folder / "items.parquet", ("item_id",))
+    item_ids = id_texts(items["item_id"]).to_pylist()
+    titles: dict[str, str] = {}
+    categories: dict[str, tuple[str, ...]] = {}
+    if "title" in items.column_names:
+        titles = {item: title or "" for item, title in zip(item_ids, items["title"].to_pylist(), strict=True)}
+    if "attribute_ids" in items.column_names and (folder / "attributes.parquet").is_file():
+        attributes = _read(folder / "attributes.parquet", ("attribute_id", "name"))
+        names = dict(zip(attributes["attribute_id"].to_pylist(), attributes["name"].to_pylist(), strict=True))
+        for item, numbers in zip(item_ids, items["attribute_ids"].to_pylist(), strict=True):
+            known = (names.get(number) for number in numbers or ())
+            categories[item] = tuple(dict.fromkeys(text for text in known if text))
+    return titles, categories
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
