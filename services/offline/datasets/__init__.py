@@ -6,6 +6,7 @@ A floor of its own: it imports nothing of the other packages, so training, evalu
 from .interactions import Interactions, from_columns
 from .load import load_dataset
 from .locate import DatasetUnavailableError
+from .measured_splits import MeasuredSplit, leave_one_out_split, time_split
 from .sequences import SEQUENCE_NAMES, read_sequences
 from .simulator import SimulatorConfig, simulate
 from .splits import GlobalTimeSplit, LeaveOneOut, global_time_split, leave_one_out
@@ -20,13 +21,16 @@ __all__ = [
     "GlobalTimeSplit",
     "Interactions",
     "LeaveOneOut",
+    "MeasuredSplit",
     "SimulatorConfig",
     "from_columns",
     "global_time_split",
     "leave_one_out",
+    "leave_one_out_split",
     "load_dataset",
     "read_sequences",
     "read_table",
     "simulate",
+    "time_split",
     "validate",
 ]
