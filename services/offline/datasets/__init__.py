@@ -7,6 +7,7 @@ from .interactions import Interactions, from_columns
 from .load import load_dataset
 from .locate import DatasetUnavailableError
 from .measured_splits import MeasuredSplit, leave_one_out_split, time_split
+from .order import OrderTest, order_test
 from .sequences import SEQUENCE_NAMES, read_sequences
 from .simulator import SimulatorConfig, simulate
 from .splits import GlobalTimeSplit, LeaveOneOut, global_time_split, leave_one_out
@@ -22,12 +23,14 @@ __all__ = [
     "Interactions",
     "LeaveOneOut",
     "MeasuredSplit",
+    "OrderTest",
     "SimulatorConfig",
     "from_columns",
     "global_time_split",
     "leave_one_out",
     "leave_one_out_split",
     "load_dataset",
+    "order_test",
     "read_sequences",
     "read_table",
     "simulate",
