@@ -1,0 +1,426 @@
+"""What needs no sequence model: popularity, neighbours of items and of sessions, EASE, and matrix factorisation.
+
+All answer one question in one form: given what a user did before an event, how good is each item as the next? They
+learn from training events alone; a user's later events enter as history, as they do for the models. It does not know
+which events are predicted or how a ranking is judged. Item neighbours and ALS are `implicit`'s; of session neighbours
+and EASE no kept library installs beside NumPy 2, so they are written here from their papers.
+
+Letters: B events of a batch, U users, X items, S sessions.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.offline.datasets import Interactions
+from services.offline.training.sequences import Histories, IntArray
+
+FloatArray = npt.NDArray[np.floating]
+Value = int | float | str
+_DAY_S = 86_400
+_HOUR_S = 3_600
+_GIB = 1 << 30
+
+
+class Baseline(Protocol):
+    """Fitted once, then asked for scores; equal settings and data give equal scores."""
+
+    name: str
+
+    def fit(self, train: Interactions) -> None:
+        """Learn from these events and no others."""
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
+        """Score every item as the one at place events[b] of users[b]: (B, X), higher is better.
+
+        `histories` must have the vocabulary of `train`. What is known is histories.items[offsets[u]:events[b]], and
+        the time of the request, histories.times[events[b]]; nothing later is read. Every event needs one before it.
+        """
+
+
+@dataclass(kw_only=True)
+class Popularity:
+    """Items by their number of training events."""
+
+    name: str = "popularity"
+    _counts: FloatArray = field(init=False, repr=False)
+
+    def fit(self, train: Interactions) -> None:
+        self._counts = train.item_counts().astype(np.float64)
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
+        return np.repeat(self._counts[None], len(events), axis=0)
+
+
+@dataclass(kw_only=True)
+class RecentPopularity:
+    """Items by their training events in the `days` before the request; equal counts by all training events.
+
+    A request after the training's end looks at the training's last days. Without times there is no common clock: the
+    last `events` training events of every user count in place of days.
+    """
+
+    days: float = 30.0
+    events: int = 3
+    name: str = "popularity of the last days"
+    _train: Interactions = field(init=False, repr=False)
+    _tie_break: FloatArray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _require("days", self.days, self.days > 0, "above 0")
+        _require("events", self.events, self.events >= 1, "1 and more")
+
+    def fit(self, train: Interactions) -> None:
+        self._train = train
+        counts = train.item_counts()
+        self._tie_break = counts / (counts.max(initial=0) + 1.0)
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
+        if not self._train.has_times:
+            return np.repeat((self._of_last_events() + self._tie_break)[None], len(events), axis=0)
+        times = self._train.timestamps
+        clock = np.minimum(histories.times[events], times[-1] + 1 if len(times) else 0)
+        begin = np.searchsorted(times, clock - int(self.days * _DAY_S), side="left")
+        end = np.searchsorted(times, clock, side="left")
+        items, num_items = self._train.items, self._train.num_items
+        counts = [np.bincount(items[a:b], minlength=num_items) for a, b in zip(begin, end, strict=True)]
+        return np.stack(counts) + self._tie_break
+
+    def _of_last_events(self) -> npt.NDArray[np.int64]:
+        rows, offsets = self._train.by_user()
+        before_end = np.repeat(offsets[1:], np.diff(offsets)) - np.arange(len(rows))
+        last = self._train.items[rows[before_end <= self.events]]
+        return np.bincount(last, minlength=self._train.num_items).astype(np.int64)
+
+
+@dataclass(kw_only=True)
+class ItemNeighbours:
+    """Item-kNN: an item's score sums its similarity to the items of the history.
+
+    Similarities are `implicit`'s ("cosine", "tf-idf" or "bm25" weights), the `neighbours` nearest of each item. The
+    item r places back counts recency^r (1: all alike). Items without a neighbour follow by popularity.
+    """
+
+    weights: str = "tf-idf"
+    neighbours: int = 200
+    recency: float = 1.0
+    name: str = "item-kNN"
+    _similarity: Any = field(init=False, repr=False)
+    _counts: FloatArray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _require("weights", self.weights, self.weights in ("cosine", "tf-idf", "bm25"), "cosine, tf-idf, bm25")
+        _require("neighbours", self.neighbours, self.neighbours >= 1, "1 and more")
+        _require("recency", self.recency, 0 < self.recency <= 1, "above 0, at most 1")
+
+    def fit(self, train: Interactions) -> None:
+        from implicit.nearest_neighbours import BM25Recommender, CosineRecommender, TFIDFRecommender
+
+        kinds = {"cosine": CosineRecommender, "tf-idf": TFIDFRecommender, "bm25": BM25Recommender}
+        # An item is its own nearest neighbour.
+        model = kinds[self.weights](K=self.neighbours + 1)
+        with warnings.catch_warnings():
+            # It complains of the form in which its own weighting hands a matrix on.
+            warnings.filterwarnings("ignore", message="Method expects CSR input")
+            model.fit(_user_items(train), show_progress=False)
+        self._similarity = model.similarity
+        self._counts = train.item_counts().astype(np.float64)
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
+        history = _history_matrix(histories, events, users, len(self._counts), recency=self.recency)
+        return _by_popularity_where_zero((history @ self._similarity).toarray(), self._counts)
+
+
+@dataclass(kw_only=True)
+class SessionNeighbours:
+    """VMIS-kNN: past sessions that share items with the user's last ones vote for their other items.
+
+    A user's training events are cut into sessions of at most `session_events`, and at pauses of more than `pause_hours`
+    where times are known. The user's last `window` events are the evolving session, s of length L; the item p places
+    from its end (0: the last) weighs (L - p) / (distinct items of s). Of the `recent_sessions` most recent sessions
+    that share an item with s, the `neighbours` of the largest summed weight r vote: score(i) is the sum over those
+    that hold i of (1 - 0.1 (q + 1)) r log(S / S_i), where q is the newest place that the session shares with s, the
+    first factor is at least 0, and S_i sessions hold i. Equal r: the more recent session. Without times "recent" is
+    a random order, the same in every run. Items without a vote follow by popularity.
+    Source: Kersbergen, Sprangers, Schelter: "Serenade - Low-Latency Session-Based Recommendation in e-Commerce at
+    Scale", SIGMOD 2022, algorithm 2; sessions are sets here.
+    """
+
+    neighbours: int = 200
+    recent_sessions: int = 1_000
+    window: int = 9
+    session_events: int = 50
+    pause_hours: float = 24.0
+    name: str = "session-kNN"
+    _counts: FloatArray = field(init=False, repr=False)
+    _idf: FloatArray = field(init=False, repr=False)
+    _session_items: "_Lists" = field(init=False, repr=False)
+    _item_sessions: "_Lists" = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for setting in ("neighbours", "recent_sessions", "window", "session_events"):
+            _require(setting, getattr(self, setting), getattr(self, setting) >= 1, "1 and more")
+        _require("pause_hours", self.pause_hours, self.pause_hours > 0, "above 0")
+
+    def fit(self, train: Interactions) -> None:
+        sessions, items, num_sessions = self._sessions(train)
+        pairs = np.unique(sessions * train.num_items + items)
+        sessions, items = pairs // train.num_items, pairs % train.num_items
+        self._session_items = _Lists.of(sessions, items, num_sessions)
+        by_item = np.argsort(items, kind="stable")
+        self._item_sessions = _Lists.of(items[by_item], sessions[by_item], train.num_items)
+        holders = np.diff(self._item_sessions.offsets)
+        self._idf = np.log(num_sessions / np.maximum(holders, 1))
+        self._counts = train.item_counts().astype(np.float64)
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
+        starts = np.maximum(histories.offsets[users], events - self.window)
+        votes = [self._votes(histories.items[start:event]) for start, event in zip(starts, events, strict=True)]
+        return _by_popularity_where_zero(np.stack(votes), self._counts)
+
+    def _votes(self, evolving: IntArray) -> FloatArray:
+        newest_first, places = np.unique(evolving[::-1], return_index=True)
+        order = np.argsort(places)
+        items, places = newest_first[order], places[order]
+        sessions, owners = self._item_sessions.joined(items, last=self.recent_sessions)
+        if not len(sessions):
+            return np.zeros(len(self._idf))
+        found, first, group = np.unique(sessions, return_index=True, return_inverse=True)
+        similarity = np.bincount(group, weights=(len(evolving) - places[owners]) / len(items))
+        match = places[owners[first]]
+        # Sessions are numbered from the oldest, so the last are the most recent.
+        found, similarity, match = (column[-self.recent_sessions :] for column in (found, similarity, match))
+        best = np.lexsort((-found, -similarity))[: self.neighbours]
+        voters = np.maximum(1 - 0.1 * (match[best] + 1), 0) * similarity[best]
+        voted, owners = self._session_items.joined(found[best])
+        return np.asarray(np.bincount(voted, weights=voters[owners], minlength=len(self._idf)) * self._idf)
+
+    def _sessions(self, train: Interactions) -> tuple[IntArray, IntArray, int]:
+        """Session number and item of each event, and how many sessions there are; a later session, a higher number."""
+        rows, _ = train.by_user()
+        users, times = train.users[rows], train.timestamps[rows]
+        begins = np.ones(len(rows), dtype=bool)
+        begins[1:] = users[1:] != users[:-1]
+        if train.has_times:
+            begins[1:] |= np.diff(times) > self.pause_hours * _HOUR_S
+        run = np.flatnonzero(begins)[np.cumsum(begins) - 1]
+        begins |= (np.arange(len(rows)) - run) % self.session_events == 0
+        number = np.cumsum(begins) - 1
+        num_sessions = int(begins.sum())
+        if train.has_times:
+            last_times = times[np.append(np.flatnonzero(begins)[1:], len(rows)) - 1]
+            rank = np.argsort(np.argsort(last_times, kind="stable"))
+        else:
+            rank = np.random.default_rng(0).permutation(num_sessions)
+        return rank[number].astype(np.int64), train.items[rows].astype(np.int64), num_sessions
+
+
+@dataclass(kw_only=True)
+class Ease:
+    """EASE: each item from all others by one linear model with an L2 penalty, in closed form.
+
+    B = I - P / diag(P) with P = (X^T X + `penalty` I)^-1; a user's scores are the history's items (each once) times B.
+    Source: Steck, "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019, arXiv:1905.03375, equation 8.
+    Cost: O(X^3) time; 8 X^2 bytes, of which 4 X^2 remain.
+    Raises (fit): ValueError when that is more than `memory_limit_gib`.
+    """
+
+    penalty: float = 500.0
+    memory_limit_gib: float = 8.0
+    name: str = "EASE"
+    _matrix: npt.NDArray[np.float32] = field(init=False, repr=False)
+    _counts: FloatArray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _require("penalty", self.penalty, self.penalty > 0, "above 0")
+
+    def fit(self, train: Interactions) -> None:
+        import torch
+
+        needed_gib = 8 * train.num_items**2 / _GIB
+        if needed_gib > self.memory_limit_gib:
+            raise ValueError(
+                f"EASE of {train.num_items:,} items needs {needed_gib:.1f} GiB (two matrices, items by items); "
+                f"allowed: memory_limit_gib={self.memory_limit_gib:g}"
+            )
+        taken = _user_items(train)
+        gram = torch.from_numpy((taken.T @ taken).toarray().astype(np.float32, copy=False))
+        gram.diagonal().add_(self.penalty)
+        factor = torch.linalg.cholesky(gram)
+        del gram
+        inverse = torch.cholesky_inverse(factor)
+        del factor
+        inverse.div_(-inverse.diagonal().clone())
+        inverse.fill_diagonal_(0.0)
+        self._matrix = inverse.numpy()
+        self._counts = train.item_counts().astype(np.float64)
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
+        history = _history_matrix(histories, events, users, len(self._counts), distinct=True)
+        return _by_popularity_where_zero(history @ self._matrix, self._counts)
+
+
+@dataclass(kw_only=True)
+class ImplicitAls:
+    """Matrix factorisation by alternating least squares (`implicit`), the user's vector solved from the history.
+
+    A taken item has the confidence `alpha`, every other 1; the user's own training vector is never used.
+    """
+
+    factors: int = 64
+    regularization: float = 0.01
+    alpha: float = 1.0
+    iterations: int = 15
+    seed: int = 0
+    name: str = "implicit ALS"
+    _model: Any = field(init=False, repr=False)
+    _counts: FloatArray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for setting in ("factors", "iterations"):
+            _require(setting, getattr(self, setting), getattr(self, setting) >= 1, "1 and more")
+        for setting in ("regularization", "alpha"):
+            _require(setting, getattr(self, setting), getattr(self, setting) > 0, "above 0")
+
+    def fit(self, train: Interactions) -> None:
+        from implicit.cpu.als import AlternatingLeastSquares
+        from threadpoolctl import threadpool_limits
+
+        # Threads of its own beside those of BLAS make it many times slower; it warns of them.
+        with threadpool_limits(1, "blas"):
+            self._model = AlternatingLeastSquares(
+                factors=self.factors,
+                regularization=self.regularization,
+                alpha=self.alpha,
+                iterations=self.iterations,
+                random_state=self.seed,
+            )
+            self._model.fit(_user_items(train), show_progress=False)
+        self._counts = train.item_counts().astype(np.float64)
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
+        history = _history_matrix(histories, events, users, len(self._counts), distinct=True)
+        vectors = self._model.recalculate_user(np.arange(len(events)), history)
+        return _by_popularity_where_zero(vectors @ self._model.item_factors.T, self._counts)
+
+
+_CLASSES: Mapping[str, Callable[..., Baseline]] = MappingProxyType(
+    {
+        "popularity": Popularity,
+        "recent-popularity": RecentPopularity,
+        "item-knn": ItemNeighbours,
+        "session-knn": SessionNeighbours,
+        "ease": Ease,
+        "als": ImplicitAls,
+    }
+)
+BASELINES = tuple(_CLASSES)
+
+
+def make_baseline(name: str, settings: Mapping[str, Value] | None = None) -> Baseline:
+    """A baseline that is not fitted yet; settings that are left out have their defaults.
+
+    Raises: ValueError for an unknown name or setting, or a value out of range.
+    """
+    if name not in _CLASSES:
+        raise ValueError(f"baseline={name!r}; allowed: {', '.join(BASELINES)}")
+    try:
+        return _CLASSES[name](**(settings or {}))
+    except TypeError as exc:
+        raise ValueError(f"baseline {name} has no such setting: {exc}") from exc
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lists:
+    """Lists of numbers, one after the other: list i is values[offsets[i]:offsets[i + 1]]."""
+
+    values: IntArray
+    offsets: IntArray
+
+    @classmethod
+    def of(cls, owners: IntArray, values: IntArray, count: int) -> "_Lists":
+        """From pairs sorted by owner, 0 to count - 1."""
+        offsets = np.zeros(count + 1, dtype=np.int64)
+        np.cumsum(np.bincount(owners, minlength=count), out=offsets[1:])
+        return cls(values=values, offsets=offsets)
+
+    def joined(self, chosen: IntArray, *, last: int | None = None) -> tuple[IntArray, IntArray]:
+        """The chosen lists (of each the `last` values), and for each value which of `chosen` it is from."""
+        ends = self.offsets[chosen + 1]
+        begins = self.offsets[chosen] if last is None else np.maximum(self.offsets[chosen], ends - last)
+        lengths = ends - begins
+        owners = np.repeat(np.arange(len(chosen)), lengths)
+        before = np.cumsum(lengths) - lengths
+        return self.values[np.arange(len(owners)) + (begins - before)[owners]], owners
+
+
+def _user_items(train: Interactions) -> Any:
+    """(U, X) sparse: 1 where the user had the item, however often."""
+    from scipy import sparse
+
+    pairs = np.unique(train.users.astype(np.int64) * train.num_items + train.items)
+    ones = np.ones(len(pairs), dtype=np.float32)
+    places = (pairs // train.num_items, pairs % train.num_items)
+    return sparse.csr_matrix((ones, places), shape=(train.num_users, train.num_items))
+
+
+def _history_matrix(
+    histories: Histories,
+    events: IntArray,
+    users: IntArray,
+    num_items: int,
+    *,
+    recency: float = 1.0,
+    distinct: bool = False,
+) -> Any:
+    """(B, X) sparse, from the events before each: recency^r for the item r places back, summed; or 1 if `distinct`."""
+    from scipy import sparse
+
+    begins = histories.offsets[users]
+    lengths = events - begins
+    rows = np.repeat(np.arange(len(events)), lengths)
+    places = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    weights = recency ** (lengths[rows] - 1 - places).astype(np.float64)
+    items = histories.items[begins[rows] + places]
+    matrix = sparse.csr_matrix((weights.astype(np.float32), (rows, items)), shape=(len(events), num_items))
+    if distinct:
+        matrix.data[:] = 1.0
+    return matrix
+
+
+def _by_popularity_where_zero(scores: FloatArray, counts: FloatArray) -> FloatArray:
+    """Scores of exactly 0, where nothing is known, become -1 to 0 by popularity: below what has a neighbour."""
+    return np.where(scores == 0, counts / (counts.max(initial=0) + 1.0) - 1.0, scores)
+
+
+def _require(name: str, value: Value, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}={value!r}; allowed: {allowed}")
+
+
+# Small on purpose: as many trials as a model's arm gets.
+GRIDS: Mapping[str, Sequence[Mapping[str, Value]]] = MappingProxyType(
+    {
+        "popularity": ({},),
+        "recent-popularity": tuple(
+            {"days": days, "events": events} for days, events in ((1, 1), (3, 2), (7, 3), (30, 5), (90, 10), (365, 20))
+        ),
+        "item-knn": tuple(
+            {"weights": weights, "recency": recency}
+            for weights in ("cosine", "tf-idf", "bm25")
+            for recency in (1.0, 0.8)
+        ),
+        "session-knn": tuple(
+            {"neighbours": neighbours, "recent_sessions": recent, "session_events": events}
+            for neighbours, recent in ((100, 500), (500, 2_500))
+            for events in (10, 50, 200)
+        ),
+        "ease": tuple({"penalty": penalty} for penalty in (10.0, 50.0, 200.0, 500.0, 1_000.0, 4_000.0)),
+        "als": tuple({"factors": factors, "alpha": alpha} for factors in (64, 256) for alpha in (1.0, 5.0, 40.0)),
+    }
+)
