@@ -117,20 +117,27 @@ class MolHead(nn.Module):
 
 
 class DotHead(nn.Module):
-    """The cosine of the encoder's output and the item's embedding: P_q = P_x = 1, no gate, no weights of its own."""
+    """The cosine of one query and one item component: P_q = P_x = 1, no gate.
+
+    At the encoder's width (d = D) the components are the encoder's output and the item's embedding, and the head has no
+    weights. At any other width they are projections: a query network as the mixture's, a linear map of the embedding.
+    """
 
     def __init__(self, shape: HeadShape, width: int, *, item_dropout: float = 0.0) -> None:
         super().__init__()
-        if shape.component_width != width:
-            raise ValueError(f"component_width={shape.component_width}; a dot head's is the encoder's width, {width}")
         self.shape, self.item_dropout = shape, item_dropout
+        self.query: nn.Module = nn.Identity()
+        self.item: nn.Module = nn.Identity()
+        if shape.component_width != width:
+            self.query = _projection(width, shape.query_hidden, shape.component_width)
+            self.item = _projection(width, shape.item_hidden, shape.component_width)
 
     def query_states(self, encoded: Tensor, user_index: Tensor | None = None) -> tuple[Tensor, None]:
-        """encoded (N, D) -> components (N, 1, D), no gate."""
+        """encoded (N, D) -> components (N, 1, d), no gate."""
         del user_index
-        return functional.normalize(encoded, dim=-1, eps=1e-6).unsqueeze(-2), None
+        return functional.normalize(self.query(encoded), dim=-1, eps=1e-6).unsqueeze(-2), None
 
     def item_states(self, embedded: Tensor) -> tuple[Tensor, None]:
-        """embedded (N, D) -> components (N, 1, D), no gate."""
+        """embedded (N, D) -> components (N, 1, d), no gate."""
         embedded = functional.dropout(embedded, self.item_dropout, self.training)
-        return functional.normalize(embedded, dim=-1, eps=1e-6).unsqueeze(-2), None
+        return functional.normalize(self.item(embedded), dim=-1, eps=1e-6).unsqueeze(-2), None

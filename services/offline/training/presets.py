@@ -101,6 +101,17 @@ def with_dot_head(config: TrainConfig) -> TrainConfig:
     return replace(config, encoder=encoder, head=head, dropouts=dropouts, user_norm_weight=0.0)
 
 
+def with_wide_dot_head(config: TrainConfig) -> TrainConfig:
+    """The same training with a dot product whose item states take the mixture's bytes, and its query network."""
+    mixture = config.head
+    narrow = with_dot_head(config)
+    width = mixture.num_item_components * mixture.component_width + mixture.num_pairs
+    head = replace(
+        narrow.head, component_width=width, query_hidden=mixture.query_hidden, item_hidden=mixture.item_hidden
+    )
+    return replace(narrow, head=head)
+
+
 def with_sasrec(config: TrainConfig) -> TrainConfig:
     """The same training with the SASRec encoder."""
     return replace(config, encoder=replace(config.encoder, kind="sasrec", num_time_buckets=0))

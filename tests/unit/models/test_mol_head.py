@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from services.algorithms.manifest import EncoderShape, HeadShape
 from services.algorithms.models.mol import DotHead, MolHead
@@ -79,8 +80,18 @@ def test_a_dot_head_is_the_cosine() -> None:
     np.testing.assert_allclose(
         (query.squeeze(1) @ head.item_states(encoded)[0].squeeze(1).T).diagonal().numpy(), 1, atol=1e-6
     )
-    with pytest.raises(ValueError, match="component_width=12; a dot head's is the encoder's width, 10"):
-        DotHead(shape, 10)
+    assert not list(head.parameters())
+
+
+def test_a_dot_head_of_another_width_projects_both_sides() -> None:
+    shape = HeadShape(kind="dot", num_query_components=1, num_item_components=1, component_width=12, tau=0.05)
+    head = DotHead(shape, 10)
+    encoded = torch.randn(3, 10)
+    query, item = head.query_states(encoded)[0], head.item_states(encoded)[0]
+    assert query.shape == item.shape == (3, 1, 12)
+    torch.testing.assert_close(query.norm(dim=-1), torch.ones(3, 1))
+    expected = functional.normalize(encoded @ head.item.weight.t(), dim=-1)
+    torch.testing.assert_close(item.squeeze(1), expected)
 
 
 def test_a_user_component_and_the_number_of_users_must_agree() -> None:
