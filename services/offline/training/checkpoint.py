@@ -22,7 +22,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(kw_only=True, slots=True)
 class Progress:
-    """How far training is. `part_seconds` and `seconds` add up over interruptions."""
+    """How far training is. `part_seconds`, `seconds` and `cpu_seconds` (all threads) add up over interruptions."""
 
     epoch: int = 0
     next_batch: int = 0
@@ -32,7 +32,9 @@ class Progress:
     seconds: float = 0.0
     part_seconds: dict[str, float] = field(default_factory=dict)
     epoch_losses: list[float] = field(default_factory=list)
-    # One score per finished epoch where training stops by validation.
+    cpu_seconds: float = 0.0
+    # Per finished epoch: processor seconds so far and, where training stops by validation, the score.
+    epoch_cpu_seconds: list[float] = field(default_factory=list)
     valid_scores: list[float] = field(default_factory=list)
 
     def start_epoch(self, epoch: int) -> None:

@@ -47,7 +47,8 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReport:
-    """What training did. `seconds` and `part_shares` leave checkpoints and evaluation out; memory is the process's."""
+    """What training did. `seconds`, `cpu_seconds` (of all threads) and `part_shares` leave checkpoints and evaluation
+    out; memory is the process's. `valid_scores` and `epoch_cpu_seconds` have one entry per finished epoch."""
 
     model: SequentialModel
     positions: int
@@ -57,6 +58,8 @@ class TrainReport:
     peak_memory_bytes: int
     user_index: IntArray | None
     valid_scores: list[float]
+    cpu_seconds: float
+    epoch_cpu_seconds: list[float]
 
     @property
     def positions_per_s(self) -> float:
@@ -183,6 +186,7 @@ class _Run:
                     self._save()
                     saved_at = time.monotonic()
             progress.epoch_losses.append(progress.loss_sum / progress.epoch_positions)
+            progress.epoch_cpu_seconds.append(progress.cpu_seconds)
             self._validate()
             progress.start_epoch(progress.epoch + 1)
             self._save()
@@ -221,6 +225,8 @@ class _Run:
             peak_memory_bytes=peak,
             user_index=self.user_index,
             valid_scores=list(self.progress.valid_scores),
+            cpu_seconds=self.progress.cpu_seconds,
+            epoch_cpu_seconds=list(self.progress.epoch_cpu_seconds),
         )
 
     def _batches(self, epoch: int) -> EpochBatches:
@@ -270,13 +276,14 @@ class _Run:
         self.optimizer.zero_grad()
 
     def _timed(self, part: str, work: Callable[[], Result]) -> Result:
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         result = work()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         elapsed = time.perf_counter() - begin
         self.progress.part_seconds[part] += elapsed
         self.progress.seconds += elapsed
+        self.progress.cpu_seconds += time.process_time() - cpu_begin
         return result
 
     def _describe(self) -> Step:
