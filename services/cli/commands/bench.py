@@ -17,6 +17,69 @@ app = typer.Typer(
 )
 
 
+paper = typer.Typer(name="paper", help="A table of the papers, measured on this machine.", no_args_is_help=True)
+app.add_typer(paper)
+
+
+@paper.callback()
+def papers() -> None:
+    """A table of the papers, measured on this machine."""
+
+
+@paper.command("table-3")
+@reports_errors
+def table_3(
+    *,
+    data: Annotated[list[str] | None, typer.Option(help="A set of the table; may be repeated. Default: all.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Final runs per arm. Default: 5 on ml-1m, else 3.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(min=0, help="Begin no run after so long; the next call goes on. 0: only the page.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Finished runs and checkpoints. Default: quality in the local cache.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """SASRec and HSTU, each with a dot product and a mixture, beside tuned baselines: quality, intervals, hours.
+
+    Every arm has the same number of trials on validation; the test is read once. Takes about a day on two cores for
+    all sets. Interrupt it at any time: finished runs are kept, a training goes on from its checkpoint.
+
+    Example:  freshet bench paper table-3 --data ml-latest-small
+
+    Example:  freshet bench paper table-3 --hours 8
+    """
+    wait_without_spinning()
+    import torch
+
+    from services.offline.datasets.locate import Locator
+    from services.offline.evaluation import benchmarks
+    from services.offline.evaluation.quality.table import DATA
+
+    known = {one.name: one for one in DATA}
+    for name in data or []:
+        if name not in known:
+            raise CommandError(f"data={name!r}; allowed: {', '.join(known)}", status=ExitStatus.USAGE)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with in_sentences(when_memory_ends="--data ml-latest-small"):
+        measured(
+            lambda request: benchmarks.quality(
+                request,
+                data=[one for one in DATA if not data or one.name in data],
+                store=store or Locator().cache_dir().with_name("quality"),
+                seeds=seeds,
+                hours=hours,
+            ),
+            out=out,
+            quick=False,
+            seed=0,
+            as_json=as_json,
+        )
+
+
 @app.callback()
 def bench() -> None:
     """Measure algorithms beside their baselines; tables and plots."""

@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.offline.evaluation.floors import measure_rates
 from services.offline.evaluation.tables import machine, plain_page, retrieval_page
+
+if TYPE_CHECKING:
+    from services.offline.evaluation.quality.table import MeasuredData
 
 Report = dict[str, Any]
 Say = Callable[[str], None]
@@ -166,6 +169,27 @@ def generation(request: Request, *, sizes: tuple[int, ...] = (), num_queries: in
         "rates": asdict(rates),
     }
     return _written(request, report, page(report))
+
+
+def quality(
+    request: Request, *, data: "Sequence[MeasuredData]", store: Path, seeds: int | None, hours: float | None
+) -> Report:
+    """Encoders and heads beside tuned baselines; writes quality.{md,json,png}. Finished runs in `store` are not done
+    again; no run begins after `hours`. Raises: DatasetUnavailableError for a set that is not on this machine.
+    """
+    from services.offline.evaluation.quality import page as pages
+    from services.offline.evaluation.quality import table
+
+    began = time.perf_counter()
+    work = table.Work(store=store, say=request.say, until=None if hours is None else time.monotonic() + 3600 * hours)
+    table.measure(work, data, seeds=seeds)
+    request.say("intervals")
+    found = table.report(work, data, seeds=seeds)
+    rows = [row for section in found["sections"] for row in section["rows"]]
+    report = _report("quality", request, rows, began) | found
+    request.out.mkdir(parents=True, exist_ok=True)
+    pages.plot_curves(report, request.out / "quality.png")
+    return _written(request, report, pages.page(report))
 
 
 def wrong_proofs(rows: list[dict[str, Any]]) -> list[str]:

@@ -1,0 +1,173 @@
+"""One run of the comparison: train an arm or fit a baseline, rank the events, and keep the result on disk.
+
+A finished run is two files, a row and its ranks, so that a run is done once on a machine and an interrupted comparison
+goes on where it was (a training from its checkpoint). The test events are ranked by final runs alone, once each.
+
+Letters: E events, X items.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.algorithms.metrics.ranking import summary
+from services.algorithms.models.sequential import SequentialModel
+from services.offline.datasets import MeasuredSplit
+from services.offline.evaluation.quality.arms import Arm, Trial, bytes_per_item
+from services.offline.training.evaluation import EventScorer, ModelScorer, RankedEvents, rank_events
+from services.offline.training.loop import EarlyStopping, Step, train
+from services.offline.training.presets import TrainConfig
+
+Row = dict[str, Any]
+
+# What trials and early stopping maximise, on validation.
+CHOSEN_BY = "ndcg@10"
+_PATIENCE = 3
+# Validation events that judge an epoch: enough to tell .05 from .055, few enough to cost little beside an epoch.
+_EVENTS_PER_EPOCH = 4_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How long trainings are: `trial_epochs` for trials, `final_epochs` at most for final runs."""
+
+    config: TrainConfig
+    trial_epochs: int
+    final_epochs: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """A run's row, and of a final run its ranked test events."""
+
+    row: Row
+    ranked: RankedEvents | None
+
+
+class Store:
+    """Finished runs under a folder, each under its name: `name`.json and, of final runs, `name`.npz."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, name: str) -> Finished | None:
+        """A finished run, or None."""
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            return None
+        row = json.loads(path.read_text(encoding="utf-8"))
+        arrays_path = path.with_suffix(".npz")
+        if not arrays_path.exists():
+            return Finished(row=row, ranked=None)
+        with np.load(arrays_path) as arrays:
+            ranked = RankedEvents(
+                events=arrays["events"],
+                users=arrays["users"],
+                ranks=arrays["ranks"].astype(np.int64),
+                coverage=row["coverage"],
+            )
+        return Finished(row=row, ranked=ranked)
+
+    def put(self, name: str, finished: Finished) -> Finished:
+        """Keep a run: its ranks first, its row last, so that a row is never without its ranks."""
+        path = self.folder / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if finished.ranked is not None:
+            ranked = finished.ranked
+            np.savez_compressed(
+                path.with_suffix(".npz"),
+                events=ranked.events,
+                users=ranked.users.astype(np.int32),
+                ranks=ranked.ranks.astype(np.int32),
+            )
+        aside = path.with_suffix(".writing")
+        aside.write_text(json.dumps(finished.row, indent=1) + "\n", encoding="utf-8")
+        aside.rename(path)
+        return finished
+
+    def done(self, name: str, work: Callable[[], Finished]) -> Finished:
+        """The finished run of this name, made by `work` if there is none."""
+        return self.get(name) or self.put(name, work())
+
+
+def run_arm(
+    arm: Arm,
+    trial: Trial,
+    plan: Plan,
+    split: MeasuredSplit,
+    *,
+    seed: int,
+    is_final: bool,
+    checkpoints: Path,
+    progress: Callable[[Step], None],
+) -> Finished:
+    """Train one arm with one setting on the split's training rows, stopped by validation.
+
+    A trial ends with its validation score; a final run ranks the test events, once.
+    """
+    config = trial.applied(arm.shaped(plan.config))
+    config = replace(config, seed=seed, epochs=plan.final_epochs if is_final else plan.trial_epochs)
+    judged = _evenly(split.valid_rows, _EVENTS_PER_EPOCH)
+
+    def score(model: SequentialModel) -> float:
+        return summary(rank_events(ModelScorer(model), split.interactions, judged).ranks)[CHOSEN_BY]
+
+    stopping = EarlyStopping(score=score, patience=_PATIENCE)
+    report = train(config, split.train, out=checkpoints, resume=True, progress=progress, early_stopping=stopping)
+    row: Row = {
+        "arm": arm.name,
+        "kind": "final" if is_final else "trial",
+        "trial": asdict(trial),
+        "seed": seed,
+        "epochs": len(report.valid_scores),
+        "best_epoch": int(np.argmax(report.valid_scores)) + 1,
+        "validation": round(max(report.valid_scores), 5),
+        "curve": [
+            [round(seconds, 1), round(value, 5)]
+            for seconds, value in zip(report.epoch_cpu_seconds, report.valid_scores, strict=True)
+        ],
+        "cpu_seconds": round(report.cpu_seconds, 1),
+        "bytes_per_item": bytes_per_item(config),
+    }
+    if not is_final:
+        return Finished(row=row, ranked=None)
+    return _ranked(row, ModelScorer(report.model, report.user_index), split)
+
+
+def run_baseline(
+    name: str,
+    fit: Callable[[], EventScorer],
+    settings: Mapping[str, Any],
+    split: MeasuredSplit,
+    *,
+    is_final: bool,
+) -> Finished:
+    """Fit a baseline; a trial is scored on validation events, a final run ranks the test events, once."""
+    began = time.process_time()
+    scorer = fit()
+    row: Row = {
+        "arm": name,
+        "kind": "final" if is_final else "trial",
+        "settings": dict(settings),
+        "seed": 0,
+        "cpu_seconds": round(time.process_time() - began, 1),
+    }
+    if is_final:
+        return _ranked(row, scorer, split)
+    ranked = rank_events(scorer, split.interactions, _evenly(split.valid_rows, _EVENTS_PER_EPOCH))
+    return Finished(row=row | {"validation": round(summary(ranked.ranks)[CHOSEN_BY], 5)}, ranked=None)
+
+
+def _ranked(row: Row, scorer: EventScorer, split: MeasuredSplit) -> Finished:
+    ranked = rank_events(scorer, split.interactions, split.test_rows)
+    metrics = {name: round(value, 5) for name, value in summary(ranked.ranks).items()}
+    return Finished(row=row | {"metrics": metrics, "coverage": round(ranked.coverage, 5)}, ranked=ranked)
+
+
+def _evenly(rows: np.ndarray[tuple[int], np.dtype[np.int64]], count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(np.int64)]

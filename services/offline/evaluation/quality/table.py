@@ -1,0 +1,358 @@
+"""The whole comparison: which data, splits and seeds, in which order, and what the finished runs add up to.
+
+Every arm and baseline tunes itself on validation with the same number of trials, then ranks the test events once per
+seed. A time limit ends the work between runs; the next call goes on, and what is missing is counted.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.offline.datasets import Interactions, MeasuredSplit, load_dataset, order_test
+from services.offline.datasets.measured_splits import SPLITS
+from services.offline.evaluation.quality.arms import ARMS, Arm, Trial
+from services.offline.evaluation.quality.baselines import GRIDS, make_baseline
+from services.offline.evaluation.quality.runs import Finished, Plan, Row, Store, run_arm, run_baseline
+from services.offline.evaluation.quality.strata import strata
+from services.offline.statistics import Difference, holm, paired_difference, spread
+from services.offline.training.evaluation import RankedEvents
+from services.offline.training.loop import Step
+from services.offline.training.presets import preset
+from services.offline.training.sequences import Histories
+
+TIME, LAST, LAST_REVERSED = "global time", "leave-one-out", "leave-one-out, reversed ties"
+METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
+# The metrics that a verdict is about; Holm's correction is over all of a table's verdicts.
+JUDGED = ("ndcg@10", "hr@10")
+_SHORTER = "short"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredData:
+    """One data set of the table: its splits, the primary one first, and how many seeds final runs have."""
+
+    name: str
+    splits: tuple[str, ...]
+    seeds: int = 3
+
+    def load(self) -> Interactions:
+        """The events, rare items left out as published tables leave them out."""
+        interactions = load_dataset(self.name, download=False)
+        return interactions.keep_frequent(min_per_item=5) if self.name == "ml-1m" else interactions
+
+
+DATA = (
+    MeasuredData(name="ml-latest-small", splits=(TIME, LAST)),
+    MeasuredData(name="amazon-beauty-2014", splits=(LAST,)),
+    MeasuredData(name="ml-1m", splits=(TIME, LAST, LAST_REVERSED), seeds=5),
+    MeasuredData(name="amazon-sports-2014", splits=(LAST,)),
+    MeasuredData(name="amazon-beauty-large-2014", splits=(LAST,)),
+)
+
+
+class OutOfTime(Exception):
+    """The time limit is over; everything finished is kept."""
+
+
+def plan_for(train: Interactions) -> Plan:
+    """Preset `quick`; as many epochs as make a million positions for a trial and 2.5 million for a final run.
+
+    Short histories go into larger batches: at seven events each, 128 instead of 32 halve the processor time.
+    """
+    positions = Histories.of(train).num_positions
+    sequences = int((train.user_counts() > 1).sum())
+    config = preset("quick")
+    config = replace(config, batch_sequences=128 if positions < 20 * sequences else config.batch_sequences)
+    return Plan(
+        config=config,
+        trial_epochs=int(np.clip(round(1_000_000 / positions), 3, 10)),
+        final_epochs=int(np.clip(round(2_500_000 / positions), 6, 20)),
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class Work:
+    """Where results are, how to show progress, until when runs may begin (time.monotonic, None: for ever), and how
+    long trainings on some training events are."""
+
+    store: Path
+    say: Callable[[str], None]
+    until: float | None = None
+    plan: Callable[[Interactions], Plan] = plan_for
+
+    def check_time(self) -> None:
+        if self.until is not None and time.monotonic() >= self.until:
+            raise OutOfTime
+
+
+def measure(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None) -> bool:
+    """Do what is not done. Returns whether everything is. `seeds`: fewer or more than each set's own."""
+    try:
+        for one in data:
+            interactions = one.load()
+            for split_name in one.splits:
+                split = SPLITS[split_name](interactions)
+                _Comparison(work, one, split, seeds or one.seeds).measure()
+    except OutOfTime:
+        return False
+    return True
+
+
+class _Comparison:
+    """All runs of one split."""
+
+    def __init__(self, work: Work, data: MeasuredData, split: MeasuredSplit, seeds: int) -> None:
+        self.work, self.data, self.split, self.seeds = work, data, split, seeds
+        self.folder = work.store / data.name / split.name.replace(", ", "-").replace(" ", "-")
+        self.store = Store(self.folder)
+        self.plan = work.plan(split.train)
+
+    def measure(self) -> None:
+        for name in GRIDS:
+            self.baseline(name)
+        chosen = {arm.name: self.tuned(arm) for arm in ARMS.values()}
+        for seed in range(self.seeds):
+            for arm in ARMS.values():
+                self.final(arm, chosen[arm.name], seed)
+        self.shorter_mixture()
+
+    def baseline(self, name: str) -> None:
+        """Choose a baseline's settings on validation, then rank the test events."""
+        grid = GRIDS[name]
+
+        def run(settings: Mapping[str, Any], *, is_final: bool) -> Finished:
+            def fit() -> Any:
+                made = make_baseline(name, settings)
+                made.fit(self.split.train)
+                return made
+
+            return run_baseline(name, fit, settings, self.split, is_final=is_final)
+
+        trials = [
+            self._done(f"{name}/trial-{number}", lambda settings=settings: run(settings, is_final=False))  # type: ignore[misc]
+            for number, settings in enumerate(grid)
+        ]
+        settings = grid[_best(trials)]
+        self._done(f"{name}/final-0", lambda: run(settings, is_final=True))
+
+    def tuned(self, arm: Arm) -> Trial:
+        """The setting of an arm that validates best, one seed each."""
+        trials = [
+            self._trained(f"{arm.name}/trial-{number}", arm, trial, seed=0, is_final=False)
+            for number, trial in enumerate(arm.trials)
+        ]
+        return arm.trials[_best(trials)]
+
+    def final(self, arm: Arm, trial: Trial, seed: int) -> Finished:
+        return self._trained(f"{arm.name}/final-{seed}", arm, trial, seed=seed, is_final=True)
+
+    def shorter_mixture(self) -> None:
+        """The best mixture once more in no more processor time than the best dot product took."""
+        finals = finals_of(self.store)
+        mixture, dot = best_arm(finals, mixtures=True), best_arm(finals, mixtures=False)
+        if mixture is None or dot is None:
+            return
+        per_epoch = np.mean([one.row["cpu_seconds"] / one.row["epochs"] for one in finals[mixture]])
+        epochs = int(_mean(finals[dot], "cpu_seconds") / per_epoch)
+        if epochs >= max(one.row["epochs"] for one in finals[mixture]):
+            return
+        arm = ARMS[mixture]
+        trial = Trial(**finals[mixture][0].row["trial"])
+        for seed in range(self.seeds):
+            plan = replace(self.plan, final_epochs=max(1, epochs))
+            self._trained(f"{mixture}/{_SHORTER}-{seed}", arm, trial, seed=seed, is_final=True, plan=plan)
+
+    def _trained(
+        self, name: str, arm: Arm, trial: Trial, *, seed: int, is_final: bool, plan: Plan | None = None
+    ) -> Finished:
+        title = f"{self.data.name}, {self.split.name}, {name}"
+
+        def progress(step: Step) -> None:
+            share = step.positions / step.total_positions
+            self.work.say(f"{title}: epoch {step.epoch + 1}, {share:.0%}, loss {step.loss:.3f}")
+
+        def work() -> Finished:
+            return run_arm(
+                arm,
+                trial,
+                plan or self.plan,
+                self.split,
+                seed=seed,
+                is_final=is_final,
+                checkpoints=self.folder / f"{name}.checkpoint",
+                progress=progress,
+            )
+
+        return self._done(name, work)
+
+    def _done(self, name: str, work: Callable[[], Finished]) -> Finished:
+        found = self.store.get(name)
+        if found is not None:
+            return found
+        self.work.check_time()
+        self.work.say(f"{self.data.name}, {self.split.name}, {name}")
+        return self.store.put(name, work())
+
+
+def _best(trials: Sequence[Finished]) -> int:
+    return int(np.argmax([one.row["validation"] for one in trials]))
+
+
+def finals_of(store: Store) -> dict[str, list[Finished]]:
+    """The finished final runs by arm or baseline, by seed."""
+    return {name: found for name in (*GRIDS, *ARMS) if (found := list(_stored(store, name, "final")))}
+
+
+def _stored(store: Store, name: str, kind: str) -> Iterator[Finished]:
+    number = 0
+    while (found := store.get(f"{name}/{kind}-{number}")) is not None:
+        yield found
+        number += 1
+
+
+def best_arm(finals: Mapping[str, Sequence[Finished]], *, mixtures: bool) -> str | None:
+    """The mixture, or the dot product, that validates best over its seeds; None if none has finished."""
+    names = [name for name in finals if name in ARMS and ARMS[name].is_mixture == mixtures]
+    return max(names, key=lambda name: _mean(finals[name], "validation"), default=None)
+
+
+def best_baseline(finals: Mapping[str, Sequence[Finished]], metric: str = "ndcg@10") -> str | None:
+    """The baseline that ranks the test events best: the strictest to be compared with."""
+    names = [name for name in finals if name in GRIDS]
+    return max(names, key=lambda name: finals[name][0].row["metrics"][metric], default=None)
+
+
+def _mean(runs: Sequence[Finished], field: str) -> float:
+    return float(np.mean([one.row[field] for one in runs]))
+
+
+def values_of(runs: Sequence[Finished], metric: str) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """A metric's value per seed and event, (S, E): hits, discounted gains or reciprocal ranks."""
+    ranks = np.stack([one.ranked.ranks for one in runs if one.ranked is not None]).astype(np.float64)
+    if metric == "mrr":
+        return 1.0 / (ranks + 1.0)
+    name, depth = metric.split("@")
+    inside = ranks < int(depth)
+    return np.where(inside, 1.0 / np.log2(ranks + 2.0), 0.0) if name == "ndcg" else inside.astype(np.float64)
+
+
+def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None) -> dict[str, Any]:
+    """What the finished runs add up to, as plain values: a section per split that has a finished final run."""
+    sections = []
+    for one in data:
+        interactions = one.load()
+        for split_name in one.splits:
+            split = SPLITS[split_name](interactions)
+            comparison = _Comparison(work, one, split, seeds or one.seeds)
+            sections.append(_section(comparison))
+    _correct(sections)
+    return {"sections": sections}
+
+
+def _section(comparison: _Comparison) -> dict[str, Any]:
+    split, store = comparison.split, comparison.store
+    finals = finals_of(store)
+    train = split.train
+    expected = len(GRIDS) + comparison.seeds * len(ARMS)
+    trials = {arm.name: list(_stored(store, arm.name, "trial")) for arm in ARMS.values()}
+    return {
+        "data": comparison.data.name,
+        "split": split.name,
+        "order": _order(split.interactions) if split.name != LAST_REVERSED else None,
+        "users": int((train.user_counts() > 0).sum()),
+        "items": split.interactions.num_items,
+        "train_events": len(train),
+        "test_events": len(split.test_rows),
+        "finals": {"done": sum(len(runs) for runs in finals.values()), "expected": expected},
+        "rows": [_arm_row(name, runs, trials.get(name, [])) for name, runs in finals.items()],
+        "trials": [one.row for runs in trials.values() for one in runs],
+        "curves": {name: [one.row["curve"] for one in runs] for name, runs in finals.items() if name in ARMS},
+        "verdicts": list(_verdicts(store, finals)),
+        "strata": _strata(split, finals),
+    }
+
+
+def _order(interactions: Interactions) -> dict[str, Any]:
+    found = order_test(interactions)
+    return {"verdict": found.verdict, "lift": round(found.lift, 2), "z": round(found.z, 1)}
+
+
+def _arm_row(name: str, runs: Sequence[Finished], trials: Sequence[Finished]) -> Row:
+    first = runs[0].row
+    row: Row = {"arm": name, "title": ARMS[name].title if name in ARMS else name, "seeds": len(runs)}
+    for metric in METRICS:
+        values = [one.row["metrics"][metric] for one in runs]
+        row[metric] = round(float(np.mean(values)), 5)
+        row[f"{metric}_sd"] = spread(values)
+    row["coverage"] = round(_mean(runs, "coverage"), 4)
+    row["cpu_seconds"] = round(_mean(runs, "cpu_seconds"), 1)
+    row["trials"] = len(trials)
+    row["trial_cpu_seconds"] = round(sum(one.row["cpu_seconds"] for one in trials), 1)
+    row["bytes_per_item"] = first.get("bytes_per_item")
+    row["chosen"] = Trial(**first["trial"]).text if "trial" in first else first["settings"]
+    return row
+
+
+def _verdicts(store: Store, finals: Mapping[str, Sequence[Finished]]) -> Iterator[dict[str, Any]]:
+    mixture, dot, baseline = best_arm(finals, mixtures=True), best_arm(finals, mixtures=False), best_baseline(finals)
+    pairs: list[tuple[str, str | None, str | None, Sequence[Finished]]] = []
+    if mixture is not None:
+        pairs += [
+            ("mixture minus best dot product", mixture, dot, finals[mixture]),
+            ("mixture minus dot product at equal bytes", mixture, "hstu-dot-wide", finals[mixture]),
+        ]
+        shorter = list(_stored(store, mixture, _SHORTER))
+        if shorter:
+            pairs.append(("mixture minus best dot product at equal training time", mixture, dot, shorter))
+        pairs.append(("mixture minus best baseline", mixture, baseline, finals[mixture]))
+    if dot is not None:
+        pairs.append(("best dot product minus best baseline", dot, baseline, finals[dot]))
+    for question, one, other, runs in pairs:
+        if one is None or other is None or other not in finals:
+            continue
+        for metric in JUDGED:
+            found = paired_difference(values_of(runs, metric), values_of(finals[other], metric))
+            yield {"question": question, "one": one, "other": other, "metric": metric} | _plain(found)
+
+
+def _plain(found: Difference) -> dict[str, float]:
+    return {
+        "mean": round(found.mean, 5),
+        "low": round(found.low, 5),
+        "high": round(found.high, 5),
+        "p_value": round(found.p_value, 5),
+    }
+
+
+def _correct(sections: Sequence[dict[str, Any]]) -> None:
+    """Holm's correction over every verdict of the table, per metric."""
+    for metric in JUDGED:
+        verdicts = [verdict for section in sections for verdict in section["verdicts"] if verdict["metric"] == metric]
+        adjusted = holm({str(number): verdict["p_value"] for number, verdict in enumerate(verdicts)})
+        for number, verdict in enumerate(verdicts):
+            verdict["holm"] = round(adjusted[str(number)], 5)
+
+
+def _strata(split: MeasuredSplit, finals: Mapping[str, Sequence[Finished]]) -> list[Row]:
+    """HR@10 of the best mixture, the best dot product and the best baseline, by stratum."""
+    names = {
+        "mixture": best_arm(finals, mixtures=True),
+        "dot": best_arm(finals, mixtures=False),
+        "baseline": best_baseline(finals),
+    }
+    shown = {kind: name for kind, name in names.items() if name is not None}
+    if not shown:
+        return []
+    ranked: RankedEvents | None = finals[next(iter(shown.values()))][0].ranked
+    assert ranked is not None
+    rows = []
+    for question, name, mask in strata(split, ranked):
+        row: Row = {"question": question, "stratum": name, "events": int(mask.sum())}
+        for kind, arm in shown.items():
+            row[kind] = round(float(values_of(finals[arm], "hr@10")[:, mask].mean()), 4)
+        rows.append(row)
+    return rows

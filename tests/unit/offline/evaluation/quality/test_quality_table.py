@@ -1,0 +1,99 @@
+"""The comparison runs once, goes on where it was, reads the test last, and its page says what was measured."""
+
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.offline.datasets import Interactions
+from services.offline.evaluation.quality.arms import ARMS, NUM_TRIALS, bytes_per_item
+from services.offline.evaluation.quality.baselines import GRIDS
+from services.offline.evaluation.quality.page import page, plot_curves
+from services.offline.evaluation.quality.runs import Plan, Store
+from services.offline.evaluation.quality.table import MeasuredData, Work, finals_of, measure, report, values_of
+from services.offline.training.evaluation import RankedEvents
+from tests.unit.offline.training.training_scene import CONFIG, cyclic_interactions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CyclicData(MeasuredData):
+    def load(self) -> Interactions:
+        return cyclic_interactions(num_users=60, num_items=200)
+
+
+DATA = (CyclicData(name="cyclic", splits=("leave-one-out",), seeds=2),)
+
+
+def short(train: Interactions) -> Plan:
+    return Plan(config=replace(CONFIG, num_negatives=8), trial_epochs=1, final_epochs=2)
+
+
+def work(folder: Path, **options) -> Work:
+    return Work(store=folder, say=lambda line: None, plan=short, **options)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quality")
+    assert not measure(work(folder, until=time.monotonic() - 1), DATA)
+    assert measure(work(folder), DATA)
+    return folder
+
+
+def test_every_arm_has_its_trials_and_a_final_run_per_seed(finished: Path) -> None:
+    store = Store(finished / "cyclic" / "leave-one-out")
+    finals = finals_of(store)
+    assert set(finals) == {*ARMS, *GRIDS}
+    for name, arm in ARMS.items():
+        assert len(arm.trials) == NUM_TRIALS
+        assert len(finals[name]) == 2
+        trials = [store.get(f"{name}/trial-{number}") for number in range(NUM_TRIALS)]
+        best = max(trials, key=lambda one: one.row["validation"])
+        assert finals[name][0].row["trial"] == best.row["trial"]
+        assert all(one.ranked is None and "metrics" not in one.row for one in trials), "a trial has read the test"
+
+
+def test_what_is_done_is_not_done_again(finished: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.json")}
+    assert measure(work(finished, until=time.monotonic() - 1), DATA)
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*.json")} == before
+
+
+def test_stored_ranks_are_what_the_row_says(finished: Path) -> None:
+    for runs in finals_of(Store(finished / "cyclic" / "leave-one-out")).values():
+        for metric in ("hr@10", "ndcg@10", "mrr"):
+            found = values_of(runs[:1], metric).mean()
+            assert found == pytest.approx(runs[0].row["metrics"][metric], abs=1e-5)
+
+
+def test_neighbours_in_ordered_data_beat_popularity(finished: Path) -> None:
+    rows = {row["arm"]: row for row in report(work(finished), DATA)["sections"][0]["rows"]}
+    assert rows["session-knn"]["hr@10"] > rows["popularity"]["hr@10"] + 0.2
+
+
+def test_the_page_holds_every_row_verdict_and_trial(finished: Path, tmp_path: Path) -> None:
+    found = report(work(finished), DATA) | {"command": "freshet bench paper table-3", "machine": "a test"}
+    json.dumps(found)
+    text = page(found)
+    section = found["sections"][0]
+    assert "The table is complete." in text
+    assert text.count("\n| **") == len(ARMS)
+    assert all(verdict["question"] in text for verdict in section["verdicts"])
+    assert len(section["trials"]) == len(ARMS) * NUM_TRIALS
+    plot_curves(found, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 0
+
+
+def test_the_wide_dot_product_has_the_mixtures_bytes_per_item() -> None:
+    assert bytes_per_item(ARMS["hstu-dot-wide"].shaped(CONFIG)) == bytes_per_item(CONFIG)
+
+
+def test_values_are_the_textbooks() -> None:
+    ranked = RankedEvents(events=np.arange(3), users=np.arange(3), ranks=np.array([0, 1, 10]), coverage=1.0)
+    run = [type("Run", (), {"ranked": ranked})()]
+    assert values_of(run, "hr@10").tolist() == [[1, 1, 0]]
+    assert values_of(run, "mrr")[0].tolist() == pytest.approx([1, 1 / 2, 1 / 11])
+    assert values_of(run, "ndcg@10")[0].tolist() == pytest.approx([1, 1 / np.log2(3), 0])
