@@ -21,6 +21,7 @@ from services.offline.datasets.simulator import SimulatorConfig, simulate
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NUM_EVENTS = 1_000
+CONTENDERS = ("model", "model_with_token", "frozen_state", "item_knn", "recent_popularity", "popularity")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_the_summary_has_the_promised_keys_and_lies_beside_its_plots(summary: di
     assert set(summary) >= {"dataset", "components", "seconds"}
     for key, names in {
         "events": ("sent", "applied", "dead_lettered", "duplicates"),
-        "hit_rate_at_10": ("model", "model_with_token", "frozen_state", "popularity"),
+        "hit_rate_at_10": CONTENDERS,
         "recommend_ms": ("p50", "p95", "p99"),
         "stages_ms": ("queue", "encode", "first_stage", "rerank", "transport"),
         "freshness_ms": ("p50", "p99"),
@@ -105,6 +106,15 @@ def test_one_event_in_five_was_predicted_and_answered(summary: dict) -> None:
     assert summary["answers"]["tokens_honoured"] == NUM_EVENTS / 5
     assert summary["freshness_ms"]["samples"] > 0
     assert summary["freshness_ms"]["unreflected"] == 0
+
+
+def test_hits_are_also_counted_by_sitting_and_the_kinds_add_up(summary: dict) -> None:
+    by_sitting = summary["hit_rate_at_10_by_sitting"]
+    assert sum(part["events"] for part in by_sitting.values()) == NUM_EVENTS / 5
+    assert all(part.keys() >= set(CONTENDERS) for part in by_sitting.values())
+    best = summary["over_best_baseline"]
+    rates = summary["hit_rate_at_10"]
+    assert rates[best["baseline"]] == max(rates[name] for name in ("item_knn", "recent_popularity", "popularity"))
 
 
 def test_a_search_found_titles_without_a_text_model_and_a_choice_changed_the_next_answer(summary: dict) -> None:

@@ -1,7 +1,8 @@
 """What the streaming answers are compared with: popularity, and the same model with user states frozen at the split.
 
 Both leave out what the user has had, by the same rule as the system: the training past and every event of the replay
-before the predicted one. Both are computed after the stream, so they cost it nothing.
+before the predicted one. Both are computed after the stream, so they cost it nothing. What learns from the stream
+without a model is in `streaming_baselines`.
 
 Letters: B users, X items, P_q components, d width.
 """

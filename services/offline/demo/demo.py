@@ -18,13 +18,23 @@ from services.cli import client
 from services.cli.scrape import Buckets, quantile_ms, read_histogram
 from services.common import topics
 from services.offline.datasets import GlobalTimeSplit, Interactions, global_time_split, load_dataset
-from services.offline.demo import baselines, newcomer, plots, searching, steps, stored_states, story
+from services.offline.demo import (
+    baselines,
+    newcomer,
+    plots,
+    searching,
+    sittings,
+    steps,
+    stored_states,
+    story,
+    streaming_baselines,
+)
 from services.offline.demo.display import Display, Stopwatch, figures
 from services.offline.demo.options import DEFAULT_STATE_DIR, DemoOptions
 from services.offline.demo.plan import ReplayPlan, ReplayResult
 from services.offline.demo.schedule import NUM_ACTIVE_USERS, replay_schedule
 from services.offline.demo.stream import past_items, planned_events, run_replay
-from services.offline.demo.summary import NOTES, event_counts, hit_rates, in_order, stream_figures
+from services.offline.demo.summary import NOTES, event_counts, hit_rates, in_order, over_best_baseline, stream_figures
 
 if TYPE_CHECKING:
     from services.cli.stack import Stack
@@ -83,7 +93,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         if not (options.keep and finished):
             with clock.part("stop"):
                 steps.stop(stack, display)
-    display.step("evaluation", "the same moments, answered by popularity and by frozen states")
+    display.step("evaluation", "the same moments, answered by item-kNN, by popularity and by frozen states")
     with clock.part("evaluation"):
         summary = _evaluate(options, split, bundle, streamed, components)
     summary["search"] = None if searched is None else searched.summary()
@@ -241,8 +251,10 @@ def _evaluate(
             "model_with_token": [answer.item_ids for answer in in_order(result.predictions_with_token)],
             "frozen_state": other.frozen_state,
             "popularity": other.popularity,
+            **streaming_baselines.streaming_answers(split.train, plan.events, past),
         },
     )
+    kinds = sittings.kinds_of_predictions(plan.events, sittings.last_times(split.train))
     places = np.flatnonzero(predicted).astype(np.int64)
     data = split.train
     plots.plot_hit_rate(options.folder / "hit_rate.png", hit, places, title=f"{data.name}: hit rate over the stream")
@@ -271,6 +283,8 @@ def _evaluate(
         "hit_rate_at_10_of_users_with_a_past": {
             name: round(float(values[had_state].mean()), 5) if had_state.any() else None for name, values in hit.items()
         },
+        "hit_rate_at_10_by_sitting": sittings.hit_rates_by_kind(kinds, hit),
+        "over_best_baseline": over_best_baseline(rates),
         **stream_figures(plan, result, streamed.stream_encode_ms),
         "options": {
             "events": options.events,

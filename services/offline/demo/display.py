@@ -5,11 +5,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from services.offline.demo.sittings import FIRST, LATER_DAY, SAME_DAY, SAME_SITTING, SITTING_MINUTES
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress
     from rich.table import Table
 
+# Summary key -> what the table calls it, in its order.
+_CONTENDERS = {
+    "model": "the model, states kept fresh by the stream",
+    "model_with_token": "the same, asked with the freshness token",
+    "frozen_state": "the same model, states frozen at the split",
+    "item_knn": "item-kNN, learning from every event",
+    "recent_popularity": "recently popular items not yet seen",
+    "popularity": "most popular items not yet seen",
+}
+_BASELINES = {"item_knn": "item-kNN", "recent_popularity": "recent", "popularity": "popular"}
+_OTHER_KINDS = {SAME_DAY: "later on the same day", FIRST: "first events of new users"}
 _STAGES = {
     "queue": "of Recommend: waiting in queues",
     "encode": "of the stream: encoding the users of a poll",
@@ -92,22 +105,40 @@ def figures(summary: Mapping[str, Any]) -> "RenderableType":
 
 
 def _quality(summary: Mapping[str, Any]) -> "RenderableType":
-    table = _table("hit rate at 10", "", "", "x popular")
-    rates = summary["hit_rate_at_10"]
-    baseline = rates["popularity"] or 0.0
-    best = max((rate for rate in rates.values() if rate is not None), default=0.0) or 1.0
-    for name, says in (
-        ("model", "the model, states kept fresh by the stream"),
-        ("model_with_token", "the same, asked with the freshness token"),
-        ("frozen_state", "the same model, states frozen at the split"),
-        ("popularity", "most popular items not yet seen"),
-    ):
-        rate = rates[name]
+    """Hit rates of everything that answered, over all predictions, within a sitting and on a later day."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rates, by_sitting = summary["hit_rate_at_10"], summary["hit_rate_at_10_by_sitting"]
+    best = summary["over_best_baseline"]["baseline"]
+    # Explicit line ends: the table has to fit 80 columns.
+    table = _table(
+        "hit rate at 10", "all", "same\nsitting", "later\nday", f"× {_BASELINES.get(best, 'best')}", width=43
+    )
+    shown = (by_sitting[SAME_SITTING], by_sitting[LATER_DAY])
+    for name, says in _CONTENDERS.items():
+        rate = rates.get(name)
         if rate is None:
             continue
-        times = f"{rate / baseline:.1f}" if baseline and name != "popularity" else ""
-        table.add_row(says, f"{rate:.4f}", "█" * max(1, round(10 * rate / best)), times)
-    return table
+        times = f"{rate / rates[best]:.2f}" if best and name not in _BASELINES else ""
+        table.add_row(says, f"{rate:.4f}", *(_rate(part[name]) for part in shown), times)
+    table.add_row("predicted events", _count(by_sitting), *(f"{part['events']:,}" for part in shown), "", style="dim")
+    rest = ", ".join(f"{by_sitting[kind]['events']:,} {says}" for kind, says in _OTHER_KINDS.items())
+    said = (
+        f"same sitting: less than {SITTING_MINUTES} minutes after the user's previous event; later day: after that, "
+        f"and on a later UTC day; the others: {rest}"
+    )
+    if "item_knn" not in rates:
+        said += "; item-kNN is left out: its counts of pairs would take too much memory for this many items"
+    return Group(table, Text(said, style="dim"))
+
+
+def _count(by_sitting: Mapping[str, Any]) -> str:
+    return f"{sum(part['events'] for part in by_sitting.values()):,}"
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def _times(summary: Mapping[str, Any]) -> "RenderableType":
@@ -151,11 +182,11 @@ def _components(summary: Mapping[str, Any]) -> "RenderableType":
     return table
 
 
-def _table(first: str, *others: str) -> "Table":
+def _table(first: str, *others: str, width: int = 48) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(first, min_width=48)
+    table.add_column(first, min_width=width)
     for name in others:
         table.add_column(name, justify="left" if name in ("", "version") else "right")
     return table

@@ -8,10 +8,19 @@ import numpy.typing as npt
 
 from services.offline.demo.measurement import percentile, rolling_rate
 
-_COLOURS = {"model": "#0b6e4f", "model_with_token": "#7fb069", "frozen_state": "#d17a22", "popularity": "#8a8a8a"}
+_COLOURS = {
+    "model": "#0b6e4f",
+    "model_with_token": "#7fb069",
+    "frozen_state": "#d17a22",
+    "item_knn": "#1f77b4",
+    "recent_popularity": "#444444",
+    "popularity": "#8a8a8a",
+}
 _LABELS = {
     "model": "model, states updated by the stream",
     "frozen_state": "same model, states frozen at the split",
+    "item_knn": "item-kNN, learning from every event",
+    "recent_popularity": "recent popularity",
     "popularity": "popularity",
 }
 

@@ -15,15 +15,21 @@ import numpy.typing as npt
 
 from services.offline.demo.measurement import HITS_AT, hit_rate, hits, percentile, percentiles
 from services.offline.demo.plan import Prediction, ReplayPlan, ReplayResult
+from services.offline.demo.sittings import DEFINITION
 
 STAGES = ("queue", "encode", "first_stage", "rerank", "transport")
+# What needs no model.
+BASELINES = ("item_knn", "recent_popularity", "popularity")
 EVENT_COUNTS = ("sent", "applied", "dead_lettered", "duplicates")
 
 NOTES = {
     "events": "sent: distinct acknowledged event ids, broken records included; sent = applied + dead_lettered",
     "hit_rate_at_10": "share of predicted events whose item is among the ten recommended before the event was sent; "
     "model: without a token; model_with_token: with the token of the user's previous event; frozen_state: the same "
-    "model with user states frozen at the split; popularity: training counts; seen items left out of all four",
+    "model with user states frozen at the split; popularity: training counts; recent_popularity and item_knn: learnt "
+    "from every event before the predicted one; seen items left out of all",
+    "hit_rate_at_10_by_sitting": DEFINITION,
+    "over_best_baseline": "the model's hit rate over the highest of popularity's, recent_popularity's and item_knn's",
     "recommend_ms": "milliseconds from the scheduled moment to the answer, calls without a token, arrivals on a clock",
     "stages_ms": "medians, measured by the process that owns the stage; queue, first_stage, rerank and transport over "
     "the same calls; encode is not part of those calls: stored states are encoded when the event arrives, and this is "
@@ -109,6 +115,15 @@ def hit_rates(
     """Hit rate at 10 per contender, and the hits behind each, (M,)."""
     hit = {name: hits(answer, items, at=HITS_AT) for name, answer in answers.items()}
     return {name: hit_rate(values) for name, values in hit.items()}, hit
+
+
+def over_best_baseline(rates: Mapping[str, float | None]) -> dict[str, Any]:
+    """`baseline`: the one with the highest hit rate; `factor`: the model's over it. None if no rate is above 0."""
+    known = {name: rate for name in BASELINES if (rate := rates.get(name))}
+    best = max(known, key=lambda name: known[name], default=None)
+    model = rates.get("model")
+    factor = round(model / known[best], 3) if best is not None and model is not None else None
+    return {"baseline": best, "factor": factor}
 
 
 def in_order(predictions: Sequence[Prediction]) -> list[Prediction]:

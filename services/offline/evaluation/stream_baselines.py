@@ -71,6 +71,8 @@ class StreamingItemNeighbours:
         self._weights = settings.recency ** np.arange(settings.window, dtype=np.float32)
         self._recent: dict[int, deque[int]] = {}
         self._learn_past(setting)
+        # (n_x + shrink)^damping: one item's changes with an event, and powers of all of them take most of a score.
+        self._raised = (self._counts + np.float32(settings.shrink)) ** np.float32(settings.damping)
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
         scores = np.full((len(batch.chosen), len(self._counts)), -np.inf, dtype=np.float32)
@@ -84,6 +86,8 @@ class StreamingItemNeighbours:
             self._together[item, earlier] += 1
             self._together[earlier, item] += 1
             self._counts[item] += 1
+            one = self._counts[item : item + 1] + np.float32(self.settings.shrink)
+            self._raised[item : item + 1] = one ** np.float32(self.settings.damping)
             recent.appendleft(item)
         return {self.name: scores}
 
@@ -95,10 +99,9 @@ class StreamingItemNeighbours:
             return
         items = np.fromiter(recent, dtype=np.int64)
         weights = self._weights[: len(items)] / np.sqrt(self._counts[items])
-        raised = (self._counts + np.float32(self.settings.shrink)) ** np.float32(self.settings.damping)
         found = weights @ self._together[items]
         # Popularity breaks the ties of what has no neighbour among them.
-        out[known] = (found[known] + 1e-9 * self._counts[known]) / raised[known]
+        out[known] = (found[known] + 1e-9 * self._counts[known]) / self._raised[known]
 
     def _learn_past(self, setting: StreamSetting) -> None:
         past = setting.interactions.select(slice(0, setting.split))
