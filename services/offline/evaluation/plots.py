@@ -27,7 +27,10 @@ _COLOURS = {
 
 
 def plot_retrieval(rows: Sequence[Row], path: Path) -> None:
-    """Milliseconds against the share of the top 100 missed, one panel per shape and batch; best is bottom left."""
+    """Milliseconds against the share of the top 100 missed, one panel per shape and batch; best is bottom left.
+
+    For rows of trained bundles: on a generated catalogue recall says nothing about a model's.
+    """
     groups = sorted({(row["num_items"], row["shape"], row["batch"]) for row in rows})
     shapes = sorted({group[:2] for group in groups})
     columns = max(sum(1 for group in groups if group[:2] == shape) for shape in shapes)

@@ -1,6 +1,8 @@
 """Retrieval measured: the paper's Table 5 at its four shapes, beside a transcription and the machine's floor.
 
-Speed never stands alone: each row has what the answers were worth, how many were proven exact and what was touched.
+Speed never stands alone: each row has its recall, how many answers were proven exact and what was touched. Recall and
+hit rate mean something on a trained bundle alone: a generated catalogue has no labels, and its constants were chosen
+near the paper's own table, so pages show neither for it.
 Every timed call gets queries that the call before did not have. Baseline and contender run in one process, with the
 same threads, on the same catalogue; on a shared machine trust the ratios more than the milliseconds.
 
@@ -28,14 +30,13 @@ from services.algorithms.states import QueryStates
 from services.offline.evaluation.contenders import RESULTS, Bench, Contender, brute_force_floor, contenders, recall
 from services.offline.evaluation.floors import Rates, measure_rates
 from services.offline.evaluation.generator import generate
-from services.offline.evaluation.scene import IntArray, Scene
+from services.offline.evaluation.scene import SYNTHETIC, IntArray, Scene
 from services.offline.evaluation.shapes import SHAPES, Shape
 from services.offline.evaluation.trained import trained_scene
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
 
-_LABELS_PER_QUERY = 64
 _SAMPLES = 128  # queries to calibrate the adaptive target on
 TRANSCRIPTION = "transcription of "
 
@@ -78,16 +79,28 @@ def rows(
     """
     say(f"{plan.shape.name}: items and queries")
     scene, samples = _scene(plan, seed, bundle)
+    catalogue = SYNTHETIC if bundle is None else scene.name
     plan = replace(plan, shape=_shape_of(scene, plan.shape), num_queries=len(scene.queries))
     found = rates or measure_rates()
-    return list(_Run(plan, scene, samples, found, quick=quick, say=say).rows())
+    return list(_Run(plan, scene, samples, found, catalogue=catalogue, quick=quick, say=say).rows())
 
 
 class _Run:
     """One shape's catalogue and exact answers, and the rows measured against them."""
 
-    def __init__(self, plan: Plan, scene: Scene, samples: QueryStates, rates: Rates, *, quick: bool, say: Say) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        scene: Scene,
+        samples: QueryStates,
+        rates: Rates,
+        *,
+        catalogue: str,
+        quick: bool,
+        say: Say,
+    ) -> None:
         self._plan, self._scene, self._rates, self._quick, self._say = plan, scene, rates, quick, say
+        self._catalogue = catalogue
         self._bench = Bench(scorer=MolScorer(scene.items, scene.pair_gate), samples=samples)
         say(f"{plan.shape.name}: exact answers")
         self._exact = _answers(BruteForce(self._bench.scorer).search, scene.queries)[0]
@@ -154,12 +167,16 @@ class _Run:
     def _row(self, contender: Contender, batch: int, timing: "_Timing", touched: dict[str, float]) -> Row:
         exact = self._exact[: len(timing.found)]
         labels = self._scene.label_draws[: len(timing.found)]
-        hits, exact_hits = _hits(timing.found, labels), _hits(exact, labels)
+        relative_hits = None
+        if labels.size:
+            exact_hits = _hits(exact, labels)
+            relative_hits = _hits(timing.found, labels) / exact_hits if exact_hits else None
         shape, num_items = self._plan.shape, len(self._scene.items)
         floor = contender.floor if touched else brute_force_floor
         floor_ms = 1e3 * self._rates.seconds(floor(shape, batch, num_items, touched))
         baseline = self._baseline.get(batch)
         return {
+            "catalogue": self._catalogue,
             "shape": shape.name,
             "num_items": num_items,
             "batch": batch,
@@ -170,7 +187,7 @@ class _Run:
             "queries": len(timing.found),
             "speedup": None if baseline is None else baseline / timing.median_ms,
             "speedup_same": None,
-            "relative_hr_100": hits / exact_hits if exact_hits else None,
+            "relative_hr_100": relative_hits,
             "recall_100": recall(timing.found, exact),
             "exact": None,
             "touched": None,
@@ -268,10 +285,8 @@ def _scene(plan: Plan, seed: int, bundle: Path | None) -> tuple[Scene, QueryStat
         samples = take_queries(scene.queries, count, len(scene.queries))
     else:
         count = plan.num_queries
-        # Labels for the measured queries alone: drawing them costs a scoring pass over everything.
-        scene = generate(
-            plan.shape, num_items=plan.num_items, num_queries=count, seed=seed, labels_per_query=_LABELS_PER_QUERY
-        )
+        # Without labels: they could only be drawn from the generated scores, and would say nothing about an algorithm.
+        scene = generate(plan.shape, num_items=plan.num_items, num_queries=count, seed=seed, labels_per_query=0)
         more = generate(plan.shape, num_items=1, num_queries=wanted, seed=seed, labels_per_query=0)
         samples = take_queries(more.queries, count, wanted)
     measured = replace(scene, queries=take_queries(scene.queries, 0, count), label_draws=scene.label_draws[:count])

@@ -8,6 +8,8 @@ import numpy.typing as npt
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 IntArray = npt.NDArray[np.int64]
+# What rows and pages call a catalogue that `generator` made; any other is named after the bundle that it is of.
+SYNTHETIC = "synthetic"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
