@@ -1,18 +1,17 @@
-"""Write README.md and copy the plots from what `make bench` measured; `python docs/benchmarks/render.py` alone redraws.
+"""Write README.md from what `make bench` measured: demo.json, steady.json and training-<seed>.json beside it.
 
-Reads demo.json, steady.json and training-<seed>.json beside it. It measures one thing itself, the machine's rate of
-float32 matrix products, because a speed without its floor says little.
+It measures one thing itself, the machine's rate of float32 matrix products, because a speed without its floor says
+little, and keeps it in machine.json. `python docs/benchmarks/render.py --redraw` measures nothing and takes that file.
 """
 
 import json
 import os
 import platform
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
-
-import torch
 
 HERE = Path(__file__).parent
 # Preset quick: pairs scored per position, component pairs P, width d, gate hidden G, blocks, model width D, window L.
@@ -25,6 +24,8 @@ def read(name: str) -> dict[str, Any]:
 
 def matrix_rate() -> float:
     """Float32 multiply-adds a second of a 1024³ product on all cores: median of ten."""
+    import torch
+
     a, b = torch.rand(1024, 1024), torch.rand(1024, 1024)
     seconds = []
     for _ in range(12):
@@ -49,9 +50,10 @@ def machine() -> str:
     return f"{os.cpu_count()} cores ({model}), no GPU"
 
 
-def training_table() -> list[str]:
+def training_table(rate: float) -> list[str]:
+    """`rate`: float32 multiply-adds a second."""
     runs = [read(path.name) for path in sorted(HERE.glob("training-*.json"))]
-    floor = matrix_rate() / training_operations()
+    floor = rate / training_operations()
     rows = [
         "| seed | positions/s | of the floor | HR@10 | HR@50 | MRR | popularity's HR@10 |",
         "|---|---|---|---|---|---|---|",
@@ -68,7 +70,7 @@ def training_table() -> list[str]:
     rows.append(
         f"HR@10 over seeds: mean {statistics.mean(found):.4f}, standard deviation {statistics.stdev(found):.4f}. The "
         f"floor is {floor:,.0f} positions/s: {training_operations() / 1e6:.2f} million multiply-adds a position at this "
-        f"machine's {matrix_rate() / 1e9:.0f} billion a second in float32 products; SiLU, softmax and memory traffic "
+        f"machine's {rate / 1e9:.0f} billion a second in float32 products; SiLU, softmax and memory traffic "
         "are not in it."
     )
     return rows
@@ -76,7 +78,7 @@ def training_table() -> list[str]:
 
 def demo_table() -> list[str]:
     demo = read("demo.json")
-    hits, recommend, fresh = demo["hit_rate_at_10"], demo["recommend_ms"], demo["freshness_ms"]
+    recommend, fresh = demo["recommend_ms"], demo["freshness_ms"]
     stages, tails, events = demo["stages_ms"], demo["stages_p99_ms"], demo["events"]
     return [
         "| | p50 | p95 | p99 |",
@@ -90,12 +92,7 @@ def demo_table() -> list[str]:
             for name in ("queue", "encode", "first_stage", "rerank", "transport")
         ),
         "",
-        "| HR@10 on the streamed events | |",
-        "|---|---|",
-        f"| the model, states kept fresh by the stream | {hits['model']:.4f} |",
-        f"| the same, asked with the freshness token | {hits['model_with_token']:.4f} |",
-        f"| the same model, states frozen at the split | {hits['frozen_state']:.4f} |",
-        f"| most popular items not yet seen | {hits['popularity']:.4f} |",
+        *hit_rate_table(demo),
         "",
         f"{events['sent']:,} distinct acknowledged events = {events['applied']:,} applied + {events['dead_lettered']} "
         f"dead-lettered (sent broken on purpose); {events['duplicates']} repeats recognised. {demo['seconds']:.0f} s in "
@@ -105,6 +102,33 @@ def demo_table() -> list[str]:
         "",
         "![latency](latency.png)",
     ]
+
+
+def hit_rate_table(demo: dict[str, Any]) -> list[str]:
+    """Every contender over all predictions and by the time since the user's previous event."""
+    hits, by_sitting, best = demo["hit_rate_at_10"], demo["hit_rate_at_10_by_sitting"], demo["over_best_baseline"]
+    kinds = ("same_sitting", "later_day")
+    counts = {kind: by_sitting[kind]["events"] for kind in by_sitting}
+    header = ["HR@10 on the streamed events", "all", *(kind.replace("_", " ") for kind in kinds), "× item-kNN"]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for name, says in (
+        ("model", "the model, states kept fresh by the stream"),
+        ("model_with_token", "the same, asked with the freshness token"),
+        ("frozen_state", "the same model, states frozen at the split"),
+        ("item_knn", "item-kNN, learning from every event"),
+        ("recent_popularity", "recently popular items not yet seen"),
+        ("popularity", "most popular items not yet seen"),
+    ):
+        split = [by_sitting[kind].get(name) for kind in kinds]
+        cells = ["–" if value is None else f"{value:.4f}" for value in split]
+        lines.append(f"| {says} | {hits[name]:.4f} | {' | '.join(cells)} | {hits[name] / hits['item_knn']:.2f} |")
+    shown = [f"{counts[kind]:,}" for kind in kinds]
+    lines.append(f"| predicted events | {sum(counts.values()):,} | {' | '.join(shown)} | |")
+    notes = demo["notes"]
+    lines += ["", f"Best baseline: {best['baseline']}. {notes['hit_rate_at_10_by_sitting']}."]
+    if "added_afterwards" in notes:
+        lines.append(f"Here {notes['added_afterwards']}.")
+    return lines
 
 
 def steady_table() -> list[str]:
@@ -119,20 +143,24 @@ def steady_table() -> list[str]:
     return rows
 
 
-def main() -> None:
+def page(measured: dict[str, Any]) -> str:
+    """README.md; `measured` is machine.json: `machine` in words, `multiply_adds_per_s` in float32."""
     text = [
         "# Benchmarks",
         "",
-        f"Measured on {machine()}, everything on that one machine, load generator included; "
+        f"Measured on {measured['machine']}, everything on that one machine, load generator included; "
         "`make bench` measures again and rewrites this page. Latencies count from the scheduled moment, arrivals on a "
         "clock. The machine is shared, so speeds are lower bounds.",
         "",
         "The retrieval library has pages of its own, written by `freshet bench`: [retrieval](retrieval.md) (every "
-        "algorithm beside its PyTorch transcription and the machine's floor), [quantization](quantization.md) (codes at "
-        "equal bits, search beside `scann`), [mutation](mutation.md) (searches while items change). `freshet evaluate` "
+        "algorithm beside its PyTorch transcription and the machine's floor, on synthetic catalogues so far), "
+        "[quantization](quantization.md) (search with integer codes beside `scann`, FAISS and hnswlib), "
+        "[mutation](mutation.md) (searches while items change, on synthetic catalogues). `freshet evaluate` "
         "writes [PEFA on text](pefa.md) (what remembered queries are worth, beside libpecos and HNSW), "
         "[the stream](freshness.md) (withheld items, refreshed, beside a retrained model) and [text](text.md) (BM25, "
-        "MiniLM, text MoL and phrases on the same questions); [generation](generation.md) has the cost of phrases.",
+        "MiniLM, text MoL and phrases on the same questions); [generation](generation.md) has the cost of phrases. "
+        "[Papers](../papers.md) has every table of the five papers beside ours. The GPU kernels were never run on a card "
+        "([decision 010](../decisions/010-gpu.md)).",
         "",
         "## The demo: 40 recommendations a second beside 200 events a second",
         "",
@@ -140,15 +168,24 @@ def main() -> None:
         "",
         "## Training, preset quick on MovieLens-1M's first four fifths by time, 4 epochs",
         "",
-        *training_table(),
+        *training_table(measured["multiply_adds_per_s"]),
         "",
         "## Load: `freshet loadtest steady`",
         "",
         *steady_table(),
         "",
     ]
-    (HERE / "README.md").write_text("\n".join(text), encoding="utf-8")
+    return "\n".join(text)
+
+
+def main(arguments: list[str]) -> None:
+    if arguments == ["--redraw"]:
+        measured = read("machine.json")
+    else:
+        measured = {"machine": machine(), "multiply_adds_per_s": matrix_rate()}
+        (HERE / "machine.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    (HERE / "README.md").write_text(page(measured), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
