@@ -1,0 +1,118 @@
+"""docs/papers.md: every result of the five papers has a row, and every command and file that it names exists."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.core import TyperGroup
+
+from services.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+STATES = ("reproduced", "by proxy", "served", "not attempted", "–")
+
+# Read off the papers: what is numbered in each of them, appendices included.
+NUMBERED = {
+    "Retrieval with Learned Similarities": {
+        "Table": ["1", "2", "3", "4", "5"],
+        "Theorem": ["1", "2", "3"],
+        "Lemma": ["1", "2"],
+        "Algorithm": ["1", "2"],
+    },
+    "Efficient Retrieval with Learned Similarities": {
+        "Table": ["1", "2", "3", "4"],
+        "Theorem": ["1", "2", "3"],
+        "Lemma": ["1", "2"],
+        "Algorithm": ["1", "2"],
+    },
+    "PEFA": {"Table": ["1", "2", "3", "4", "5", "6"]},
+    "Scaling the Vocabulary": {"Table": ["1", "2", "3", "4", "5", "6"]},
+    "Accelerating Large-Scale Inference": {
+        "Table": ["1", "2"],
+        "Theorem": ["3.2", "3.3", "3.4", "4.2"],
+        "Lemma": ["7.1"],
+    },
+}
+
+
+def rows(part: str) -> list[list[str]]:
+    """The cells of a part's table, without its header."""
+    lines = [line for line in part.splitlines() if line.startswith("| ") and not line.startswith("| |")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+PARTS = {part.splitlines()[0]: rows(part) for part in PAGE.split("\n## ")[1:]}
+COMMANDS = sorted(
+    {code for cells in PARTS.values() for row in cells for code in re.findall(r"`([^`]+)`", row[-1]) if " " in code}
+)
+OPTIONS_NAMED = sorted(
+    {code for cells in PARTS.values() for row in cells for code in re.findall(r"`(--[^`]+)`", row[-1])}
+)
+
+
+@pytest.mark.parametrize("paper", NUMBERED)
+def test_everything_numbered_has_a_row(paper: str) -> None:
+    (title,) = [title for title in PARTS if title.startswith(paper)]
+    said = " ".join(row[0] for row in PARTS[title])
+    for kind, numbers in NUMBERED[paper].items():
+        listed = re.findall(rf"{kind}s? ([\d.]*\d)", said)
+        assert set(listed) == set(numbers), f"{paper}: {kind}"
+
+
+def test_every_row_has_five_cells_and_a_known_state() -> None:
+    for title, cells in PARTS.items():
+        assert cells, title
+        for row in cells:
+            assert len(row) == 5, row
+            assert row[3].startswith(STATES), row
+
+
+def test_what_was_measured_names_its_command() -> None:
+    for cells in PARTS.values():
+        for row in cells:
+            if row[3].startswith(("reproduced", "by proxy", "served")):
+                assert re.search(r"`(freshet|pytest|python -m) ", row[4]), row
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if not command.startswith("--")])
+def test_every_command_exists(command: str) -> None:
+    program, *words = shlex.split(command)
+    if program == "pytest":
+        assert all((ROOT / word).is_file() for word in words)
+    elif program == "python":
+        assert words[0] == "-m"
+        assert importlib.util.find_spec(words[1]) is not None
+    else:
+        assert program == "freshet"
+        parses(words)
+
+
+@pytest.mark.parametrize("option", OPTIONS_NAMED)
+def test_options_named_alone_are_of_train(option: str) -> None:
+    parses(["train", *shlex.split(option)])
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#]+)\)", PAGE))))
+def test_every_linked_file_exists(target: str) -> None:
+    assert (ROOT / "docs" / target).is_file()
+
+
+def test_a_command_that_does_not_exist_is_found() -> None:
+    with pytest.raises(Exception, match="No such option: --no-such-option"):
+        parses(["bench", "retrieval", "--no-such-option"])
+    with pytest.raises(AssertionError, match="no-such-benchmark"):
+        parses(["bench", "no-such-benchmark"])
+
+
+def parses(words: list[str]) -> None:
+    """Walk to the command and let it read its options, without running it. Raises: typer's usage errors."""
+    command = typer.main.get_command(app)
+    while isinstance(command, TyperGroup):
+        name, *words = words
+        assert name in command.commands, f"freshet has no command {name!r} there"
+        command = command.commands[name]
+    command.make_context(command.name, list(words))
