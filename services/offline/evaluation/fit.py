@@ -28,7 +28,6 @@ from services.offline.evaluation.trained import trained_scene
 _QUERIES = 40
 _ROUNDS = 10
 _AXES_SHARE = 0.9  # gate axes hold this share of the gates' variance
-_TEMPERATURES = np.arange(0.01, 0.2, 0.0025)
 
 
 def fit(scene: Scene, *, say: Callable[[str], None] = lambda line: None) -> tuple[Fitted, Moments, Moments]:
@@ -38,9 +37,7 @@ def fit(scene: Scene, *, say: Callable[[str], None] = lambda line: None) -> tupl
     shape = shape_of(scene)
     found = wanted
     for number in range(_ROUNDS):
-        trials = [
-            generate(shape, num_queries=_QUERIES, seed=seed, labels_per_query=0, fitted=fitted) for seed in range(2)
-        ]
+        trials = [generate(shape, num_queries=_QUERIES, seed=seed, fitted=fitted) for seed in range(2)]
         moments = [measure(trial) for trial in trials]
         found = mean_moments(moments)
         clusters = float(np.mean([clustering(trial.items.components) for trial in trials]))
@@ -117,7 +114,6 @@ def _read_off(scene: Scene) -> Fitted:
         pair_slope_to_cosine=float(np.corrcoef(slopes, cosines[average > 1].mean(axis=0))[0, 1]),
         pair_mean_to_slope=float(np.corrcoef(means, slopes)[0, 1]),
         pair_residual_sd=float(residual.std(axis=0).mean()),
-        label_temperature=_temperature(scene),
     )
 
 
@@ -140,21 +136,6 @@ def _axes(gate: FloatArray) -> int:
     """How many principal axes hold most of the gates' variance."""
     variances = np.linalg.svd(gate - gate.mean(axis=0), compute_uv=False) ** 2
     return int(np.searchsorted(np.cumsum(variances) / variances.sum(), _AXES_SHARE) + 1)
-
-
-def _temperature(scene: Scene) -> float:
-    """The softmax temperature under which the labels are likeliest."""
-    losses = np.zeros(len(_TEMPERATURES))
-    for query in range(len(scene.queries)):
-        cosines = pair_cosines(scene, query)
-        gate = pair_network(scene, cosines)
-        if scene.queries.gate is not None and scene.items.gate is not None:
-            gate = gate + scene.queries.gate[query] * scene.items.gate
-        weights = np.exp(gate / (1 + np.exp(-gate)))
-        scores = ((weights * cosines).sum(axis=1) / weights.sum(axis=1)).astype(np.float64)
-        above = (scores - scores[scene.labels[query]])[None, :] / _TEMPERATURES[:, None]
-        losses += np.logaddexp.reduce(above, axis=1)
-    return float(_TEMPERATURES[losses.argmin()])
 
 
 def _step(value: float, ratio: float, power: float) -> float:

@@ -29,7 +29,6 @@ class Fitted:
     items or queries the sd, and how many latent axes it follows. hidden_*: sd of the pair network's first layer on
     cosines and of its bias. pair_*: over pairs the sd of its outputs' means and of their slopes over the (standardised)
     mean cosine, correlation of slopes with cosines of good items and of means with slopes, sd of what is left.
-    label_temperature: of the softmax over s that labels are drawn from.
     """
 
     shared_share: float
@@ -57,7 +56,6 @@ class Fitted:
     pair_slope_to_cosine: float
     pair_mean_to_slope: float
     pair_residual_sd: float
-    label_temperature: float
 
 
 QUICK = Fitted(
@@ -89,7 +87,6 @@ QUICK = Fitted(
     pair_slope_to_cosine=0.867,
     pair_mean_to_slope=-0.8781,
     pair_residual_sd=0.1316,
-    label_temperature=0.055,
 )
 # At 8x8x32 this shared_share has the pair correlation that the trained model has at 8x4x64.
 PAPER = replace(
@@ -110,7 +107,6 @@ PAPER = replace(
     cluster_share=0.8035,
     pair_mean_sd=0.51,
     pair_slope_sd=0.555,
-    label_temperature=0.0575,
 )
 QUICK_MOMENTS = Moments(
     cosine_mean=-0.030,

@@ -20,18 +20,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
 from services.offline.evaluation.fitted import PAPER, Fitted
-from services.offline.evaluation.scene import IntArray, Scene
+from services.offline.evaluation.scene import Scene
 from services.offline.evaluation.shapes import Shape
 
 _CHUNK = 65_536  # items made at a time: the catalogue itself is the only array of its size
 _LARGEST_LATENT = 64
 _PROBE_QUERIES, _PROBE_ITEMS = 64, 512
-_LABEL_QUERIES = 8  # queries whose (b, X) scores exist at a time while labels are drawn
 # Independent random streams, so that items do not depend on how many queries are asked for.
-_WORLD, _CENTRES, _ITEMS, _QUERIES, _GATE, _LABELS = range(6)
+_WORLD, _CENTRES, _ITEMS, _QUERIES, _GATE = range(5)
 
 
 def generate(
@@ -40,17 +38,14 @@ def generate(
     num_items: int | None = None,
     num_queries: int,
     seed: int,
-    labels_per_query: int = 1,
     fitted: Fitted = PAPER,
 ) -> Scene:
-    """Items, queries, pair gate and labels at `shape`, with `num_items` instead of the shape's X where given.
+    """Items, queries and pair gate at `shape`, with `num_items` instead of the shape's X where given.
 
-    Labels are drawn from softmax(s / temperature) over all items, `labels_per_query` times for each query
-    (`Scene.label_draws`; 0 leaves them out and saves their scoring pass). At the shape's own size the temperature is
-    the one at which the exact top 100 holds `shape.hit_rate_100` of them, else the fitted one. Equal arguments make
-    equal scenes.
+    There are no labels (`Scene.label_draws` is (B, 0)): they could only be drawn from the scores that an algorithm is
+    then judged by. Equal arguments make equal scenes.
     Raises: ValueError for num_items or num_queries below 1.
-    Cost: X P_x r (r + d) multiply-adds and one scoring of all pairs for the labels; memory: the result and 50 MB.
+    Cost: X P_x r (r + d) multiply-adds; memory: the result and 50 MB.
     """
     count = shape.num_items if num_items is None else num_items
     for name, value in (("num_items", count), ("num_queries", num_queries)):
@@ -61,11 +56,6 @@ def generate(
     queries = make_queries(world, num_queries)
     pair_gate = make_pair_gate(world)
     draws = np.empty((num_queries, 0), dtype=np.int64)
-    if labels_per_query:
-        temperature = fitted.label_temperature
-        if shape.hit_rate_100 is not None and count == shape.num_items:
-            temperature = temperature_for(shape.hit_rate_100, items, queries, pair_gate)
-        draws = draw_labels(items, queries, pair_gate, temperature=temperature, seed=seed, per_query=labels_per_query)
     return Scene(name=shape.name, items=items, queries=queries, pair_gate=pair_gate, label_draws=draws)
 
 
@@ -212,49 +202,6 @@ def make_pair_gate(world: World) -> PairGate:
         out_weight=out_weight.astype(np.float32),
         out_bias=out_bias.astype(np.float32),
     )
-
-
-def draw_labels(
-    items: ItemStates,
-    queries: QueryStates,
-    pair_gate: PairGate | None,
-    *,
-    temperature: float,
-    seed: int,
-    per_query: int = 1,
-) -> IntArray:
-    """Item rows (B, per_query), each drawn from its query's softmax(s / temperature) over all X items."""
-    rng = np.random.default_rng([seed, _LABELS])
-    scorer = MolScorer(items, pair_gate)
-    labels = np.empty((len(queries), per_query), dtype=np.int64)
-    for start in range(0, len(queries), _LABEL_QUERIES):
-        stop = start + _LABEL_QUERIES
-        gate = None if queries.gate is None else queries.gate[start:stop]
-        scores = scorer.scores(QueryStates(components=queries.components[start:stop], gate=gate))
-        for query, row in enumerate(scores, start):
-            sums = np.cumsum(np.exp((row - row.max()) / np.float32(temperature)), dtype=np.float64)
-            drawn = np.searchsorted(sums, sums[-1] * rng.random(per_query), side="right")
-            labels[query] = np.minimum(drawn, len(row) - 1)
-    return labels
-
-
-def temperature_for(
-    hit_rate: float, items: ItemStates, queries: QueryStates, pair_gate: PairGate | None, *, results: int = 100
-) -> float:
-    """The softmax temperature at which the `results` best hold the share `hit_rate` of labels, over a few queries."""
-    gate = None if queries.gate is None else queries.gate[:_LABEL_QUERIES]
-    few = QueryStates(components=queries.components[:_LABEL_QUERIES], gate=gate)
-    scores = MolScorer(items, pair_gate).scores(few)
-    scores -= scores.max(axis=1, keepdims=True)
-    split = max(0, scores.shape[1] - results)
-    scores.partition(split, axis=1)
-    low, high = 1e-3, 1.0
-    for _ in range(12):
-        middle = float(np.sqrt(low * high))
-        weights = np.exp(scores / np.float32(middle))
-        held = float((weights[:, split:].sum(axis=1) / weights.sum(axis=1)).mean())
-        low, high = (middle, high) if held > hit_rate else (low, middle)
-    return float(np.sqrt(low * high))
 
 
 def _views(rng: np.random.Generator, count: int, latent: int, fitted: Fitted) -> npt.NDArray[np.float64]:

@@ -140,9 +140,7 @@ class _Run:
         self._shape, self._card, self._batches, self._say = shape, card, batches, say
         self._repeats = 8 if quick else _REPEATS
         say(f"{shape.name}: items and queries")
-        self._scene: Scene = generate(
-            shape, num_queries=(2 if quick else 4) * max(batches), seed=seed, labels_per_query=0
-        )
+        self._scene: Scene = generate(shape, num_queries=(2 if quick else 4) * max(batches), seed=seed)
         device = card.device
         say(f"{shape.name}: exact answers by PyTorch")
         plain = DeviceScorer(self._scene.items, self._scene.pair_gate, device=device, kernels=False)

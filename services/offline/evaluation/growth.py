@@ -57,7 +57,7 @@ def rows(
 
 
 def _full_rows(size: int, *, seed: int, quick: bool, rates: Rates) -> Iterator[Row]:
-    scene = generate(_SHAPE, num_items=size, num_queries=max(_BATCHES), seed=seed, labels_per_query=0)
+    scene = generate(_SHAPE, num_items=size, num_queries=max(_BATCHES), seed=seed)
     index = TopKAvg(scene.items, scene.pair_gate, pool_size=POOL)
     for batch in _BATCHES:
         scan = average_scan(_SHAPE, num_queries=batch, num_items=size)
@@ -68,7 +68,7 @@ def _full_rows(size: int, *, seed: int, quick: bool, rates: Rates) -> Iterator[R
 
 def _stage_rows(size: int, *, seed: int, quick: bool, rates: Rates) -> Iterator[Row]:
     averages = average_items(_SHAPE, size, seed=seed)
-    made = generate(_SHAPE, num_items=1, num_queries=max(_BATCHES), seed=seed, labels_per_query=0).queries
+    made = generate(_SHAPE, num_items=1, num_queries=max(_BATCHES), seed=seed).queries
     queries = QueryStates(components=made.components.mean(axis=1, keepdims=True))
     items = ItemStates(components=averages[:, None])
     average: Index = TopKAvg(items, pool_size=POOL)

@@ -285,9 +285,8 @@ def _scene(plan: Plan, seed: int, bundle: Path | None) -> tuple[Scene, QueryStat
         samples = take_queries(scene.queries, count, len(scene.queries))
     else:
         count = plan.num_queries
-        # Without labels: they could only be drawn from the generated scores, and would say nothing about an algorithm.
-        scene = generate(plan.shape, num_items=plan.num_items, num_queries=count, seed=seed, labels_per_query=0)
-        more = generate(plan.shape, num_items=1, num_queries=wanted, seed=seed, labels_per_query=0)
+        scene = generate(plan.shape, num_items=plan.num_items, num_queries=count, seed=seed)
+        more = generate(plan.shape, num_items=1, num_queries=wanted, seed=seed)
         samples = take_queries(more.queries, count, wanted)
     measured = replace(scene, queries=take_queries(scene.queries, 0, count), label_draws=scene.label_draws[:count])
     return measured, samples

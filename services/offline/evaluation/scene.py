@@ -1,4 +1,4 @@
-"""What a retrieval benchmark runs on: items, queries, the pair gate that scores them, and a label per query."""
+"""What a retrieval benchmark runs on: items, queries, the pair gate that scores them, and labels."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,10 @@ SYNTHETIC = "synthetic"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """X items and B queries; label_draws (B, D): rows of items that each query's answer should contain."""
+    """X items and B queries; label_draws (B, D): rows of items that each query's answer should contain.
+
+    D = 0 where there are no labels, as in a generated scene.
+    """
 
     name: str
     items: ItemStates
@@ -24,5 +27,5 @@ class Scene:
 
     @property
     def labels(self) -> IntArray:
-        """The first label of each query: (B,)."""
+        """The first label of each query: (B,). Raises: IndexError without labels."""
         return self.label_draws[:, 0]

@@ -10,11 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """One workload. `gated`: queries and items have gate parts; without, the pair's cosines alone make the gate.
-
-    `hit_rate_100`: the share of labels that the paper's model has in its exact top 100 (Tables 3 and 4; between 50 and
-    200 by the logarithm): generated labels are drawn at the temperature that gives it. None: at the fitted temperature.
-    """
+    """One workload. `gated`: queries and items have gate parts; without, the pair's cosines alone make the gate."""
 
     name: str
     num_items: int
@@ -24,7 +20,6 @@ class Shape:
     gate_hidden: int = 128
     gated: bool = True
     tau: float = 0.05
-    hit_rate_100: float | None = None
 
     @property
     def num_pairs(self) -> int:
@@ -42,7 +37,6 @@ SHAPES = {
             num_query_components=8,
             num_item_components=4,
             component_width=64,
-            hit_rate_100=0.70,
         ),
         Shape(
             name="ml-20m",
@@ -50,7 +44,6 @@ SHAPES = {
             num_query_components=8,
             num_item_components=4,
             component_width=128,
-            hit_rate_100=0.72,
         ),
         Shape(
             name="books",
@@ -58,7 +51,6 @@ SHAPES = {
             num_query_components=8,
             num_item_components=8,
             component_width=32,
-            hit_rate_100=0.175,
         ),
         Shape(
             name="nq320k",
@@ -67,7 +59,6 @@ SHAPES = {
             num_item_components=4,
             component_width=768,
             gated=False,
-            hit_rate_100=0.97,
         ),
     )
 }

@@ -8,5 +8,5 @@ from services.offline.evaluation.shapes import SHAPES
 
 def test_averages_are_those_of_the_generated_items() -> None:
     shape = SHAPES["books"]
-    items = generate(shape, num_items=300, num_queries=1, seed=4, labels_per_query=0).items
+    items = generate(shape, num_items=300, num_queries=1, seed=4).items
     assert np.allclose(average_items(shape, 300, seed=4), items.components.mean(axis=1), atol=1e-6)
