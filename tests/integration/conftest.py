@@ -23,7 +23,7 @@ from services.offline.training.run import run_training
 people = SimulatorConfig(
     num_users=300, num_items=400, num_topics=16, mean_events_per_user=40, max_events_per_user=120, seed=7
 )
-run_training(out=Path(sys.argv[1]), interactions=simulate(people), epochs=1, split="none", threads=1)
+run_training(out=Path(sys.argv[1]), interactions=simulate(people), epochs=1, split="none", head="mol", threads=1)
 """
 
 

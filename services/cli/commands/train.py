@@ -25,7 +25,18 @@ def train(
         str, typer.Option(help="leave-one-out, time (first four fifths) or none (train on everything).")
     ] = "leave-one-out",
     encoder: Annotated[str, typer.Option(help="hstu or sasrec.")] = "hstu",
-    head: Annotated[str, typer.Option(help="mol, or dot as the baseline.")] = "mol",
+    head: Annotated[
+        str,
+        typer.Option(help="mol, dot, wide-dot (a dot product at the mixture's bytes), or auto: what validates best."),
+    ] = "auto",
+    loss: Annotated[
+        str | None,
+        typer.Option(help="sampled-softmax, corrected-softmax, gbce, or full-softmax (dot). Default: the preset's."),
+    ] = None,
+    negatives: Annotated[int | None, typer.Option(min=1, help="Sampled per position. Default: the preset's.")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(min=0, help="Weight of the mixture's mutual information. Default: the preset's.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
     resume: Annotated[
@@ -35,6 +46,9 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object on stdout.")] = False,
 ) -> None:
     """Train a model and write its bundle; says positions/s, where the time went, memory, and hit rates.
+
+    The head `auto` first trains each candidate for a third of the epochs and keeps the one that validates best: a
+    mixture only where it is better than a dot product beyond doubt. It says what it chose, by how much, at what cost.
 
     Example:  freshet train --preset quick
 
@@ -54,6 +68,9 @@ def train(
             resume=resume,
             encoder=encoder,
             head=head,
+            loss=loss,
+            num_negatives=negatives,
+            alpha=alpha,
             device=device,
             threads=threads,
             export=not no_export,

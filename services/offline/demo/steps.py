@@ -67,6 +67,7 @@ def train_and_export(
             epochs=options.epochs or _default_epochs(past),
             seed=options.seed,
             split="time",
+            head=_HEAD,
             export=False,
             console=display.console,
         )

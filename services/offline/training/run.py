@@ -17,18 +17,27 @@ from rich.console import Console
 
 from services.offline.datasets import Interactions, global_time_split, leave_one_out, load_dataset
 from services.offline.training.bundling import save_bundle
+from services.offline.training.choice import Choice, candidates, choose
 from services.offline.training.display import show_report, training_progress
 from services.offline.training.evaluation import Evaluation, evaluate
 from services.offline.training.export import export_bundle
-from services.offline.training.loop import TrainReport, train
+from services.offline.training.loop import ProgressListener, TrainReport, train
 from services.offline.training.new_items import measure_new_item_length
-from services.offline.training.presets import TrainConfig, default_epochs, preset, with_dot_head, with_sasrec
+from services.offline.training.presets import (
+    TrainConfig,
+    default_epochs,
+    preset,
+    with_dot_head,
+    with_sasrec,
+    with_wide_dot_head,
+)
 from services.offline.training.sequences import Histories
 
 LEAVE_ONE_OUT, TIME, NONE = "leave-one-out", "time", "none"
 SPLITS = (LEAVE_ONE_OUT, TIME, NONE)
 ENCODERS = ("hstu", "sasrec")
-HEADS = ("mol", "dot")
+AUTO = "auto"
+HEADS = (AUTO, "mol", "dot", "wide-dot")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,16 +75,32 @@ def fit_split(interactions: Interactions, split: str, *, max_events: int = 6000,
 
 
 def configure(
-    preset_name: str, *, epochs: int | None = None, seed: int = 0, encoder: str = "hstu", head: str = "mol"
+    preset_name: str,
+    *,
+    epochs: int | None = None,
+    seed: int = 0,
+    encoder: str = "hstu",
+    head: str = "mol",
+    loss: str | None = None,
+    num_negatives: int | None = None,
+    alpha: float | None = None,
 ) -> TrainConfig:
-    """A preset, with the baseline encoder or head where asked for. Raises: ValueError naming the known names."""
+    """A preset, with another encoder, head or loss where asked for; `alpha` weighs the mutual information.
+
+    For the head "auto" it is the mixture's configuration. Raises: ValueError naming what is allowed.
+    """
     if encoder not in ENCODERS:
         raise ValueError(f"encoder={encoder!r}; allowed: {', '.join(ENCODERS)}")
     if head not in HEADS:
         raise ValueError(f"head={head!r}; allowed: {', '.join(HEADS)}")
     config = preset(preset_name, epochs=epochs, seed=seed)
     config = with_sasrec(config) if encoder == "sasrec" else config
-    return with_dot_head(config) if head == "dot" else config
+    given = {"loss": loss, "num_negatives": num_negatives, "mutual_information_weight": alpha}
+    if head == "dot":
+        config = with_dot_head(config)
+    elif head == "wide-dot":
+        config = with_wide_dot_head(config)
+    return replace(config, **{name: value for name, value in given.items() if value is not None})
 
 
 def run_training(
@@ -89,7 +114,10 @@ def run_training(
     split: str = LEAVE_ONE_OUT,
     resume: bool = False,
     encoder: str = "hstu",
-    head: str = "mol",
+    head: str = AUTO,
+    loss: str | None = None,
+    num_negatives: int | None = None,
+    alpha: float | None = None,
     device: str = "cpu",
     threads: int | None = None,
     export: bool = True,
@@ -101,7 +129,20 @@ def run_training(
     positions/s and loss runs on it, and a final table. Checkpoints lie beside `out` until the bundle is written.
     Raises: ValueError for unknown names or unusable data; BundleError if `out` exists and is no bundle; ExportError.
     """
-    config = configure(preset_name, epochs=epochs, seed=seed, encoder=encoder, head=head)
+    config = configure(
+        preset_name,
+        epochs=epochs,
+        seed=seed,
+        encoder=encoder,
+        head=head,
+        loss=loss,
+        num_negatives=num_negatives,
+        alpha=alpha,
+    )
+    if head == AUTO and (loss, num_negatives, alpha) != (None, None, None):
+        raise ValueError(
+            "loss, negatives or alpha with head='auto', which chooses them; name a head: mol, dot, wide-dot"
+        )
     if threads is not None:
         torch.set_num_threads(threads)
     say: Callable[[str], None] = console.print if console is not None else (lambda text: None)
@@ -111,6 +152,10 @@ def run_training(
     divided = fit_split(interactions, split)
     if epochs is None:
         config = replace(config, epochs=default_epochs(config, Histories.of(divided.train).num_positions))
+    choice = None
+    if head == AUTO:
+        choice = _choose(config, divided.train, device=device, console=console)
+        config = choice.config
     checkpoints = out.with_name(f"{out.name}.checkpoint")
     with training_progress(console, config.epochs) as listener:
         report = train(config, divided.train, out=checkpoints, progress=listener, resume=resume, device=device)
@@ -148,6 +193,7 @@ def run_training(
         "peak_memory_bytes": report.peak_memory_bytes,
         "epoch_losses": [round(loss, 5) for loss in report.epoch_losses],
         "threads": torch.get_num_threads(),
+        "choice": None if choice is None else _plain(choice),
     }
     if export:
         say("Exporting the encoder as ONNX")
@@ -157,6 +203,34 @@ def run_training(
     if console is not None:
         show_report(console, result)
     return result
+
+
+def _choose(config: TrainConfig, interactions: Interactions, *, device: str, console: Console | None) -> Choice:
+    def progress(name: str) -> ProgressListener:
+        if console is not None:
+            console.print(f"Trying {name}")
+        return lambda step: None
+
+    choice = choose(candidates(config), interactions, progress=progress, device=device)
+    if console is not None:
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in choice.ndcg_at_10.items())
+        lead = choice.lead
+        console.print(
+            f"Chosen: {choice.name}. Validation NDCG@10: {scores}; best mixture minus best dot product "
+            f"{lead.mean:+.4f} [{lead.low:+.4f}, {lead.high:+.4f}]. Choosing took {choice.cpu_seconds:.0f} s of "
+            "processor time"
+        )
+    return choice
+
+
+def _plain(choice: Choice) -> dict[str, Any]:
+    lead = choice.lead
+    return {
+        "head": choice.name,
+        "ndcg@10": {name: round(value, 5) for name, value in choice.ndcg_at_10.items()},
+        "mixture_minus_dot": [round(value, 5) for value in (lead.mean, lead.low, lead.high)],
+        "cpu_seconds": round(choice.cpu_seconds, 1),
+    }
 
 
 def _evaluate(report: TrainReport, divided: FitSplit) -> Evaluation | None:

@@ -257,7 +257,8 @@ class Ease:
         del factor
         inverse.div_(-inverse.diagonal().clone())
         inverse.fill_diagonal_(0.0)
-        self._matrix = inverse.numpy()
+        # LAPACK leaves columns together; the sparse product would copy the matrix into rows for every batch.
+        self._matrix = np.ascontiguousarray(inverse.numpy())
         self._counts = train.item_counts().astype(np.float64)
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:

@@ -37,7 +37,12 @@ def test_run_training_writes_a_bundle_and_says_how_it_went(tmp_path: Path, monke
     shown = io.StringIO()
     out = tmp_path / "bundle"
     report = run_training(
-        out=out, interactions=cyclic_interactions(), epochs=2, split="time", console=Console(file=shown, width=120)
+        out=out,
+        interactions=cyclic_interactions(),
+        epochs=2,
+        split="time",
+        head="mol",
+        console=Console(file=shown, width=120),
     )
     assert json.loads(json.dumps(report)) == report
     bundle = load_bundle(out)

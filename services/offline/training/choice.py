@@ -1,0 +1,87 @@
+"""Which head to train: short trainings of each candidate, judged on each user's last training event.
+
+A mixture costs more to train and to serve than a dot product, so it has to be better than the best dot product beyond
+doubt; where the interval contains zero the dot product is chosen. It knows nothing of files or test events.
+
+Letters: E validation events.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.metrics.ranking import Ranks
+from services.offline.datasets import Interactions, leave_one_out
+from services.offline.statistics import Difference, paired_difference
+from services.offline.training.evaluation import ModelScorer, rank_events
+from services.offline.training.loop import ProgressListener, train
+from services.offline.training.presets import TrainConfig, with_dot_head, with_wide_dot_head
+
+# Of a whole training's epochs. A third already orders the heads as the whole does (docs/benchmarks/quality.md, trials).
+_SHARE = 1 / 3
+_EVENTS = 4_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """`config` is the chosen candidate's, under `name`; `ndcg_at_10` is every candidate's on validation.
+
+    `lead` is the best mixture's NDCG@10 minus the best dot product's; `cpu_seconds` is what choosing cost.
+    """
+
+    name: str
+    config: TrainConfig
+    ndcg_at_10: Mapping[str, float]
+    lead: Difference
+    cpu_seconds: float
+
+
+def candidates(config: TrainConfig) -> dict[str, TrainConfig]:
+    """What a preset's configuration (with a mixture) may become, by name, best-known losses each."""
+    sampled = replace(config, loss="corrected-softmax")
+    return {
+        "mol": sampled,
+        "dot": with_dot_head(sampled),
+        "dot, full softmax": replace(with_dot_head(config), loss="full-softmax"),
+        "wide dot": with_wide_dot_head(sampled),
+    }
+
+
+def choose(
+    options: Mapping[str, TrainConfig],
+    interactions: Interactions,
+    *,
+    progress: Callable[[str], ProgressListener],
+    device: str = "cpu",
+) -> Choice:
+    """Train every option for a third of its epochs on all but each user's last event, and rank those.
+
+    Raises: ValueError if no user has three events.
+    """
+    parts = leave_one_out(interactions)
+    if not len(parts.test_rows):
+        raise ValueError(f"{interactions.name}: no user has three events; choosing a head needs one to be predicted")
+    known = np.ones(len(interactions), dtype=bool)
+    known[parts.test_rows] = False
+    rows = parts.test_rows[np.linspace(0, len(parts.test_rows) - 1, min(_EVENTS, len(parts.test_rows))).astype(int)]
+    gains: dict[str, npt.NDArray[np.float64]] = {}
+    spent = 0.0
+    for name, config in options.items():
+        short = replace(config, epochs=max(1, round(config.epochs * _SHARE)))
+        report = train(short, interactions.select(known), progress=progress(name), device=device)
+        report.model.to("cpu")
+        ranks = rank_events(ModelScorer(report.model, report.user_index), interactions, rows).ranks
+        gains[name] = _gains(ranks)
+        spent += report.cpu_seconds
+    means = {name: float(values.mean()) for name, values in gains.items()}
+    mixture = max((name for name in options if options[name].head.is_mixture), key=lambda name: means[name])
+    dot = max((name for name in options if not options[name].head.is_mixture), key=lambda name: means[name])
+    lead = paired_difference(gains[mixture][None], gains[dot][None])
+    chosen = mixture if lead.is_above_zero else dot
+    return Choice(name=chosen, config=options[chosen], ndcg_at_10=means, lead=lead, cpu_seconds=spent)
+
+
+def _gains(ranks: Ranks) -> npt.NDArray[np.float64]:
+    return np.where(ranks < 10, 1.0 / np.log2(ranks + 2.0), 0.0)
