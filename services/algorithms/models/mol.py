@@ -3,10 +3,13 @@
 Mixture of Logits (arXiv:2407.15462, equation 2 and appendix A.3): P_q query and P_x item components, l2-normalised;
 pair weights pi = softmax(SiLU(query gate * item gate + MLP of the P cosines)). Scores are similarities
 s = sum_p pi_p c_p in [-1, 1]; a logit is s / tau. The dot product is the special case of one component and no gate.
-Our one difference: the gate's MLP reads cosines, not cosines / tau (the same functions: its first layer absorbs tau).
+The gate's MLP is trained on logits, cosines / tau, as the authors' is, and handed out for cosines: its first layer
+absorbs tau.
 
 Letters: N rows, P_q, P_x components, P = P_q * P_x, d component width, D encoder width, G gate hidden width.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,17 +42,44 @@ def _gate_mlp(width_in: int, hidden: int, pairs: int) -> nn.Sequential:
 
 
 class PairGateMlp(nn.Module):
-    """W2 SiLU(W1 c + b1) + b2 of a pair's P cosines. Parameters are named as in `states.PairGate`."""
+    """W2 SiLU(W1 c / tau + b1) + b2 of a pair's P cosines c, whose logits are c / tau.
 
-    def __init__(self, pairs: int, hidden: int) -> None:
+    Trained is `logit_weight` W1 (G, P), which reads logits: at tau = .05 that is 20 times the slope of a weight that
+    reads cosines, at initialisation and under an optimizer whose steps do not depend on a gradient's size. Everything
+    outside reads cosines: `hidden_weight` = W1 / tau, and the others are named as in `states.PairGate`.
+    A state dict from before `logit_weight` existed holds `hidden_weight` and loads to the same function.
+    """
+
+    def __init__(self, pairs: int, hidden: int, *, tau: float) -> None:
         super().__init__()
-        inner, outer = nn.Linear(pairs, hidden), nn.Linear(hidden, pairs)
-        self.hidden_weight, self.hidden_bias = inner.weight, inner.bias
-        self.out_weight, self.out_bias = outer.weight, outer.bias
+        self.tau = tau
+        self.logit_weight, self.hidden_bias = (
+            nn.Parameter(torch.empty(hidden, pairs)),
+            nn.Parameter(torch.zeros(hidden)),
+        )
+        self.out_weight, self.out_bias = nn.Parameter(torch.empty(pairs, hidden)), nn.Parameter(torch.zeros(pairs))
+        nn.init.xavier_uniform_(self.logit_weight)
+        nn.init.xavier_uniform_(self.out_weight)
+
+    @property
+    def hidden_weight(self) -> Tensor:
+        """The first layer as it reads cosines (G, P); gradients pass to `logit_weight`."""
+        return self.logit_weight / self.tau
 
     def forward(self, cosines: Tensor) -> Tensor:
         hidden = functional.silu(functional.linear(cosines, self.hidden_weight, self.hidden_bias))
         return functional.linear(hidden, self.out_weight, self.out_bias)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The network of cosines under the names of `states.PairGate`, detached."""
+        names = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
+        return {name: getattr(self, name).detach() for name in names}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        of_cosines = state_dict.pop(f"{prefix}hidden_weight", None)
+        if of_cosines is not None:
+            state_dict[f"{prefix}logit_weight"] = of_cosines * self.tau
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class MolHead(nn.Module):
@@ -77,7 +107,7 @@ class MolHead(nn.Module):
         self.item = _projection(width, shape.item_hidden, shape.num_item_components * shape.component_width)
         self.query_gate = _gate_mlp(width, shape.gate_hidden, shape.num_pairs)
         self.item_gate = _gate_mlp(width, shape.gate_hidden, shape.num_pairs)
-        self.pair_gate = PairGateMlp(shape.num_pairs, shape.gate_hidden)
+        self.pair_gate = PairGateMlp(shape.num_pairs, shape.gate_hidden, tau=shape.tau)
         self.user: nn.Embedding | None = None
         if num_users:
             self.user = nn.Embedding(num_users, shape.component_width)

@@ -121,7 +121,7 @@ class SequentialModel(nn.Module):
         """The gate's pair network, None for a dot head."""
         if not isinstance(self.head, MolHead):
             return None
-        return PairGate(**{name: _array(value) for name, value in self.head.pair_gate.named_parameters()})
+        return PairGate(**{name: _array(value) for name, value in self.head.pair_gate.tensors().items()})
 
 
 def _array(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

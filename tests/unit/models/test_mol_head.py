@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.mol import DotHead, MolHead
+from services.algorithms.models.mol import DotHead, MolHead, PairGateMlp
 from services.algorithms.models.sequential import SequentialModel
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates, PairGate, QueryStates
@@ -31,7 +31,7 @@ def test_scores_of_pairs_equal_the_reference_op() -> None:
     head = head_of().eval()
     query = head.query_states(torch.randn(6, 12), torch.tensor([0, 1, 2, 3, -1, -1]))
     item = head.item_states(torch.randn(5, 12))
-    gate = PairGate(**{name: value.detach().numpy() for name, value in head.pair_gate.named_parameters()})
+    gate = PairGate(**{name: value.numpy() for name, value in head.pair_gate.tensors().items()})
     expected = mol_scores_reference(
         QueryStates(components=query[0].numpy(), gate=query[1].numpy()),
         ItemStates(components=item[0].numpy(), gate=item[1].numpy()),
@@ -69,6 +69,55 @@ def test_dropped_pair_weights_leave_the_others_summing_to_one() -> None:
     sums = weights.sum(dim=1)
     assert ((sums - 1).abs() < 1e-5).float().mean() > 0.98  # all six dropped: 0.4 % of rows
     assert (weights == 0).float().mean().item() == pytest.approx(0.4, abs=0.02)
+
+
+def test_the_trained_gate_weight_reads_logits_and_begins_as_xavier_uniform() -> None:
+    gate = PairGateMlp(32, 128, tau=0.05)
+    bound = (6 / (32 + 128)) ** 0.5
+    for weight in (gate.logit_weight, gate.out_weight):
+        assert 0.98 * bound < weight.abs().max().item() <= bound
+    assert not gate.hidden_bias.any()
+    assert not gate.out_bias.any()
+    cosines = torch.rand(7, 32) * 2 - 1
+    of_logits = torch.nn.functional.silu(cosines / 0.05 @ gate.logit_weight.T) @ gate.out_weight.T
+    np.testing.assert_allclose(gate(cosines).detach().numpy(), of_logits.detach().numpy(), rtol=1e-5, atol=1e-5)
+    assert "logit_weight" in dict(gate.named_parameters()), "what the optimizer steps"
+
+
+def test_one_adam_step_moves_the_weight_of_cosines_by_the_rate_over_tau() -> None:
+    gate = PairGateMlp(4, 3, tau=0.05)
+    before = gate.hidden_weight.detach().clone()
+    optimizer = torch.optim.Adam(gate.parameters(), lr=1e-3)
+    gate(torch.rand(5, 4)).square().sum().backward()
+    optimizer.step()
+    moved = (gate.hidden_weight.detach() - before).abs()
+    np.testing.assert_allclose(moved.numpy(), 1e-3 / 0.05, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_a_state_dict_whose_gate_weight_reads_cosines_loads_to_the_same_network() -> None:
+    head, again = head_of(), head_of()
+    older = head.state_dict()
+    of_cosines = torch.randn(5, 6)
+    del older["pair_gate.logit_weight"]
+    older["pair_gate.hidden_weight"] = of_cosines
+    again.load_state_dict(older)
+    # Times tau and divided by it: at most one unit in the last place.
+    np.testing.assert_allclose(again.pair_gate.hidden_weight.numpy(), of_cosines.numpy(), rtol=1.2e-7)
+    head.pair_gate.logit_weight.copy_(0.05 * of_cosines)
+    query = head.eval().query_states(torch.randn(6, 12), torch.arange(6) - 2)
+    item = head.item_states(torch.randn(6, 12))
+    np.testing.assert_array_equal(
+        again.eval().score_pairs(query, item)[0].numpy(), head.score_pairs(query, item)[0].numpy()
+    )
+
+
+@torch.no_grad()
+def test_a_saved_head_loads_to_the_very_same_bits() -> None:
+    head, again = head_of(), head_of()
+    again.load_state_dict(head.state_dict())
+    for name, value in head.pair_gate.tensors().items():
+        np.testing.assert_array_equal(again.pair_gate.tensors()[name].numpy(), value.numpy())
 
 
 def test_a_dot_head_is_the_cosine() -> None:
