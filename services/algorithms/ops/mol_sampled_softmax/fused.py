@@ -28,6 +28,7 @@ def mol_sampled_softmax(
     *,
     tau: float,
     gate_dropout: float = 0.0,
+    pair_dropout: float = 0.0,
     objective: Objective = sampled_softmax,
 ) -> Tensor:
     """Sum over positions of the objective of the positive's logit and its group's negatives'.
@@ -35,7 +36,8 @@ def mol_sampled_softmax(
     Shapes: positive (N,) similarities of each position with its target; queries (N, P_q, d) and (N, P); items
     (M, P_x, d) and (M, P); returns a scalar. Differentiable in all of them and in the gate's weights. The default
     objective is -log softmax of the positive among itself and the negatives.
-    Dropout: pair weights are dropped with probability `gate_dropout` and the rest renormalised (global generator).
+    Dropout: pair weights are dropped with probability `gate_dropout` and the rest renormalised; of the cosines that the
+    gate's network reads, each is dropped with probability `pair_dropout` and the rest scaled (global generator).
     Cost: O(N K P (d + G)) time; memory one tile, R * K * G floats a few times over.
     Raises: ValueError if the groups don't cover the positions.
     """
@@ -55,6 +57,7 @@ def mol_sampled_softmax(
         negatives.group_size,
         tau,
         gate_dropout,
+        pair_dropout,
         objective,
     )
     return loss
@@ -64,7 +67,7 @@ class _MolSampledSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         positive, components, query_gate, item_components, item_gate, w1, b1, w2, b2 = args[:9]
-        rows, target_rows, group_size, tau, gate_dropout, objective = args[9:]
+        rows, target_rows, group_size, tau, gate_dropout, pair_dropout, objective = args[9:]
         gradients = _Gradients.zeros(args[:9])
         network = _PairNetwork.of(w1, b1, w2, b2)
         tile = _Tile.empty(network, group_size, rows.shape[1])
@@ -91,6 +94,7 @@ class _MolSampledSoftmax(torch.autograd.Function):
                 chosen,
                 tau=tau,
                 gate_dropout=gate_dropout,
+                pair_dropout=pair_dropout,
                 objective=objective,
             )
         ctx.save_for_backward(*gradients.finish())
@@ -99,7 +103,7 @@ class _MolSampledSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [gradient * grads[0] for gradient in ctx.saved_tensors]
-        return (*scaled, None, None, None, None, None, None)
+        return (*scaled, *([None] * 7))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +189,7 @@ def _score_and_differentiate(
     *,
     tau: float,
     gate_dropout: float,
+    pair_dropout: float,
     objective: Objective,
 ) -> Tensor:
     """One tile's summed loss; its gradients are added to `gradients`."""
@@ -192,7 +197,11 @@ def _score_and_differentiate(
     query_PRd, item_PKd = _pair_up(inputs.query, inputs.item)
     cosines = tile.cosines[:-1]
     torch.bmm(query_PRd, item_PKd.transpose(1, 2), out=cosines.view(shape))
-    torch.mm(network.hidden, tile.cosines, out=tile.hidden)
+    read, kept = tile.cosines, None
+    if pair_dropout:
+        kept = (torch.rand_like(cosines) >= pair_dropout).to(cosines.dtype).div_(1 - pair_dropout)
+        read = torch.cat([cosines * kept, tile.cosines[-1:]])
+    torch.mm(network.hidden, read, out=tile.hidden)
     torch.ops.aten.silu.out(tile.hidden, out=tile.activated[:-1])
     torch.mm(network.out, tile.activated, out=tile.gate_input)
     tile.gate_input.view(shape).addcmul_(inputs.query_gate.unsqueeze(2), inputs.item_gate.unsqueeze(1))
@@ -213,8 +222,11 @@ def _score_and_differentiate(
     gradients.out.addmm_(d_gate, tile.activated.t())
     d_hidden = torch.mm(network.out[:, :-1].t(), d_gate, out=tile.activated[:-1])
     torch.ops.aten.silu_backward.grad_input(d_hidden, tile.hidden, grad_input=tile.hidden)
-    gradients.hidden.addmm_(tile.hidden, tile.cosines.t())
-    d_cosines = weights.addmm_(network.hidden[:, :-1].t(), tile.hidden).view(shape)
+    gradients.hidden.addmm_(tile.hidden, read.t())
+    w1 = network.hidden[:, :-1].t()
+    d_cosines = (weights.addmm_(w1, tile.hidden) if kept is None else weights.add_((w1 @ tile.hidden).mul_(kept))).view(
+        shape
+    )
 
     d_gate = d_gate.view(shape)
     gradients.query_gate[positions] = torch.bmm(d_gate, inputs.item_gate.unsqueeze(2)).squeeze(2).t()

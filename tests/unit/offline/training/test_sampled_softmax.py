@@ -72,13 +72,15 @@ def test_gate_dropout_is_unbiased_enough_to_train_and_seeded() -> None:
     assert one.item() == pytest.approx(plain, rel=0.3)
 
 
-def test_gradients_under_gate_dropout_equal_finite_differences() -> None:
+@pytest.mark.parametrize("dropouts", [{"gate_dropout": 0.4}, {"pair_dropout": 0.4}], ids=["gate", "pair"])
+def test_gradients_under_dropout_equal_finite_differences(dropouts: dict[str, float]) -> None:
     inputs = inputs_of(5, 3, 4, 6, 2, 2, 3)
 
     def seeded_loss() -> Tensor:
         torch.manual_seed(3)
-        return loss_of(mol_sampled_softmax, inputs, gate_dropout=0.4)
+        return loss_of(mol_sampled_softmax, inputs, **dropouts)
 
+    assert seeded_loss().item() != loss_of(mol_sampled_softmax, inputs).item()
     gradients = torch.autograd.grad(seeded_loss(), inputs[0])
     step = 1e-6
     for tensor, gradient in zip(inputs[0], gradients, strict=True):
