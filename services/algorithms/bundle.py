@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -274,7 +274,7 @@ def _model_version(files: Mapping[str, FileEntry], encoder: EncoderShape | None,
     content = {
         "files": [[name, files[name].sha256] for name in sorted(_content_files(head))],
         "encoder": None if encoder is None else encoder.described(),
-        "head": asdict(head),
+        "head": head.described(),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -15,9 +15,18 @@ from services.algorithms.history import check_max_history
 FORMAT = 1
 ENCODER_KINDS = ("hstu", "sasrec")
 HEAD_KINDS = ("mol", "dot")
+OUTPUT_NORMS = ("length", "layer")
+QUERY_ACTIVATIONS = ("silu", "gelu")
 
-# Fields that older bundles do not have.
-_ADDED_LATER = {"num_item_buckets", "new_item_length"}
+# Fields that older bundles do not have. Their defaults are what those bundles' models are.
+_ADDED_LATER = {
+    "num_item_buckets",
+    "new_item_length",
+    "norm_epsilon",
+    "output_norm",
+    "residual_of_norm",
+    "query_activation",
+}
 
 Part = TypeVar("Part")
 
@@ -38,6 +47,9 @@ class EncoderShape:
 
     `num_item_buckets` rows of the item embedding, behind the items', stand for items that training never saw
     (`algorithms.item_buckets` says which); 0 where the model has none, as before there were any.
+    `norm_epsilon` is added to a variance inside a block. `output_norm`: states divided by their "length", or "layer"
+    normalised. `residual_of_norm`: a SASRec block in the authors' form, which normalises the query alone and adds the
+    attention to it. The authors' models have 1e-6, "layer" for a mixture, and true.
     """
 
     kind: str
@@ -50,11 +62,18 @@ class EncoderShape:
     num_time_buckets: int = 0
     uses_user_index: bool = False
     num_item_buckets: int = 0
+    norm_epsilon: float = 1e-5
+    output_norm: str = "length"
+    residual_of_norm: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ENCODER_KINDS:
             raise BundleError(f"encoder.kind={self.kind!r}; allowed: {ENCODER_KINDS}")
-        names = ("num_blocks", "num_heads", "width", "d_qk", "d_v")
+        if self.output_norm not in OUTPUT_NORMS:
+            raise BundleError(f"encoder.output_norm={self.output_norm!r}; allowed: {OUTPUT_NORMS}")
+        if self.residual_of_norm and self.kind != "sasrec":
+            raise BundleError(f"encoder.residual_of_norm=True with kind={self.kind!r}; allowed: False")
+        names = ("num_blocks", "num_heads", "width", "d_qk", "d_v", "norm_epsilon")
         _require_positive("encoder", {name: getattr(self, name) for name in names})
         if self.num_item_buckets < 0:
             raise BundleError(f"encoder.num_item_buckets={self.num_item_buckets}; allowed: 0 or more")
@@ -63,13 +82,15 @@ class EncoderShape:
     def described(self) -> dict[str, Any]:
         """Plain values as a manifest holds them. What a model has none of is left out, so that a bundle from before
         the field existed keeps its content and with it its version."""
-        plain = asdict(self)
-        return {name: value for name, value in plain.items() if value or name not in _ADDED_LATER}
+        return _described(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadShape:
-    """Everything that fixes the head's weights: P_q, P_x, d, and for a mixture the gate's and the MLPs' widths."""
+    """Everything that fixes the head's weights: P_q, P_x, d, and for a mixture the gate's and the MLPs' widths.
+
+    `query_activation` is that of the query projection's hidden layer: "silu" (SwiGLU) or "gelu" (GeGLU).
+    """
 
     kind: str
     num_query_components: int
@@ -79,16 +100,23 @@ class HeadShape:
     gate_hidden: int = 0
     query_hidden: int = 0
     item_hidden: int = 0
+    query_activation: str = "silu"
 
     def __post_init__(self) -> None:
         if self.kind not in HEAD_KINDS:
             raise BundleError(f"head.kind={self.kind!r}; allowed: {HEAD_KINDS}")
+        if self.query_activation not in QUERY_ACTIVATIONS:
+            raise BundleError(f"head.query_activation={self.query_activation!r}; allowed: {QUERY_ACTIVATIONS}")
         names = ["num_query_components", "num_item_components", "component_width", "tau"]
         _require_positive("head", {name: getattr(self, name) for name in names})
         if self.is_mixture:
             _require_positive("head", {"gate_hidden": self.gate_hidden})
         elif self.num_pairs != 1:
             raise BundleError(f"head.kind='dot' with {self.num_pairs} component pairs; allowed: 1")
+
+    def described(self) -> dict[str, Any]:
+        """Plain values as a manifest holds them; the encoder's rule for what came later."""
+        return _described(self)
 
     @property
     def is_mixture(self) -> bool:
@@ -163,10 +191,17 @@ class Manifest:
         """Write aside, then rename into place."""
         aside = path.with_name(f".{path.name}.writing")
         plain = asdict(self) | {"encoder": None if self.encoder is None else self.encoder.described()}
+        plain["head"] = self.head.described()
         if self.new_item_length is None:
             del plain["new_item_length"]
         aside.write_text(json.dumps(plain, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
         aside.replace(path)
+
+
+def _described(shape: EncoderShape | HeadShape) -> dict[str, Any]:
+    defaults = {of.name: of.default for of in fields(shape)}
+    plain = asdict(shape)
+    return {name: value for name, value in plain.items() if name not in _ADDED_LATER or value != defaults[name]}
 
 
 def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:

@@ -59,7 +59,7 @@ class HstuBlock(nn.Module):
     def __init__(self, shape: EncoderShape, *, dropout: float) -> None:
         super().__init__()
         self.num_heads, self.d_qk, self.d_v = shape.num_heads, shape.d_qk, shape.d_v
-        self.max_history, self.dropout = shape.max_history, dropout
+        self.max_history, self.dropout, self.norm_epsilon = shape.max_history, dropout, shape.norm_epsilon
         self.split = [shape.num_heads * shape.d_v] * 2 + [shape.num_heads * shape.d_qk] * 2
         self.uvqk = nn.Parameter(torch.empty(shape.width, sum(self.split)).normal_(std=0.02))
         self.output = nn.Linear(shape.num_heads * shape.d_v, shape.width)
@@ -70,7 +70,7 @@ class HstuBlock(nn.Module):
     def forward(self, x: Tensor, distance: Tensor, buckets: Tensor, causal: Tensor) -> Tensor:
         """Shapes: x (B, L, D), distance (L, L) = max(i - j, 0), buckets (B, L, L), causal (L, L) = (j <= i) / L."""
         batch, length, width = x.shape
-        projected = functional.silu(functional.layer_norm(x, (width,)) @ self.uvqk)
+        projected = functional.silu(functional.layer_norm(x, (width,), eps=self.norm_epsilon) @ self.uvqk)
         u, v, q, k = torch.split(projected, self.split, dim=-1)
         q = q.view(batch, length, self.num_heads, self.d_qk).transpose(1, 2)
         k = k.view(batch, length, self.num_heads, self.d_qk).permute(0, 2, 3, 1)
@@ -89,7 +89,7 @@ class HstuBlock(nn.Module):
         `forward` is written, and with a batch, the exported graph had 310 operations; so, about 240.
         """
         of_u, of_v, of_q, of_k = torch.split(self.uvqk, self.split, dim=1)
-        normed = functional.layer_norm(x, (x.shape[-1],))
+        normed = functional.layer_norm(x, (x.shape[-1],), eps=self.norm_epsilon)
         u = functional.silu(normed @ of_u)
         if self.d_qk == self.d_v:
             of_qkv = torch.cat([self._by_head(weight) for weight in (of_q, of_k, of_v)])
@@ -106,7 +106,7 @@ class HstuBlock(nn.Module):
         return weight.reshape(len(weight), self.num_heads, -1).transpose(0, 1)
 
     def _finish(self, x: Tensor, u: Tensor, attended: Tensor) -> Tensor:
-        gated = functional.layer_norm(attended, (attended.shape[-1],)) * u
+        gated = functional.layer_norm(attended, (attended.shape[-1],), eps=self.norm_epsilon) * u
         gated = functional.dropout(gated, self.dropout, self.training)
         out: Tensor = x + self.output(gated)
         return out
@@ -120,7 +120,7 @@ class HstuEncoder(nn.Module):
         if shape.num_time_buckets < 1:
             raise ValueError(f"num_time_buckets={shape.num_time_buckets}; allowed: 1 or more for HSTU")
         self.num_time_buckets, self.max_history, self.dropout = shape.num_time_buckets, shape.max_history, dropout
-        self.input_scale = shape.width**0.5
+        self.input_scale, self.output_norm = shape.width**0.5, shape.output_norm
         self.blocks = nn.ModuleList(HstuBlock(shape, dropout=dropout) for _ in range(shape.num_blocks))
 
     def forward(self, embedded: Tensor, event_time: Tensor) -> Tensor:
@@ -161,9 +161,16 @@ class HstuEncoder(nn.Module):
         return self._scaled(x), torch.cat(keys), torch.cat(values)
 
     def _scaled(self, x: Tensor) -> Tensor:
-        unit: Tensor = functional.normalize(x, dim=-1, eps=1e-6)
-        scaled: Tensor = unit * self.input_scale
-        return scaled
+        return normalized_states(x, self.output_norm)
+
+
+def normalized_states(x: Tensor, output_norm: str) -> Tensor:
+    """x (..., D) -> (..., D) with unit root mean square: by "length", or by "layer" (its mean subtracted before)."""
+    if output_norm == "layer":
+        return functional.layer_norm(x, (x.shape[-1],), eps=1e-6)
+    unit: Tensor = functional.normalize(x, dim=-1, eps=1e-6)
+    scaled: Tensor = unit * x.shape[-1] ** 0.5
+    return scaled
 
 
 def _lookup(table: Tensor, buckets: Tensor) -> Tensor:

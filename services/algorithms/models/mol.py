@@ -19,26 +19,51 @@ from services.algorithms.manifest import HeadShape
 
 
 class SwiGlu(nn.Module):
-    """Linear, SiLU(a) * b, linear. (N, in) -> (N, out)."""
+    """Linear, activation(a) * b, linear. (N, in) -> (N, out). `gelu` for SiLU makes it the GeGLU."""
 
-    def __init__(self, width_in: int, hidden: int, width_out: int) -> None:
+    def __init__(self, width_in: int, hidden: int, width_out: int, *, activation: str = "silu") -> None:
         super().__init__()
+        self.activation = functional.silu if activation == "silu" else functional.gelu
         self.inner = nn.Linear(width_in, 2 * hidden)
         self.outer = nn.Linear(hidden, width_out, bias=False)
+        nn.init.xavier_normal_(self.inner.weight)
+        # The authors' bias has shape (1, 2 * hidden) and is initialised as a weight of it.
+        nn.init.xavier_normal_(self.inner.bias.detach().unsqueeze(0))
+        nn.init.xavier_normal_(self.outer.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         value, gate = self.inner(x).chunk(2, dim=-1)
-        out: Tensor = self.outer(functional.silu(gate) * value)
+        out: Tensor = self.outer(self.activation(gate) * value)
         return out
 
 
-def _projection(width_in: int, hidden: int, width_out: int) -> nn.Module:
-    # No bias: embeddings start small, and with one all items' directions would start out nearly the same.
-    return SwiGlu(width_in, hidden, width_out) if hidden else nn.Linear(width_in, width_out, bias=False)
+def _projection(width_in: int, hidden: int, width_out: int, *, activation: str = "silu") -> nn.Module:
+    # No bias, where the authors have one: it would be a direction that all rows share before they are normalised.
+    if hidden:
+        return SwiGlu(width_in, hidden, width_out, activation=activation)
+    linear = nn.Linear(width_in, width_out, bias=False)
+    nn.init.xavier_normal_(linear.weight)
+    return linear
 
 
-def _gate_mlp(width_in: int, hidden: int, pairs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width_in, hidden), nn.SiLU(), nn.Linear(hidden, pairs))
+class GateMlp(nn.Sequential):
+    """Linear, SiLU, linear without bias: one side's part of the gate. (N, in) -> (N, P).
+
+    Models from before the last bias went have one in their state dict; it is loaded, and used and saved from then on.
+    """
+
+    def __init__(self, width_in: int, hidden: int, pairs: int) -> None:
+        inner, outer = nn.Linear(width_in, hidden), nn.Linear(hidden, pairs, bias=False)
+        nn.init.xavier_normal_(inner.weight)
+        nn.init.zeros_(inner.bias)
+        nn.init.xavier_normal_(outer.weight)
+        super().__init__(inner, nn.SiLU(), outer)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        bias, outer = state_dict.get(f"{prefix}2.bias"), self[2]
+        assert isinstance(outer, nn.Linear)
+        outer.register_parameter("bias", None if bias is None else nn.Parameter(outer.weight.new_zeros(len(bias))))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class PairGateMlp(nn.Module):
@@ -58,8 +83,8 @@ class PairGateMlp(nn.Module):
             nn.Parameter(torch.zeros(hidden)),
         )
         self.out_weight, self.out_bias = nn.Parameter(torch.empty(pairs, hidden)), nn.Parameter(torch.zeros(pairs))
-        nn.init.xavier_uniform_(self.logit_weight)
-        nn.init.xavier_uniform_(self.out_weight)
+        nn.init.xavier_normal_(self.logit_weight)
+        nn.init.xavier_normal_(self.out_weight)
 
     @property
     def hidden_weight(self) -> Tensor:
@@ -86,7 +111,9 @@ class MolHead(nn.Module):
     """Query states and item states of a mixture of logits, and the score of aligned pairs.
 
     With `num_users` > 0 the last query component is a user-id embedding; it is zero for an unknown user (-1), and
-    training zeroes it per row with probability `user_dropout`, so that the model knows the case.
+    training zeroes it per row with probability `user_dropout`, so that the model knows the case. The authors' training
+    drops single elements before the component is normalised instead: `user_element_dropout`.
+    `pair_dropout` drops single cosines that the pair network reads.
     """
 
     def __init__(
@@ -96,22 +123,27 @@ class MolHead(nn.Module):
         *,
         num_users: int = 0,
         user_dropout: float = 0.0,
+        user_element_dropout: float = 0.0,
         item_dropout: float = 0.0,
         gate_dropout: float = 0.0,
+        pair_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.shape = shape
-        self.user_dropout, self.item_dropout, self.gate_dropout = user_dropout, item_dropout, gate_dropout
+        self.user_dropout, self.user_element_dropout = user_dropout, user_element_dropout
+        self.item_dropout, self.gate_dropout, self.pair_dropout = item_dropout, gate_dropout, pair_dropout
         from_encoder = shape.num_query_components - (1 if num_users else 0)
-        self.query = _projection(width, shape.query_hidden, from_encoder * shape.component_width)
+        self.query = _projection(
+            width, shape.query_hidden, from_encoder * shape.component_width, activation=shape.query_activation
+        )
         self.item = _projection(width, shape.item_hidden, shape.num_item_components * shape.component_width)
-        self.query_gate = _gate_mlp(width, shape.gate_hidden, shape.num_pairs)
-        self.item_gate = _gate_mlp(width, shape.gate_hidden, shape.num_pairs)
+        self.query_gate = GateMlp(width, shape.gate_hidden, shape.num_pairs)
+        self.item_gate = GateMlp(width, shape.gate_hidden, shape.num_pairs)
         self.pair_gate = PairGateMlp(shape.num_pairs, shape.gate_hidden, tau=shape.tau)
         self.user: nn.Embedding | None = None
         if num_users:
             self.user = nn.Embedding(num_users, shape.component_width)
-            nn.init.normal_(self.user.weight, std=0.02)
+            nn.init.xavier_normal_(self.user.weight)
 
     def query_states(self, encoded: Tensor, user_index: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """encoded (N, D), user_index (N,) with -1 = unknown -> components (N, P_q, d), gate (N, P)."""
@@ -123,14 +155,16 @@ class MolHead(nn.Module):
 
     def item_states(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
         """embedded (N, D) -> components (N, P_x, d), gate (N, P)."""
-        embedded = functional.dropout(embedded, self.item_dropout, self.training)
-        components = self.item(embedded).unflatten(-1, (-1, self.shape.component_width))
+        # The gate reads the embedding as it is: dropout is the projection's alone, as in the authors' code.
+        dropped = functional.dropout(embedded, self.item_dropout, self.training)
+        components = self.item(dropped).unflatten(-1, (-1, self.shape.component_width))
         return functional.normalize(components, dim=-1, eps=1e-6), self.item_gate(embedded)
 
     def score_pairs(self, query: tuple[Tensor, Tensor], item: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Row by row: similarity s (N,) and pair weights pi (N, P) of N query states with N item states."""
         cosines = (query[0] @ item[0].transpose(-1, -2)).flatten(-2)
-        weights = functional.silu(query[1] * item[1] + self.pair_gate(cosines)).softmax(dim=-1)
+        read = functional.dropout(cosines, self.pair_dropout, self.training)
+        weights = functional.silu(query[1] * item[1] + self.pair_gate(read)).softmax(dim=-1)
         if self.training and self.gate_dropout:
             weights = weights * (torch.rand_like(weights) >= self.gate_dropout)
             weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1e-6)
@@ -142,7 +176,9 @@ class MolHead(nn.Module):
         known = user_index >= 0
         if self.training and self.user_dropout:
             known = known & (torch.rand(known.shape, device=known.device) >= self.user_dropout)
-        component = functional.normalize(self.user(user_index.clamp(min=0)), dim=-1, eps=1e-6)
+        component = self.user(user_index.clamp(min=0))
+        component = functional.dropout(component, self.user_element_dropout, self.training)
+        component = functional.normalize(component, dim=-1, eps=1e-6)
         return component * known.unsqueeze(-1).to(component.dtype)
 
 

@@ -22,12 +22,18 @@ PADDING = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dropouts:
-    """What training drops, each as a probability. Serving drops nothing."""
+    """What training drops, each as a probability. Serving drops nothing.
+
+    `user` drops the user-id component whole, `user_element` single elements of it; `gate` drops pair weights, `pair`
+    single cosines that the pair network reads.
+    """
 
     encoder: float = 0.0
     item: float = 0.0
     user: float = 0.0
     gate: float = 0.0
+    user_element: float = 0.0
+    pair: float = 0.0
 
 
 class SequentialModel(nn.Module):
@@ -62,6 +68,8 @@ class SequentialModel(nn.Module):
                 user_dropout=dropouts.user,
                 item_dropout=dropouts.item,
                 gate_dropout=dropouts.gate,
+                user_element_dropout=dropouts.user_element,
+                pair_dropout=dropouts.pair,
             )
         else:
             self.head = DotHead(head, encoder.width, item_dropout=dropouts.item)

@@ -101,6 +101,7 @@ def _mixture_loss(
         negatives,
         tau=config.head.tau,
         gate_dropout=head.gate_dropout,
+        pair_dropout=head.pair_dropout,
         objective=objective,
     ) / len(encoded)
     information = mutual_information(weights)

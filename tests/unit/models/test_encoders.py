@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.hstu import HstuBlock, time_buckets
+from services.algorithms.models.hstu import HstuBlock, HstuEncoder, Past, time_buckets
 from services.algorithms.models.sequential import PADDING, SequentialModel
 
 HSTU = EncoderShape(
@@ -139,3 +139,16 @@ def test_counted_gradients_of_the_time_bias_equal_autograd() -> None:
     (ours,) = torch.autograd.grad((_lookup(table, buckets) * weight).sum(), table)
     (theirs,) = torch.autograd.grad((table[buckets] * weight).sum(), table)
     torch.testing.assert_close(ours, theirs)
+
+
+@torch.no_grad()
+def test_new_events_alone_equal_whole_histories_with_the_published_norms() -> None:
+    torch.manual_seed(0)
+    encoder = HstuEncoder(replace(HSTU, norm_epsilon=1e-6, output_norm="layer")).double().eval()
+    embedded = torch.randn(5, 12, dtype=torch.float64) * 0.01
+    times = torch.tensor([0, 5, 60, 60, 4000]) + 10**9
+    none = [torch.zeros(2, 0, width, dtype=torch.float64) for width in (5, 7) for _ in range(2)]
+    past = Past(time=times[:0], place=times[:0], keys=none[:2], values=none[2:])
+    states, _, _ = encoder.step(embedded, times, torch.arange(5), past)
+    torch.testing.assert_close(states, encoder(embedded[None], times[None])[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(states.mean(dim=1), torch.zeros(5, dtype=torch.float64), rtol=0, atol=1e-12)

@@ -61,6 +61,38 @@ def test_training_drops_the_user_component_whole_and_at_the_given_rate() -> None
 
 
 @torch.no_grad()
+def test_training_may_drop_elements_of_the_user_component_which_stays_of_length_one() -> None:
+    head = head_of(user_element_dropout=0.5).train()
+    components, _ = head.query_states(torch.randn(4000, 12), torch.randint(0, 4, (4000,)))
+    user = components[:, -1]
+    assert (user == 0).float().mean().item() == pytest.approx(0.5, abs=0.05)
+    lengths = user.norm(dim=-1)
+    assert ((lengths - 1).abs() < 1e-5).float().mean().item() == pytest.approx(15 / 16, abs=0.02)
+
+
+@torch.no_grad()
+def test_item_dropout_leaves_the_items_gate_alone() -> None:
+    head = head_of(item_dropout=0.5).train()
+    embedded = torch.randn(50, 12)
+    components, gate = head.item_states(embedded)
+    serving = head.eval().item_states(embedded)
+    assert not torch.equal(components, serving[0])
+    assert torch.equal(gate, serving[1])
+
+
+@torch.no_grad()
+def test_pair_dropout_drops_cosines_that_the_network_reads_but_not_those_it_weighs() -> None:
+    head = head_of(pair_dropout=0.5).train()
+    query = head.query_states(torch.randn(50, 12), torch.full((50,), -1))
+    item = head.item_states(torch.randn(50, 12))
+    scores, weights = head.score_pairs(query, item)
+    cosines = (query[0] @ item[0].transpose(1, 2)).flatten(1)
+    torch.testing.assert_close(scores, (weights * cosines).sum(dim=1))
+    _, serving = head.eval().score_pairs(query, item)
+    assert (weights - serving).abs().max() > 1e-3
+
+
+@torch.no_grad()
 def test_dropped_pair_weights_leave_the_others_summing_to_one() -> None:
     head = head_of(gate_dropout=0.4).train()
     query = head.query_states(torch.randn(2000, 12), torch.full((2000,), -1))
@@ -71,11 +103,10 @@ def test_dropped_pair_weights_leave_the_others_summing_to_one() -> None:
     assert (weights == 0).float().mean().item() == pytest.approx(0.4, abs=0.02)
 
 
-def test_the_trained_gate_weight_reads_logits_and_begins_as_xavier_uniform() -> None:
+def test_the_trained_gate_weight_reads_logits_and_begins_as_xavier_normal() -> None:
     gate = PairGateMlp(32, 128, tau=0.05)
-    bound = (6 / (32 + 128)) ** 0.5
     for weight in (gate.logit_weight, gate.out_weight):
-        assert 0.98 * bound < weight.abs().max().item() <= bound
+        assert weight.std().item() == pytest.approx((2 / (32 + 128)) ** 0.5, rel=0.05)
     assert not gate.hidden_bias.any()
     assert not gate.out_bias.any()
     cosines = torch.rand(7, 32) * 2 - 1
