@@ -46,6 +46,23 @@ def _projection(width_in: int, hidden: int, width_out: int, *, activation: str =
     return linear
 
 
+@torch.no_grad()
+def _align(query: nn.Module, item: nn.Module, component_width: int) -> None:
+    """Start query component p and item component p mod P_x as one orthogonal map, where both projections are linear.
+
+    A dot product of the encoder's output with the item's own embedding begins by knowing that people go on with items
+    like those they had; random projections have to learn it. On Amazon Beauty (docs/decisions/024) it is most of what
+    a mixture lost against a dot product.
+    """
+    if not (isinstance(query, nn.Linear) and isinstance(item, nn.Linear)):
+        return
+    of_items = item.weight.unflatten(0, (-1, component_width))
+    for component in of_items:
+        nn.init.orthogonal_(component)
+    for number, component in enumerate(query.weight.unflatten(0, (-1, component_width))):
+        component.copy_(of_items[number % len(of_items)])
+
+
 class GateMlp(nn.Sequential):
     """Linear, SiLU, linear without bias: one side's part of the gate. (N, in) -> (N, P).
 
@@ -137,6 +154,7 @@ class MolHead(nn.Module):
             width, shape.query_hidden, from_encoder * shape.component_width, activation=shape.query_activation
         )
         self.item = _projection(width, shape.item_hidden, shape.num_item_components * shape.component_width)
+        _align(self.query, self.item, shape.component_width)
         self.query_gate = GateMlp(width, shape.gate_hidden, shape.num_pairs)
         self.item_gate = GateMlp(width, shape.gate_hidden, shape.num_pairs)
         self.pair_gate = PairGateMlp(shape.num_pairs, shape.gate_hidden, tau=shape.tau)
@@ -197,6 +215,7 @@ class DotHead(nn.Module):
         if shape.component_width != width:
             self.query = _projection(width, shape.query_hidden, shape.component_width)
             self.item = _projection(width, shape.item_hidden, shape.component_width)
+            _align(self.query, self.item, shape.component_width)
 
     def query_states(self, encoded: Tensor, user_index: Tensor | None = None) -> tuple[Tensor, None]:
         """encoded (N, D) -> components (N, 1, d), no gate."""

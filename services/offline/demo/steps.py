@@ -26,6 +26,8 @@ from services.offline.demo.stream import ReplayFailedError
 # Positions that training may take when nobody says how many epochs: two minutes at the 28,000 a second measured on two
 # cores, five and a half at 10,000.
 _MAX_POSITIONS = 3_300_000
+# Named, not chosen again at each demo: choosing would cost as much as training (docs/benchmarks/quality.md).
+_HEAD = "mol"
 # What a stack keeps that would mix an earlier demo's stream into this one's.
 _STREAM_DATA = {"kafka": "Apache Kafka", "redis": "Redis", "refresher": "the refresher"}
 # What the stack says of every part, every time: not worth a line here.
