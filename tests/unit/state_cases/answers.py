@@ -1,0 +1,117 @@
+"""Answers of a gateway on the encoder's store: what it reads and searches with, and whether it says what it lacks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.gateway_scene import ITEMS, Scene
+from state_scene import ANN, FragileStore, vocabulary
+
+from services.encoder.adapters.in_memory import HashEncoder
+from services.encoder.encoding import Vocabulary
+from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
+from services.gateway.adapters.in_memory import MemoryCandidates
+from services.gateway.domain import (
+    Degradation,
+    Encoded,
+    FreshnessToken,
+    HistoryEvent,
+    QueryState,
+    Recommendation,
+    RecommendQuery,
+    StoredState,
+    StreamPosition,
+    UserView,
+)
+
+# How an answer says that it may be made of less than the whole history.
+HONEST_MARKS = {
+    Degradation.STALE_STATE,
+    Degradation.STATE_STORE_DOWN,
+    Degradation.NOT_FRESH,
+    Degradation.TOKEN_NOT_HONOURED,
+}
+
+
+class StoredUsers:
+    """The gateway's port `UserStates` on the encoder's store: reads as `RedisUserStates` does, for one model."""
+
+    def __init__(self, store: FragileStore, model_version: str) -> None:
+        self._store, self._model_version = store, model_version
+
+    async def read_user(self, user_id: str, *, with_seen: bool, partition: int) -> UserView:
+        stored = self._store.states.get((user_id, self._model_version))
+        epoch = self._store.epoch()
+        seen = self._store.seen.get(user_id, {})
+        return UserView(
+            state=None
+            if stored is None
+            else StoredState(
+                query_state=wire_state(stored.query_state, stored.model_version),
+                position=StreamPosition(stored.partition, stored.offset),
+                event_time_ms=stored.event_time_ms,
+                applied_ms=stored.applied_ms,
+            ),
+            seen=sorted(seen, key=lambda item_id: (-seen[item_id], item_id)) if with_seen else [],
+            epoch=epoch,
+            watermark=self._store.progress([partition], epoch or "")[partition].watermark,
+        )
+
+    async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
+        stored = self._store.load_users([user_id], self._store.epoch() or "")[user_id]
+        return [HistoryEvent(event.item_id, event.event_time_ms) for event in stored.events]
+
+    async def epoch(self) -> str | None:
+        return self._store.epoch()
+
+    async def progress(self) -> tuple[str | None, Mapping[int, int]]:
+        epoch = self._store.epoch()
+        return epoch, {0: self._store.progress([0], epoch or "")[0].watermark}
+
+
+class OnDemand:
+    """The gateway's port `Encoder` on the encoder process's own handler."""
+
+    def __init__(self, words: Vocabulary) -> None:
+        self._words = words
+
+    async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
+        handler = EncodeHistory(encoder=HashEncoder(), vocabulary=self._words)
+        try:
+            events = [RequestEvent(event.item_id, event.event_time_ms or 0) for event in history]
+            found = await handler.encode(user_id, events)
+        finally:
+            await handler.close()
+        return Encoded(query_state=found.state and wire_state(found.state, self._words.model_version))
+
+
+def wire_state(packed: Any, model_version: str) -> QueryState:
+    return QueryState(
+        model_version=model_version,
+        components=packed.components,
+        gate=packed.gate,
+        num_components=packed.num_components,
+        component_width=packed.component_width,
+    )
+
+
+async def recommend(
+    store: FragileStore, words: Vocabulary | None = None, *, offset: int
+) -> tuple[Recommendation, list[bytes]]:
+    """Ask a gateway of this model for Ann's items with a token of the given offset; and the states that it searched."""
+    words = words or vocabulary()
+    candidates = MemoryCandidates(item_ids=list(ITEMS))
+    scene = Scene(
+        states=StoredUsers(store, words.model_version),  # type: ignore[arg-type]
+        encoder=OnDemand(words),  # type: ignore[arg-type]
+        candidates=candidates,
+    )
+    token = FreshnessToken(store.epoch() or "", 0, offset)
+    answer = await scene.recommend(RecommendQuery(user_id=ANN, k=6, token=token))
+    return answer, [state.components for state in candidates.query_states]
+
+
+def silently_shown(answer: Recommendation, seen: str) -> list[str]:
+    """Seen items that an answer shows although nothing in it says that it may be incomplete."""
+    if not answer.token_honoured or HONEST_MARKS & set(answer.degradations):
+        return []
+    return [item.item_id for item in answer.items if item.item_id in seen]
