@@ -9,10 +9,10 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
 from services.algorithms.live_catalogue import Served
 from services.algorithms.packed_state import unpack_query_state
-from services.algorithms.states import QueryStates
 from services.candidates.domain import ItemVotes, SearchAnswer, SearchQuery, Stage, VotesQuery
 from services.candidates.handlers import Search
 from services.common.errors import InvalidRequest
+from services.common.query_state import unpacked
 
 SERVICE = "freshet.v1.CandidatesService"
 _STAGES = {candidates_pb2.STAGE_FIRST: Stage.FIRST, candidates_pb2.STAGE_FULL: Stage.FULL}
@@ -58,7 +58,7 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
     ) -> candidates_pb2.ExplainVotesResponse:
         """Who of the memory votes for an item."""
         asked = VotesQuery(
-            query=_query_state(request.query_state),
+            query=unpacked(request.query_state, unpack_query_state),
             model_version=request.query_state.model_version,
             item_id=request.item_id,
         )
@@ -70,25 +70,13 @@ def _search_query(request: candidates_pb2.SearchRequest) -> SearchQuery:
     if stage is None:
         raise InvalidRequest.of("stage", request.stage, "STAGE_FIRST or STAGE_FULL")
     return SearchQuery(
-        query=_query_state(request.query_state),
+        query=unpacked(request.query_state, unpack_query_state),
         model_version=request.query_state.model_version,
         k=request.k,
         stage=stage,
         filter=_filter(request.filter, request.seen_item_ids),
         algorithm=request.algorithm,
     )
-
-
-def _query_state(state: common_pb2.QueryState) -> QueryStates:
-    try:
-        return unpack_query_state(
-            state.components,
-            state.gate,
-            num_components=state.num_components,
-            component_width=state.component_width,
-        )
-    except ValueError as exc:
-        raise InvalidRequest(f"query_state: {exc}") from exc
 
 
 def _filter(message: common_pb2.Filter, seen_item_ids: Any) -> ItemFilter:

@@ -22,11 +22,11 @@ from redis.retry import Retry
 
 from services.common import state_layout as layout
 from services.common.errors import Conflict, DependencyUnavailable
+from services.common.query_state import PackedQueryState
 from services.common.state_layout import RecentId, StoredEvent, hash_event_id
 
 __all__ = [
     "AdvanceStep",
-    "PackedState",
     "Progress",
     "RecentId",
     "StateReader",
@@ -45,21 +45,10 @@ DEFAULT_MAX_SEEN = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedState:
-    """A query state as it is stored and sent: half-precision little-endian bytes, components row-major (P_q, d)."""
-
-    components: bytes
-    gate: bytes
-    num_components: int
-    component_width: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
     """A user's query state and what it reflects: the newest applied position, the newest event's time."""
 
-    query_state: PackedState
-    model_version: str
+    query_state: PackedQueryState
     partition: int
     offset: int
     event_time_ms: int
@@ -150,10 +139,13 @@ def _state(values: Sequence[bytes | None], model_version: str) -> StoredState | 
         return None
     components, gate, num_components, width, partition, offset, event_time_ms, applied_ms = cast(list[bytes], values)
     return StoredState(
-        query_state=PackedState(
-            components=components, gate=gate, num_components=int(num_components), component_width=int(width)
+        query_state=PackedQueryState(
+            model_version=model_version,
+            components=components,
+            gate=gate,
+            num_components=int(num_components),
+            component_width=int(width),
         ),
-        model_version=model_version,
         partition=int(partition),
         offset=int(offset),
         event_time_ms=int(event_time_ms),

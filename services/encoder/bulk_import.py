@@ -360,8 +360,7 @@ class BulkImport:
             yield Attribution(
                 event_id=past.event_id(row),
                 item_id=past.item_ids[past.items[row]],
-                state=pack_state(states[job], place),
-                model_version=self._vocabulary.model_version,
+                state=pack_state(states[job], place, self._vocabulary.model_version),
                 type=past.type_names[past.types[row]],
                 value=float(past.values[row]),
                 event_time_ms=int(past.timestamps[row]) * 1000,
@@ -378,8 +377,7 @@ class BulkImport:
         job, place = work.state_at[last]
         newest = work.update.events[-1]
         state = StoredState(
-            query_state=pack_state(states[job], place),
-            model_version=work.update.model_version,
+            query_state=pack_state(states[job], place, work.update.model_version),
             partition=newest.partition,
             offset=newest.offset,
             event_time_ms=newest.event_time_ms,

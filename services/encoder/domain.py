@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from services.algorithms.history import trim
 from services.common.events import Interaction
-from services.common.state_store import PackedState, RecentId, StoredEvent, UserHistory, hash_event_id
+from services.common.query_state import PackedQueryState
+from services.common.state_store import RecentId, StoredEvent, UserHistory, hash_event_id
 from services.common.topics import INTERACTIONS
 
 # Event ids of this many latest records of a user are remembered. What is applied together holds at most half as many
@@ -98,8 +99,7 @@ class Attribution:
 
     event_id: str
     item_id: str
-    state: PackedState
-    model_version: str
+    state: PackedQueryState
     type: str
     value: float
     event_time_ms: int

@@ -13,7 +13,8 @@ from hashlib import blake2b
 import numpy as np
 
 from services.algorithms.item_buckets import item_bucket
-from services.common.state_store import PackedState, StoredEvent
+from services.common.query_state import PackedQueryState
+from services.common.state_store import StoredEvent
 from services.encoder.domain import EncodedStates, EncodeJob
 
 UNKNOWN = -1
@@ -92,10 +93,11 @@ def encode_job(
     return job, rows
 
 
-def pack_state(states: EncodedStates, row: int) -> PackedState:
-    """One state in half precision, as it is stored and sent."""
+def pack_state(states: EncodedStates, row: int, model_version: str) -> PackedQueryState:
+    """One state in half precision, as it is stored and sent. model_version: of the model that made it."""
     components = states.components[row]
-    return PackedState(
+    return PackedQueryState(
+        model_version=model_version,
         components=components.astype("<f2").tobytes(),
         gate=b"" if states.gate is None else states.gate[row].astype("<f2").tobytes(),
         num_components=components.shape[0],

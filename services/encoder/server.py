@@ -4,6 +4,7 @@ import grpc
 from freshet.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 
 from services.common.errors import InvalidRequest
+from services.common.query_state import to_message
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
 from services.encoder.metrics import EncoderMetrics
@@ -39,15 +40,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         )
         if encoded.state is not None:
             self._metrics.request_encoded(encoded.encode_seconds)
-            response.query_state.CopyFrom(
-                common_pb2.QueryState(
-                    model_version=self._model_version,
-                    components=encoded.state.components,
-                    gate=encoded.state.gate,
-                    num_components=encoded.state.num_components,
-                    component_width=encoded.state.component_width,
-                )
-            )
+            response.query_state.CopyFrom(to_message(encoded.state))
         return response
 
     async def DescribeUser(

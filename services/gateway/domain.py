@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from services.common.query_state import PackedQueryState
+
 
 class Degradation(IntEnum):
     """How an answer is less than it should be; the numbers are the wire's."""
@@ -96,21 +98,10 @@ class RecommendQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueryState:
-    """A user's query state as it travels: half-precision bytes, components (P_q, d) row-major, gate (P,) or empty."""
-
-    model_version: str
-    components: bytes
-    gate: bytes
-    num_components: int
-    component_width: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
     """A query state that the stream made, with the position that it reflects."""
 
-    query_state: QueryState
+    query_state: PackedQueryState
     position: StreamPosition
     event_time_ms: int
     applied_ms: int
@@ -130,7 +121,7 @@ class UserView:
 class Encoded:
     """The encoder's answer; no state when it knows no item of the history."""
 
-    query_state: QueryState | None
+    query_state: PackedQueryState | None
     queue_ms: float = 0.0
     encode_ms: float = 0.0
 

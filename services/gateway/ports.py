@@ -10,12 +10,12 @@ from services.common.errors import FreshetError
 from services.common.events import Interaction
 from services.common.forgets import Forget
 from services.common.items import CatalogueItem
+from services.common.query_state import PackedQueryState
 from services.gateway.domain import (
     Encoded,
     Filter,
     HistoryEvent,
     Pool,
-    QueryState,
     Ranking,
     StreamPosition,
     UserView,
@@ -53,11 +53,11 @@ class Candidates(Protocol):
     """The first stage."""
 
     async def search(
-        self, query_state: QueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
     ) -> Pool:
         """At most `pool_size` allowed items."""
 
-    async def explain_votes(self, query_state: QueryState, item_id: str, *, timeout_s: float) -> Votes:
+    async def explain_votes(self, query_state: PackedQueryState, item_id: str, *, timeout_s: float) -> Votes:
         """Which remembered interactions vote for the item."""
 
     async def served(self, timeout_s: float) -> ServedIndex:
@@ -69,7 +69,7 @@ class Reranker(Protocol):
 
     async def rerank(
         self,
-        query_state: QueryState,
+        query_state: PackedQueryState,
         pool: Pool,
         *,
         k: int,
@@ -81,7 +81,9 @@ class Reranker(Protocol):
     ) -> Ranking:
         """At most k items of the pool, best first, by similarity and the pool's votes."""
 
-    async def explain(self, query_state: QueryState, item_id: str, *, max_pairs: int, timeout_s: float) -> Similarity:
+    async def explain(
+        self, query_state: PackedQueryState, item_id: str, *, max_pairs: int, timeout_s: float
+    ) -> Similarity:
         """Where the item's similarity comes from; max_pairs 0 is all. Raises: NotFound for an unknown item."""
 
     async def served(self, timeout_s: float) -> ServedIndex:

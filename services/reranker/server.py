@@ -7,8 +7,8 @@ from freshet.v1 import common_pb2, reranker_pb2, reranker_pb2_grpc
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.packed_state import unpack_query_state
-from services.algorithms.states import QueryStates
 from services.common.errors import InvalidRequest
+from services.common.query_state import unpacked
 from services.reranker.domain import ExplainedScore, ExplainQuery, RerankAnswer, RerankQuery
 from services.reranker.handlers import Rerank
 
@@ -35,7 +35,7 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
     ) -> reranker_pb2.ExplainScoreResponse:
         """Where a score comes from."""
         asked = ExplainQuery(
-            query=_query_state(request.query_state),
+            query=unpacked(request.query_state, unpack_query_state),
             model_version=request.query_state.model_version,
             item_id=request.item_id,
             max_pairs=request.max_pairs,
@@ -62,7 +62,7 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
 
 def _rerank_query(request: reranker_pb2.RerankRequest) -> RerankQuery:
     return RerankQuery(
-        query=_query_state(request.query_state),
+        query=unpacked(request.query_state, unpack_query_state),
         model_version=request.query_state.model_version,
         candidate_item_ids=tuple(request.candidate_item_ids),
         bound=request.bound if request.HasField("bound") else None,
@@ -74,18 +74,6 @@ def _rerank_query(request: reranker_pb2.RerankRequest) -> RerankQuery:
         votes=tuple(request.votes),
         model_share=request.model_share,
     )
-
-
-def _query_state(state: common_pb2.QueryState) -> QueryStates:
-    try:
-        return unpack_query_state(
-            state.components,
-            state.gate,
-            num_components=state.num_components,
-            component_width=state.component_width,
-        )
-    except ValueError as exc:
-        raise InvalidRequest(f"query_state: {exc}") from exc
 
 
 def _filter(message: common_pb2.Filter, seen_item_ids: Any) -> ItemFilter:

@@ -14,9 +14,9 @@ import redis
 from services.cli.stack import Ports, Stack
 from services.common import state_layout
 from services.common.errors import Conflict, DependencyUnavailable
+from services.common.query_state import PackedQueryState
 from services.common.state_store import (
     AdvanceStep,
-    PackedState,
     RecentId,
     StateReader,
     StateWriter,
@@ -53,11 +53,11 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     writer.close()
 
 
-def state(offset: int = 42) -> StoredState:
-    packed = PackedState(components=b"\x00\x3c" * 8, gate=b"\x00\x40" * 2, num_components=2, component_width=4)
-    return StoredState(
-        query_state=packed, model_version=MODEL, partition=3, offset=offset, event_time_ms=1_002, applied_ms=9_000
+def state(offset: int = 42, model: str = MODEL) -> StoredState:
+    packed = PackedQueryState(
+        model_version=model, components=b"\x00\x3c" * 8, gate=b"\x00\x40" * 2, num_components=2, component_width=4
     )
+    return StoredState(query_state=packed, partition=3, offset=offset, event_time_ms=1_002, applied_ms=9_000)
 
 
 def update(user_id: str = "ann", expected: bytes = b"", **changes: Any) -> UserUpdate:
@@ -172,7 +172,7 @@ def test_a_forgotten_user_leaves_positions_and_nothing_else(store: Store, user_i
     store.add_model(MODEL)
     store.add_model("model-2")
     store.apply([update(user_id), update("bob")], epoch)
-    second = replace(state(), model_version="model-2")
+    second = state(model="model-2")
     expected = store.load_users([user_id], epoch)[user_id].expected
     store.apply([replace(update(user_id, expected, state=second), model_version="model-2")], epoch)
     store.forget([forgotten(store, user_id, epoch)], epoch)
@@ -316,7 +316,7 @@ async def test_a_forget_takes_every_key_but_the_history_with_its_positions(
     for model in (MODEL, "model-2"):
         writer.add_model(model)
         expected = writer.load_users(["ann"], epoch)["ann"].expected
-        stored = replace(state(), model_version=model)
+        stored = state(model=model)
         writer.apply([replace(update("ann", expected, state=stored), model_version=model)], epoch)
     found = await reader.read_keys("ann")
     assert (found.history_events, found.seen_items, found.state_model_versions) == (3, 1, (MODEL, "model-2"))

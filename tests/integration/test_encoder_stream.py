@@ -10,7 +10,7 @@ from kafka.admin import KafkaAdminClient
 
 from services.common.forgets import Forget, encode_forget
 from services.common.kafka import BulkProducer, EventProducer, Record, build_consumer, partition_for
-from services.common.state_store import PackedState
+from services.common.query_state import PackedQueryState
 from services.common.topics import ATTRIBUTIONS, INTERACTIONS_DEAD_LETTER, NUM_PARTITIONS, Topic, ensure_topics
 from services.encoder.adapters.kafka_forgets import KafkaForgetLog
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
@@ -113,8 +113,9 @@ def test_attributions_and_dead_letters_are_published_whole(kafka: str, open_stre
     attribution = Attribution(
         event_id="e1",
         item_id="item-1",
-        state=PackedState(components=b"\x00\x3c" * 4, gate=b"", num_components=1, component_width=4),
-        model_version="m",
+        state=PackedQueryState(
+            model_version="m", components=b"\x00\x3c" * 4, gate=b"", num_components=1, component_width=4
+        ),
         type="rating",
         value=4.5,
         event_time_ms=1_234_567,

@@ -4,10 +4,11 @@ dead letters."""
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from freshet.v1 import common_pb2, events_pb2
+from freshet.v1 import events_pb2
 
 from services.common.dead_letters import dead_letter
 from services.common.kafka import BulkProducer, Record
+from services.common.query_state import to_message
 from services.common.search_clicks import ClickRecord, encode_click, key_of
 from services.common.topics import ATTRIBUTIONS, SEARCH_CLICKS
 from services.encoder.domain import Attributed, Attribution, DeadLetter, Undo, VoidedUser
@@ -64,18 +65,9 @@ def encode_attribution(attribution: Attributed) -> bytes:
     if isinstance(attribution, Undo):
         message.undoes.partition, message.undoes.offset = attribution.undoes
     if isinstance(attribution, Attribution):
-        state = attribution.state
         message.type = attribution.type
         message.value = attribution.value
-        message.query_state.CopyFrom(
-            common_pb2.QueryState(
-                model_version=attribution.model_version,
-                components=state.components,
-                gate=state.gate,
-                num_components=state.num_components,
-                component_width=state.component_width,
-            )
-        )
+        message.query_state.CopyFrom(to_message(attribution.state))
     data: bytes = message.SerializeToString()
     return data
 

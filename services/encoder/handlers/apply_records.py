@@ -259,8 +259,7 @@ class ApplyRecords:
             yield Attribution(
                 event_id=interaction.event_id,
                 item_id=interaction.item_id,
-                state=pack_state(states[job], rows[prefix.num_events]),
-                model_version=self._vocabulary.model_version,
+                state=pack_state(states[job], rows[prefix.num_events], self._vocabulary.model_version),
                 type=interaction.type,
                 value=interaction.value,
                 event_time_ms=interaction.event_time_ms,
@@ -329,8 +328,7 @@ class ApplyRecords:
             if row is not None:
                 newest = user.arrivals[-1]
                 state = StoredState(
-                    query_state=pack_state(states[job], row),
-                    model_version=self._vocabulary.model_version,
+                    query_state=pack_state(states[job], row, self._vocabulary.model_version),
                     partition=newest.partition,
                     offset=newest.offset,
                     event_time_ms=merged.events[-1].event_time_ms,

@@ -11,7 +11,8 @@ from services.algorithms.history import trim
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest
 from services.common.events import validate_id
-from services.common.state_store import PackedState, StoredEvent
+from services.common.query_state import PackedQueryState
+from services.common.state_store import StoredEvent
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
 from services.encoder.ports import SequenceEncoder
@@ -31,7 +32,7 @@ class RequestEvent:
 class Encoded:
     """state: None when the history holds no known item. Seconds: waiting for a batch, and inside the model."""
 
-    state: PackedState | None
+    state: PackedQueryState | None
     unknown_items: int
     queue_seconds: float
     encode_seconds: float
@@ -73,7 +74,7 @@ class EncodeHistory:
         if job is None:
             return Encoded(None, unknown, 0.0, 0.0)
         (states, seconds), queued = await self._batcher.submit(job)
-        return Encoded(pack_state(states, 0), unknown, queued, seconds)
+        return Encoded(pack_state(states, 0, self._vocabulary.model_version), unknown, queued, seconds)
 
     async def close(self) -> None:
         """Finish what is queued."""

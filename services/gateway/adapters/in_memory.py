@@ -8,6 +8,7 @@ from services.common.errors import DeadlineExceeded, DependencyUnavailable, Fres
 from services.common.events import Interaction
 from services.common.forgets import Forget
 from services.common.items import CatalogueItem
+from services.common.query_state import PackedQueryState
 from services.gateway.domain import (
     Certificate,
     CertificateKind,
@@ -16,7 +17,6 @@ from services.gateway.domain import (
     HistoryEvent,
     IndexFreshness,
     Pool,
-    QueryState,
     Ranking,
     ScoredItem,
     StoredState,
@@ -84,7 +84,7 @@ class MemoryUserStates(_Failing):
 class MemoryEncoder(_Failing):
     """Knows some items; the state of a history is a fixed one."""
 
-    query_state: QueryState | None = None
+    query_state: PackedQueryState | None = None
     known_items: set[str] = field(default_factory=set)
     histories: list[tuple[str, list[HistoryEvent]]] = field(default_factory=list)
 
@@ -100,13 +100,13 @@ class MemoryCandidates(_Failing):
     """A catalogue in a fixed order; filters by id only. With a memory, the last item of a pool has the one vote."""
 
     item_ids: list[str] = field(default_factory=list)
-    query_states: list[QueryState] = field(default_factory=list)
+    query_states: list[PackedQueryState] = field(default_factory=list)
     pool_sizes: list[int] = field(default_factory=list)
     model_share: float = 1.0
     freshness: IndexFreshness = field(default_factory=lambda: IndexFreshness(deltas_offset=41, lag_seconds=0.25))
 
     async def search(
-        self, query_state: QueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
     ) -> Pool:
         self.query_states.append(query_state)
         self.pool_sizes.append(pool_size)
@@ -130,7 +130,7 @@ class MemoryCandidates(_Failing):
             search_ms=3.0,
         )
 
-    async def explain_votes(self, query_state: QueryState, item_id: str, *, timeout_s: float) -> Votes:
+    async def explain_votes(self, query_state: PackedQueryState, item_id: str, *, timeout_s: float) -> Votes:
         self.query_states.append(query_state)
         await self._behave()
         voters = [Voters(type="rating", count=2, newest_age_seconds=5.0, oldest_age_seconds=60.0, vote=0.5)]
@@ -157,7 +157,7 @@ class MemoryReranker(_Failing):
 
     async def rerank(
         self,
-        query_state: QueryState,
+        query_state: PackedQueryState,
         pool: Pool,
         *,
         k: int,
@@ -180,7 +180,9 @@ class MemoryReranker(_Failing):
             rerank_ms=4.0,
         )
 
-    async def explain(self, query_state: QueryState, item_id: str, *, max_pairs: int, timeout_s: float) -> Similarity:
+    async def explain(
+        self, query_state: PackedQueryState, item_id: str, *, max_pairs: int, timeout_s: float
+    ) -> Similarity:
         await self._behave()
         if item_id not in self.titles:
             raise NotFound(f"reranker: item_id={item_id!r} is in no index")

@@ -15,6 +15,7 @@ from freshet.v1 import (
 )
 
 from services.common import rpc_client
+from services.common.query_state import PackedQueryState, from_message, to_message
 from services.gateway.domain import (
     Certificate,
     CertificateKind,
@@ -23,7 +24,6 @@ from services.gateway.domain import (
     HistoryEvent,
     IndexFreshness,
     Pool,
-    QueryState,
     Ranking,
     ScoredItem,
 )
@@ -34,16 +34,6 @@ from services.gateway.freshness import ServedIndex
 _EncoderStub: Any = encoder_pb2_grpc.EncoderServiceStub
 _CandidatesStub: Any = candidates_pb2_grpc.CandidatesServiceStub
 _RerankerStub: Any = reranker_pb2_grpc.RerankerServiceStub
-
-
-def _state_message(state: QueryState) -> Any:
-    return common_pb2.QueryState(
-        model_version=state.model_version,
-        components=state.components,
-        gate=state.gate,
-        num_components=state.num_components,
-        component_width=state.component_width,
-    )
 
 
 def _filter_message(wanted: Filter) -> Any:
@@ -85,16 +75,7 @@ class RemoteEncoder:
             seconds, ms = divmod(event.event_time_ms or 0, 1000)
             message.event_time.seconds, message.event_time.nanos = seconds, ms * 1_000_000
         response = await rpc_client.call(self._encode, request, timeout_s=timeout_s, peer="encoder")
-        state = None
-        if response.HasField("query_state"):
-            found = response.query_state
-            state = QueryState(
-                model_version=found.model_version,
-                components=found.components,
-                gate=found.gate,
-                num_components=found.num_components,
-                component_width=found.component_width,
-            )
+        state = from_message(response.query_state) if response.HasField("query_state") else None
         return Encoded(query_state=state, queue_ms=response.queue_ms, encode_ms=response.encode_ms)
 
 
@@ -108,11 +89,11 @@ class RemoteCandidates:
         self._info = stub.GetIndexInfo
 
     async def search(
-        self, query_state: QueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
+        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
     ) -> Pool:
         """One Search call of the first stage."""
         request = candidates_pb2.SearchRequest(
-            query_state=_state_message(query_state),
+            query_state=to_message(query_state),
             k=pool_size,
             stage=candidates_pb2.STAGE_FIRST,
             filter=_filter_message(filter),
@@ -133,9 +114,9 @@ class RemoteCandidates:
             search_ms=response.search_ms,
         )
 
-    async def explain_votes(self, query_state: QueryState, item_id: str, *, timeout_s: float) -> Votes:
+    async def explain_votes(self, query_state: PackedQueryState, item_id: str, *, timeout_s: float) -> Votes:
         """One ExplainVotes call."""
-        request = candidates_pb2.ExplainVotesRequest(query_state=_state_message(query_state), item_id=item_id)
+        request = candidates_pb2.ExplainVotesRequest(query_state=to_message(query_state), item_id=item_id)
         response = await rpc_client.call(self._explain_votes, request, timeout_s=timeout_s, peer="candidates")
         return Votes(
             vote=response.vote,
@@ -171,7 +152,7 @@ class RemoteReranker:
 
     async def rerank(
         self,
-        query_state: QueryState,
+        query_state: PackedQueryState,
         pool: Pool,
         *,
         k: int,
@@ -183,7 +164,7 @@ class RemoteReranker:
     ) -> Ranking:
         """One Rerank call. Of the seen items only those in the pool travel: the others change nothing."""
         request = reranker_pb2.RerankRequest(
-            query_state=_state_message(query_state),
+            query_state=to_message(query_state),
             candidate_item_ids=pool.item_ids,
             bound=pool.bound,
             k=k,
@@ -205,10 +186,12 @@ class RemoteReranker:
             rerank_ms=response.rerank_ms,
         )
 
-    async def explain(self, query_state: QueryState, item_id: str, *, max_pairs: int, timeout_s: float) -> Similarity:
+    async def explain(
+        self, query_state: PackedQueryState, item_id: str, *, max_pairs: int, timeout_s: float
+    ) -> Similarity:
         """One ExplainScore call."""
         request = reranker_pb2.ExplainScoreRequest(
-            query_state=_state_message(query_state), item_id=item_id, max_pairs=max_pairs
+            query_state=to_message(query_state), item_id=item_id, max_pairs=max_pairs
         )
         response = await rpc_client.call(self._explain, request, timeout_s=timeout_s, peer="reranker")
         return Similarity(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from services.common.state_store import StateReader
 from services.common.topics import NUM_PARTITIONS
-from services.gateway.domain import HistoryEvent, QueryState, StoredState, StreamPosition, UserView
+from services.gateway.domain import HistoryEvent, StoredState, StreamPosition, UserView
 
 
 class RedisUserStates:
@@ -20,15 +20,8 @@ class RedisUserStates:
         stored = view.state
         state = None
         if stored is not None:
-            packed = stored.query_state
             state = StoredState(
-                query_state=QueryState(
-                    model_version=stored.model_version,
-                    components=packed.components,
-                    gate=packed.gate,
-                    num_components=packed.num_components,
-                    component_width=packed.component_width,
-                ),
+                query_state=stored.query_state,
                 position=StreamPosition(stored.partition, stored.offset),
                 event_time_ms=stored.event_time_ms,
                 applied_ms=stored.applied_ms,

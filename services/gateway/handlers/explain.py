@@ -8,7 +8,8 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
-from services.gateway.domain import HistoryEvent, QueryState
+from services.common.query_state import PackedQueryState
+from services.gateway.domain import HistoryEvent
 from services.gateway.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.ports import Candidates, Encoder, InteractionLog, Reranker, UserStates
 from services.gateway.validation import check_explain, with_times
@@ -70,7 +71,7 @@ class Explain:
 
     async def _find_state(
         self, query: ExplainQuery, now_ms: int
-    ) -> tuple[QueryState | None, Sequence[HistoryEvent], str]:
+    ) -> tuple[PackedQueryState | None, Sequence[HistoryEvent], str]:
         """The request's history, else the stored state, else the stored history: the order of Recommend."""
         if query.history:
             history: Sequence[HistoryEvent] = with_times(query.history, now_ms)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from services.algorithms.rank_fusion import reciprocal_rank_fusion
 from services.common import request_context
 from services.common.errors import DeadlineExceeded
+from services.common.query_state import PackedQueryState
 from services.gateway.attempts import Attempts
 from services.gateway.domain import (
     Degradation,
@@ -20,7 +21,6 @@ from services.gateway.domain import (
     FreshnessToken,
     HistoryEvent,
     Pool,
-    QueryState,
     Ranking,
     Recommendation,
     RecommendQuery,
@@ -169,7 +169,7 @@ class Recommend:
         self._metrics.answered(answer, had_token=query.token is not None)
         return answer
 
-    async def _from_store(self, work: _Work) -> tuple[QueryState | None, StoredState | None, str]:
+    async def _from_store(self, work: _Work) -> tuple[PackedQueryState | None, StoredState | None, str]:
         """The state that the stream made; computed from the stored history where this model has none yet."""
         view = await self._read_user(work)
         if view is None:
@@ -191,7 +191,7 @@ class Recommend:
 
     async def _from_request(
         self, work: _Work, history: tuple[HistoryEvent, ...]
-    ) -> tuple[QueryState | None, StoredState | None, str]:
+    ) -> tuple[PackedQueryState | None, StoredState | None, str]:
         """The state of the request's own history; the stored one, marked, when it can't be computed."""
         if work.query.user_id:
             view, encoded = await asyncio.gather(self._read_user(work), self._encode(work, history))
@@ -271,7 +271,7 @@ class Recommend:
             work.times.encode_ms += encoded.encode_ms
         return encoded
 
-    async def _search(self, work: _Work, state: QueryState) -> Pool | None:
+    async def _search(self, work: _Work, state: PackedQueryState) -> Pool | None:
         query = work.query
         # Category limits and diversity choose among the pool: give them more to choose from.
         wanted = query.k * (4 if query.max_per_category or query.diversity else 2)
@@ -305,7 +305,7 @@ class Recommend:
         places = {a.source: [item.item_id for item in a.found.items] for a in answers if a.found is not None}
         return [one.item_id for one in reciprocal_rank_fusion(places)]
 
-    async def _rank(self, work: _Work, state: QueryState, pool: Pool, by_words: Sequence[str]) -> Ranking:
+    async def _rank(self, work: _Work, state: PackedQueryState, pool: Pool, by_words: Sequence[str]) -> Ranking:
         query = work.query
         if not pool.item_ids:
             # The filter allows nothing that the index has.

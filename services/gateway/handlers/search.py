@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from services.algorithms.rank_fusion import Fused, reciprocal_rank_fusion
 from services.common import request_context
 from services.common.errors import DeadlineExceeded
+from services.common.query_state import PackedQueryState
 from services.gateway.attempts import Attempts
-from services.gateway.domain import Degradation, Pool, QueryState, Ranking, UserView
+from services.gateway.domain import Degradation, Pool, Ranking, UserView
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Encoder, InteractionLog, Reranker, StreamStatus, UserStates
 from services.gateway.searching import PERSONAL, SearchAnswer, SearchQuery, SearchResult, SourceRank, SourceTime
@@ -152,7 +153,7 @@ class Search:
             left_s=left - min(kept, left / 3),
         )
 
-    async def _state(self, work: _Work, view: UserView | None) -> QueryState | None:
+    async def _state(self, work: _Work, view: UserView | None) -> PackedQueryState | None:
         """The user's query state as Recommend finds it; None where there is none, or it could not be had (marked)."""
         user_id = work.query.user_id
         if not user_id:
@@ -195,7 +196,7 @@ class Search:
         return view
 
     async def _order(
-        self, work: _Work, state: QueryState | None, fused: Sequence[Fused]
+        self, work: _Work, state: PackedQueryState | None, fused: Sequence[Fused]
     ) -> tuple[Ranking | None, SourceTime]:
         """The best of what was found in the order of the user's model; items that it does not know are left out."""
         if state is None:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from services.common.errors import InvalidRequest
 from services.common.events import MAX_TYPE_BYTES, validate_id
 from services.common.items import decode_item
+from services.common.query_state import PackedQueryState, from_message
 from services.refresher.domain.records import (
     MAX_OFFSET,
     MAX_PARTITION,
@@ -21,7 +22,6 @@ from services.refresher.domain.records import (
     Forgetting,
     Interaction,
     Listing,
-    PackedQuery,
     SourceRecord,
     Undo,
     Unreadable,
@@ -90,7 +90,7 @@ def _interaction(record: SourceRecord, message: events_pb2.Attribution, shape: Q
     state = message.query_state
     if not state.model_version:
         raise InvalidRequest.of("query_state.model_version", "", "a model version")
-    query = PackedQuery(state.components, state.gate, state.num_components, state.component_width)
+    query = from_message(state)
     if state.model_version == shape.model_version:
         _check_query(query, shape)
     recorded_ms = _ms(message.recorded_time) if message.HasField("recorded_time") else record.written_ms
@@ -100,7 +100,6 @@ def _interaction(record: SourceRecord, message: events_pb2.Attribution, shape: Q
         place=_place("source", message.source),
         item_id=message.item_id,
         user=message.user_pseudonym,
-        model_version=state.model_version,
         query=query,
         type=message.type,
         value=message.value,
@@ -109,7 +108,7 @@ def _interaction(record: SourceRecord, message: events_pb2.Attribution, shape: Q
     )
 
 
-def _check_query(query: PackedQuery, shape: QueryShape) -> None:
+def _check_query(query: PackedQueryState, shape: QueryShape) -> None:
     found = (query.num_components, query.component_width)
     wanted = (shape.num_components, shape.component_width)
     if found != wanted or len(query.components) != _HALF_BYTES * math.prod(wanted):

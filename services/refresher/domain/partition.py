@@ -264,9 +264,9 @@ class Partition:
         fresh: set[tuple[str, int]] = set()
         own = self.rules.items.model_version
         for interaction in interactions:
-            if interaction.model_version != own:
+            if interaction.query.model_version != own:
                 counts["other_model"] += 1
-                others[interaction.model_version] += 1
+                others[interaction.query.model_version] += 1
                 continue
             standing = self.ledger.standing(interaction.user, interaction.place)
             key = (interaction.user, interaction.place)

@@ -13,6 +13,8 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+from services.common.query_state import PackedQueryState
+
 _OFFSET_BITS = 48
 MAX_OFFSET = (1 << _OFFSET_BITS) - 1
 MAX_PARTITION = (1 << 15) - 1
@@ -54,16 +56,6 @@ class SourceRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedQuery:
-    """A query state as it lies in a record: half-precision little-endian bytes, components row-major (P_q, d)."""
-
-    components: bytes
-    gate: bytes
-    num_components: int
-    component_width: int
-
-
-@dataclass(frozen=True, slots=True)
 class Interaction:
     """A user did something with an item.
 
@@ -76,8 +68,7 @@ class Interaction:
     place: int
     item_id: str
     user: str
-    model_version: str
-    query: PackedQuery
+    query: PackedQueryState
     type: str
     value: float
     moment_ms: int

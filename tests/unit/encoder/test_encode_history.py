@@ -84,7 +84,7 @@ async def test_a_history_in_a_request_gives_the_state_that_the_stream_would_give
     events = [StoredEvent(1_000 * n, 0, n, n, item) for n, item in enumerate(("item-1", "new", "item-2"))]
     job, _ = encode_job(VOCABULARY, "user-0", events, [3])
     assert job is not None
-    wanted = pack_state(HashEncoder().encode([job])[0], 0)
+    wanted = pack_state(HashEncoder().encode([job])[0], 0, "model-1")
     assert response.query_state.components == wanted.components
     assert response.query_state.model_version == "model-1"
     assert response.unknown_items == 1

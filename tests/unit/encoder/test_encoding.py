@@ -59,10 +59,10 @@ def test_only_jobs_of_the_stream_carry_a_key_and_it_is_the_users() -> None:
 
 def test_states_are_stored_in_little_endian_half_precision() -> None:
     components = np.array([[[0.5, -1.0]], [[0.25, 2.0]]], dtype=np.float32)
-    packed = pack_state(EncodedStates(components, np.array([[1.0], [3.0]], dtype=np.float32)), 1)
+    packed = pack_state(EncodedStates(components, np.array([[1.0], [3.0]], dtype=np.float32)), 1, "model-1")
     assert np.frombuffer(packed.components, "<f2").tolist() == [0.25, 2.0]
     assert np.frombuffer(packed.gate, "<f2").tolist() == [3.0]
-    assert (packed.num_components, packed.component_width) == (1, 2)
+    assert (packed.model_version, packed.num_components, packed.component_width) == ("model-1", 1, 2)
 
 
 def job(length: int, positions: list[int], user: int = -1) -> EncodeJob:

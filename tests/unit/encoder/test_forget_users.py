@@ -284,7 +284,9 @@ def test_states_of_every_model_version_go_and_caches_are_dropped() -> None:
     three_events(world)
     world.settle()
     state = world.store.states["user-0", "model-1"]
-    world.store.states["user-0", "model-2"] = replace(state, model_version="model-2")
+    world.store.states["user-0", "model-2"] = replace(
+        state, query_state=replace(state.query_state, model_version="model-2")
+    )
     world.forgets.append(forget(0, p0=2))
     process = world.process()
     assert world.store.states == {}

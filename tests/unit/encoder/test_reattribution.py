@@ -96,7 +96,7 @@ def test_every_interaction_is_attributed_as_if_the_model_had_been_live() -> None
     stream, outbox, seen = topic(), MemoryOutbox(), []
     report = run(stream, outbox, {}, progress=lambda done, total: seen.append((done, total)))
     assert by_place(outbox) == live(stream)
-    assert {a.model_version for a in outbox.attributions if isinstance(a, Attribution)} == {"model-2"}
+    assert {a.state.model_version for a in outbox.attributions if isinstance(a, Attribution)} == {"model-2"}
     assert (report.records, report.attributions, report.skipped) == (601, len(outbox.attributions), 0)
     assert outbox.dead_letters == []
     assert seen == sorted(seen)

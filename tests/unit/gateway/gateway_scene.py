@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from services.common.query_state import PackedQueryState
 from services.gateway.adapters.in_memory import (
     MemoryCandidates,
     MemoryContributionReaders,
@@ -20,7 +21,7 @@ from services.gateway.adapters.in_memory import (
     MemoryUserRecords,
     MemoryUserStates,
 )
-from services.gateway.domain import QueryState, StoredState, StreamPosition
+from services.gateway.domain import StoredState, StreamPosition
 from services.gateway.freshness import PartitionProgress
 from services.gateway.handlers.explain import Explain
 from services.gateway.handlers.forget import ForgetUser
@@ -49,8 +50,8 @@ FOUND = {
 POPULAR = ["b", "d", "c", "e", "f", "a"]
 
 
-def query_state(name: str) -> QueryState:
-    return QueryState(model_version="m1", components=name.encode(), gate=b"", num_components=1, component_width=1)
+def query_state(name: str) -> PackedQueryState:
+    return PackedQueryState(model_version="m1", components=name.encode(), gate=b"", num_components=1, component_width=1)
 
 
 STORED = StoredState(

@@ -12,10 +12,11 @@ from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import DEFAULT_FEEDBACK, DEFAULT_SHARE, SharePolicy
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.common.index_deltas import Batches, IndexDelta, ItemDelta, MemoryDelta
+from services.common.query_state import PackedQueryState
 from services.refresher.adapters.in_memory import LeaseTable, MemoryCheckpoints, MemoryLeases, MemoryLog, MemoryOutbox
 from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.partition import Partition
-from services.refresher.domain.records import Entry, Forgetting, Interaction, PackedQuery, Undo, pack_place
+from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo, pack_place
 from services.refresher.domain.rules import ModelItems, Rules
 from services.refresher.handlers.content import ContentStates
 from services.refresher.handlers.describe import Describe, Held
@@ -70,12 +71,14 @@ def make_rules(
     )
 
 
-def make_query(rng: np.random.Generator) -> PackedQuery:
+def make_query(rng: np.random.Generator, model_version: str = MODEL) -> PackedQueryState:
     states = QueryStates(
         components=unit(rng.normal(size=(1, P_Q, D))), gate=rng.normal(size=(1, P_Q * P_X)).astype(np.float32)
     )
     components, gate = pack_query_state(states)
-    return PackedQuery(components, gate, P_Q, D)
+    return PackedQueryState(
+        model_version=model_version, components=components, gate=gate, num_components=P_Q, component_width=D
+    )
 
 
 def interaction(
@@ -94,8 +97,7 @@ def interaction(
         place=pack_place(*place),
         item_id=item,
         user=user,
-        model_version=model,
-        query=make_query(rng),
+        query=make_query(rng, model),
         type=kind,
         value=value,
         moment_ms=moment_ms,
@@ -138,7 +140,7 @@ def random_records(seed: int, count: int, *, users: int = 8, new_items: int = 3)
                 moment_ms=START_MS + 1000 * number + int(rng.integers(-5000, 5000)),
             )
             records.append(one)
-            if one.model_version == MODEL:
+            if one.query.model_version == MODEL:
                 made.append(one)
     return records
 
@@ -149,7 +151,7 @@ def survivors(records: Sequence[Entry]) -> list[Interaction]:
     forgotten = [record for record in records if isinstance(record, Forgetting)]
     found: dict[int, Interaction] = {}
     for record in records:
-        if not isinstance(record, Interaction) or record.model_version != MODEL or record.place in undone:
+        if not isinstance(record, Interaction) or record.query.model_version != MODEL or record.place in undone:
             continue
         partition, offset = record.place >> 48, record.place & ((1 << 48) - 1)
         if any(f.user == record.user and offset <= f.up_to.get(partition, -1) for f in forgotten):

@@ -13,9 +13,9 @@ from services.algorithms.packed_state import pack_query_state
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import DEFAULT_FEEDBACK, SharePolicy
 from services.algorithms.states import ItemStates, QueryStates
+from services.common.query_state import PackedQueryState
 from services.refresher.bootstrap import new_item_share
 from services.refresher.config import RefresherSettings
-from services.refresher.domain.records import PackedQuery
 from services.refresher.domain.rules import ModelItems, Rules
 from tests.unit.bundle.bundle_scene import content
 
@@ -55,7 +55,10 @@ def test_after_three_interactions_a_new_item_is_found_by_people_like_those_who_t
         max_remembered=16,
         max_parked=16,
     )
-    query = PackedQuery(*pack_query_state(QueryStates(components=asker)), 1, D)
+    components, gate = pack_query_state(QueryStates(components=asker))
+    query = PackedQueryState(
+        model_version="model-a", components=components, gate=gate, num_components=1, component_width=D
+    )
 
     def place_of_the_new_item(share: SharePolicy | None) -> int:
         world = World(rules)

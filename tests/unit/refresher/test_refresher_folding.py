@@ -1,6 +1,7 @@
 """Folding a partition: exactly once, in any cut, undone and forgotten exactly: the batch over what survives."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -268,7 +269,7 @@ P_LAST = 2
 
 def _packed(one: Interaction, values: np.ndarray):
     query = one.query
-    return type(query)(values.tobytes(), query.gate, query.num_components, query.component_width)
+    return replace(query, components=values.tobytes())
 
 
 def test_versions_of_the_model_are_part_of_the_digest() -> None:

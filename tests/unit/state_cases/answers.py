@@ -1,7 +1,6 @@
 """Answers of a gateway on the encoder's store: what it reads and searches with, and whether it says what it lacks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gateway.gateway_scene import ITEMS, Scene
 from state_scene import ANN, FragileStore, vocabulary
@@ -15,7 +14,6 @@ from services.gateway.domain import (
     Encoded,
     FreshnessToken,
     HistoryEvent,
-    QueryState,
     Recommendation,
     RecommendQuery,
     StoredState,
@@ -46,7 +44,7 @@ class StoredUsers:
             state=None
             if stored is None
             else StoredState(
-                query_state=wire_state(stored.query_state, stored.model_version),
+                query_state=stored.query_state,
                 position=StreamPosition(stored.partition, stored.offset),
                 event_time_ms=stored.event_time_ms,
                 applied_ms=stored.applied_ms,
@@ -81,17 +79,7 @@ class OnDemand:
             found = await handler.encode(user_id, events)
         finally:
             await handler.close()
-        return Encoded(query_state=found.state and wire_state(found.state, self._words.model_version))
-
-
-def wire_state(packed: Any, model_version: str) -> QueryState:
-    return QueryState(
-        model_version=model_version,
-        components=packed.components,
-        gate=packed.gate,
-        num_components=packed.num_components,
-        component_width=packed.component_width,
-    )
+        return Encoded(query_state=found.state)
 
 
 async def recommend(

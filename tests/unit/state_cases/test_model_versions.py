@@ -8,9 +8,10 @@ from gateway.gateway_scene import ITEMS, Scene
 from state_scene import EncoderProcess, FragileStore, append_all, replay, vocabulary
 
 from services.common.errors import PreconditionFailed
+from services.common.query_state import PackedQueryState
 from services.encoder.adapters.in_memory import MemoryStream
 from services.gateway.adapters.in_memory import MemoryCandidates
-from services.gateway.domain import Filter, Pool, QueryState, RecommendQuery
+from services.gateway.domain import Filter, Pool, RecommendQuery
 
 V1, V2 = vocabulary("m1"), vocabulary("m2", shift=100)
 
@@ -50,7 +51,7 @@ class RollingDeploy(MemoryCandidates):
     this version with the error that the candidates process raises."""
 
     async def search(
-        self, query_state: QueryState, *, pool_size: int, filter: Filter, seen: list[str], timeout_s: float
+        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: list[str], timeout_s: float
     ) -> Pool:
         if len(self.query_states) % 2 == 0:
             self.query_states.append(query_state)

@@ -1,0 +1,45 @@
+"""The packed query state on the wire and back, and what is said of bytes that do not fit."""
+
+import numpy as np
+import pytest
+from freshet.v1 import common_pb2
+
+from services.algorithms.packed_state import pack_query_state, unpack_query_state
+from services.algorithms.states import QueryStates
+from services.common.errors import InvalidRequest
+from services.common.query_state import PackedQueryState, from_message, to_message, unpacked
+
+
+def packed(num_pairs: int) -> PackedQueryState:
+    rng = np.random.default_rng(num_pairs)
+    gate = rng.normal(size=(1, num_pairs)).astype(np.float32) if num_pairs else None
+    components, gate_bytes = pack_query_state(
+        QueryStates(components=rng.normal(size=(1, 2, 4)).astype(np.float32), gate=gate)
+    )
+    return PackedQueryState(
+        model_version="m", components=components, gate=gate_bytes, num_components=2, component_width=4
+    )
+
+
+@pytest.mark.parametrize("num_pairs", [0, 6])
+def test_a_state_comes_back_from_its_message_byte_for_byte(num_pairs: int) -> None:
+    state = packed(num_pairs)
+    assert from_message(common_pb2.QueryState.FromString(to_message(state).SerializeToString())) == state
+
+
+def test_the_message_is_the_one_that_the_field_numbers_say() -> None:
+    state = PackedQueryState(model_version="m", components=b"\1\2", gate=b"\3\4", num_components=1, component_width=1)
+    assert to_message(state).SerializeToString() == b"\x0a\x01m\x12\x02\x01\x02\x1a\x02\x03\x04\x20\x01\x28\x01"
+
+
+def test_a_message_is_unpacked_to_the_arrays_that_were_packed() -> None:
+    state = packed(6)
+    found = unpacked(to_message(state), unpack_query_state)
+    assert (*pack_query_state(found),) == (state.components, state.gate)
+
+
+def test_bytes_that_do_not_fit_are_an_invalid_request() -> None:
+    message = to_message(packed(6))
+    message.component_width = 5
+    with pytest.raises(InvalidRequest, match="query_state: components holds 16 bytes; 2 x 5 need 20"):
+        unpacked(message, unpack_query_state)
