@@ -14,31 +14,29 @@ NUM_TRIALS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One setting: what an arm may choose. `regularised` drops more: encoder .3, item .2."""
+    """One setting: what an arm may choose. `regularised` drops more: encoder .3, item .2.
+
+    `component_width` is a mixture's; None keeps the preset's.
+    """
 
     loss: str
     num_negatives: int = 64
     regularised: bool = False
-    tau: float = 0.05
+    component_width: int | None = None
 
     @property
     def text(self) -> str:
         """For a table."""
         parts = [self.loss if self.loss == "full-softmax" else f"{self.loss}, {self.num_negatives} negatives"]
         parts += ["more dropout"] if self.regularised else []
-        parts += [f"tau {self.tau:g}"] if self.tau != 0.05 else []
+        parts += [f"components {self.component_width} wide"] if self.component_width else []
         return ", ".join(parts)
 
     def applied(self, config: TrainConfig) -> TrainConfig:
         """The configuration with this trial's settings."""
         dropouts = replace(config.dropouts, encoder=0.3, item=0.2) if self.regularised else config.dropouts
-        return replace(
-            config,
-            loss=self.loss,
-            num_negatives=self.num_negatives,
-            dropouts=dropouts,
-            head=replace(config.head, tau=self.tau),
-        )
+        head = replace(config.head, component_width=self.component_width or config.head.component_width)
+        return replace(config, loss=self.loss, num_negatives=self.num_negatives, dropouts=dropouts, head=head)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +53,8 @@ class Arm:
         return self.name.endswith(("mol", "no-mi"))
 
 
-# The paper's loss, its log-Q correction at two numbers of negatives, and the two losses that are known to matter most
-# (eSASRec, gSASRec). A mixture has the correction with more regularisation in place of the full softmax, which costs
-# it X / K times as much.
+# The paper's loss first, then what was seen to matter: the log-Q correction, the full softmax (which would cost a
+# mixture X / K times its sampled one), gBCE, more dropout, and for a mixture the width of its components.
 _DOT_TRIALS = (
     Trial(loss="sampled-softmax"),
     Trial(loss="corrected-softmax", num_negatives=256),
@@ -67,10 +64,10 @@ _DOT_TRIALS = (
 )
 _MIXTURE_TRIALS = (
     Trial(loss="sampled-softmax"),
-    Trial(loss="corrected-softmax", num_negatives=64),
-    Trial(loss="corrected-softmax", num_negatives=256),
-    Trial(loss="corrected-softmax", num_negatives=256, regularised=True),
-    Trial(loss="gbce", num_negatives=256),
+    Trial(loss="corrected-softmax"),
+    Trial(loss="corrected-softmax", component_width=32),
+    Trial(loss="corrected-softmax", regularised=True),
+    Trial(loss="gbce"),
 )
 assert len(_DOT_TRIALS) == len(_MIXTURE_TRIALS) == NUM_TRIALS
 
