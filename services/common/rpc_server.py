@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf import descriptor_pool
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -85,6 +86,27 @@ class HealthState:
             await self._servicer.set(service, status)
 
 
+class _ReflectionPool:
+    """The default descriptor pool, but a method's full name has a file too.
+
+    The reflection protocol asks for "the file containing a symbol", methods included, and clients (ghz) ask by method.
+    The C implementation of Protobuf's Python pool knows services, messages, fields and enums by name, not methods.
+    """
+
+    def __init__(self) -> None:
+        self._pool: Any = descriptor_pool.Default()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> Any:
+        """The descriptor of the file that defines `symbol`. Raises: KeyError when no file does."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            return self._pool.FindMethodByName(symbol).containing_service.file
+
+
 class RpcServer:
     """A guarded grpc.aio server with health and reflection. `start`, then `drain`."""
 
@@ -117,7 +139,9 @@ class RpcServer:
         names = list(self._add_services(self._server))
         servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
-        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        reflection.enable_server_reflection(
+            [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server, pool=_ReflectionPool()
+        )
         try:
             self.port = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError as exc:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from freshet.v1 import encoder_pb2, encoder_pb2_grpc
+from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -99,6 +100,31 @@ async def test_reflection_lists_the_services() -> None:
         answer = await anext(aiter(call))
         names = {service.name for service in answer.list_services_response.service}
         assert {NAME, "grpc.health.v1.Health"} <= names
+
+
+@pytest.mark.parametrize(
+    "symbol", [NAME, f"{NAME}.Encode", "freshet.v1.EncodeRequest", "freshet.v1.EncodeRequest.user_id"]
+)
+async def test_reflection_finds_the_file_of_a_service_a_method_a_message_and_a_field(symbol: str) -> None:
+    request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)
+    async with running(_ok) as (channel, _, _):
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        answer = await anext(aiter(stub.ServerReflectionInfo(iter([request]), timeout=5)))
+    assert answer.WhichOneof("message_response") == "file_descriptor_response", answer.error_response
+    files = [
+        descriptor_pb2.FileDescriptorProto.FromString(data)
+        for data in answer.file_descriptor_response.file_descriptor_proto
+    ]
+    assert files[0].name == encoder_pb2.DESCRIPTOR.name
+
+
+@pytest.mark.parametrize("symbol", [f"{NAME}.NoMethod", "freshet.v1.NoService.Encode", "", "."])
+async def test_reflection_answers_not_found_for_a_symbol_that_is_not_there(symbol: str) -> None:
+    request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)
+    async with running(_ok) as (channel, _, _):
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        answer = await anext(aiter(stub.ServerReflectionInfo(iter([request]), timeout=5)))
+    assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
 @pytest.mark.parametrize("kind", errors.FreshetError.__subclasses__())
