@@ -1,11 +1,12 @@
 """Whether the stream's parts are there, asked in the background so that no request waits to find out.
 
 Twice a second: a TCP connection to a Kafka broker, and the encoder process's health. A reader is told the last answer.
+A probe that fails in a way that nobody foresaw counts as "no", is logged, and is made again like any other.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import grpc
 import structlog
@@ -25,6 +26,7 @@ class ProbedStreamStatus:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
+        self._failures: dict[str, str] = {}
         self.log_reachable = True
         self.encoder_serving = True
 
@@ -42,7 +44,9 @@ class ProbedStreamStatus:
 
     async def probe(self) -> None:
         """Look once at both."""
-        log_reachable, encoder_serving = await asyncio.gather(self._any_broker(), self._encoder_health())
+        log_reachable, encoder_serving = await asyncio.gather(
+            self._answer("broker", self._any_broker()), self._answer("encoder", self._encoder_health())
+        )
         if (log_reachable, encoder_serving) != (self.log_reachable, self.encoder_serving):
             log.warning("stream_status", log_reachable=log_reachable, encoder_serving=encoder_serving)
         self.log_reachable, self.encoder_serving = log_reachable, encoder_serving
@@ -52,9 +56,22 @@ class ProbedStreamStatus:
             await asyncio.sleep(self._interval_s)
             await self.probe()
 
+    async def _answer(self, name: str, probe: Awaitable[bool]) -> bool:
+        """What a probe says; False when it raised, which is logged once until its text changes."""
+        failure, answer = "", False
+        try:
+            answer = await probe
+        except Exception as exc:
+            failure = repr(exc)
+            if failure != self._failures.get(name):
+                log.exception("stream_probe_failed", probe=name)
+        self._failures[name] = failure
+        return answer
+
     async def _any_broker(self) -> bool:
         for host, _, port in self._brokers:
-            with contextlib.suppress(OSError):  # a timeout is one too
+            # A time-out is an OSError too; a name that IDNA cannot encode is not.
+            with contextlib.suppress(OSError, UnicodeError):
                 async with asyncio.timeout(self._timeout_s):
                     _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
                 writer.close()

@@ -22,7 +22,9 @@ from freshet.v1 import (
     reranker_pb2_grpc,
 )
 from gateway_scene import query_state
+from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from services.common import rpc_client
 from services.common.config import ProcessSettings
@@ -253,3 +255,68 @@ async def test_probes_notice_a_broker_and_an_encoder_that_go_and_come() -> None:
         assert (status.log_reachable, status.encoder_serving) == (False, False)
         await status.start()
         await status.close()
+
+
+class ScriptedHealth:
+    """A channel on which the n-th health check does the n-th thing of a script, then the last one for good."""
+
+    def __init__(self, *script: Exception | int) -> None:
+        self._script = list(script)
+        self.calls = 0
+        self.script_is_over = asyncio.Event()
+
+    def unary_unary(self, *_: Any, **__: Any) -> Any:
+        async def check(request: Any, timeout: float) -> Any:
+            step = self._script[min(self.calls, len(self._script) - 1)]
+            self.calls += 1
+            if self.calls > len(self._script):
+                self.script_is_over.set()
+            if isinstance(step, Exception):
+                raise step
+            return health_pb2.HealthCheckResponse(status=step)
+
+        return check
+
+    unary_stream = unary_unary
+
+
+async def test_a_probe_that_fails_unexpectedly_says_not_serving_and_the_next_one_is_made() -> None:
+    serving = health_pb2.HealthCheckResponse.SERVING
+    channel: Any = ScriptedHealth(serving, RuntimeError("nobody thought of this"), serving)
+    broker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = broker.sockets[0].getsockname()[1]
+    status = ProbedStreamStatus(channel, [f"127.0.0.1:{port}"], interval_s=0.001)
+    await status.probe()
+    with capture_logs() as logs:
+        await status.probe()
+    assert (status.log_reachable, status.encoder_serving) == (True, False)
+    assert [entry["probe"] for entry in logs if entry["event"] == "stream_probe_failed"] == ["encoder"]
+    await status.start()
+    async with asyncio.timeout(5):
+        await channel.script_is_over.wait()
+    assert status.encoder_serving
+    await status.close()
+    broker.close()
+    await broker.wait_closed()
+
+
+async def test_probing_outlives_a_probe_that_fails_unexpectedly_each_time() -> None:
+    channel: Any = ScriptedHealth(RuntimeError("nobody thought of this"), RuntimeError("nor of this"))
+    status = ProbedStreamStatus(channel, [], interval_s=0.001)
+    await status.start()
+    async with asyncio.timeout(5):
+        await channel.script_is_over.wait()
+    await status.close()
+    assert not status.encoder_serving
+
+
+async def test_a_broker_whose_name_cannot_be_looked_up_does_not_hide_the_next_one() -> None:
+    broker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = broker.sockets[0].getsockname()[1]
+    channel: Any = ScriptedHealth(health_pb2.HealthCheckResponse.SERVING)
+    # Not an OSError: the name does not survive its IDNA encoding.
+    status = ProbedStreamStatus(channel, ["no..name:9092", f"127.0.0.1:{port}"])
+    await status.probe()
+    assert status.log_reachable
+    broker.close()
+    await broker.wait_closed()
