@@ -29,7 +29,8 @@ class PopularItems:
         for rank, names in enumerate(self._categories):
             for name in names:
                 self._by_category.setdefault(name, []).append(rank)
-        self._hidden: frozenset[str] = frozenset()
+        # By rank: 1 where the catalogue says that the item may not be answered.
+        self._is_hidden = bytearray(len(self._item_ids))
 
     def __len__(self) -> int:
         return len(self._item_ids)
@@ -37,12 +38,12 @@ class PopularItems:
     def describe(self, item_id: str, categories: Sequence[str], *, is_served: bool) -> None:
         """Take what the catalogue says of an item since training; items that training never saw are none of these.
 
-        May be called from another thread: what is read meanwhile is replaced, not changed.
+        May be called from another thread: one flag is set, and whatever is longer is replaced, not changed.
         """
         rank = self._rank.get(item_id)
         if rank is None:
             return
-        self._hidden = self._hidden - {item_id} if is_served else self._hidden | {item_id}
+        self._is_hidden[rank] = not is_served
         old, new = set(self._categories[rank]), set(categories)
         for name in old - new:
             self._by_category[name] = [other for other in self._by_category[name] if other != rank]
@@ -52,9 +53,9 @@ class PopularItems:
 
     def top(self, k: int, wanted: Filter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
         """The k most popular items that the filter allows; score is the share of all training interactions."""
-        denied = self._hidden.union(wanted.deny_item_ids)
+        denied = set(wanted.deny_item_ids)
         if wanted.exclude_seen:
-            denied = denied.union(seen)
+            denied.update(seen)
         deny_categories = set(wanted.deny_categories)
         allow_categories = set(wanted.allow_categories)
         by_id = bool(wanted.allow_item_ids)
@@ -62,7 +63,7 @@ class PopularItems:
         room = _CategoryRoom(max_per_category)
         for rank in self._ranks(wanted):
             names = self._categories[rank]
-            if self._item_ids[rank] in denied or not deny_categories.isdisjoint(names):
+            if self._is_hidden[rank] or self._item_ids[rank] in denied or not deny_categories.isdisjoint(names):
                 continue
             if by_id and allow_categories and allow_categories.isdisjoint(names):
                 continue

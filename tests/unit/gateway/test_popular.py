@@ -1,5 +1,8 @@
 """The popular fallback obeys the same filters as everything else."""
 
+import tracemalloc
+
+import numpy as np
 import pytest
 from gateway_scene import CATEGORIES, COUNTS, ITEMS, POPULAR
 
@@ -73,3 +76,19 @@ def test_items_that_training_never_saw_are_described_and_not_popular() -> None:
     items.describe([CatalogueItem(item_id="n", title="New", categories=("x",))])
     assert items.titles["n"] == "New"
     assert [item.item_id for item in catalogue.top(10, Filter(), [], 0)] == POPULAR
+
+
+def test_neither_a_record_nor_an_answer_costs_memory_for_each_hidden_item() -> None:
+    item_ids = [f"i{number}" for number in range(20_000)]
+    catalogue = PopularItems(item_ids, np.ones(20_000, dtype=np.int64), [()] * 20_000)
+    for item_id in item_ids[:-5]:
+        catalogue.describe(item_id, (), is_served=False)
+    tracemalloc.start()
+    catalogue.describe(item_ids[-1], (), is_served=False)
+    catalogue.describe(item_ids[0], (), is_served=True)
+    answered = [item.item_id for item in catalogue.top(10, Filter(), [], 0)]
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sorted(answered) == sorted([item_ids[0], *item_ids[-5:-1]])
+    # A copy of the hidden set would be a megabyte.
+    assert peak_bytes < 20_000
