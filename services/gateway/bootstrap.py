@@ -121,6 +121,7 @@ async def run(settings: GatewaySettings) -> None:
         metrics=metrics,
         titles=described.titles,
         model_version=bundle.model_version,
+        limits=settings.search_limits,
         breaker_seconds=breaker_seconds,
     )
     record = RecordInteractions(

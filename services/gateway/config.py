@@ -1,9 +1,10 @@
-"""The gateway's settings: the shared ones, where its peers are, and the sizes and times of a Recommend."""
+"""The gateway's settings: the shared ones, where its peers are, and the sizes and times of a Recommend and a Search."""
 
 from pydantic import Field, field_validator
 
 from services.common.config import ProcessSettings, check_address
 from services.gateway.handlers.recommend import RecommendLimits
+from services.gateway.handlers.search import SearchLimits
 
 
 class GatewaySettings(ProcessSettings):
@@ -46,7 +47,7 @@ class GatewaySettings(ProcessSettings):
 
     @property
     def limits(self) -> RecommendLimits:
-        """The handler's view of these."""
+        """Recommend's view of these."""
         stage_s = self.stage_timeout_ms / 1000
         return RecommendLimits(
             pool_size=self.pool_size,
@@ -54,5 +55,16 @@ class GatewaySettings(ProcessSettings):
             state_timeout_s=self.state_timeout_ms / 1000,
             encode_timeout_s=stage_s,
             search_timeout_s=stage_s,
+            rerank_timeout_s=stage_s,
+        )
+
+    @property
+    def search_limits(self) -> SearchLimits:
+        """Search's view of these; its sources' time-out goes to `words.Words`."""
+        stage_s = self.stage_timeout_ms / 1000
+        return SearchLimits(
+            budget_s=self.budget_ms / 1000,
+            state_timeout_s=self.state_timeout_ms / 1000,
+            encode_timeout_s=stage_s,
             rerank_timeout_s=stage_s,
         )

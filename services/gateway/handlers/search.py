@@ -75,7 +75,7 @@ class Search:
         metrics: GatewayMetrics,
         titles: Mapping[str, str],
         model_version: str,
-        limits: SearchLimits | None = None,
+        limits: SearchLimits,
         breaker_seconds: float = 0.5,
     ) -> None:
         self._words = words
@@ -87,7 +87,7 @@ class Search:
         self._metrics = metrics
         self._titles = titles
         self._model_version = model_version
-        self._limits = limits or SearchLimits()
+        self._limits = limits
         self._attempt = Attempts(
             ("state_store", "encoder", "reranker"),
             reserve_s=self._limits.fuse_reserve_s,

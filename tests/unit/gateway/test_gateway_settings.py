@@ -1,9 +1,12 @@
-"""The gateway's settings: where the refreshers are."""
+"""The gateway's settings: where the refreshers are, and whose time-outs they are."""
+
+import inspect
 
 import pytest
 
 from services.common.config import ConfigError, load_settings
 from services.gateway.config import GatewaySettings
+from services.gateway.handlers.search import Search
 
 
 def test_several_refreshers_are_named_in_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,3 +18,18 @@ def test_a_refresher_without_a_port_is_refused_by_name(monkeypatch: pytest.Monke
     monkeypatch.setenv("FRESHET_REFRESHER_ADDRESSES", "one:50054,two")
     with pytest.raises(ConfigError, match=r"FRESHET_REFRESHER_ADDRESSES='one:50054,two' allowed: .*host:port"):
         load_settings(GatewaySettings)
+
+
+def test_search_and_recommend_have_the_same_time_outs_as_the_operator_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRESHET_GATEWAY_BUDGET_MS", "7000")
+    monkeypatch.setenv("FRESHET_GATEWAY_STATE_TIMEOUT_MS", "600")
+    monkeypatch.setenv("FRESHET_GATEWAY_STAGE_TIMEOUT_MS", "900")
+    settings = load_settings(GatewaySettings)
+    for limits in (settings.limits, settings.search_limits):
+        assert (limits.budget_s, limits.state_timeout_s) == (7.0, 0.6)
+        assert (limits.encode_timeout_s, limits.rerank_timeout_s) == (0.9, 0.9)
+
+
+def test_nobody_can_make_a_search_without_saying_its_time_outs() -> None:
+    parameter = inspect.signature(Search).parameters["limits"]
+    assert parameter.default is inspect.Parameter.empty
