@@ -11,7 +11,7 @@ from services.common import request_context
 from services.common.errors import InvalidRequest
 from services.generator.domain.requests import LEXICAL, SOURCES, TEXT_MOL, Asked, Generated, Scored, TextScored
 from services.generator.handlers.describe import Describe
-from services.generator.handlers.match import Match, SourceAnswer, match_all
+from services.generator.handlers.match import Match, SourceAnswer, check, match_all
 
 SERVICE = "freshet.v1.GeneratorService"
 _KINDS = {
@@ -105,9 +105,10 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
 
 
 def _asked(request: Any) -> Asked:
+    """Raises: InvalidRequest naming the field."""
     wanted = request.filter
     try:
-        return Asked(
+        asked = Asked(
             query=request.query,
             k=request.k,
             filter=ItemFilter(
@@ -119,6 +120,8 @@ def _asked(request: Any) -> Asked:
         )
     except ValueError as exc:
         raise InvalidRequest(f"filter: {exc}") from exc
+    check(asked)
+    return asked
 
 
 def _scored(answer: Scored, source: str) -> list[common_pb2.ScoredItem]:

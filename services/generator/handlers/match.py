@@ -1,7 +1,8 @@
-"""Find: check a query in words, gather concurrent ones, have the source answer all of them at once.
+"""Find: gather concurrent queries in words, have the source answer all of them at once.
 
-One for each source, so that a slow one keeps nobody waiting but those who asked it. The event loop only checks and
-queues; encoding and searching run in the source's own thread. `match_all` asks several.
+One for each source, so that a slow one keeps nobody waiting but those who asked it. The event loop only queues;
+encoding and searching run in the source's own thread. `match_all` asks several. A query is checked once, by `check`,
+where it enters the process.
 """
 
 import asyncio
@@ -52,12 +53,11 @@ class Match(Generic[A]):
             )
 
     async def __call__(self, asked: Asked) -> A:
-        """Answer one query.
+        """Answer one checked query.
 
-        Raises: InvalidRequest naming the field, PreconditionFailed where the source is not loaded,
-        DependencyUnavailable until it is ready, Overloaded; what the source raises.
+        Raises: PreconditionFailed where the source is not loaded, DependencyUnavailable until it is ready, Overloaded;
+        what the source raises.
         """
-        check(asked)
         if self._batcher is None:
             raise PreconditionFailed(f"source {self.name} is not loaded: {self.reason}")
         if not self._is_ready():
@@ -87,11 +87,11 @@ class SourceAnswer:
 
 
 async def match_all(matches: Sequence[Match[Any]], asked: Asked, *, within_s: float | None) -> list[SourceAnswer]:
-    """Every source's answer or its error, in order; one that takes longer than nine tenths of `within_s` has none.
+    """Every source's answer to a checked query, or its error, in order; one that takes longer than nine tenths of
+    `within_s` has none.
 
-    Raises: InvalidRequest naming the field; what is no error of the tree.
+    Raises: what is no error of the tree.
     """
-    check(asked)
     began = time.monotonic()
 
     async def ask(match: Match[Any]) -> SourceAnswer:

@@ -6,6 +6,7 @@ import threading
 import unittest.mock
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -248,6 +249,23 @@ async def test_a_joint_call_is_refused_whole_for_what_no_source_can_read(
         await _together(whole, query, *sources)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert re.search(says, caught.value.details() or "")
+
+
+class CountedWords(str):
+    """A query that counts how often it is looked through."""
+
+    looks = 0
+
+    def isspace(self) -> bool:
+        self.looks += 1
+        return super().isspace()
+
+
+async def test_the_words_of_a_joint_call_are_checked_once_however_many_sources_are_asked(whole: Asking) -> None:
+    request = SimpleNamespace(query=CountedWords("space jam"), k=3, filter=common_pb2.Filter(), sources=())
+    found = await whole.running.handlers.servicer.FindByWords(request, None)
+    assert [answer.status for answer in found.answers] == [0, 0, 0]
+    assert request.query.looks == 1
 
 
 async def test_a_slow_source_has_no_answer_and_the_others_have_theirs(whole: Asking) -> None:
