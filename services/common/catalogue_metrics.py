@@ -36,7 +36,7 @@ class CatalogueMetrics:
         )
         self.merge_failed = Gauge(
             prefix + "merge_failed",
-            "1 once a background merge failed: the index goes on, slower with each change, until a restart.",
+            "1 while the last background merge failed: the index goes on, slower with each change, until one succeeds.",
             registry=registry,
         )
         self._changes = Counter(

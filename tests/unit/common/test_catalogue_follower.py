@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from services.common import catalogue_follower
 from services.common.catalogue_changes import CatalogueChanges
@@ -348,19 +349,32 @@ def test_a_clock_behind_the_brokers_makes_no_negative_lag() -> None:
     assert age_seconds(None) is None
 
 
-def test_a_failed_merge_is_reported_once() -> None:
+def test_a_failed_merge_is_reported_once_and_so_is_its_recovery_whether_changes_come_or_not() -> None:
     class Merge:
         error: Exception | None = None
+
+    def failed() -> float | None:
+        return registry.get_sample_value("freshet_test_merge_failed")
 
     registry, merge, items = CollectorRegistry(), Merge(), Items()
     changes = CatalogueChanges(items, CatalogueMetrics("test", registry), full_error=Full, merges=[merge])
     batch = Batch(offset=0, deltas=(), newest_recorded_ms=None)
-    assert changes.apply(batch, is_live=True)
-    assert registry.get_sample_value("freshet_test_merge_failed") == 0
-    merge.error = MemoryError("no room")
-    assert changes.apply(batch, is_live=True)
-    assert changes.apply(batch, is_live=True)
-    assert registry.get_sample_value("freshet_test_merge_failed") == 1
+    with capture_logs() as logs:
+        assert changes.apply(batch, is_live=True)
+        assert failed() == 0
+        merge.error = MemoryError("no room")
+        assert failed() == 1
+        assert changes.apply(batch, is_live=True)
+        merge.error = MemoryError("still no room")
+        assert changes.apply(batch, is_live=True)
+        merge.error = None
+        assert failed() == 0
+        assert changes.apply(batch, is_live=True)
+        assert changes.apply(batch, is_live=True)
+        merge.error = ValueError("something else")
+        assert changes.apply(batch, is_live=True)
+    assert [entry["event"] for entry in logs] == ["merge_failed", "merge_recovered", "merge_failed"]
+    assert failed() == 1
 
 
 def test_states_that_do_not_fit_the_model_are_counted() -> None:

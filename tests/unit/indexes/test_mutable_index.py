@@ -1,7 +1,6 @@
 """The mutable index: what batches do, what it refuses, what readers see while it changes."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -380,17 +379,48 @@ def test_writers_in_threads_lose_nothing(states: States) -> None:
     assert MERGE_ROWS < 3 * 150 * 8
 
 
-def test_a_background_merge_says_why_it_stopped(states: States) -> None:
+def test_a_background_merge_that_fails_says_why_and_is_tried_again_until_it_succeeds(states: States) -> None:
+    failing, tried, merged = threading.Event(), threading.Semaphore(0), threading.Event()
+    failing.set()
+
+    def build(scorer, pair_gate):
+        tried.release()
+        if failing.is_set():
+            raise ValueError("no algorithm for this one")
+        merged.set()
+        return BruteForce(scorer, pair_gate)
+
+    index = make_index(states, build=build)
+    index.upsert(batch(states, ["a"]))
+    background = BackgroundMerge(index, first_retry_s=0.001, longest_retry_s=0.004)
+    background.start()
+    index.merge_wanted.set()
+    for _ in range(4):
+        assert tried.acquire(timeout=10)
+    assert isinstance(background.error, ValueError)
+    assert held(index, states) == ["a"]
+    index.upsert(batch(states, ["b"]))
+    failing.clear()
+    assert merged.wait(10)
+    background.close()
+    assert (background.error, background.merges) == (None, 1)
+    assert held(index, states) == ["a", "b"]
+    assert index.version.main is not None
+
+
+def test_closing_does_not_wait_for_the_next_try_and_raises_what_the_last_one_did(states: States) -> None:
+    tried = threading.Event()
+
     def refuse(scorer, pair_gate):
+        tried.set()
         raise ValueError("no algorithm for this one")
 
     index = make_index(states, build=refuse)
     index.upsert(batch(states, ["a"]))
-    background = BackgroundMerge(index)
+    background = BackgroundMerge(index, first_retry_s=3600)
     background.start()
     index.merge_wanted.set()
-    while background.error is None:
-        time.sleep(0.001)
+    assert tried.wait(10)
     with pytest.raises(ValueError, match="no algorithm"):
         background.close()
     assert held(index, states) == ["a"]

@@ -22,13 +22,15 @@ _PAUSE_S = 0.0001  # as long as the slices between pauses: half of the interpret
 class BackgroundMerge:
     """Merges `index` whenever `merge_wanted` is set, from `start` to `close`, or for the length of a `with`.
 
-    `merges` and `seconds` count what was done. A merge that fails stops the thread and stays in `error`: the index
-    answers on with what it has, and its delta grows until someone acts.
+    `merges` and `seconds` count what was done. A merge that fails is tried again, first after `first_retry_s`, then
+    after twice as long each time, at most `longest_retry_s`. Until one succeeds, `error` is what the last one raised:
+    the index answers on with what it has, and its delta grows.
     """
 
-    def __init__(self, index: MutableIndex) -> None:
+    def __init__(self, index: MutableIndex, *, first_retry_s: float = 1.0, longest_retry_s: float = 60.0) -> None:
         self._index = index
-        self._stopping = False
+        self._first_retry_s, self._longest_retry_s = first_retry_s, longest_retry_s
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="merge", daemon=True)
         self.error: Exception | None = None
         self.merges = 0
@@ -47,8 +49,8 @@ class BackgroundMerge:
         self.close()
 
     def close(self) -> None:
-        """Finish a running merge and stop. Raises: the error that stopped the thread, if one did."""
-        self._stopping = True
+        """Finish a running merge and stop. Raises: what the last merge raised, if it failed."""
+        self._stopping.set()
         self._index.merge_wanted.set()
         self._thread.join()
         if self.error is not None:
@@ -56,17 +58,25 @@ class BackgroundMerge:
 
     def _run(self) -> None:
         _stand_back()
+        retry_s = self._first_retry_s
         while True:
             self._index.merge_wanted.wait()
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             self._index.merge_wanted.clear()
             started = time.perf_counter()
             try:
                 self._index.merge(lambda: time.sleep(_PAUSE_S))
-            except Exception as error:  # kept for whoever closes; the index goes on with what it has
+            except Exception as error:  # kept for whoever watches or closes; the index goes on with what it has
                 self.error = error
-                return
+                if self._stopping.wait(retry_s):
+                    return
+                retry_s = min(2 * retry_s, self._longest_retry_s)
+                # Also where no further change comes to ask for it.
+                self._index.merge_wanted.set()
+                continue
+            self.error = None
+            retry_s = self._first_retry_s
             self.merges += 1
             self.seconds += time.perf_counter() - started
 
