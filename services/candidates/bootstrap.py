@@ -182,6 +182,7 @@ def make_follower(
         on_ready=lambda: health.set_ready(True),
         follows_deltas=settings.device == "cpu",
     )
+    metrics.catalogue.watch_turns(follower.turns)
     return follower, merges
 
 

@@ -20,6 +20,7 @@ from services.common.errors import FreshetError, InvalidRequest
 from services.common.index_deltas import Batch, Batches, decode, is_of_model, joined
 from services.common.items import CatalogueItem, decode_item
 from services.common.topics import INDEX_DELTAS, ITEMS
+from services.common.turn_clock import TurnClock
 
 log = structlog.get_logger()
 
@@ -85,7 +86,7 @@ class CatalogueFollower:
     """Follows both topics from `start` to `stop`.
 
     `on_ready` is called once: when the ends were reached, or when Kafka could not be for a while; `is_behind` is True
-    until the ends are reached.
+    until the ends are reached. `turns` says when turns ended.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class CatalogueFollower:
         patience_s: float = 3.0,
         poll_s: float = 0.5,
         backoff_s: float = 0.5,
+        turns: TurnClock | None = None,
     ) -> None:
         """Without `follows_deltas`, `items` alone is followed.
 
@@ -115,6 +117,7 @@ class CatalogueFollower:
         self._is_ready = False
         self._complaint = ""
         self.is_behind = True
+        self.turns = turns or TurnClock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="catalogue-follower", daemon=True)
 
@@ -169,6 +172,7 @@ class CatalogueFollower:
         if self._complaint:
             log.info("catalogue_recovered", after=self._complaint)
             self._complaint = ""
+        self.turns.ended(well=True)
 
     def fail(self, exc: Exception) -> None:
         """A turn did not work out: serve what there is, connect again after a moment and go on from there."""
@@ -180,6 +184,7 @@ class CatalogueFollower:
             log.warning("catalogue_not_followed", reason=str(exc), error=complaint)
         if time.monotonic() - self._began >= self._patience_s:
             self._ready()
+        self.turns.ended(well=False)
         self._stop.wait(self._backoff_s)
 
     def _is_at(self, ends: Mapping[str, int]) -> bool:

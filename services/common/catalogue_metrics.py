@@ -6,6 +6,7 @@ The names are the process's own, the meaning is the same in candidates and the r
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from services.common.metrics import LATENCY_BUCKETS_S
+from services.common.turn_clock import TurnClock
 
 
 class CatalogueMetrics:
@@ -29,6 +30,11 @@ class CatalogueMetrics:
             prefix + "deltas_offset", "The last applied record of index-deltas; -1 before any.", registry=registry
         )
         self.position.set(-1)
+        self._turn_age = Gauge(
+            prefix + "turn_age_seconds",
+            "Seconds since the follower of the catalogue's topics last worked, by the clock: it grows while it stalls.",
+            registry=registry,
+        )
         self.full = Gauge(
             prefix + "index_full",
             "1 while changes wait because the memory limit leaves no room for them; the index serves what it has.",
@@ -46,6 +52,10 @@ class CatalogueMetrics:
             ("kind",),
             registry=registry,
         )
+
+    def watch_turns(self, turns: TurnClock) -> None:
+        """Export the age of the follower's last good turn as it is when somebody scrapes."""
+        self._turn_age.set_function(lambda: turns.age_s)
 
     def counted(self, kind: str, changes: int) -> None:
         """Changes of one kind."""

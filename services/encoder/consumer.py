@@ -6,6 +6,7 @@ It runs apart from the event loop, so that the gRPC side answers while a batch i
 for a bug of ours has to be set aside so that the stream goes on.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import structlog
 
 from services.common.errors import FreshetError
 from services.common.state_store import now_ms
+from services.common.turn_clock import TurnClock
 from services.encoder.domain import SourceRecord
 from services.encoder.handlers.apply_records import Applied, ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
@@ -45,6 +47,7 @@ class Consumer:
 
     `on_ready` is called when store, topics and model were all reached for the first time, and whenever the stream
     moves again after `on_stall`, which is called when two turns in a row failed: stored states then grow stale.
+    `turns` says when turns ended.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Consumer:
         limits: ConsumerLimits,
         on_ready: Callable[[], None] = lambda: None,
         on_stall: Callable[[], None] = lambda: None,
+        turns: TurnClock | None = None,
     ) -> None:
         self._stream = stream
         self._outbox = outbox
@@ -70,6 +74,8 @@ class Consumer:
         self._on_ready = on_ready
         self._on_stall = on_stall
         self._stalled = False
+        self.turns = turns or TurnClock()
+        metrics.watch_turns(self.turns)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="interactions-consumer", daemon=True)
         self._ready = False
@@ -139,6 +145,7 @@ class Consumer:
         self._complaint = ""
         self._bugs = 0
         self._backoff_s = self._limits.backoff_s
+        self.turns.ended(well=True)
         return len(records)
 
     def _synchronise(self) -> None:
@@ -230,5 +237,16 @@ class Consumer:
         if complaint != self._complaint:
             self._complaint = complaint
             log.warning("stream_waits", reason=str(exc), error=complaint)
+        self._report_lag_of_stall(time.monotonic())
+        self.turns.ended(well=False)
         self._stop.wait(self._backoff_s)
         self._backoff_s = min(2 * self._backoff_s, self._limits.max_backoff_s)
+
+    def _report_lag_of_stall(self, now: float) -> None:
+        """The lag grows while turns fail, and polls don't tell the ends then: ask for them, where Kafka answers."""
+        if now < self._next_lag or not self._ready or self._stop.is_set():
+            return
+        self._next_lag = now + self._limits.lag_every_s
+        # It is a figure only; why the turn failed was said.
+        with contextlib.suppress(Exception):
+            self._metrics.progress(self._handler.watermarks, self._stream.end_offsets())

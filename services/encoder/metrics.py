@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from services.algorithms.incremental_encoding import CacheCounts
 from services.common.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
+from services.common.turn_clock import TurnClock
 
 _LARGE_BATCH_BUCKETS = (*BATCH_BUCKETS, 1024, 2048, 4096, 8192)
 _OUTCOMES = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten")
@@ -76,6 +77,11 @@ class EncoderMetrics:
         self._encode_request = encode.labels("request")
         self._watermark = Gauge("freshet_encoder_watermark", "Last applied offset.", ("partition",), registry=registry)
         self._lag = Gauge("freshet_encoder_lag_records", "Records not yet applied.", ("partition",), registry=registry)
+        self._turn_age = Gauge(
+            "freshet_encoder_turn_age_seconds",
+            "Seconds since the stream's loop last worked, by the clock: it grows while the stream stalls.",
+            registry=registry,
+        )
         self._failures = Counter(
             "freshet_encoder_stream_failures", "Failed attempts, by error class.", ("error",), registry=registry
         )
@@ -108,6 +114,10 @@ class EncoderMetrics:
     def watch_cache(self, counts: Callable[[], CacheCounts]) -> None:
         """Export what a model adapter counts."""
         self._registry.register(_CacheCollector(counts))
+
+    def watch_turns(self, turns: TurnClock) -> None:
+        """Export the age of the loop's last good turn as it is when somebody scrapes."""
+        self._turn_age.set_function(lambda: turns.age_s)
 
     def request_encoded(self, seconds: float) -> None:
         """One on-demand encode ended."""

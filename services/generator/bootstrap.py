@@ -24,6 +24,7 @@ from services.algorithms.text_bundle import TextBundle
 from services.common.catalogue_follower import CatalogueFollower
 from services.common.errors import PreconditionFailed
 from services.common.rpc_server import HealthState, serve
+from services.common.topics import ITEMS, SEARCH_CLICKS
 from services.common.tracing import configure_tracing
 from services.generator.adapters.kafka_clicks import KafkaClicks, KafkaItems
 from services.generator.adapters.text_encoders import InferenceServerText, InProcessText, SharedText
@@ -300,7 +301,9 @@ async def run(settings: GeneratorSettings) -> None:
             on_ready=lambda: ready.said("clicks"),
             on_change=changed,
         )
+        metrics.watch_turns(SEARCH_CLICKS, clicks.turns)
         clicks.start()
+    metrics.watch_turns(ITEMS, follower.turns)
     follower.start()
     info = handlers.describe()
     metrics.described(info)

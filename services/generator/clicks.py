@@ -14,6 +14,7 @@ import structlog
 from services.common.catalogue_follower import age_seconds
 from services.common.errors import FreshetError, InvalidRequest
 from services.common.search_clicks import ClickRecord, SearchClick, UndoneInteraction, decode_click
+from services.common.turn_clock import TurnClock
 from services.generator.metrics import GeneratorMetrics
 from services.generator.ports import ClicksTopic
 
@@ -34,7 +35,8 @@ class Taught(Protocol):
 
 
 class ClicksFollower:
-    """Follows the topic from `start` to `stop`; `on_ready` is called once, when its end was reached."""
+    """Follows the topic from `start` to `stop`; `on_ready` is called once, when its end was reached. `turns` says
+    when turns ended."""
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class ClicksFollower:
         on_change: Callable[[], None] = lambda: None,
         poll_s: float = 0.5,
         backoff_s: float = 0.5,
+        turns: TurnClock | None = None,
     ) -> None:
         self._topic, self._taught, self._metrics = topic, taught, metrics
         self._on_ready, self._on_change = on_ready, on_change
@@ -54,6 +57,7 @@ class ClicksFollower:
         self._next = 0
         self._complaint = ""
         self.is_behind = True
+        self.turns = turns or TurnClock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clicks-follower", daemon=True)
 
@@ -97,6 +101,7 @@ class ClicksFollower:
         if self._complaint:
             log.info("clicks_recovered", after=self._complaint)
             self._complaint = ""
+        self.turns.ended(well=True)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -114,6 +119,7 @@ class ClicksFollower:
             self._complaint = complaint
             is_ours = isinstance(exc, FreshetError)
             log.log(30 if is_ours else 40, "clicks_not_followed", reason=str(exc), exc_info=None if is_ours else exc)
+        self.turns.ended(well=False)
         self._stop.wait(self._backoff_s)
 
     def _begin_again(self) -> None:

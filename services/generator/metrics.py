@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from services.common.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
+from services.common.turn_clock import TurnClock
 from services.generator.domain.requests import GeneratorInfo
 
 ANSWER_BUCKETS = (0.0, 1.0, 10.0, 100.0, 1000.0)
@@ -54,6 +55,12 @@ class GeneratorMetrics:
         self._offsets = Gauge(
             "freshet_generator_next_offset", "The next record to be applied, by topic.", ("topic",), registry=registry
         )
+        self._turn_age = Gauge(
+            "freshet_generator_turn_age_seconds",
+            "Seconds since the follower of a topic last worked, by the clock: it grows while it stalls.",
+            ("topic",),
+            registry=registry,
+        )
         self._records = Counter(
             "freshet_generator_records",
             "Records by what became of them: click, undone, forgotten, unreadable_click, described, unreadable_item, "
@@ -88,6 +95,10 @@ class GeneratorMetrics:
         """One query was answered."""
         self._stages.labels(source, "queue").observe(queue_s)
         self._answers.labels(source).observe(num_items)
+
+    def watch_turns(self, topic: str, turns: TurnClock) -> None:
+        """Export the age of a follower's last good turn as it is when somebody scrapes."""
+        self._turn_age.labels(topic).set_function(lambda: turns.age_s)
 
     def counted(self, kind: str, records: int = 1) -> None:
         """Records of one kind."""

@@ -6,10 +6,11 @@ whole states only. What a record does is `handlers/fold.py`'s, what readers are 
 module only knows when.
 """
 
+import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -17,6 +18,7 @@ import structlog
 from services.common.errors import FreshetError, PreconditionFailed
 from services.common.kafka import partition_for
 from services.common.topics import ATTRIBUTIONS
+from services.common.turn_clock import TurnClock
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Interaction, Listing, SourceRecord, Unreadable
 from services.refresher.domain.rules import Rules
@@ -56,7 +58,7 @@ class Refresher:
     """Folds and publishes until stopped.
 
     `on_ready` is called when log, leases and outbox were all reached for the first time, and whenever the stream moves
-    again after `on_stall`, which is called when two turns in a row failed.
+    again after `on_stall`, which is called when two turns in a row failed. `turns` says when turns ended.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Refresher:
         limits: RefresherLimits,
         on_ready: Callable[[], None] = lambda: None,
         on_stall: Callable[[], None] = lambda: None,
+        turns: TurnClock | None = None,
     ) -> None:
         """`withdrawn` is filled here from topic `items`; `publisher` reads the same one."""
         self._log, self._outbox, self._leases = log, outbox, leases
@@ -81,6 +84,8 @@ class Refresher:
         self._items = rules.items
         self._withdrawn, self._held = withdrawn, held
         self._on_ready, self._on_stall = on_ready, on_stall
+        self.turns = turns or TurnClock()
+        metrics.watch_turns(self.turns)
         self._fold = FoldRecords(log)
         self._hold = HoldPartition(
             rules=rules,
@@ -355,7 +360,7 @@ class Refresher:
             self._keep(self._held.partitions[due[0]])
         if now >= self._house_at:
             self._house_at = now + self._limits.house_s
-            self._report()
+            self._report(self._log.known_ends())
 
     def _publish(self, now: float) -> bool:
         """Publish at most `max_changes`; returns whether some are left."""
@@ -410,8 +415,7 @@ class Refresher:
             self._held.checkpoints[state.number] = state.folded_offset
         self._metrics.checkpointed(time.perf_counter() - started)
 
-    def _report(self) -> None:
-        ends = self._log.known_ends()
+    def _report(self, ends: Mapping[int, int]) -> None:
         states = self._held.partitions
         with self._held.lock:
             self._held.ends.update({number: end for number, end in ends.items() if number in states})
@@ -437,6 +441,7 @@ class Refresher:
         self._complaint = ""
         self._bugs = 0
         self._backoff_s = self._limits.backoff_s
+        self.turns.ended(well=True)
 
     def _fail(self, exc: Exception) -> None:
         self._in_step = False
@@ -448,8 +453,20 @@ class Refresher:
         if complaint != self._complaint:
             self._complaint = complaint
             log.warning("refresher_waits", reason=str(exc), error=complaint)
+        self._report_lag_of_stall(time.monotonic())
+        self.turns.ended(well=False)
         self._stop.wait(self._backoff_s)
         self._backoff_s = min(2 * self._backoff_s, self._limits.max_backoff_s)
+
+    def _report_lag_of_stall(self, now: float) -> None:
+        """The lag grows while turns fail, and polls don't tell the ends then: ask for them, where Kafka answers."""
+        if now < self._house_at or not self._ready or self._stop.is_set():
+            return
+        self._house_at = now + self._limits.house_s
+        # It is a figure only; why the turn failed was said.
+        with contextlib.suppress(Exception):
+            bounds = self._log.bounds(sorted(self._held.partitions)) if self._held.partitions else {}
+            self._report({number: end for number, (_, end) in bounds.items()})
 
 
 def _aside(number: int, entry: Entry) -> Unreadable:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from services.common.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
+from services.common.turn_clock import TurnClock
 from services.refresher.domain.partition import COUNTS
 
 _LARGE_BATCH_BUCKETS = (*BATCH_BUCKETS, 1024, 2048, 4096, 8192)
@@ -49,6 +50,11 @@ class RefresherMetrics:
         )
         self._folded = Gauge("freshet_refresher_folded", "Last folded offset.", ("partition",), registry=registry)
         self._lag = Gauge("freshet_refresher_lag_records", "Records not yet folded.", ("partition",), registry=registry)
+        self._turn_age = Gauge(
+            "freshet_refresher_turn_age_seconds",
+            "Seconds since the loop last worked, by the clock: it grows while folding stalls.",
+            registry=registry,
+        )
         self._held = Gauge("freshet_refresher_partitions", "Partitions held.", registry=registry)
         self._items = Gauge("freshet_refresher_items", "Items with sums.", registry=registry)
         self._remembered = Gauge("freshet_refresher_remembered", "Remembered queries.", registry=registry)
@@ -112,6 +118,10 @@ class RefresherMetrics:
         self._bytes.set(nbytes)
         self._per_item.set(per_item)
         self._per_entry.set(per_entry)
+
+    def watch_turns(self, turns: TurnClock) -> None:
+        """Export the age of the loop's last good turn as it is when somebody scrapes."""
+        self._turn_age.set_function(lambda: turns.age_s)
 
     def failure(self, error: str) -> None:
         """An attempt failed with an error of this class."""

@@ -80,6 +80,7 @@ async def run(settings: RerankerSettings) -> None:
         model_version=catalogue.base.model_version,
         on_ready=lambda: health.set_ready(True),
     )
+    metrics.catalogue.watch_turns(follower.turns)
     merge.start()
     follower.start()
 

@@ -16,6 +16,7 @@ from services.common.errors import DependencyUnavailable
 from services.common.index_deltas import Batch, IndexDelta, ItemDelta, MemoryDelta, encode
 from services.common.items import CatalogueItem, encode_item
 from services.common.topics import INDEX_DELTAS, ITEMS
+from services.common.turn_clock import TurnClock
 
 MODEL = "m1"
 
@@ -342,6 +343,23 @@ def test_lag_is_observed_for_what_was_followed_live_alone() -> None:
     scene.steps()
     assert scene.count("index_lag_seconds_count") == 1
     assert 1.9 <= scene.count("index_lag_seconds_sum") < 59
+
+
+def test_the_age_of_the_followers_last_good_turn_is_the_clocks_whether_it_fails_or_hangs() -> None:
+    now_s, registry = [0.0], CollectorRegistry()
+    metrics = CatalogueMetrics("test", registry)
+    changes = CatalogueChanges(Items(), metrics, full_error=Full)
+    follower = CatalogueFollower(
+        MemoryTopics(), changes, model_version=MODEL, poll_s=0.0, backoff_s=0.0, turns=TurnClock(clock=lambda: now_s[0])
+    )
+    metrics.watch_turns(follower.turns)
+    follower.step()
+    now_s[0] += 10
+    follower.fail(DependencyUnavailable("away"))
+    now_s[0] += 10
+    assert registry.get_sample_value("freshet_test_turn_age_seconds") == 20
+    follower.step()
+    assert registry.get_sample_value("freshet_test_turn_age_seconds") == 0
 
 
 def test_a_clock_behind_the_brokers_makes_no_negative_lag() -> None:

@@ -1,13 +1,16 @@
 """The consumer says when the stream no longer moves, so that readers are told that stored states grow stale."""
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from streams import NOW_MS, VOCABULARY, append, forgets_on, interaction
 
 from services.common.errors import DependencyUnavailable
+from services.common.turn_clock import TurnClock
 from services.encoder.adapters.in_memory import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStore, MemoryStream
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.forgetting import Forgotten
@@ -26,46 +29,90 @@ class Away(HashEncoder):
         return super().encode(jobs)
 
 
-def test_a_stalled_stream_is_said_and_its_recovery_too() -> None:
-    stream, store, outbox, encoder = MemoryStream(), MemoryStore(), MemoryOutbox(), Away()
-    said: list[str] = []
-    heard = threading.Condition()
+class Scene:
+    """A consumer in its thread over in-memory ports, what it said, and a clock that the test moves."""
 
-    def say(word: str) -> None:
-        with heard:
-            said.append(word)
-            heard.notify_all()
-
-    def wait_for(words: list[str]) -> None:
-        with heard:
-            assert heard.wait_for(lambda: said == words, timeout=20), said
-
-    consumer = Consumer(
-        stream=stream,
-        outbox=outbox,
-        encoder=encoder,
-        handler=ApplyRecords(
-            store=store,
+    def __init__(self) -> None:
+        self.stream, self.store, self.encoder = MemoryStream(), MemoryStore(), Away()
+        self.registry = CollectorRegistry()
+        self.now_s = 0.0
+        self._said: list[str] = []
+        self._heard = threading.Condition()
+        outbox = MemoryOutbox()
+        self.consumer = Consumer(
+            stream=self.stream,
             outbox=outbox,
-            encoder=encoder,
-            vocabulary=VOCABULARY,
-            pseudonym_key=b"key",
-            clock_ms=lambda: NOW_MS,
-        ),
-        forgets=forgets_on(MemoryForgetLog(), store, outbox, Forgotten()),
-        metrics=EncoderMetrics(CollectorRegistry()),
-        limits=ConsumerLimits(poll_ms=5, backoff_s=0.005, max_backoff_s=0.01),
-        on_ready=lambda: say("ready"),
-        on_stall=lambda: say("stalled"),
-    )
-    consumer.start()
+            encoder=self.encoder,
+            handler=ApplyRecords(
+                store=self.store,
+                outbox=outbox,
+                encoder=self.encoder,
+                vocabulary=VOCABULARY,
+                pseudonym_key=b"key",
+                clock_ms=lambda: NOW_MS,
+            ),
+            forgets=forgets_on(MemoryForgetLog(), self.store, outbox, Forgotten()),
+            metrics=EncoderMetrics(self.registry),
+            limits=ConsumerLimits(poll_ms=5, backoff_s=0.005, max_backoff_s=0.01, lag_every_s=0.0),
+            on_ready=lambda: self._say("ready"),
+            on_stall=lambda: self._say("stalled"),
+            turns=TurnClock(stuck_s=60.0, clock=lambda: self.now_s),
+        )
+
+    def _say(self, word: str) -> None:
+        with self._heard:
+            self._said.append(word)
+            self._heard.notify_all()
+
+    def wait_for(self, words: list[str]) -> None:
+        with self._heard:
+            assert self._heard.wait_for(lambda: self._said == words, timeout=20), self._said
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"freshet_encoder_{name}", labels)
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@contextmanager
+def running() -> Iterator[Scene]:
+    scene = Scene()
+    scene.consumer.start()
     try:
-        wait_for(["ready"])
-        encoder.away = True
-        append(stream, interaction())
-        wait_for(["ready", "stalled"])
-        encoder.away = False
-        wait_for(["ready", "stalled", "ready"])
+        scene.wait_for(["ready"])
+        yield scene
     finally:
-        consumer.stop()
-    assert len(store.load_users(["user-0"], store.epoch() or "")["user-0"].events) == 1
+        scene.encoder.away = False
+        scene.consumer.stop()
+
+
+def test_a_stalled_stream_is_said_and_its_recovery_too() -> None:
+    with running() as scene:
+        scene.encoder.away = True
+        append(scene.stream, interaction())
+        scene.wait_for(["ready", "stalled"])
+        scene.encoder.away = False
+        scene.wait_for(["ready", "stalled", "ready"])
+    assert len(scene.store.load_users(["user-0"], scene.store.epoch() or "")["user-0"].events) == 1
+
+
+def test_lag_and_age_grow_while_the_stream_stalls_and_fall_when_it_moves() -> None:
+    with running() as scene:
+        scene.encoder.away = True
+        append(scene.stream, interaction())
+        scene.wait_for(["ready", "stalled"])
+        for number in range(1, 4):
+            append(scene.stream, interaction(event_id=f"event-{number}"))
+        wait_until(lambda: scene.sample("lag_records", partition="0") == 4)
+        scene.now_s += 30
+        assert (scene.sample("turn_age_seconds") or 0) >= 30
+        # Its turns fail, but they end.
+        wait_until(lambda: not scene.consumer.turns.is_stuck)
+        scene.encoder.away = False
+        wait_until(lambda: scene.sample("lag_records", partition="0") == 0)
+        wait_until(lambda: scene.sample("turn_age_seconds") == 0)

@@ -1,7 +1,7 @@
 """A small model, random records of `attributions` in every kind, and a refresher over in-memory ports."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,7 @@ from services.algorithms.pefa.policy import DEFAULT_FEEDBACK, DEFAULT_SHARE, Sha
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.common.index_deltas import Batches, IndexDelta, ItemDelta, MemoryDelta
 from services.common.query_state import PackedQueryState
+from services.common.turn_clock import TurnClock
 from services.refresher.adapters.in_memory import LeaseTable, MemoryCheckpoints, MemoryLeases, MemoryLog, MemoryOutbox
 from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.partition import Partition
@@ -187,6 +188,9 @@ class World:
         checkpoint_s: float = 0.0,
         content: ContentStates | None = None,
         new_share: SharePolicy | None = None,
+        registry: CollectorRegistry | None = None,
+        turns: TurnClock | None = None,
+        on_stall: Callable[[], None] = lambda: None,
     ) -> "Running":
         held, withdrawn = Held(), dict[str, bool]()
         publisher = Publisher(
@@ -201,10 +205,12 @@ class World:
             publisher=publisher,
             withdrawn=withdrawn,
             held=held,
-            metrics=RefresherMetrics(CollectorRegistry()),
+            metrics=RefresherMetrics(registry or CollectorRegistry()),
             limits=RefresherLimits(
                 publish_s=0.0, checkpoint_s=checkpoint_s, sweep_s=0.0, house_s=0.0, poll_ms=1, max_changes=max_changes
             ),
+            on_stall=on_stall,
+            turns=turns,
         )
         return Running(refresher, held, publisher, Describe(held, publisher, self.rules))
 

@@ -2,11 +2,16 @@
 
 import contextlib
 import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from refresher_scene import (
     P_X,
     START_MS,
@@ -23,6 +28,7 @@ from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.states import ItemStates
 from services.common.errors import DependencyUnavailable
 from services.common.kafka import partition_for
+from services.common.turn_clock import TurnClock
 from services.refresher.adapters.in_memory import MemoryLog, MemoryOutbox
 from services.refresher.domain.records import Forgetting, SourceRecord, Undo, Unreadable
 from services.refresher.handlers.content import ContentStates
@@ -534,3 +540,47 @@ def test_a_user_is_not_called_forgotten_while_some_partition_has_not_folded_it()
     running.settle()
     found = running.describe.user("a")
     assert (found.interactions, found.forgotten_up_to) == (0, {0: 4})
+
+
+def test_lag_and_age_grow_while_folding_stalls_and_fall_when_it_goes_on() -> None:
+    class Away(MemoryOutbox):
+        away = True
+
+        def publish(self, deltas, unreadable):
+            if self.away:
+                raise DependencyUnavailable("away")
+            super().publish(deltas, unreadable)
+
+    def sample(name: str, **labels: str) -> float:
+        return registry.get_sample_value(f"freshet_refresher_{name}", labels) or 0.0
+
+    def wait_until(is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not is_so():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    now_s, registry, outbox, stalled = [0.0], CollectorRegistry(), Away(), threading.Event()
+    world, records = World(RULES, log=MemoryLog(poll_records=16)), iter(random_records(5, 60))
+    running = world.refresher(
+        outbox=outbox, registry=registry, turns=TurnClock(clock=lambda: now_s[0]), on_stall=stalled.set
+    )
+    # Ready before anything fails: it is a stall then, not a start.
+    running.refresher.step()
+    running.refresher._recovered()
+    for record in itertools.islice(records, 20):
+        world.log.append(0, record)
+    running.refresher.start()
+    try:
+        assert stalled.wait(20)
+        # The turn folds what it polls, then fails to publish: what comes now is folded only once a turn gets there.
+        now_s[0] += 30
+        assert sample("turn_age_seconds") >= 30
+        last = max(world.log.append(0, record) for record in records)
+        wait_until(lambda: sample("folded", partition="0") + sample("lag_records", partition="0") == last)
+        outbox.away = False
+        wait_until(lambda: sample("folded", partition="0") == last and sample("lag_records", partition="0") == 0)
+        wait_until(lambda: sample("turn_age_seconds") == 0)
+    finally:
+        outbox.away = False
+        running.refresher.stop()
