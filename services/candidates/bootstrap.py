@@ -183,6 +183,7 @@ def make_follower(
         follows_deltas=settings.device == "cpu",
     )
     metrics.catalogue.watch_turns(follower.turns)
+    health.watch("catalogue", follower.turns)
     return follower, merges
 
 

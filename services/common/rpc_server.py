@@ -23,6 +23,7 @@ from services.common.metrics import RpcMetrics, serve_metrics
 from services.common.ports import PortTaken, check_port_free, port_owner
 from services.common.rpc_guard import CallGuards
 from services.common.tracing import Tracing
+from services.common.turn_clock import TurnClock
 
 log = structlog.get_logger()
 
@@ -41,20 +42,25 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 class HealthState:
     """Whether this process may be sent work; may be set before the server starts, and from any thread.
 
-    Starts as not ready: a process says `set_ready(True)` once its bundle is loaded.
+    Starts as not ready: a process says `set_ready(True)` once its bundle is loaded. Loops that are watched count too:
+    one that hangs cannot say so itself.
     """
 
-    def __init__(self, *, ready: bool = False) -> None:
+    def __init__(self, *, ready: bool = False, look_every_s: float = 1.0) -> None:
         self._ready = ready
         self._draining = False
+        self._look_every_s = look_every_s
+        self._loops: dict[str, TurnClock] = {}
+        self._hanging: frozenset[str] = frozenset()
         self._services: list[str] = []
         self._servicer: health.aio.HealthServicer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     @property
     def ready(self) -> bool:
         """True when the process takes work."""
-        return self._ready and not self._draining
+        return self._ready and not self._draining and not self._hanging
 
     def set_ready(self, ready: bool) -> None:
         """Publish the state; repeated calls with the same value cost nothing."""
@@ -64,16 +70,24 @@ class HealthState:
         if self._loop is not None and not self._loop.is_closed():
             asyncio.run_coroutine_threadsafe(self.publish(), self._loop)
 
+    def watch(self, loop: str, turns: TurnClock) -> None:
+        """Not ready while a loop of this process is stuck; call it before the server starts."""
+        self._loops[loop] = turns
+
     async def attach(self, servicer: "health.aio.HealthServicer", services: Sequence[str]) -> None:
         """Called by the server: from now on changes go out through `servicer`."""
         self._servicer = servicer
         self._services = ["", *services]
         self._loop = asyncio.get_running_loop()
         await self.publish()
+        if self._loops:
+            self._looking = self._loop.create_task(self._look())
 
     async def drain(self) -> None:
         """Not ready, for good."""
         self._draining = True
+        if self._looking is not None:
+            self._looking.cancel()
         await self.publish()
 
     async def publish(self) -> None:
@@ -84,6 +98,18 @@ class HealthState:
         status = kinds.SERVING if self.ready else kinds.NOT_SERVING
         for service in self._services:
             await self._servicer.set(service, status)
+
+    async def _look(self) -> None:
+        while True:
+            hanging = frozenset(name for name, turns in self._loops.items() if turns.is_stuck)
+            before, self._hanging = self._hanging, hanging
+            for name in sorted(hanging - before):
+                log.error("loop_hangs", loop=name)
+            for name in sorted(before - hanging):
+                log.info("loop_goes_on", loop=name)
+            if hanging != before:
+                await self.publish()
+            await asyncio.sleep(self._look_every_s)
 
 
 class _ReflectionPool:

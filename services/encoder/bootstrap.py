@@ -262,6 +262,7 @@ async def run(settings: EncoderSettings) -> None:
         on_ready=lambda: health.set_ready(True),
         on_stall=lambda: health.set_ready(False),
     )
+    health.watch("interactions", consumer.turns)
     on_demand = EncodeHistory(
         encoder=encoder, vocabulary=vocabulary, max_batch=settings.max_encode_rows, max_queue=settings.max_queue
     )

@@ -302,8 +302,10 @@ async def run(settings: GeneratorSettings) -> None:
             on_change=changed,
         )
         metrics.watch_turns(SEARCH_CLICKS, clicks.turns)
+        health.watch(SEARCH_CLICKS, clicks.turns)
         clicks.start()
     metrics.watch_turns(ITEMS, follower.turns)
+    health.watch(ITEMS, follower.turns)
     follower.start()
     info = handlers.describe()
     metrics.described(info)

@@ -189,6 +189,7 @@ async def run(settings: RefresherSettings) -> None:
         on_ready=lambda: health.set_ready(True),
         on_stall=lambda: health.set_ready(False),
     )
+    health.watch("attributions", refresher.turns)
     describe = Describe(held, publisher, rules)
 
     def add_services(server: grpc.aio.Server) -> list[str]:

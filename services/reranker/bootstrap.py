@@ -81,6 +81,7 @@ async def run(settings: RerankerSettings) -> None:
         on_ready=lambda: health.set_ready(True),
     )
     metrics.catalogue.watch_turns(follower.turns)
+    health.watch("catalogue", follower.turns)
     merge.start()
     follower.start()
 

@@ -16,11 +16,13 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from services.common import errors, request_context, rpc_client
 from services.common.config import ProcessSettings
 from services.common.ports import PortTaken
 from services.common.rpc_server import HealthState, RpcServer, serve
+from services.common.turn_clock import TurnClock
 
 NAME = "freshet.v1.EncoderService"
 Answer = Callable[[Any, Any], Awaitable[Any]]
@@ -91,6 +93,54 @@ async def test_health_follows_readiness_also_when_set_from_another_thread() -> N
             if update.status == health_pb2.HealthCheckResponse.SERVING:
                 break
         assert await _health(channel, "") == health_pb2.HealthCheckResponse.SERVING
+
+
+async def _until(channel: grpc.aio.Channel, wanted: int) -> None:
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=NAME), timeout=5)
+    async for update in watch:
+        if update.status == wanted:
+            return
+
+
+async def test_a_process_is_not_serving_while_one_of_its_loops_hangs_and_calls_are_answered_meanwhile() -> None:
+    kinds = health_pb2.HealthCheckResponse
+    now_s = [0.0]
+    first, second = (TurnClock(stuck_s=60.0, clock=lambda: now_s[0]) for _ in range(2))
+    state = HealthState(ready=True, look_every_s=0.001)
+    state.watch("first", first)
+    state.watch("second", second)
+    async with running(_ok, state) as (channel, _, _):
+        assert await _health(channel) == kinds.SERVING
+        with capture_logs() as logs:
+            now_s[0] += 59
+            first.ended(well=False)
+            now_s[0] += 2
+            await _until(channel, kinds.NOT_SERVING)
+            assert not state.ready
+            # What the loop says when it gets on is no reason to believe it before it does.
+            state.set_ready(True)
+            await state.publish()
+            assert await _health(channel) == kinds.NOT_SERVING
+            assert (await _encode(channel)).unknown_items == 7
+            second.ended(well=True)
+            await _until(channel, kinds.SERVING)
+        assert [(entry["event"], entry["loop"]) for entry in logs if "loop" in entry] == [
+            ("loop_hangs", "second"),
+            ("loop_goes_on", "second"),
+        ]
+
+
+async def test_a_loop_that_goes_on_makes_nobody_ready_who_was_not() -> None:
+    now_s = [0.0]
+    turns = TurnClock(stuck_s=60.0, clock=lambda: now_s[0])
+    now_s[0] += 61
+    state = HealthState(look_every_s=0.001)
+    state.watch("one", turns)
+    async with running(_ok, state) as (channel, _, _):
+        turns.ended(well=True)
+        assert await _health(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+        state.set_ready(True)
+        await _until(channel, health_pb2.HealthCheckResponse.SERVING)
 
 
 async def test_reflection_lists_the_services() -> None:

@@ -23,7 +23,14 @@ class Away(HashEncoder):
 
     away = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers, self.asked = threading.Event(), threading.Event()
+        self.answers.set()
+
     def encode(self, jobs: Sequence[Any]) -> Sequence[Any]:
+        self.asked.set()
+        assert self.answers.wait(20)
         if self.away:
             raise DependencyUnavailable("the inference server is away")
         return super().encode(jobs)
@@ -88,6 +95,7 @@ def running() -> Iterator[Scene]:
         yield scene
     finally:
         scene.encoder.away = False
+        scene.encoder.answers.set()
         scene.consumer.stop()
 
 
@@ -116,3 +124,15 @@ def test_lag_and_age_grow_while_the_stream_stalls_and_fall_when_it_moves() -> No
         scene.encoder.away = False
         wait_until(lambda: scene.sample("lag_records", partition="0") == 0)
         wait_until(lambda: scene.sample("turn_age_seconds") == 0)
+
+
+def test_a_turn_that_hangs_is_noticed_though_nothing_is_raised() -> None:
+    with running() as scene:
+        scene.encoder.answers.clear()
+        append(scene.stream, interaction())
+        assert scene.encoder.asked.wait(20)
+        scene.now_s += 61
+        assert scene.consumer.turns.is_stuck
+        assert (scene.sample("turn_age_seconds") or 0) >= 61
+        scene.encoder.answers.set()
+        wait_until(lambda: not scene.consumer.turns.is_stuck)
