@@ -35,10 +35,12 @@ _BYTES_PER_TIME = 8
 
 @dataclass(slots=True)
 class _Item:
-    """Where an item's sums lie, by segment, and when its interactions happened, ascending."""
+    """Where an item's sums lie, by segment, and when its interactions happened, ascending. `hash`: its part of the
+    digest as last computed, 0 before."""
 
     rows: dict[int, int] = field(default_factory=dict)
     seconds: "array[int]" = field(default_factory=lambda: array("q"))
+    hash: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +102,9 @@ class ItemSums:
         self._counts = np.zeros(_FIRST_ROWS, dtype=np.int64)
         self._free: list[int] = []
         self._used = 0
+        # The sum of the items' hashes, and the items that changed since theirs was computed.
+        self._mix = 0
+        self._unhashed: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -152,6 +157,7 @@ class ItemSums:
         self._sums[delta.rows] += delta.sums
         self._weights[delta.rows] += delta.weights
         self._counts[delta.rows] += delta.counts
+        self._unhashed.update(item_ids)
         for item_id, second in zip(item_ids, seconds.tolist(), strict=True):
             times = self._items[item_id].seconds
             if not times or second >= times[-1]:  # streams come nearly in order
@@ -188,6 +194,7 @@ class ItemSums:
             item_id = item_ids[int(np.flatnonzero(rows == delta.rows[left_over][0])[0])]
             raise ValueError(f"item {item_id!r}: what is to be removed is not what had been added")
         self._sums[delta.rows], self._weights[delta.rows], self._counts[delta.rows] = sums, total, counts
+        self._unhashed.update(item_ids)
         for item_id, second in zip(item_ids, seconds.tolist(), strict=True):
             times = self._items[item_id].seconds
             del times[bisect.bisect_left(times, second)]
@@ -223,12 +230,38 @@ class ItemSums:
         return SumsOf(sums=sums, evidence=weights, coherence=np.minimum(coherence, 1), counts=counts, last_seconds=last)
 
     def digest(self) -> str:
-        """32 hex digits of everything held, whatever the order that it came in."""
+        """32 hex digits of everything held, whatever the order that it came in.
+
+        Cost: a hash over the items that changed since `hash_some` or the last digest.
+        """
+        while not self.hash_some():
+            pass
         digest = hashlib.blake2b(repr((self.num_components, self.width, self.decay)).encode(), digest_size=16)
-        for name, values in sorted(self.to_arrays().items()):
-            digest.update(name.encode() + len(values).to_bytes(8, "little"))
-            digest.update(np.ascontiguousarray(values).data)
+        digest.update((self._mix % (1 << 128)).to_bytes(16, "little"))
         return digest.hexdigest()
+
+    def hash_some(self, num_bytes: int = 1 << 18) -> bool:
+        """Hash changed items of about so many bytes for the next digest; True when none is left. The default takes a
+        millisecond or two: whoever holds a lock meanwhile may let go of it in between."""
+        while self._unhashed and num_bytes > 0:
+            item_id = self._unhashed.pop()
+            item = self._items.get(item_id)
+            if item is not None:
+                before, item.hash = item.hash, self._hash(item_id, item)
+                self._mix += item.hash - before
+                num_bytes -= 8 * (self.num_components * self.width * len(item.rows) + len(item.seconds))
+        return not self._unhashed
+
+    def _hash(self, item_id: str, item: _Item) -> int:
+        segments = sorted(item.rows)
+        rows = [item.rows[segment] for segment in segments]
+        encoded = item_id.encode()
+        head = np.array([len(encoded), len(rows), len(item.seconds), *segments], dtype=np.int64)
+        digest = hashlib.blake2b(head.tobytes() + encoded, digest_size=16)
+        for values in (self._sums[rows], self._weights[rows], self._counts[rows]):
+            digest.update(values.data)
+        digest.update(item.seconds)
+        return int.from_bytes(digest.digest(), "little")
 
     def to_arrays(self) -> Arrays:
         """Everything held, for a checkpoint: equal states make equal bytes.
@@ -285,6 +318,7 @@ class ItemSums:
         out._sums, out._counts = sums.copy(), counts.copy()
         out._weights = np.array(arrays["weights"], dtype=np.int64)
         out._used = len(sums)
+        out._unhashed.update(out._items)
         return out
 
     def _checked(
@@ -341,6 +375,7 @@ class ItemSums:
                 del item.rows[segment]
                 self._free.append(row)
                 if not item.rows:
+                    self._mix -= item.hash
                     del self._items[item_id]
 
 

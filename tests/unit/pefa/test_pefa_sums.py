@@ -64,6 +64,9 @@ def test_any_order_with_undone_interactions_has_the_bits_of_the_survivors_batch(
         leave = [row for row in due if rng.random() < 0.5]
         sums.remove(*fold.columns(leave))
         undone = [row for row in undone if row not in leave]
+        if rng.random() < 0.3:  # what was hashed so far is no part of the content
+            sums.digest()
+        sums.hash_some(1)
         added = [row for row in added if row not in leave]
     sums.remove(*fold.columns(undone))
     survivors = [row for row in added if row not in undone]
@@ -107,6 +110,19 @@ def test_a_checkpoint_restores_the_same_state_and_goes_on_the_same(seed: int, co
     restored.add(*more)
     restored.remove(*fold.columns(list(range(count))))
     assert restored.digest() == fold.batch(list(range(count, count + 10))).digest()
+
+
+def test_a_digest_can_be_prepared_in_slices_and_costs_what_changed_since() -> None:
+    fold = Fold(make_scene(3, 40), DECAYS[0])
+    sums = fold.batch(list(range(40)))
+    slices = 1
+    while not sums.hash_some(1):
+        slices += 1
+    assert slices == len(sums)
+    assert sums.digest() == fold.batch(list(range(40))).digest()
+    sums.remove(*fold.columns([7]))
+    assert sums.hash_some(1)
+    assert sums.digest() == fold.batch([row for row in range(40) if row != 7]).digest()
 
 
 def test_what_is_read_is_the_weighted_sum() -> None:
