@@ -83,6 +83,9 @@ class RedisLeases:
         self._release = self._redis.register_script(_RELEASE)
         self._partitions: list[int] = []
         self._holding = Holding({})
+        # Begun and ended releases together: odd while one is on its way.
+        self._releases = 0
+        # Of the two above. Never held while Redis is asked: the folding loop takes it each turn.
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -99,13 +102,17 @@ class RedisLeases:
             return self._holding
 
     def release(self, partitions: Collection[int]) -> None:
+        with self._lock:
+            terms = {p: term for p, term in self._holding.terms.items() if p not in partitions}
+            self._holding = Holding(terms, 0)
+            self._releases += 1
         try:
-            with self._lock:
-                terms = {p: term for p, term in self._holding.terms.items() if p not in partitions}
-                self._holding = Holding(terms, 0)
-                self._release(keys=self._lease_keys(partitions), args=[self._owner, "0"])
+            self._release(keys=self._lease_keys(partitions), args=[self._owner, "0"])
         except (RedisError, OSError) as exc:
             log.warning("lease_not_released", reason=str(exc))
+        finally:
+            with self._lock:
+                self._releases += 1
 
     def close(self) -> None:
         self._stop.set()
@@ -135,10 +142,14 @@ class RedisLeases:
         for partition in self._partitions:
             keys += (f"{self._prefix}lease:{partition}", f"{self._prefix}term:{partition}")
         with self._lock:
-            answer: Any = self._tick(keys=keys, args=[self._owner, self._lease_ms])
-            fair, pairs = int(answer[0]), [int(number) for number in answer[1:]]
-            terms = {self._partitions[place]: term for place, term in zip(pairs[::2], pairs[1::2], strict=True)}
-            self._holding = Holding(terms, max(0, len(terms) - fair))
+            releases = self._releases
+        answer: Any = self._tick(keys=keys, args=[self._owner, self._lease_ms])
+        fair, pairs = int(answer[0]), [int(number) for number in answer[1:]]
+        terms = {self._partitions[place]: term for place, term in zip(pairs[::2], pairs[1::2], strict=True)}
+        with self._lock:
+            # An answer that overlaps a release may count what was given back; the next one is soon here.
+            if releases == self._releases and not releases % 2:
+                self._holding = Holding(terms, max(0, len(terms) - fair))
 
     def _lease_keys(self, partitions: Collection[int]) -> list[str]:
         return [f"{self._prefix}members", *(f"{self._prefix}lease:{partition}" for partition in partitions)]
