@@ -108,7 +108,8 @@ class _Pending:
 class EventProducer:
     """Produces single records for callers on an event loop; one thread owns the kafka-python producer.
 
-    At most `max_queued` records wait or are in flight; more are refused as Overloaded. While no broker has answered
+    At most `max_queued` records wait or are in flight, those whose senders gave up included; more are refused as
+    Overloaded. While no broker has answered
     for a moment, sends fail at once instead of waiting their whole time.
     """
 
@@ -126,7 +127,9 @@ class EventProducer:
         self._delivery_timeout_ms = delivery_timeout_ms
         self._security = dict(security or {})
         self._max_queued = max_queued
+        # Records from `send` until they have left this queue and kafka-python's. Both threads count.
         self._outstanding = 0
+        self._count_lock = threading.Lock()
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
@@ -159,8 +162,8 @@ class EventProducer:
         self.start()
         loop = asyncio.get_running_loop()
         pending = _Pending(Record(topic, key, value, headers), loop, loop.create_future())
-        self._outstanding += 1
-        pending.result.add_done_callback(self._one_done)
+        with self._count_lock:
+            self._outstanding += 1
         self._queue.put(pending)
         try:
             async with asyncio.timeout(timeout_s):
@@ -177,13 +180,17 @@ class EventProducer:
             self._queue.put(None)
             await asyncio.to_thread(thread.join, timeout_s)
 
-    def _one_done(self, _: asyncio.Future[Place]) -> None:
-        self._outstanding -= 1
+    def _leave(self, pending: _Pending, outcome: Place | Exception) -> None:
+        """The record is out of every queue: its slot is free, and its sender is told unless it gave up."""
+        with self._count_lock:
+            self._outstanding -= 1
+        _settle(pending, outcome)
 
     def _run(self) -> None:
         producer: KafkaProducer | None = self._build()
         while (pending := self._queue.get()) is not None:
-            if pending.result.done():  # gave up while it waited here
+            if pending.result.done():
+                self._leave(pending, DependencyUnavailable("the sender gave up while the record waited here"))
                 continue
             if producer is not None and self._broken is producer:
                 # kafka-python's idempotent producer does not find its way back once a batch in flight has expired.
@@ -192,7 +199,7 @@ class EventProducer:
             if producer is None and time.monotonic() - self._build_failed_at >= RETRY_BUILD_SECONDS:
                 producer = self._build()
             if producer is None:
-                _settle(pending, DependencyUnavailable(f"Kafka at {self._bootstrap} cannot be reached"))
+                self._leave(pending, DependencyUnavailable(f"Kafka at {self._bootstrap} cannot be reached"))
                 continue
             self._hand_over(producer, pending)
         if producer is not None:
@@ -218,11 +225,11 @@ class EventProducer:
         try:
             future = producer.send(record.topic, record.value, record.key, list(record.headers))
         except MessageSizeTooLargeError as exc:
-            _settle(pending, InvalidRequest(str(exc)))
+            self._leave(pending, InvalidRequest(str(exc)))
             return
         except (KafkaError, OSError, AssertionError, ValueError) as exc:
             self.reachable = False
-            _settle(pending, DependencyUnavailable(f"Kafka refused the record: {exc}"))
+            self._leave(pending, DependencyUnavailable(f"Kafka refused the record: {exc}"))
             return
         future.add_callback(self._acknowledged, pending)
         future.add_errback(self._refused, producer, pending)
@@ -230,15 +237,15 @@ class EventProducer:
     def _acknowledged(self, pending: _Pending, metadata: Any) -> None:
         if metadata.offset < 0:
             # A retried batch that the broker already had: written, but it no longer says where.
-            _settle(pending, DependencyUnavailable("Kafka has the record but did not say where; send it again"))
+            self._leave(pending, DependencyUnavailable("Kafka has the record but did not say where; send it again"))
             return
         self.reachable = True
-        _settle(pending, (metadata.partition, metadata.offset))
+        self._leave(pending, (metadata.partition, metadata.offset))
 
     def _refused(self, producer: KafkaProducer, pending: _Pending, error: BaseException) -> None:
         self.reachable = False
         self._broken = producer
-        _settle(pending, DependencyUnavailable(f"Kafka did not take the record: {error}"))
+        self._leave(pending, DependencyUnavailable(f"Kafka did not take the record: {error}"))
 
 
 def _settle(pending: _Pending, outcome: Place | Exception) -> None:

@@ -70,6 +70,31 @@ async def test_more_sends_than_may_wait_are_refused(nobody: str) -> None:
     await producer.close(timeout_s=5.0)
 
 
+async def test_a_send_that_timed_out_keeps_its_slot_until_its_record_has_left_the_queue() -> None:
+    # A broker that takes connections and says nothing: the producer's thread is busy connecting meanwhile.
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        producer = EventProducer(f"127.0.0.1:{silent.getsockname()[1]}", max_queued=2)
+        for _ in range(2):
+            with pytest.raises(DependencyUnavailable, match="did not acknowledge"):
+                await producer.send("interactions", b"ann", b"v", timeout_s=0.01)
+        with pytest.raises(Overloaded, match="limit is 2"):
+            await producer.send("interactions", b"ann", b"v", timeout_s=0.01)
+        silent.close()
+        deadline = time.monotonic() + 20
+        while True:
+            assert time.monotonic() < deadline
+            try:
+                await producer.send("interactions", b"ann", b"v", timeout_s=5.0)
+            except Overloaded:
+                await asyncio.sleep(0.01)
+            except DependencyUnavailable:
+                break
+        assert producer._outstanding == 0
+        await producer.close(timeout_s=5.0)
+
+
 async def test_a_record_beyond_the_limit_is_refused_before_it_is_sent(nobody: str) -> None:
     producer = EventProducer(nobody)
     with pytest.raises(InvalidRequest, match="at most"):
