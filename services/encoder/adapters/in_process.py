@@ -43,16 +43,17 @@ class InProcessEncoder:
 
     def encode(self, jobs: Sequence[EncodeJob]) -> list[EncodedStates]:
         """The wanted states of each job, in order. Raises: PreconditionFailed."""
-        self._load()
+        # One reference for the whole call: somebody may close the encoder meanwhile.
+        session, incremental = self._load()
         results: list[EncodedStates | None] = [None] * len(jobs)
         whole = []
         for number, job in enumerate(jobs):
-            if job.cache_key is None or self._incremental is None:
+            if job.cache_key is None or incremental is None:
                 whole.append(number)
             else:
-                results[number] = self._go_on(self._incremental, job.cache_key, job)
+                results[number] = self._go_on(incremental, job.cache_key, job)
         for numbers in calls(jobs, whole, self._max_rows):
-            for number, states in zip(numbers, self._encode_whole([jobs[n] for n in numbers]), strict=True):
+            for number, states in zip(numbers, self._encode_whole(session, [jobs[n] for n in numbers]), strict=True):
                 results[number] = states
         found = [states for states in results if states is not None]
         if not all(np.isfinite(states.components).all() for states in found):
@@ -61,16 +62,18 @@ class InProcessEncoder:
 
     def drop(self, cache_keys: Sequence[int]) -> None:
         """Forget what is kept under these keys."""
-        if self._incremental is not None:
+        incremental = self._incremental
+        if incremental is not None:
             for key in cache_keys:
-                self._incremental.drop(key)
+                incremental.drop(key)
 
     def cache_counts(self) -> CacheCounts:
         """What jobs found kept, and how much is held."""
-        return CacheCounts() if self._incremental is None else self._incremental.counts()
+        incremental = self._incremental
+        return CacheCounts() if incremental is None else incremental.counts()
 
     def close(self) -> None:
-        """Give memory back; the next call loads again."""
+        """Give memory back once running calls have ended; the next call loads again."""
         with self._loading:
             self._session = self._incremental = None
 
@@ -79,22 +82,23 @@ class InProcessEncoder:
         outputs, _ = incremental.encode(key, job.item_index, job.event_time, job.user_index, positions)
         return EncodedStates(outputs["components"], outputs.get("gate"))
 
-    def _encode_whole(self, jobs: Sequence[EncodeJob]) -> Iterator[EncodedStates]:
+    def _encode_whole(self, session: Any, jobs: Sequence[EncodeJob]) -> Iterator[EncodedStates]:
         arrays = pad_jobs(jobs, self._buckets)
         arrays["user_index"] = arrays["user_index"][:, 0]
-        feeds = {spec.name: arrays[spec.name] for spec in self._session.get_inputs()}
-        components, *gate = self._session.run(None, feeds)
+        feeds = {spec.name: arrays[spec.name] for spec in session.get_inputs()}
+        components, *gate = session.run(None, feeds)
         for row, job in enumerate(jobs):
             used = len(job.positions)
             yield EncodedStates(components[row, :used], gate[0][row, :used] if gate else None)
 
-    def _load(self) -> None:
+    def _load(self) -> tuple[Any, IncrementalEncoder | None]:
         with self._loading:
             if self._session is None:
                 step = None if self._step_onnx is None else _session(self._step_onnx)
                 if step is not None:
                     self._incremental = IncrementalEncoder(step, max_bytes=self._cache_bytes)
                 self._session = _session(self._encoder_onnx)
+            return self._session, self._incremental
 
 
 def _session(path: Path) -> Any:

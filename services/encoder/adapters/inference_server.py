@@ -60,6 +60,7 @@ class InferenceServerEncoder:
         self._keeps: bool | None = None
         self._counts = CacheCounts()
         self._counts_lock = threading.Lock()
+        self._closed = False
         self._client = InferenceServerClient(
             url=address,
             channel_args=[
@@ -123,14 +124,15 @@ class InferenceServerEncoder:
             return self._counts
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection: calls that run or come are DependencyUnavailable."""
+        self._closed = True
         self._client.close()
 
     def _config(self) -> Any:
         try:
             return self._client.get_model_config(MODEL_NAME, client_timeout=self._timeout_s).config
-        except InferenceServerException as exc:
-            raise _translated(exc, self._address, self._timeout_s) from exc
+        except (InferenceServerException, ValueError) as exc:
+            raise self._error(exc) from exc
 
     def _model_keeps(self) -> bool:
         if self._keeps is None:
@@ -155,9 +157,9 @@ class InferenceServerEncoder:
             outputs.append(InferRequestedOutput(KEPT))
         try:
             answer = self._client.infer(MODEL_NAME, inputs, outputs=outputs, client_timeout=self._timeout_s)
-        except InferenceServerException as exc:
+        except (InferenceServerException, ValueError) as exc:
             self._keeps = None
-            raise _translated(exc, self._address, self._timeout_s) from exc
+            raise self._error(exc) from exc
         if keyed:
             self._count(jobs, answer.as_numpy(KEPT))
         components = answer.as_numpy("components")
@@ -174,6 +176,12 @@ class InferenceServerEncoder:
         for row, job in enumerate(jobs):
             used = len(job.positions)
             yield EncodedStates(components[row, :used], None if gate is None else gate[row, :used])
+
+    def _error(self, exc: Exception) -> Exception:
+        if isinstance(exc, InferenceServerException):
+            return _translated(exc, self._address, self._timeout_s)
+        # gRPC's own for a channel that was closed.
+        return DependencyUnavailable(f"the connection to {self._address} is closed") if self._closed else exc
 
     def _count(self, jobs: Sequence[EncodeJob], kept: IntArray | None) -> None:
         """kept (B, 2): events not encoded anew, and the bytes that the model holds afterwards."""

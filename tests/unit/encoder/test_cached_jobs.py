@@ -119,3 +119,11 @@ def test_after_an_error_the_server_is_asked_anew_what_it_is() -> None:
     server.fails = False
     adapter.encode([job(4, 1)])
     assert server.config_asked == 2
+
+
+def test_a_closed_connection_is_unavailable_and_no_bug_for_who_still_encodes() -> None:
+    adapter = encoder()
+    adapter.close()
+    for call in (adapter.check, lambda: adapter.encode([job(1, None)]), lambda: adapter.encode([job(1, 7)])):
+        with pytest.raises(DependencyUnavailable, match="is closed"):
+            call()

@@ -1,6 +1,7 @@
 """The model inside the encoder process: PyTorch's states, whether a window is encoded whole or gone on with."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,3 +194,26 @@ def test_the_streams_attributions_are_those_of_whole_encodes(files: tuple[Path, 
         # In half precision, where the last place of a component below 1 is worth 0.0005.
         np.testing.assert_allclose(components, whole[place], rtol=0, atol=1e-3)
     assert keeping.cache_counts().hits > 0
+
+
+class ClosedMeanwhile:
+    """A session during whose first run somebody else closes the encoder; it answers which item it saw."""
+
+    def __init__(self, encoder: InProcessEncoder) -> None:
+        self._encoder = encoder
+
+    def get_inputs(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name="item_index")]
+
+    def run(self, _: object, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        self._encoder.close()
+        return [feeds["item_index"][:, :1, None, None].astype(np.float32)]
+
+
+def test_what_is_being_encoded_when_the_encoder_is_closed_is_encoded_to_its_end() -> None:
+    one = np.zeros(1, dtype=np.int64)
+    jobs = [EncodeJob(item_index=one + number, event_time=one, user_index=-1, positions=[0]) for number in range(3)]
+    encoder = InProcessEncoder(Path("none"), None, max_history=L, cache_bytes=1 << 20, max_rows=1)
+    encoder._session = ClosedMeanwhile(encoder)
+    assert [states.components.item() for states in encoder.encode(jobs)] == [0.0, 1.0, 2.0]
+    assert encoder._session is None
