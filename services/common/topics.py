@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kafka import KafkaConsumer
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import KafkaError, NoError, TopicAlreadyExistsError, for_code
 
@@ -96,7 +95,7 @@ def ensure_topics(
     except (KafkaError, OSError) as exc:
         raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc
     try:
-        existing = _existing(admin, bootstrap, security or {})
+        existing = set(admin.list_topics())
         missing = [topic for topic in topics if topic.name not in existing]
         if missing:
             _create(admin, missing, replication_factor, timeout_ms)
@@ -105,18 +104,6 @@ def ensure_topics(
         raise DependencyUnavailable(f"Kafka at {bootstrap} did not make the topics: {exc}") from exc
     finally:
         admin.close()
-
-
-def _existing(admin: KafkaAdminClient, bootstrap: str, security: Mapping[str, Any]) -> set[str]:
-    try:
-        return set(admin.list_topics())
-    except ValueError:
-        # librdkafka's mock broker grants operations that kafka-python's admin client has no name for.
-        consumer = KafkaConsumer(bootstrap_servers=bootstrap.split(","), **security)
-        try:
-            return set(consumer.topics())
-        finally:
-            consumer.close()
 
 
 def _create(admin: KafkaAdminClient, topics: list[Topic], replication_factor: int, timeout_ms: int) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -252,33 +251,3 @@ def test_recycled_process_id_is_never_signalled(other_stack: Stack) -> None:
     finally:
         bystander.send_signal(signal.SIGKILL)
         bystander.wait()
-
-
-@pytest.fixture
-def path_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path with the shell's programs and no Java."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name in ("sh", "bash"):
-        found = shutil.which(name)
-        assert found is not None
-        (programs / name).symlink_to(found)
-    monkeypatch.setenv("PATH", str(programs))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-
-
-def test_without_java_an_installed_librdkafka_stands_in_and_says_so(path_without_java: None, tmp_path: Path) -> None:
-    pytest.importorskip("confluent_kafka", reason="the last resort without Java: confluent-kafka is not installed")
-    said: list[str] = []
-    stack = Stack(tmp_path / "state", ports=Ports.free(), say=lambda part, doing: said.append(doing))
-    stack.up(["kafka"])
-    try:
-        assert any("in memory only" in line for line in said)
-        assert "not Apache Kafka" in stack.versions()["kafka"]
-        assert ensure_topics(stack.kafka_bootstrap) == []
-        producer = KafkaProducer(bootstrap_servers=stack.kafka_bootstrap, acks="all", enable_idempotence=True)
-        sent = producer.send(INTERACTIONS_DEAD_LETTER, b"kept").get(timeout=30)
-        producer.close()
-        assert (sent.partition, sent.offset) == (0, 0)
-    finally:
-        stack.down()

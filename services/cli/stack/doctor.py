@@ -16,7 +16,6 @@ import psutil
 
 from services.cli.stack.components.kafka import INSTALL as INSTALL_JAVA
 from services.cli.stack.components.kafka import MIN_JAVA, java_version
-from services.cli.stack.components.mock_broker import MockBroker
 from services.cli.stack.compose import INFRASTRUCTURE
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import cache_root
@@ -61,21 +60,19 @@ def _python(stack: Stack) -> Iterator[Finding]:
 
 
 def _java(stack: Stack) -> Iterator[Finding]:
-    # Without Java the mock broker may stand in for a first look.
-    severity: Severity = "warning" if isinstance(stack.components["kafka"], MockBroker) else "error"
     found = java_version()
     if found is None:
-        yield Finding(severity=severity, about="Java", found="not on the path", advice=INSTALL_JAVA)
+        yield Finding(severity="error", about="Java", found="not on the path", advice=INSTALL_JAVA)
     elif found < MIN_JAVA:
         yield Finding(severity="error", about="Java", found=f"{found}; Kafka needs {MIN_JAVA}", advice=INSTALL_JAVA)
     else:
         yield Finding(severity="ok", about="Java", found=str(found))
     if shutil.which("mvn") is not None:
         yield Finding(severity="ok", about="Maven", found="on the path")
-    elif stack.components["kafka"].missing() is None and severity == "error":
+    elif stack.components["kafka"].missing() is None:
         yield Finding(severity="ok", about="Maven", found="not on the path, and not needed: Kafka's jars are here")
     else:
-        yield Finding(severity=severity, about="Maven", found="not on the path", advice=INSTALL_JAVA)
+        yield Finding(severity="error", about="Maven", found="not on the path", advice=INSTALL_JAVA)
 
 
 def _machine(stack: Stack) -> Iterator[Finding]:

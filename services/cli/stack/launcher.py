@@ -5,7 +5,6 @@ ports and bundle. Parts are detached and outlive this program.
 """
 
 import json
-import shutil
 import signal
 import time
 from collections.abc import Collection, Iterable
@@ -19,10 +18,9 @@ from services.cli.stack.children import Children
 from services.cli.stack.components.component import Component, Place, Say
 from services.cli.stack.components.inference_server import InferenceServer
 from services.cli.stack.components.kafka import Kafka
-from services.cli.stack.components.mock_broker import MockBroker, mock_broker_available
 from services.cli.stack.components.process import Process
 from services.cli.stack.components.redis import Redis
-from services.cli.stack.compose import INFRASTRUCTURE, PROCESSES, Service, read_compose
+from services.cli.stack.compose import INFRASTRUCTURE, PROCESSES, read_compose
 from services.cli.stack.errors import StackError, tail
 from services.cli.stack.folders import DEFAULT_STATE, StateFolder
 from services.cli.stack.memory import require_stack_memory
@@ -90,7 +88,7 @@ class Stack:
         self._children = Children(folder.run)
         services = read_compose()
         self.components: dict[str, Component] = {
-            "kafka": _broker(services["kafka"]),
+            "kafka": Kafka(services["kafka"]),
             "redis": Redis(services["redis"]),
             "inference-server": InferenceServer(services["inference-server"]),
             **{name: Process(services[name]) for name in PROCESSES},
@@ -149,10 +147,6 @@ class Stack:
             if any(name in _NEEDS_BUNDLE for name in to_start):
                 self._require_bundle(to_start)
             _write_note(self.place)
-            if isinstance(self.components["kafka"], MockBroker) and {"kafka", "redis"} <= set(to_start):
-                # A broker in memory begins at offset 0: states that name later offsets belong to a stream that is gone.
-                for keeper in ("redis", "refresher"):
-                    shutil.rmtree(self.place.state.data(keeper), ignore_errors=True)
             ports = [number for name in to_start for number in self.ports.of(name).values()]
             with held_for_servers(LOOPBACK, ports):
                 self._start_in_order(wanted, to_start, timeout_s)
@@ -319,12 +313,6 @@ class Stack:
             memory_mb=round(memory, 1),
             uptime_s=round(uptime, 1),
         )
-
-
-def _broker(service: Service) -> Component:
-    """Apache Kafka; the mock broker only where Kafka cannot run and librdkafka is there already."""
-    kafka = Kafka(service)
-    return MockBroker(service) if kafka.absent() is not None and mock_broker_available() else kafka
 
 
 def _known(names: Iterable[str]) -> list[str]:
