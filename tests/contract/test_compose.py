@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from services.candidates.config import CandidatesSettings
-from services.cli.stack.components.kafka import RECIPE as KAFKA_RECIPE
+from services.cli.stack.components.kafka import JARS as KAFKA_JARS
 from services.cli.stack.components.kafka import server_properties
 from services.cli.stack.compose import (
     COMPOSE_FILE,
@@ -139,7 +139,7 @@ def test_processes_name_each_other_by_service() -> None:
 
 
 def test_both_stacks_run_the_same_kafka() -> None:
-    version = re.search(r"<kafka.version>([\d.]+)</kafka.version>", KAFKA_RECIPE.read_text(encoding="utf-8"))
+    version = re.search(r"^org.apache.kafka:kafka_2.13:(\S+) ", KAFKA_JARS.read_text(encoding="utf-8"), re.MULTILINE)
     assert version is not None
     assert SERVICES["kafka"].image == f"apache/kafka:{version[1]}"
     assert version[1].startswith("4.")

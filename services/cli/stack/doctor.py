@@ -14,8 +14,6 @@ from typing import Literal
 
 import psutil
 
-from services.cli.stack.components.kafka import INSTALL as INSTALL_JAVA
-from services.cli.stack.components.kafka import MIN_JAVA, java_version
 from services.cli.stack.compose import INFRASTRUCTURE
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import cache_root
@@ -57,22 +55,6 @@ def _python(stack: Stack) -> Iterator[Finding]:
     right = sys.version_info[:2] == (3, 11)
     advice = "" if right else "create the environment with Python 3.11: make setup PYTHON=python3.11"
     yield Finding(severity="ok" if right else "error", about="Python", found=found, advice=advice)
-
-
-def _java(stack: Stack) -> Iterator[Finding]:
-    found = java_version()
-    if found is None:
-        yield Finding(severity="error", about="Java", found="not on the path", advice=INSTALL_JAVA)
-    elif found < MIN_JAVA:
-        yield Finding(severity="error", about="Java", found=f"{found}; Kafka needs {MIN_JAVA}", advice=INSTALL_JAVA)
-    else:
-        yield Finding(severity="ok", about="Java", found=str(found))
-    if shutil.which("mvn") is not None:
-        yield Finding(severity="ok", about="Maven", found="on the path")
-    elif stack.components["kafka"].missing() is None:
-        yield Finding(severity="ok", about="Maven", found="not on the path, and not needed: Kafka's jars are here")
-    else:
-        yield Finding(severity="error", about="Maven", found="not on the path", advice=INSTALL_JAVA)
 
 
 def _machine(stack: Stack) -> Iterator[Finding]:
@@ -192,7 +174,6 @@ def _existing(folder: Path) -> Path:
 
 _CHECKS: tuple[Callable[[Stack], Iterator[Finding]], ...] = (
     _python,
-    _java,
     _machine,
     _memory,
     _recipes,

