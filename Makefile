@@ -4,7 +4,6 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 EXTRA  ?= cpu
 STAMP  := $(VENV)/.installed-$(EXTRA)
-BUF    := node_modules/.bin/buf
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast check fmt up down bench proto-image hooks clean
@@ -33,13 +32,13 @@ test: setup ## Every test, integration tests against the real components include
 test-fast: setup ## The tests that start no component (seconds to a minute)
 	@$(BIN)/pytest -m "not integration" $(ARGS)
 
-check: setup $(BUF) ## Format, lint, types, import rules, proto lint and breaking changes
+check: setup ## Format, lint, types, import rules, proto lint and breaking changes
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-	@$(BUF) lint
-	@$(BUF) breaking --against protos/image.binpb
+	@$(BIN)/buf lint
+	@$(BIN)/buf breaking --against protos/image.binpb
 
 fmt: setup ## Format and fix what can be fixed
 	@$(BIN)/ruff format .
@@ -67,15 +66,11 @@ bench: setup ## Measure again and rewrite docs/benchmarks (hours; `freshet bench
 	@$(BIN)/freshet loadtest steady --seconds 60 --json > docs/benchmarks/steady.json; $(BIN)/freshet down
 	@$(BIN)/python docs/benchmarks/render.py
 
-proto-image: $(BUF) ## Accept the protos as they are for the breaking-change check
-	@$(BUF) build -o protos/image.binpb
-
-$(BUF): package.json
-	@npm install --no-package-lock --no-audit --no-fund --silent
-	@touch $@
+proto-image: setup ## Accept the protos as they are for the breaking-change check
+	@$(BIN)/buf build -o protos/image.binpb
 
 hooks: setup ## Run `make check` and the fast tests before each commit
 	@$(BIN)/pre-commit install
 
 clean: ## Remove what was built here (caches outside the checkout stay)
-	@rm -rf $(VENV) stubs services/algorithms/native/*.so services/algorithms/ops/*/*.so node_modules .freshet .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) stubs services/algorithms/native/*.so services/algorithms/ops/*/*.so .freshet .pytest_cache .mypy_cache .ruff_cache .hypothesis
