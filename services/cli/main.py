@@ -3,6 +3,8 @@
 Importing it loads typer and nothing heavy (no PyTorch, gRPC or NumPy): `freshet --help` has to be immediate.
 """
 
+from typing import Annotated
+
 import typer
 
 from services.cli.commands import (
@@ -29,6 +31,7 @@ from services.cli.commands import (
     train_text,
     watch,
 )
+from services.common.version import freshet_version
 
 _FIRST = "Begin here"
 _STACK = "The local stack"
@@ -44,6 +47,22 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"freshet {freshet_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """What every command shares."""
+
 
 app.command("demo", rich_help_panel=_FIRST)(demo.demo)
 app.command("up", rich_help_panel=_STACK)(stack.up)

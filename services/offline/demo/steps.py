@@ -17,6 +17,7 @@ from services.cli.stack import Ports, Stack, StackError
 from services.cli.threads import wait_without_spinning
 from services.common.errors import FreshetError
 from services.common.ports import PortTaken
+from services.common.version import freshet_version
 from services.offline.datasets import Interactions
 from services.offline.demo.display import Display, Stopwatch
 from services.offline.demo.options import DemoOptions
@@ -140,7 +141,7 @@ def components(stack: Stack) -> dict[str, str]:
     """What runs, by name, with versions as the running parts tell them."""
     running = {name: said for part, said in stack.versions().items() if (name := _NAMES.get(part))}
     return {name: said.removeprefix(name).strip() for name, said in running.items()} | {
-        "Freshet (gateway, encoder, refresher, candidates, reranker, generator)": version("freshet"),
+        "Freshet (gateway, encoder, refresher, candidates, reranker, generator)": freshet_version(),
         "Python": platform.python_version(),
         "PyTorch": version("torch"),
         "gRPC": version("grpcio"),

@@ -5,7 +5,6 @@ What a container keeps in a volume lies in the stack's data folder.
 
 import sys
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from services.cli.stack.children import Launch
 from services.cli.stack.components.component import Place, Say, inherited_environment
@@ -13,6 +12,7 @@ from services.cli.stack.compose import Service, local_environment
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import REPOSITORY
 from services.cli.stack.probes import probe_grpc
+from services.common.version import freshet_version
 
 CHECKPOINTS_VARIABLE = "FRESHET_REFRESHER_CHECKPOINTS"
 
@@ -51,4 +51,4 @@ class Process:
         return probe_grpc(place.ports.address(self.name))
 
     def version(self, place: Place) -> str:
-        return f"freshet {version('freshet')}"
+        return f"freshet {freshet_version()}"
