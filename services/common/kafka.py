@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError, MessageSizeTooLargeError
+from kafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError
 from kafka.partitioner.default import murmur2
 
 from services.common.errors import DependencyUnavailable, InvalidRequest, Overloaded
@@ -29,6 +29,8 @@ MAX_QUEUED = 10_000
 RETRY_BUILD_SECONDS = 0.5
 _GATHERED_BYTES = 65_536
 _REST_MS = 500
+# After the delivery timeout kafka-python takes this long at most to give a batch up.
+_SETTLING_S = 2.0
 
 Headers = Sequence[tuple[str, bytes]]
 # Where a record landed: (partition, offset).
@@ -88,14 +90,13 @@ def build_producer(
         raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc
 
 
-def close_producer(producer: KafkaProducer, timeout_s: float = 0.0) -> None:
-    """Close a producer; with timeout 0 whatever is unsent is given up. Its own close gives up half-way in that case:
-    flush raises before the network thread is told to end, so that is done here."""
+def _close(producer: KafkaProducer, timeout_s: float) -> bool:
+    """Close once every record is acknowledged or given up; False, and still open, when that takes longer."""
     try:
         producer.close(timeout=timeout_s)
-    except Exception:
-        producer._sender.force_close()
-        producer._closed = True
+    except KafkaTimeoutError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class EventProducer:
         self._bootstrap = bootstrap
         self._client_id = client_id
         self._delivery_timeout_ms = delivery_timeout_ms
+        self._settled_s = delivery_timeout_ms / 1000 + _SETTLING_S
         self._security = dict(security or {})
         self._max_queued = max_queued
         # Records from `send` until they have left this queue and kafka-python's. Both threads count.
@@ -194,7 +196,10 @@ class EventProducer:
                 continue
             if producer is not None and self._broken is producer:
                 # kafka-python's idempotent producer does not find its way back once a batch in flight has expired.
-                close_producer(producer)
+                # What it still holds may land while the next one sends: events have ids, and their order is in time.
+                threading.Thread(
+                    target=_close, args=(producer, self._settled_s), name="old-producer", daemon=True
+                ).start()
                 producer = None
             if producer is None and time.monotonic() - self._build_failed_at >= RETRY_BUILD_SECONDS:
                 producer = self._build()
@@ -203,7 +208,7 @@ class EventProducer:
                 continue
             self._hand_over(producer, pending)
         if producer is not None:
-            close_producer(producer, timeout_s=1.0)
+            _close(producer, timeout_s=1.0)
 
     def _build(self) -> KafkaProducer | None:
         try:
@@ -287,7 +292,8 @@ class BulkProducer:
         """Write the records, in order per partition; return their places in the same order.
 
         A place has offset -1 when Kafka has the record but no longer says where (a retried batch).
-        Raises: DependencyUnavailable if any was not acknowledged in time; some may have been written all the same.
+        Raises: DependencyUnavailable if any was not acknowledged in time; some may have been written all the same, but
+        none is sent any more once this has returned (it waits out the delivery timeout for that).
         """
         deadline = time.monotonic() + timeout_s
         producer = self._connected()
@@ -301,7 +307,8 @@ class BulkProducer:
                 places.append((metadata.partition, metadata.offset))
             return places
         except (KafkaError, OSError, AssertionError) as exc:
-            self.close()  # a producer that failed half-way is not asked to remember its sequence
+            # A producer that failed half-way is not asked to remember its sequence; the next one must not overtake it.
+            self.close(self._delivery_timeout_ms / 1000 + _SETTLING_S)
             raise DependencyUnavailable(f"Kafka did not take the records: {exc}") from exc
 
     def num_partitions(self, topic: str) -> int:
@@ -320,7 +327,7 @@ class BulkProducer:
         """Give the connection up; the next send_many makes a new one."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            close_producer(producer, timeout_s)
+            _close(producer, timeout_s)
 
     def _connected(self) -> KafkaProducer:
         if self._producer is None:
@@ -372,9 +379,6 @@ def build_consumer(
             reconnect_backoff_ms=50,
             reconnect_backoff_max_ms=500,
             allow_auto_create_topics=False,
-            # The broker checked every batch when it was written, TCP checks the way here, and kafka-python's own
-            # check is pure Python, 0.1 µs a byte.
-            check_crcs=False,
             metrics_enabled=False,
             **(security or {}),
         )
