@@ -56,10 +56,10 @@ def _align(query: nn.Module, item: nn.Module, component_width: int) -> None:
     """
     if not (isinstance(query, nn.Linear) and isinstance(item, nn.Linear)):
         return
-    of_items = item.weight.split(component_width)
+    of_items = torch.split(item.weight, component_width)
     for component in of_items:
         nn.init.orthogonal_(component)
-    for number, component in enumerate(query.weight.split(component_width)):
+    for number, component in enumerate(torch.split(query.weight, component_width)):
         component.copy_(of_items[number % len(of_items)])
 
 

@@ -95,12 +95,16 @@ def configure(
         raise ValueError(f"head={head!r}; allowed: {', '.join(HEADS)}")
     config = preset(preset_name, epochs=epochs, seed=seed)
     config = with_sasrec(config) if encoder == "sasrec" else config
-    given = {"loss": loss, "num_negatives": num_negatives, "mutual_information_weight": alpha}
     if head == "dot":
         config = with_dot_head(config)
     elif head == "wide-dot":
         config = with_wide_dot_head(config)
-    return replace(config, **{name: value for name, value in given.items() if value is not None})
+    return replace(
+        config,
+        loss=config.loss if loss is None else loss,
+        num_negatives=config.num_negatives if num_negatives is None else num_negatives,
+        mutual_information_weight=config.mutual_information_weight if alpha is None else alpha,
+    )
 
 
 def run_training(
