@@ -33,7 +33,7 @@ def table_3(
     data: Annotated[list[str] | None, typer.Option(help="A set of the table; may be repeated. Default: all.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Final runs per arm. Default: 5 on ml-1m, else 3.")] = None,
     hours: Annotated[
-        float | None, typer.Option(min=0, help="Begin no run after so long; the next call goes on. 0: only the page.")
+        float | None, typer.Option(min=0, help="Stop after so long; the next call goes on. 0: only the page.")
     ] = None,
     store: Annotated[
         Path | None, typer.Option(help="Finished runs and checkpoints. Default: quality in the local cache.")
@@ -45,7 +45,8 @@ def table_3(
     """SASRec and HSTU, each with a dot product and a mixture, beside tuned baselines: quality, intervals, hours.
 
     Every arm has the same number of trials on validation; the test is read once. Takes about a day on two cores for
-    all sets. Interrupt it at any time: finished runs are kept, a training goes on from its checkpoint.
+    all sets, and ml-1m-full (the paper's size) another. Interrupt it at any time: finished runs are kept, a training
+    goes on from its checkpoint.
 
     Example:  freshet bench paper table-3 --data ml-latest-small
 
@@ -58,7 +59,7 @@ def table_3(
     from services.offline.evaluation import benchmarks
     from services.offline.evaluation.quality.table import DATA
 
-    known = {one.name: one for one in DATA}
+    known = {one.key: one for one in DATA}
     for name in data or []:
         if name not in known:
             raise CommandError(f"data={name!r}; allowed: {', '.join(known)}", status=ExitStatus.USAGE)
@@ -68,7 +69,7 @@ def table_3(
         measured(
             lambda request: benchmarks.quality(
                 request,
-                data=[one for one in DATA if not data or one.name in data],
+                data=[one for one in DATA if not data or one.key in data],
                 store=store or Locator().cache_dir().with_name("quality"),
                 seeds=seeds,
                 hours=hours,

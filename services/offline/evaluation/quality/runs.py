@@ -20,7 +20,7 @@ from services.algorithms.models.sequential import SequentialModel
 from services.offline.datasets import MeasuredSplit
 from services.offline.evaluation.quality.arms import Arm, Trial, bytes_per_item
 from services.offline.training.evaluation import EventScorer, ModelScorer, RankedEvents, rank_events
-from services.offline.training.loop import EarlyStopping, Step, train
+from services.offline.training.loop import EarlyStopping, Step, dense_users, train
 from services.offline.training.presets import TrainConfig
 
 Row = dict[str, Any]
@@ -113,9 +113,10 @@ def run_arm(
     config = trial.applied(arm.shaped(plan.config))
     config = replace(config, seed=seed, epochs=plan.final_epochs if is_final else plan.trial_epochs)
     judged = _evenly(split.valid_rows, _EVENTS_PER_EPOCH)
+    users = dense_users(config, split.train)
 
     def score(model: SequentialModel) -> float:
-        return summary(rank_events(ModelScorer(model), split.interactions, judged).ranks)[CHOSEN_BY]
+        return summary(rank_events(ModelScorer(model, users), split.interactions, judged).ranks)[CHOSEN_BY]
 
     stopping = EarlyStopping(score=score, patience=_PATIENCE)
     report = train(config, split.train, out=checkpoints, resume=True, progress=progress, early_stopping=stopping)

@@ -1,7 +1,7 @@
 """The whole comparison: which data, splits and seeds, in which order, and what the finished runs add up to.
 
 Every arm and baseline tunes itself on validation with the same number of trials, then ranks the test events once per
-seed. A time limit ends the work between runs; the next call goes on, and what is missing is counted.
+seed. A time limit ends the work; the next call goes on, and what is missing is counted.
 """
 
 import time
@@ -33,11 +33,21 @@ _SHORTER = "short"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredData:
-    """One data set of the table: its splits, the primary one first, and how many seeds final runs have."""
+    """One data set of the table: its splits, the primary one first, how many seeds final runs have, and which arms.
+
+    With `published` the arms are the preset of the data's name with the paper's own settings, and nothing is tuned.
+    """
 
     name: str
     splits: tuple[str, ...]
     seeds: int = 3
+    arms: tuple[str, ...] = tuple(ARMS)
+    published: Trial | None = None
+
+    @property
+    def key(self) -> str:
+        """What it is asked for by."""
+        return self.name if self.published is None else f"{self.name}-full"
 
     def tuned_on(self, split: str) -> str:
         """The split whose trials chose the settings: its own, or leave-one-out's for its other order of ties."""
@@ -55,6 +65,13 @@ DATA = (
     MeasuredData(name="ml-1m", splits=(TIME, LAST, LAST_REVERSED), seeds=5),
     MeasuredData(name="amazon-sports-2014", splits=(LAST,)),
     MeasuredData(name="amazon-beauty-large-2014", splits=(LAST,)),
+    MeasuredData(
+        name="ml-1m",
+        splits=(LAST,),
+        seeds=1,
+        arms=("hstu-dot", "hstu-mol"),
+        published=Trial(loss="sampled-softmax", num_negatives=128),
+    ),
 )
 
 
@@ -62,11 +79,15 @@ class OutOfTime(Exception):
     """The time limit is over; everything finished is kept."""
 
 
-def plan_for(train: Interactions) -> Plan:
-    """Preset `quick`; as many epochs as make a million positions for a trial and 2.5 million for a final run.
+def plan_for(data: MeasuredData, train: Interactions) -> Plan:
+    """Preset `quick`, or at full size the published one with its own epochs.
 
+    `quick` goes through the data as often as makes a million positions for a trial and 2.5 million for a final run.
     Short histories go into larger batches: at seven events each, 128 instead of 32 halve the processor time.
     """
+    if data.published is not None:
+        config = preset(data.name)
+        return Plan(config=config, trial_epochs=config.epochs, final_epochs=config.epochs)
     positions = Histories.of(train).num_positions
     sequences = int((train.user_counts() > 1).sum())
     config = preset("quick")
@@ -86,7 +107,7 @@ class Work:
     store: Path
     say: Callable[[str], None]
     until: float | None = None
-    plan: Callable[[Interactions], Plan] = plan_for
+    plan: Callable[[MeasuredData, Interactions], Plan] = plan_for
 
     def check_time(self) -> None:
         if self.until is not None and time.monotonic() >= self.until:
@@ -111,17 +132,18 @@ class _Comparison:
 
     def __init__(self, work: Work, data: MeasuredData, split: MeasuredSplit, seeds: int) -> None:
         self.work, self.data, self.split, self.seeds = work, data, split, seeds
-        self.folder = work.store / data.name / _folder(split.name)
+        self.folder = work.store / data.key / _folder(split.name)
         self.store = Store(self.folder)
-        self.trials = Store(work.store / data.name / _folder(data.tuned_on(split.name)))
+        self.trials = Store(work.store / data.key / _folder(data.tuned_on(split.name)))
         # Another order of ties asks whether the verdict holds: the two arms that it is about.
-        asked = ("hstu-dot", "hstu-mol") if split.name == LAST_REVERSED else tuple(ARMS)
+        asked = ("hstu-dot", "hstu-mol") if split.name == LAST_REVERSED else data.arms
         self.arms = [ARMS[name] for name in asked]
-        self.plan = work.plan(split.train)
+        self.plan = work.plan(data, split.train)
 
     def measure(self) -> None:
-        for name in GRIDS:
-            self.baseline(name)
+        if self.data.published is None:
+            for name in GRIDS:
+                self.baseline(name)
         chosen = {arm.name: self.tuned(arm) for arm in self.arms}
         for seed in range(self.seeds):
             for arm in self.arms:
@@ -148,7 +170,9 @@ class _Comparison:
         self._done(self.store, f"{name}/final-0", lambda: run(settings, is_final=True))
 
     def tuned(self, arm: Arm) -> Trial:
-        """The setting of an arm that validates best, one seed each."""
+        """The setting of an arm that validates best, one seed each; at full size the paper's."""
+        if self.data.published is not None:
+            return self.data.published
         trials = [
             self._trained(f"{arm.name}/trial-{number}", arm, trial, seed=0, is_final=False)
             for number, trial in enumerate(arm.trials)
@@ -178,9 +202,11 @@ class _Comparison:
         self, name: str, arm: Arm, trial: Trial, *, seed: int, is_final: bool, plan: Plan | None = None
     ) -> Finished:
         store = self.store if is_final else self.trials
-        title = f"{self.data.name}, {self.split.name}, {name}"
+        title = f"{self.data.key}, {self.split.name}, {name}"
 
         def progress(step: Step) -> None:
+            # A long training is left at its last checkpoint, at most half a minute back.
+            self.work.check_time()
             share = step.positions / step.total_positions
             self.work.say(f"{title}: epoch {step.epoch + 1}, {share:.0%}, loss {step.loss:.3f}")
 
@@ -203,7 +229,7 @@ class _Comparison:
         if found is not None:
             return found
         self.work.check_time()
-        self.work.say(f"{self.data.name}, {self.split.name}, {name}")
+        self.work.say(f"{self.data.key}, {self.split.name}, {name}")
         return store.put(name, work())
 
 
@@ -270,12 +296,13 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
     split, store = comparison.split, comparison.store
     finals = finals_of(store)
     train = split.train
-    expected = len(GRIDS) + comparison.seeds * len(comparison.arms)
+    baselines = 0 if comparison.data.published is not None else len(GRIDS)
+    expected = baselines + comparison.seeds * len(comparison.arms)
     trials = {arm.name: list(_stored(store, arm.name, "trial")) for arm in comparison.arms}
     return {
-        "data": comparison.data.name,
+        "data": comparison.data.key,
         "split": split.name,
-        "order": _order(split.interactions) if split.name != LAST_REVERSED else None,
+        "order": _order(split.interactions) if _is_first_of_its_data(comparison) else None,
         "users": int((train.user_counts() > 0).sum()),
         "items": split.interactions.num_items,
         "train_events": len(train),
@@ -287,6 +314,10 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
         "verdicts": list(_verdicts(store, finals)),
         "strata": _strata(split, finals),
     }
+
+
+def _is_first_of_its_data(comparison: _Comparison) -> bool:
+    return comparison.split.name == comparison.data.splits[0] and comparison.data.published is None
 
 
 def _order(interactions: Interactions) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class CyclicData(MeasuredData):
 DATA = (CyclicData(name="cyclic", splits=("leave-one-out",), seeds=2),)
 
 
-def short(train: Interactions) -> Plan:
+def short(data: MeasuredData, train: Interactions) -> Plan:
     return Plan(config=replace(CONFIG, num_negatives=8), trial_epochs=1, final_epochs=2)
 
 
