@@ -33,11 +33,13 @@ from services.cli.commands import (
 )
 from services.common.version import freshet_version
 
-_FIRST = "Begin here"
-_STACK = "The local stack"
-_TALK = "Talk to it"
+# The panels of `freshet --help`, in this order: what one uses every day first, what takes minutes to hours last.
+_FIRST = "Start here"
+_STACK = "Local stack"
+_TALK = "Recommendations, search, items and users"
 _DATA = "Data and models"
-_MEASURE = "Measure it"
+_KEEP = "Maintenance"
+_MEASURE = "Measuring (benchmarks and load tests)"
 
 app = typer.Typer(
     name="freshet",
@@ -71,8 +73,6 @@ app.command("status", rich_help_panel=_STACK)(stack.status)
 app.command("doctor", rich_help_panel=_STACK)(stack.doctor)
 app.command("serve", rich_help_panel=_STACK)(stack.serve)
 app.command("watch", rich_help_panel=_STACK)(watch.watch)
-app.command("backup", rich_help_panel=_STACK)(backup.backup)
-app.command("restore", rich_help_panel=_STACK)(backup.restore)
 app.command("recommend", rich_help_panel=_TALK)(recommend.recommend)
 app.command("record", rich_help_panel=_TALK)(record.record)
 app.command("undo", rich_help_panel=_TALK)(record.undo)
@@ -86,9 +86,11 @@ app.add_typer(train_text.app, rich_help_panel=_DATA)
 app.command("export", rich_help_panel=_DATA)(train.export)
 app.command("index", rich_help_panel=_DATA)(index.index)
 app.command("import", rich_help_panel=_DATA)(import_past.import_past)
-app.command("attribute", rich_help_panel=_DATA)(attribute.attribute)
-app.command("rebuild", rich_help_panel=_DATA)(rebuild.rebuild)
 app.add_typer(data.app, rich_help_panel=_DATA)
+app.command("backup", rich_help_panel=_KEEP)(backup.backup)
+app.command("restore", rich_help_panel=_KEEP)(backup.restore)
+app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)
+app.command("attribute", rich_help_panel=_KEEP)(attribute.attribute)
 bench.app.command("refresher")(bench_refresher.refresher)
 app.add_typer(bench.app, rich_help_panel=_MEASURE)
 app.add_typer(evaluate.app, rich_help_panel=_MEASURE)

@@ -57,7 +57,7 @@ def port_offset() -> int:
 
 
 def demo(*arguments: str, state_dir: Path, port_offset: int) -> list[str]:
-    command = [sys.executable, "-m", "services.cli", "demo", "--state-dir", str(state_dir)]
+    command = [sys.executable, "-m", "services.cli", "demo", "--state", str(state_dir)]
     return [*command, "--port-offset", str(port_offset), *arguments]
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from services.cli.options import DEFAULT_STATE, State
 from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
 
 
@@ -13,9 +14,7 @@ from services.cli.output import CommandError, ExitStatus, console, emit_json, re
 def attribute(
     bundle: Annotated[Path, typer.Option("--bundle", help="The new model's bundle.")],
     *,
-    state: Annotated[Path, typer.Option("--state", envvar="FRESHET_STATE", help="The stack's state folder.")] = Path(
-        ".freshet"
-    ),
+    state: State = DEFAULT_STATE,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object on stdout.")] = False,
 ) -> None:
     """Write attributions of another model for all interactions so far, so that it goes live with what people taught.

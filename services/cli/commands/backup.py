@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from services.cli.options import DEFAULT_STATE, State
 from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
 
 if TYPE_CHECKING:
     from services.cli.backup import Backup
     from services.cli.stack import Stack
 
-_DEFAULT_STATE = Path(".freshet")
-_State = Annotated[Path, typer.Option("--state", envvar="FRESHET_STATE", help="The local stack's folder.")]
 _Bundle = Annotated[Path | None, typer.Option(envvar="FRESHET_BUNDLE", help="Model bundle [the stack's].")]
 _Checkpoints = Annotated[
     Path | None,
@@ -32,7 +31,7 @@ _HOLDERS = ("inference-server", "gateway", "encoder", "candidates", "reranker", 
 def backup(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist yet.")],
     *,
-    state: _State = _DEFAULT_STATE,
+    state: State = DEFAULT_STATE,
     bundle: _Bundle = None,
     checkpoints: _Checkpoints = None,
     as_json: _Json = False,
@@ -69,7 +68,7 @@ def backup(
 def restore(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `freshet backup` made.")],
     *,
-    state: _State = _DEFAULT_STATE,
+    state: State = DEFAULT_STATE,
     bundle: _Bundle = None,
     checkpoints: _Checkpoints = None,
     replace: Annotated[bool, typer.Option("--replace", help="Set aside what is there already.")] = False,

@@ -1,11 +1,13 @@
 """`freshet demo`: the whole system at work on real interactions, in minutes, with figures at the end."""
 
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from services.cli.options import DEFAULT_STATE, State
 from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
 
 
@@ -19,10 +21,8 @@ def demo(
     ] = "auto",
     epochs: Annotated[int | None, typer.Option(min=1, help="Training epochs; default: what fits the demo.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
-    state_dir: Annotated[
-        Path,
-        typer.Option("--state-dir", "--state", envvar="FRESHET_STATE", help="Where stack, bundle and summary live."),
-    ] = Path(".freshet"),
+    state: State = DEFAULT_STATE,
+    state_dir: Annotated[Path | None, typer.Option("--state-dir", hidden=True)] = None,
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Take the bundle of an earlier demo on the same data instead of training.")
     ] = False,
@@ -45,13 +45,16 @@ def demo(
     from services.offline.demo.options import DemoOptions
     from services.offline.demo.steps import explain
 
+    if state_dir is not None:
+        sys.stderr.write("warning: --state-dir is called --state now; the old name ends with the next release\n")
+        state = state_dir
     options = DemoOptions(
         dataset=dataset,
         events=events,
         rate_per_s=rate,
         epochs=epochs,
         seed=seed,
-        state_dir=state_dir,
+        state_dir=state,
         keep=keep,
         reuse=reuse,
         port_offset=port_offset,
@@ -59,7 +62,7 @@ def demo(
     display = Display(console(stderr=as_json))
     # Ended by a supervisor, the demo stops its stack as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with explain(state_dir / "logs"):
+    with explain(state / "logs"):
         summary = run_demo(options, display)
     if as_json:
         emit_json(summary)
@@ -67,13 +70,13 @@ def demo(
         counts = {name: summary["events"][name] for name in ("sent", "applied", "dead_lettered", "unacknowledged")}
         raise CommandError(
             f"the counts do not add up: {counts}",
-            advice=f"the logs are in {state_dir / 'logs'}",
+            advice=f"the logs are in {state / 'logs'}",
             status=ExitStatus.FAILED,
         )
     forgotten = summary["forgotten"]
     if forgotten is not None and (not forgotten["is_applied"] or any(forgotten["left"].values())):
         raise CommandError(
             f"forgetting was not finished: left {forgotten['left']}",
-            advice=f"the logs are in {state_dir / 'logs'}",
+            advice=f"the logs are in {state / 'logs'}",
             status=ExitStatus.FAILED,
         )

@@ -1,11 +1,11 @@
 """`freshet import`: past interactions into the stream and the state store, before going live."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from services.cli.options import DEFAULT_STATE, State
 from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
 
 
@@ -21,9 +21,7 @@ def import_past(
     attributes: Annotated[
         bool, typer.Option(help="Let the past teach items (PEFA); not where the model was trained on all of it.")
     ] = True,
-    state: Annotated[Path, typer.Option("--state", envvar="FRESHET_STATE", help="The stack's state folder.")] = Path(
-        ".freshet"
-    ),
+    state: State = DEFAULT_STATE,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object on stdout.")] = False,
 ) -> None:
     """Write past interactions onto the stream and compute everybody's history and state, before going live.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from services.cli.options import DEFAULT_STATE, State
 from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ _STATUS_TIMEOUT_S = 5.0
 @reports_errors
 def rebuild(
     *,
-    state: Annotated[Path, typer.Option("--state", envvar="FRESHET_STATE", help="The stack's state folder.")] = Path(
-        ".freshet"
-    ),
+    state: State = DEFAULT_STATE,
     bundle: Annotated[
         Path | None, typer.Option(help="Another model's bundle: its sums are kept as checkpoints [the stack's bundle].")
     ] = None,

@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from services.cli.options import DEFAULT_STATE, State
 from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
 
 if TYPE_CHECKING:
     from services.cli.stack.launcher import PartStatus
 
-_STATE = typer.Option("--state", envvar="FRESHET_STATE", help="Where pid files, logs and data are.")
 _JSON = typer.Option("--json", help="One JSON object on stdout.")
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
-_DEFAULT_STATE = Path(".freshet")
 _PROCESSES = ("gateway", "encoder", "refresher", "candidates", "reranker", "generator")
 
 
 @reports_errors
 def up(
     *,
-    state: Annotated[Path, _STATE] = _DEFAULT_STATE,
+    state: State = DEFAULT_STATE,
     bundle: Annotated[Path | None, typer.Option(envvar="FRESHET_BUNDLE", help="Model bundle [STATE/bundle].")] = None,
     text: Annotated[Path | None, typer.Option(envvar="FRESHET_TEXT", help="Text bundle, if any [STATE/text].")] = None,
     only: Annotated[str, typer.Option(help="Only these parts, comma-separated: kafka,redis")] = "",
@@ -60,7 +59,7 @@ def up(
 @reports_errors
 def down(
     *,
-    state: Annotated[Path, _STATE] = _DEFAULT_STATE,
+    state: State = DEFAULT_STATE,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Stop what `freshet up` started; what Kafka and Redis hold stays in the state folder.
@@ -81,7 +80,7 @@ def down(
 @reports_errors
 def status(
     *,
-    state: Annotated[Path, _STATE] = _DEFAULT_STATE,
+    state: State = DEFAULT_STATE,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Show every part: ready or not, where it listens, memory, since when.
@@ -101,7 +100,7 @@ def status(
 @reports_errors
 def doctor(
     *,
-    state: Annotated[Path, _STATE] = _DEFAULT_STATE,
+    state: State = DEFAULT_STATE,
     bundle: Annotated[Path | None, typer.Option(envvar="FRESHET_BUNDLE", help="Model bundle [STATE/bundle].")] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:

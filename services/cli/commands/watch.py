@@ -5,13 +5,13 @@ metrics ports. Quantiles are of what came since the watch began; with --once, si
 """
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli import client
 from services.cli.durations import duration
+from services.cli.options import DEFAULT_STATE, State
 from services.cli.output import ExitStatus, console, emit_json, reports_errors
 
 if TYPE_CHECKING:
@@ -20,15 +20,11 @@ if TYPE_CHECKING:
 
     from services.cli.lag import Lags
 
-_DEFAULT_STATE = Path(".freshet")
-
 
 @reports_errors
 def watch(
     *,
-    state: Annotated[
-        Path, typer.Option("--state", envvar="FRESHET_STATE", help="The local stack whose metrics ports are read.")
-    ] = _DEFAULT_STATE,
+    state: State = DEFAULT_STATE,
     gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port [the stack's].")] = "",
     interval_s: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,

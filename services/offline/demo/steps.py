@@ -187,7 +187,7 @@ def explain(logs: Path) -> Iterator[None]:
             str(error), advice=f"the parts' logs are in {logs}", status=ExitStatus.UNAVAILABLE
         ) from error
     except BundleError as error:
-        raise CommandError(str(error), advice="name another --state-dir, or move what is there") from error
+        raise CommandError(str(error), advice="name another --state, or move what is there") from error
     except ValueError as error:  # what data sets and settings raise: the message names field, value and allowed
         raise CommandError(str(error), status=ExitStatus.USAGE) from error
 

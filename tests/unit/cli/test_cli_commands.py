@@ -1,12 +1,16 @@
 """The commands as a person and a script meet them: output, exit status, and what goes over the wire."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner, Result
 
 from services.cli.main import app
@@ -251,3 +255,59 @@ def test_help_loads_nothing_heavy() -> None:
     code = "import sys, services.cli.main; print([m for m in ('torch', 'grpc', 'numpy', 'kafka') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_help_shows_measuring_commands_in_a_panel_of_their_own_at_the_end() -> None:
+    lines = run("--help").output.splitlines()
+    titles = [line.strip("╭╮─ ") for line in lines if line.startswith("╭")]
+    assert titles == [
+        "Options",
+        "Start here",
+        "Local stack",
+        "Recommendations, search, items and users",
+        "Data and models",
+        "Maintenance",
+        "Measuring (benchmarks and load tests)",
+    ]
+    last = lines[max(number for number, line in enumerate(lines) if line.startswith("╭")) :]
+    assert {line.split()[1] for line in last if line.startswith("│ ") and line[2] != " "} == {
+        "bench",
+        "evaluate",
+        "loadtest",
+    }
+
+
+def options_of(command: Any, path: str = "freshet") -> Iterator[tuple[str, Any]]:
+    for name, child in getattr(command, "commands", {}).items():
+        yield from options_of(child, f"{path} {name}")
+    yield from ((path, option) for option in command.params)
+
+
+def test_the_state_folder_is_one_option_with_one_variable_and_one_help_text() -> None:
+    state = [(path, option) for path, option in options_of(typer.main.get_command(app)) if "--state" in option.opts]
+    assert len(state) >= 10
+    assert {(tuple(option.opts), option.envvar, str(option.default)) for _, option in state} == {
+        (("--state",), "FRESHET_STATE", ".freshet")
+    }
+    assert len({option.help for _, option in state}) == 1
+
+
+def test_the_demos_older_name_of_the_state_folder_still_works_and_warns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    taken: list[Path] = []
+
+    def refuse(options: Any, display: Any) -> None:
+        taken.append(options.state_dir)
+        raise ValueError("far enough")
+
+    monkeypatch.setattr("services.offline.demo.demo.run_demo", refuse)
+    monkeypatch.setenv("FRESHET_STATE", "another")
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        result = run("demo", "--state-dir", str(tmp_path))
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert taken == [tmp_path]
+    assert "--state-dir is called --state now" in result.stderr
+    assert "--state-dir" not in run("demo", "--help").output
