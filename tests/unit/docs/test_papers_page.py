@@ -3,15 +3,10 @@
 import importlib.util
 import re
 import shlex
-from pathlib import Path
 
 import pytest
-import typer.main
-from typer.core import TyperGroup
+from documentation import ROOT, parses
 
-from services.cli.main import app
-
-ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
 STATES = ("reproduced", "by proxy", "served", "not attempted", "–")
 
@@ -94,25 +89,3 @@ def test_every_command_exists(command: str) -> None:
 @pytest.mark.parametrize("option", OPTIONS_NAMED)
 def test_options_named_alone_are_of_train(option: str) -> None:
     parses(["train", *shlex.split(option)])
-
-
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#]+)\)", PAGE))))
-def test_every_linked_file_exists(target: str) -> None:
-    assert (ROOT / "docs" / target).is_file()
-
-
-def test_a_command_that_does_not_exist_is_found() -> None:
-    with pytest.raises(Exception, match="No such option: --no-such-option"):
-        parses(["bench", "retrieval", "--no-such-option"])
-    with pytest.raises(AssertionError, match="no-such-benchmark"):
-        parses(["bench", "no-such-benchmark"])
-
-
-def parses(words: list[str]) -> None:
-    """Walk to the command and let it read its options, without running it. Raises: typer's usage errors."""
-    command = typer.main.get_command(app)
-    while isinstance(command, TyperGroup):
-        name, *words = words
-        assert name in command.commands, f"freshet has no command {name!r} there"
-        command = command.commands[name]
-    command.make_context(command.name, list(words))
