@@ -24,7 +24,7 @@ from services.algorithms.models.sequential import SequentialModel
 from services.offline.datasets import Interactions
 from services.offline.training import checkpoint
 from services.offline.training.loss import batch_loss
-from services.offline.training.presets import TrainConfig
+from services.offline.training.presets import ADDED_LATER, TrainConfig
 from services.offline.training.sequences import Batch, EpochBatches, Histories, IntArray, StandIns
 
 PARTS = ("data", "encoder", "mol", "optimizer")
@@ -161,7 +161,10 @@ class _Run:
         self.progress = checkpoint.Progress(part_seconds=dict.fromkeys(PARTS, 0.0))
 
     def resume(self) -> None:
-        restored = checkpoint.load(self.folder, self.identity, self.model, self.optimizer) if self.folder else None
+        if self.folder is None:
+            return
+        absent = {f"config.{name}": value for name, value in ADDED_LATER.items()}
+        restored = checkpoint.load(self.folder, self.identity, self.model, self.optimizer, absent=absent)
         if restored is None:
             return
         self.progress, generators, self.best_weights = restored

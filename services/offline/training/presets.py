@@ -4,6 +4,7 @@ A configuration is everything that, with the data, fixes the result: shapes, dro
 It knows nothing of files, progress or devices.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,8 +14,19 @@ from services.algorithms.models.sequential import Dropouts
 # A mixture scored against the whole catalogue at every position would cost X / K times its sampled softmax.
 LOSSES = ("sampled-softmax", "corrected-softmax", "gbce", "full-softmax")
 
-
-_ADDED_LATER = {"loss": "sampled-softmax", "gbce_calibration": 0.75}
+# What a field stands for in checkpoints from before it existed. A checkpoint that has it may say otherwise.
+ADDED_LATER: Mapping[str, Any] = {
+    "loss": "sampled-softmax",
+    "gbce_calibration": 0.75,
+    "sasrec": None,
+    "dot_weight_decay": None,
+    "dropouts.user_element": 0.0,
+    "dropouts.pair": 0.0,
+    "encoder.norm_epsilon": 1e-5,
+    "encoder.output_norm": "length",
+    "encoder.residual_of_norm": False,
+    "head.query_activation": "silu",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,10 +91,8 @@ class TrainConfig:
             raise ValueError(f"seed={self.seed}; allowed: 0 to 2^63 - 1")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for a manifest or a checkpoint. What older checkpoints do not have is left out at its default,
-        so that they can still be resumed."""
-        plain = asdict(self)
-        return {name: value for name, value in plain.items() if name not in _ADDED_LATER or value != _ADDED_LATER[name]}
+        """Plain values, for a manifest or a checkpoint. `ADDED_LATER` has those that older ones lack."""
+        return asdict(self)
 
 
 def preset(name: str, *, epochs: int | None = None, seed: int = 0) -> TrainConfig:

@@ -13,7 +13,7 @@ from services.offline.training import Step, TrainConfig, train
 from services.offline.training.evaluation import evaluate
 from services.offline.training.loop import PARTS, EarlyStopping, rate_factor
 from services.offline.training.loss import mutual_information
-from services.offline.training.presets import with_dot_head, with_sasrec
+from services.offline.training.presets import ADDED_LATER, with_dot_head, with_sasrec
 
 VARIANTS = pytest.mark.parametrize(
     "config",
@@ -88,6 +88,21 @@ def test_a_checkpoint_of_other_settings_or_data_is_refused_by_field(tmp_path: Pa
         train(replace(CONFIG, learning_rate=1e-3), cyclic_interactions(), out=tmp_path, resume=True)
     with pytest.raises(ValueError, match=r"data='[0-9a-f]{16}'; this training has '[0-9a-f]{16}'"):
         train(CONFIG, cyclic_interactions(seed=1), out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("missing", [set(ADDED_LATER), {"loss", "gbce_calibration"}, {"dropouts.pair"}])
+def test_a_checkpoint_from_before_some_fields_is_resumed(missing: set[str], tmp_path: Path) -> None:
+    whole = weights_of(CONFIG)
+    train(CONFIG, cyclic_interactions(), out=tmp_path, stop_after_batches=4)
+    (file,) = tmp_path.glob("*/progress.json")
+    content = json.loads(file.read_text())
+    config = content["identity"]["config"]
+    for name in missing:
+        *owner, field = name.split(".")
+        del (config[owner[0]] if owner else config)[field]
+    file.write_text(json.dumps(content))
+    resumed = weights_of(CONFIG, out=tmp_path, resume=True)
+    assert all(torch.equal(weight, whole[name]) for name, weight in resumed.items())
 
 
 def test_a_checkpoint_is_json_and_safetensors_and_there_is_one(tmp_path: Path) -> None:
