@@ -1,0 +1,241 @@
+"""Encode one more event of a history for the price of one step, not of the history.
+
+A caller sends the whole window each time. What was sent last under the same key is compared with it, event by event;
+keys and values of the part in common are taken from memory and only the rest is encoded. So correctness never rests on
+somebody remembering to invalidate: an insertion out of order, an undo, a slide of the window, a forgotten user or two
+users of one key merely have less in common. Memory is bounded by bytes; the least recently used go first.
+
+It runs an ONNX step graph through the session handed to it, and needs NumPy alone: the encoder process imports it, and
+the export puts a copy into the inference server's model folder, where nothing else of ours can be imported.
+
+Letters: n events of a window, S of them encoded now, C places for kept ones, M states wanted, N blocks, H heads, d_qk
+and d_v widths per head.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+# (N, H, width) of the kept arrays, "keys" and "values".
+Shapes = dict[str, tuple[int, int, int]]
+
+# Places are made so many at once: the presets' windows of 100 and 200 fill them whole, and short histories stay small.
+PLACES_AT_ONCE = 25
+# Beyond every place of a window.
+_NEVER = 1 << 40
+
+
+@dataclass(frozen=True)
+class CacheCounts:
+    """What a cache was asked for since it was made, and what it holds now.
+
+    A hit is a sequence of which at least one event was not encoded anew.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    events: int = 0
+    reused_events: int = 0
+    bytes: int = 0
+
+    def plus(self, reused: Sequence[int], lengths: Sequence[int], *, held_bytes: int) -> "CacheCounts":
+        """After some more sequences: of each, the events not encoded anew, and its length."""
+        hits = sum(events > 0 for events in reused)
+        return CacheCounts(
+            hits=self.hits + hits,
+            misses=self.misses + len(reused) - hits,
+            events=self.events + sum(lengths),
+            reused_events=self.reused_events + sum(reused),
+            bytes=held_bytes,
+        )
+
+
+class _Kept:
+    """The events under one key, their keys and values per block, and the states after the last of them.
+
+    `length` of the C places are in use; the others have a place in the window that no event sees.
+    """
+
+    def __init__(self, shapes: Shapes, places: int) -> None:
+        self.length, self.places = 0, places
+        self.items = np.zeros(places, dtype=np.int64)
+        self.last: dict[str, FloatArray] = {}
+        self.last_user = 0
+        self.feeds: dict[str, npt.NDArray[Any]] = {
+            "past_time": np.zeros(places, dtype=np.int64),
+            "past_place": np.full(places, _NEVER, dtype=np.int64),
+        }
+        # Zeros, not whatever memory holds: what no event sees is multiplied by zero, and a NaN would survive that.
+        self.arrays = {
+            name: np.zeros((blocks, heads, places, width), dtype=np.float32)
+            for name, (blocks, heads, width) in shapes.items()
+        }
+        for name, array in self.arrays.items():
+            self.feeds |= {f"{name}_{block}": of_block for block, of_block in enumerate(array)}
+        self.bytes = self.items.nbytes + sum(array.nbytes for array in self.feeds.values())
+
+    def in_common(self, items: IntArray, times: IntArray) -> int:
+        """How many events, from the first on, are the same."""
+        shorter = min(self.length, len(items))
+        same = (self.items[:shorter] == items[:shorter]) & (self.feeds["past_time"][:shorter] == times[:shorter])
+        return shorter if same.all() else int(same.argmin())
+
+    def truncate(self, length: int) -> None:
+        """Go back to the first events."""
+        if length < self.length:
+            self.feeds["past_place"][length : self.length] = _NEVER
+            self.length, self.last = length, {}
+
+    def extend(self, items: IntArray, times: IntArray, new: dict[str, FloatArray]) -> None:
+        """Some more events, their keys and values."""
+        start, stop = self.length, self.length + len(items)
+        self.items[start:stop] = items
+        self.feeds["past_time"][start:stop] = times
+        self.feeds["past_place"][start:stop] = np.arange(start, stop)
+        for name, array in self.arrays.items():
+            array[:, :, start:stop] = new[name].reshape(*array.shape[:2], len(items), -1)
+        self.length, self.last = stop, {}
+
+    def with_room(self, shapes: Shapes, places: int) -> "_Kept":
+        """The same with more places."""
+        roomier = _Kept(shapes, places)
+        roomier.extend(
+            self.items[: self.length],
+            self.feeds["past_time"][: self.length],
+            {name: array[:, :, : self.length] for name, array in self.arrays.items()},
+        )
+        return roomier
+
+
+class IncrementalEncoder:
+    """Sequences under keys, encoded by a step graph as `services.training.step_export` makes it. Thread-safe.
+
+    `session` is an ONNX Runtime session over the graph (or anything with its get_inputs, get_outputs and run);
+    `max_bytes` bounds what is kept. One model only: another model's keys and values are another encoder's.
+    """
+
+    def __init__(self, session: Any, *, max_bytes: int) -> None:
+        if max_bytes < 0:
+            raise ValueError(f"max_bytes={max_bytes}; allowed: 0 or more")
+        self._session, self._max_bytes = session, max_bytes
+        shapes = {spec.name: spec.shape for spec in session.get_inputs()}
+        self._takes_user = "user_index" in shapes
+        self._shapes: Shapes = {
+            name: (
+                sum(other.startswith(f"{name}_") for other in shapes),
+                shapes[f"{name}_0"][0],
+                shapes[f"{name}_0"][2],
+            )
+            for name in ("keys", "values")
+        }
+        self._outputs = [spec.name for spec in session.get_outputs()]
+        self._states = [name for name in self._outputs if not name.startswith("new_")]
+        self._bytes_of_states = sum(
+            4 * int(np.prod(spec.shape[1:])) for spec in session.get_outputs() if spec.name in self._states
+        )
+        self._nothing = _Kept(self._shapes, 1)
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._bytes = 0
+        self._counts = CacheCounts()
+        self._lock = threading.Lock()
+
+    def encode(
+        self, key: int, items: IntArray, times: IntArray, user_index: int, positions: IntArray
+    ) -> tuple[dict[str, FloatArray], int]:
+        """The states after the events at `positions` of a window, and how many events were not encoded anew.
+
+        Shapes: items, times (n,), n at least 1; positions (M,), never decreasing -> components (M, P_q, d) and, for a
+        mixture, gate (M, P), by name.
+        """
+        with self._lock:
+            kept = self._kept.get(key)
+            common = 0 if kept is None else kept.in_common(items, times)
+            known = self._known(kept, common, user_index, positions)
+            left = positions[known:]
+            # A state inside what is kept is had by encoding from there on again; rare: for events out of order.
+            start = min(common, int(left[0])) if len(left) else len(items)
+            states: dict[str, FloatArray] = {}
+            if kept is not None and start:
+                self._kept.move_to_end(key)
+                kept.truncate(start)
+                states = {name: np.repeat(array, known, axis=0) for name, array in kept.last.items()} if known else {}
+            if start < len(items):
+                outputs = self._step(kept if start else None, start, items, times, user_index, left)
+                self._keep(key, kept if start else None, items[start:], times[start:], outputs)
+                found = {name: outputs[name] for name in self._states}
+                self._remember(key, len(items), positions, found, user_index)
+                states = {name: np.concatenate([states[name], found[name]]) for name in found} if known else found
+            self._counts = self._counts.plus([start], [len(items)], held_bytes=self._bytes)
+        return states, start
+
+    def drop(self, key: int) -> None:
+        """Forget what is kept under a key."""
+        with self._lock:
+            self._remove(key)
+            self._counts = self._counts.plus([], [], held_bytes=self._bytes)
+
+    def counts(self) -> CacheCounts:
+        """Since the beginning, and now."""
+        with self._lock:
+            return self._counts
+
+    def _known(self, kept: _Kept | None, common: int, user_index: int, positions: IntArray) -> int:
+        """How many of the positions are the last kept event's, whose states were asked for when it came."""
+        if kept is None or not kept.last or common < kept.length or kept.last_user != user_index:
+            return 0
+        return int((positions == common - 1).sum()) if positions[0] == common - 1 else 0
+
+    def _step(
+        self, past: _Kept | None, start: int, items: IntArray, times: IntArray, user_index: int, positions: IntArray
+    ) -> dict[str, FloatArray]:
+        feeds = {
+            "item_index": items[start:],
+            "event_time": times[start:],
+            "place": np.arange(start, len(items)),
+            "position": positions - start,
+            **(past or self._nothing).feeds,
+        }
+        if self._takes_user:
+            feeds["user_index"] = np.array([user_index])
+        return dict(zip(self._outputs, self._session.run(self._outputs, feeds), strict=True))
+
+    def _keep(
+        self, key: int, kept: _Kept | None, items: IntArray, times: IntArray, outputs: dict[str, FloatArray]
+    ) -> None:
+        length = len(items) + (kept.length if kept is not None else 0)
+        if kept is None or kept.places < length:
+            self._remove(key)
+            places = -(-length // PLACES_AT_ONCE) * PLACES_AT_ONCE
+            kept = _Kept(self._shapes, places) if kept is None else kept.with_room(self._shapes, places)
+            kept.bytes += self._bytes_of_states
+            if kept.bytes > self._max_bytes:
+                return
+            self._kept[key] = kept
+            self._bytes += kept.bytes
+        kept.extend(items, times, {"keys": outputs["new_keys"], "values": outputs["new_values"]})
+        while self._bytes > self._max_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= oldest.bytes
+
+    def _remember(
+        self, key: int, length: int, positions: IntArray, states: dict[str, FloatArray], user_index: int
+    ) -> None:
+        """Keep the states after the last event: the next event asks for them as the states before it."""
+        kept = self._kept.get(key)
+        if kept is not None:
+            kept.last = (
+                {name: array[-1:].copy() for name, array in states.items()} if positions[-1] == length - 1 else {}
+            )
+            kept.last_user = user_index
+
+    def _remove(self, key: int) -> None:
+        removed = self._kept.pop(key, None)
+        if removed is not None:
+            self._bytes -= removed.bytes
