@@ -7,7 +7,7 @@ from typing import Any
 from services.algorithms.generation.generator import Generator
 from services.algorithms.generation.vocabulary import TargetTokenizer
 from services.algorithms.states import FloatArray
-from services.offline.evaluation.text_trained import FineTune, Pairs, Training, Tuned
+from services.offline.evaluation.text.trained import FineTune, Pairs, Training, Tuned
 from services.offline.training.phrases import fit as phrases
 from services.offline.training.text_mol import TextMolSettings, train_text_mol
 from services.offline.training.text_mol.fit import Prepared

@@ -115,7 +115,7 @@ def retrieval(
     """
     wait_without_spinning()
     from services.offline.evaluation import benchmarks
-    from services.offline.evaluation.shapes import SHAPES, shape_named
+    from services.offline.evaluation.catalogues.shapes import SHAPES, shape_named
 
     if device not in ("cpu", "cuda"):
         raise CommandError(f"device={device!r}; allowed: cpu, cuda", status=ExitStatus.USAGE)
@@ -278,7 +278,7 @@ def _on_gpu(shapes: list[str], batches: list[int], *, quick: bool, seed: int, as
     """Hand over to the GPU's table, whose exit status says whether there was a card and whether proofs held."""
     import torch
 
-    from services.offline.evaluation import gpu
+    from services.offline.evaluation.gpu import table as gpu
 
     if not torch.cuda.is_available():
         raise CommandError(gpu.NO_CARD, advice="--device cpu", status=ExitStatus.UNAVAILABLE)

@@ -13,7 +13,7 @@ from services.cli.output import reports_errors
 from services.cli.threads import wait_without_spinning
 
 if TYPE_CHECKING:
-    from services.offline.evaluation.stream_models import Fit
+    from services.offline.evaluation.stream.models import Fit
 
 app = typer.Typer(
     name="evaluate", help="What feedback without training is worth; tables and plots.", no_args_is_help=True
@@ -48,7 +48,8 @@ def pefa(
     Example:  freshet evaluate pefa --data scifact --quick --json
     """
     wait_without_spinning()
-    from services.offline.evaluation import pefa_text, pefa_text_data
+    from services.offline.evaluation.pefa import data as pefa_text_data
+    from services.offline.evaluation.pefa import report as pefa_text
 
     with in_sentences(when_memory_ends="--data scifact"):
         chosen = [pefa_text_data.known(name) for name in data or pefa_text_data.NAMES]
@@ -90,7 +91,7 @@ def stream(
     Example:  freshet evaluate stream --data ml-latest-small --seeds 1 --retrainings 0 --quick
     """
     wait_without_spinning()
-    from services.offline.evaluation import stream_report
+    from services.offline.evaluation.stream import report as stream_report
 
     with in_sentences(when_memory_ends="--data ml-latest-small"):
         measured(
@@ -141,7 +142,7 @@ def text(
     wait_without_spinning()
     from services.cli.text_training import as_users_have_it
     from services.offline.datasets.texts import COLLECTIONS
-    from services.offline.evaluation import text_report
+    from services.offline.evaluation.text import report as text_report
 
     with in_sentences(when_memory_ends="--data scifact"):
         measured(

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from services.offline.datasets import Interactions
 from services.offline.demo.measurement import HITS_AT
 from services.offline.demo.plan import ReplayEvent
-from services.offline.evaluation.stream_baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
-from services.offline.evaluation.stream_setting import StreamSetting
-from services.offline.evaluation.stream_walk import Contender, EventBatch
+from services.offline.evaluation.stream.baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
+from services.offline.evaluation.stream.setting import StreamSetting
+from services.offline.evaluation.stream.walk import Contender, EventBatch
 
 RECENT_POPULARITY = "recent_popularity"
 ITEM_KNN = "item_knn"

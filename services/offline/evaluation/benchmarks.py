@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.offline.evaluation.floors import measure_rates
-from services.offline.evaluation.scene import SYNTHETIC
-from services.offline.evaluation.tables import machine, plain_page, retrieval_page
+from services.offline.evaluation.catalogues.scene import SYNTHETIC
+from services.offline.evaluation.common.floors import measure_rates
+from services.offline.evaluation.common.tables import machine, plain_page, retrieval_page
 
 if TYPE_CHECKING:
     from services.offline.evaluation.quality.table import MeasuredData
@@ -47,8 +47,8 @@ def retrieval(
     formula, on 100,000 random queries (2,000 when quick) and, unless quick, 100 at the Books shape: added as `proof`.
     Raises: ValueError or BundleError for a bundle that does not fit.
     """
-    from services.offline.evaluation import growth, plots
-    from services.offline.evaluation.retrieval import plans, rows
+    from services.offline.evaluation.retrieval import growth, plots
+    from services.offline.evaluation.retrieval.rows import plans, rows
 
     began = time.perf_counter()
     rates = measure_rates()
@@ -77,8 +77,7 @@ def quantization(request: Request) -> Report:
 
     Raises: ValueError naming a data set that is missing, with what to do.
     """
-    from services.offline.evaluation import quantization as codes
-    from services.offline.evaluation import quantized_search as search
+    from services.offline.evaluation.quantization import codes, search
 
     began = time.perf_counter()
     found = codes.rows(request.quick, request.seed, progress=request.say)
@@ -109,7 +108,7 @@ def mutation(
     `shapes`, `seconds` per row and changes a second (`rates`): the plan's own where not given.
     Raises: ValueError for a shape that the plan does not have.
     """
-    from services.offline.evaluation import mutation as changes
+    from services.offline.evaluation.mutation import rows as changes
 
     began = time.perf_counter()
     found = changes.rows(
@@ -136,7 +135,7 @@ def encoding(request: Request, *, bundle: Path, inference_server: str = "") -> R
     `inference_server`: host:port of one that serves the bundle, for its rows.
     Raises: BundleError for a bundle without a step graph.
     """
-    from services.offline.evaluation import incremental
+    from services.offline.evaluation.encoding import incremental
 
     began = time.perf_counter()
     found = incremental.rows(
@@ -156,9 +155,9 @@ def generation(request: Request, *, sizes: tuple[int, ...] = (), num_queries: in
     First `num_queries` (100,000; 5,000 when quick) random and adversarial queries: every answer must be in the
     catalogue (`proof`). Raises: ValueError if MiniLM's weights are not installed.
     """
-    from services.offline.evaluation import generation as phrases
-    from services.offline.evaluation.generation_page import page
-    from services.offline.evaluation.generation_proof import prove_catalogue
+    from services.offline.evaluation.generation import rows as phrases
+    from services.offline.evaluation.generation.page import page
+    from services.offline.evaluation.generation.proof import prove_catalogue
 
     began = time.perf_counter()
     rates = measure_rates()
@@ -205,7 +204,7 @@ def wrong_proofs(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _proof(request: Request, shapes: list[str]) -> dict[str, Any]:
-    from services.offline.evaluation.proof import prove_books, prove_on_small_catalogues
+    from services.offline.evaluation.retrieval.proof import prove_books, prove_on_small_catalogues
 
     wanted = 2_000 if request.quick else 100_000
     small = prove_on_small_catalogues(

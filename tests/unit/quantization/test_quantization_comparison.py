@@ -8,8 +8,8 @@ import pytest
 from embedding_scene import clustered
 
 from services.algorithms.word_pieces import WordPieces
-from services.offline.evaluation.embeddings import EmbeddingSet, EmbeddingSource, sentence_vectors, sift
-from services.offline.evaluation.quantization import (
+from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, sentence_vectors, sift
+from services.offline.evaluation.quantization.codes import (
     FAISS_PQ,
     OURS,
     UNROTATED,

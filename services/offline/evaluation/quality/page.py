@@ -14,8 +14,8 @@ matplotlib.use("Agg")  # no window, wherever it runs
 
 from matplotlib import pyplot as plt
 
+from services.offline.evaluation.common.tables import markdown
 from services.offline.evaluation.quality.arms import ARMS, NUM_TRIALS, Trial
-from services.offline.evaluation.tables import markdown
 
 Row = Mapping[str, Any]
 

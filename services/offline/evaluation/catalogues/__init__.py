@@ -1,0 +1,1 @@
+"""What retrieval is measured on: sizes, generated catalogues fitted to trained models, and trained bundles."""

@@ -1,0 +1,173 @@
+"""The generator's constants from a bundle: `python -m services.offline.evaluation.catalogues.fit BUNDLE`.
+
+Spectra, gates and the pair network are read off the model. Five constants have no closed form, because views and
+normalisation mix them: how much the views share, within which axes the rest of them turns, how much of an item is
+popularity, where items lie on the queries' common axis, and how much clusters hold; and how unequal the pair
+network makes the pairs. They are moved until scenes generated at the model's own shape show the model's
+correlation and spread of cosines, popularity share, mean cosine, clustering and gate entropy.
+
+Letters: X items, B queries, P pairs, d width, G gate hidden width.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from services.algorithms.states import FloatArray
+from services.offline.evaluation.catalogues.fitted import QUICK, Fitted
+from services.offline.evaluation.catalogues.generator import generate
+from services.offline.evaluation.catalogues.moments import (
+    Moments,
+    clustering,
+    mean_moments,
+    measure,
+    pair_cosines,
+    pair_network,
+)
+from services.offline.evaluation.catalogues.scene import Scene
+from services.offline.evaluation.catalogues.shapes import Shape
+from services.offline.evaluation.catalogues.trained import trained_scene
+
+_QUERIES = 40
+_ROUNDS = 10
+_AXES_SHARE = 0.9  # gate axes hold this share of the gates' variance
+
+
+def fit(scene: Scene, *, say: Callable[[str], None] = lambda line: None) -> tuple[Fitted, Moments, Moments]:
+    """The constants for a scene of a trained model, with the moments wanted and those that the constants give."""
+    wanted, wanted_clustering = measure(scene), clustering(scene.items.components)
+    fitted = _read_off(scene)
+    shape = shape_of(scene)
+    found = wanted
+    for number in range(_ROUNDS):
+        trials = [generate(shape, num_queries=_QUERIES, seed=seed, fitted=fitted) for seed in range(2)]
+        moments = [measure(trial) for trial in trials]
+        found = mean_moments(moments)
+        clusters = float(np.mean([clustering(trial.items.components) for trial in trials]))
+        say(f"round {number}: {found} clustering={clusters:.3f} wanted {wanted_clustering:.3f}")
+        if number == _ROUNDS - 1:
+            break
+        fitted = replace(  # damped, since each of them moves the others' moments, too
+            fitted,
+            shared_share=_step(fitted.shared_share, wanted.pair_correlation / found.pair_correlation, 0.5),
+            leading_share=_step(fitted.leading_share, found.cosine_sd / wanted.cosine_sd, 2.0),
+            popularity_share=_step(fitted.popularity_share, wanted.popularity_share / found.popularity_share, 1.0),
+            cluster_share=_step(fitted.cluster_share, wanted_clustering / clusters, 1.0),
+            pair_mean_sd=fitted.pair_mean_sd * _ratio(1 - wanted.entropy, 1 - found.entropy) ** 0.5,
+            item_level=float(np.clip(fitted.item_level + 2 * (wanted.cosine_mean - found.cosine_mean), -0.6, 0.6)),
+        )
+    return fitted, wanted, found
+
+
+def shape_of(scene: Scene) -> Shape:
+    """The shape of a scene that has a pair gate."""
+    _, num_item_components, width = scene.items.components.shape
+    hidden = 0 if scene.pair_gate is None else len(scene.pair_gate.hidden_bias)
+    return Shape(
+        name=scene.name,
+        num_items=len(scene.items),
+        num_query_components=scene.queries.components.shape[1],
+        num_item_components=num_item_components,
+        component_width=width,
+        gate_hidden=hidden,
+        gated=scene.items.gate is not None,
+    )
+
+
+def _read_off(scene: Scene) -> Fitted:
+    """Everything that has a closed form; the five others start where the table's first fit has them."""
+    gate, items, queries = scene.pair_gate, scene.items, scene.queries
+    if gate is None or items.gate is None or queries.gate is None:
+        raise ValueError(f"{scene.name} has no gate parts to fit")
+    common = queries.components.mean(axis=0)
+    popularity = np.einsum("qd,xpd->x", common, items.components)
+    popularity = (popularity - popularity.mean()) / popularity.std()
+    item_offset, item_exponent = _power_law(items.components)
+    query_offset, query_exponent = _power_law(queries.components)
+    sample = np.random.default_rng(0).permutation(len(items))[:512]
+    part = replace(scene, items=replace(items, components=items.components[sample], gate=items.gate[sample]))
+    cosines = np.concatenate([pair_cosines(part, query) for query in range(min(_QUERIES, len(queries)))])
+    average = cosines.mean(axis=1)
+    average = (average - average.mean()) / average.std()
+    outputs = pair_network(scene, cosines)
+    means = outputs.mean(axis=0)
+    slopes = average @ (outputs - means) / len(outputs)
+    residual = outputs - means - average[:, None] * slopes
+    # In a trained gate the mean products lean the way of the network's means; generated, they are independent.
+    products = queries.gate.mean(axis=0) * items.gate.mean(axis=0)
+    leaning = (means + products).var() - (queries.gate.mean(axis=0).std() * items.gate.mean(axis=0).std()) ** 2
+    return replace(
+        QUICK,
+        popularity_quantiles=tuple(round(float(q), 3) for q in np.quantile(popularity, np.linspace(0, 1, 21))),
+        item_spectrum_offset=item_offset,
+        item_spectrum_exponent=item_exponent,
+        query_level=float(np.linalg.norm(common, axis=1).mean()),
+        query_spectrum_offset=query_offset,
+        query_spectrum_exponent=query_exponent,
+        item_gate_mean_sd=float(items.gate.mean(axis=0).std()),
+        item_gate_sd=float(items.gate.std(axis=0).mean()),
+        item_gate_axes=_axes(items.gate),
+        query_gate_mean_sd=float(queries.gate.mean(axis=0).std()),
+        query_gate_sd=float(queries.gate.std(axis=0).mean()),
+        query_gate_axes=_axes(queries.gate),
+        hidden_sd=float((cosines @ gate.hidden_weight.T).std()),
+        hidden_bias_sd=float(gate.hidden_bias.std()),
+        pair_mean_sd=float(np.sqrt(leaning)),
+        pair_slope_sd=float(slopes.std()),
+        pair_slope_to_cosine=float(np.corrcoef(slopes, cosines[average > 1].mean(axis=0))[0, 1]),
+        pair_mean_to_slope=float(np.corrcoef(means, slopes)[0, 1]),
+        pair_residual_sd=float(residual.std(axis=0).mean()),
+    )
+
+
+def _power_law(components: FloatArray) -> tuple[float, float]:
+    """(offset, exponent) of the law nearest to the mean eigenvalues of the components' covariances, in logarithms."""
+    spectra = [np.linalg.eigvalsh(np.cov(part.T))[::-1] for part in components.transpose(1, 0, 2)]
+    spectrum = np.log(np.mean([values / values.sum() for values in spectra], axis=0)[:24])
+    ranks = np.arange(len(spectrum))
+    best = (np.inf, 1.0, 1.0)
+    for offset in np.arange(0.5, 30, 0.5):
+        law = -np.log(ranks + offset)
+        centred = law - law.mean()
+        exponent = float(centred @ spectrum / (centred @ centred))
+        error = float(((spectrum - spectrum.mean() - exponent * centred) ** 2).sum())
+        best = min(best, (error, float(offset), exponent))
+    return best[1], best[2]
+
+
+def _axes(gate: FloatArray) -> int:
+    """How many principal axes hold most of the gates' variance."""
+    variances = np.linalg.svd(gate - gate.mean(axis=0), compute_uv=False) ** 2
+    return int(np.searchsorted(np.cumsum(variances) / variances.sum(), _AXES_SHARE) + 1)
+
+
+def _step(value: float, ratio: float, power: float) -> float:
+    """Move a share by a damped power of wanted / found, within (0, 1)."""
+    return float(np.clip(value * np.clip(ratio, 0.5, 2.0) ** power, 0.005, 0.95))
+
+
+def _ratio(wanted: float, found: float) -> float:
+    """wanted / found, within a factor of two."""
+    return float(np.clip(wanted / max(found, 1e-9), 0.5, 2.0))
+
+
+def main() -> None:
+    """Fit a bundle and print the constants as they stand in `fitted.py`."""
+    parser = argparse.ArgumentParser(description="Estimate the generator's constants from a trained bundle.")
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--queries", type=int, default=300, help="users whose states are measured")
+    arguments = parser.parse_args()
+    scene = trained_scene(arguments.bundle, num_queries=arguments.queries, seed=0)
+    fitted, wanted, found = fit(scene, say=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
+    for name, value in asdict(fitted).items():
+        shown = value if isinstance(value, tuple | int) else round(value, 4)
+        print(f"    {name}={shown},")  # noqa: T201
+    print(f"# trained:   {wanted}\n# generated: {found}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

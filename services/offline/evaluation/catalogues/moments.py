@@ -1,0 +1,153 @@
+"""What is measured of a scene to fit the generator, and to say afterwards how well the fit holds.
+
+All figures speak of similarities s in [-1, 1], of cosines c_p of a query's and an item's components, and of the gate;
+none depends on which direction in space means what, so a trained model and a generated scene can be compared.
+
+Letters: X items, B queries, P pairs, K = 100 results.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.offline.evaluation.catalogues.scene import Scene
+
+_RESULTS = 100
+_CLUSTERS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moments:
+    """Averages over queries, each over that query's items, unless said otherwise.
+
+    cosine_mean, cosine_sd: of c_p. pair_correlation: between two pairs' cosines. average_sd: of the mean cosine.
+    popularity_share: share of the mean cosine's variance that is the same for all queries. score_mean, score_sd: of s.
+    score_heights: (s - mean) / sd at ranks 1, 10, 100. average_correlation: of s with the mean cosine.
+    spread: E over pi of |c_p - s|. entropy: of pi, over log P. largest_weight: max_p pi_p.
+    average_recall: of the K best, those among the 200, 500, 1000 best by mean cosine.
+    """
+
+    cosine_mean: float
+    cosine_sd: float
+    pair_correlation: float
+    average_sd: float
+    popularity_share: float
+    score_mean: float
+    score_sd: float
+    score_heights: tuple[float, float, float]
+    average_correlation: float
+    spread: float
+    entropy: float
+    largest_weight: float
+    average_recall: tuple[float, float, float]
+
+
+def silu(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """x sigmoid(x)."""
+    return np.asarray(values / (1 + np.exp(-values)))
+
+
+def pair_cosines(scene: Scene, query: int) -> npt.NDArray[np.float32]:
+    """One query's cosines with every item: (X, P)."""
+    cosines = np.einsum("qd,xpd->xqp", scene.queries.components[query], scene.items.components, optimize=True)
+    return np.ascontiguousarray(cosines).reshape(len(scene.items), -1)
+
+
+def pair_network(scene: Scene, cosines: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The pair network's output for cosines (n, P): (n, P)."""
+    gate = scene.pair_gate
+    if gate is None:
+        return np.zeros_like(cosines)
+    return np.asarray(silu(cosines @ gate.hidden_weight.T + gate.hidden_bias) @ gate.out_weight.T + gate.out_bias)
+
+
+def measure(scene: Scene) -> Moments:
+    """Moments over all queries of a scene of at least 1,000 items. Memory: a few (X, P) arrays."""
+    rows: list[list[float]] = []
+    averages = np.empty((len(scene.queries), len(scene.items)), dtype=np.float32)
+    for query in range(len(scene.queries)):
+        cosines = pair_cosines(scene, query)
+        pairs = cosines.shape[1]
+        gate = pair_network(scene, cosines)
+        if scene.queries.gate is not None and scene.items.gate is not None:
+            gate = gate + scene.queries.gate[query] * scene.items.gate
+        weights = np.exp(silu(gate))
+        weights /= weights.sum(axis=1, keepdims=True)
+        scores = (weights * cosines).sum(axis=1)
+        average = cosines.mean(axis=1)
+        averages[query] = average
+        order = np.argsort(-scores)
+        by_average = np.empty(len(average), dtype=np.int64)
+        by_average[np.argsort(-average)] = np.arange(len(average))
+        best = by_average[order[:_RESULTS]]
+        heights = (scores[order[[0, 9, 99]]] - scores.mean()) / scores.std()
+        apart = (weights * np.abs(cosines - scores[:, None])).sum(axis=1).mean()
+        entropy = -(weights * np.log(np.maximum(weights, 1e-30))).sum(axis=1).mean() / np.log(pairs)
+        # var of the mean = mean var * (1 + (P - 1) correlation) / P, which defines the correlation meant here.
+        inflation = average.var() / cosines.var(axis=0).mean() * pairs
+        rows.append(
+            [
+                cosines.mean(),
+                np.sqrt(cosines.var(axis=0).mean()),
+                (inflation - 1) / (pairs - 1),
+                average.std(),
+                scores.mean(),
+                scores.std(),
+                *heights,
+                np.corrcoef(scores, average)[0, 1],
+                apart,
+                entropy,
+                weights.max(axis=1).mean(),
+                *((best < size).mean() for size in (200, 500, 1000)),
+            ]
+        )
+    found = [float(value) for value in np.mean(rows, axis=0)]
+    return Moments(
+        cosine_mean=found[0],
+        cosine_sd=found[1],
+        pair_correlation=found[2],
+        average_sd=found[3],
+        popularity_share=float(averages.mean(axis=0).var() / averages.var(axis=1).mean()),
+        score_mean=found[4],
+        score_sd=found[5],
+        score_heights=(found[6], found[7], found[8]),
+        average_correlation=found[9],
+        spread=found[10],
+        entropy=found[11],
+        largest_weight=found[12],
+        average_recall=(found[13], found[14], found[15]),
+    )
+
+
+def mean_moments(moments: Sequence[Moments]) -> Moments:
+    """The moments' means over several scenes."""
+    return Moments(
+        **{field.name: _mean_of([getattr(each, field.name) for each in moments]) for field in fields(Moments)}
+    )
+
+
+def _mean_of(values: Sequence[Any]) -> Any:
+    means = np.mean(values, axis=0)
+    return tuple(means.tolist()) if means.ndim else float(means)
+
+
+def clustering(components: npt.NDArray[np.float32], *, seed: int = 0, rounds: int = 8) -> float:
+    """Share of the items' variance that 64 k-means centres explain; components (X, P_x, d)."""
+    flat = components.reshape(len(components), -1).astype(np.float32)
+    flat = flat - flat.mean(axis=0)
+    rng = np.random.default_rng(seed)
+    centres = flat[rng.permutation(len(flat))[:_CLUSTERS]].copy()
+    squares = (flat * flat).sum(axis=1)
+    left = 0.0
+    for _ in range(rounds):
+        distances = (centres * centres).sum(axis=1) - 2 * (flat @ centres.T)
+        nearest = distances.argmin(axis=1)
+        left = float((squares + distances[np.arange(len(flat)), nearest]).sum())
+        for cluster in range(_CLUSTERS):
+            members = flat[nearest == cluster]
+            if len(members):
+                centres[cluster] = members.mean(axis=0)
+    return 1 - left / float(squares.sum())

@@ -1,0 +1,95 @@
+"""Query states of real people from a trained bundle: what retrieval is measured on "as trained", and fitted to.
+
+Each query is the state that serving would hold before a user's last event; its label is that event's item. It reads
+the bundle and the interactions that the bundle names; it knows nothing of generators or of algorithms.
+
+Letters: B queries, L history length.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.history import window_start
+from services.algorithms.models.sequential import PADDING, SequentialModel
+from services.algorithms.states import QueryStates
+from services.offline.datasets import Interactions, load_dataset
+from services.offline.evaluation.catalogues.scene import IntArray, Scene
+
+_QUERIES_PER_BATCH = 128
+
+
+def trained_scene(path: Path, *, num_queries: int, seed: int, dataset: str | None = None) -> Scene:
+    """A bundle's items with the states of `num_queries` of its users (fewer if it has fewer), drawn by `seed`.
+
+    `dataset`: where their histories come from; default: the data set that the bundle's manifest names.
+    Raises: BundleError for a bundle that is none, ValueError if the data has other items or no user with two events.
+    """
+    bundle = load_bundle(path)
+    name = str(dataset or bundle.manifest.data.get("name", ""))
+    interactions = load_dataset(name)
+    if interactions.item_ids != bundle.item_ids:
+        raise ValueError(
+            f"dataset={name!r} has {interactions.num_items} items; {path} was trained on {bundle.num_items} others"
+        )
+    queries, labels = query_states(load_model(bundle), bundle, interactions, num_queries=num_queries, seed=seed)
+    return Scene(
+        name=f"{path.name} as trained",
+        items=bundle.item_states,
+        queries=queries,
+        pair_gate=bundle.pair_gate,
+        label_draws=labels[:, None],
+    )
+
+
+def load_model(bundle: Bundle) -> SequentialModel:
+    """The bundle's model, ready to encode. Raises: ValueError for a bundle of embeddings without an encoder."""
+    manifest = bundle.manifest
+    if manifest.encoder is None:
+        raise ValueError(f"{bundle.path} has no encoder, so that no query states can be made from histories")
+    model = SequentialModel(manifest.encoder, manifest.head, num_items=manifest.num_items, num_users=manifest.num_users)
+    model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in bundle.weights().items()})
+    return model.eval()
+
+
+@torch.no_grad()
+def query_states(
+    model: SequentialModel, bundle: Bundle, interactions: Interactions, *, num_queries: int, seed: int
+) -> tuple[QueryStates, IntArray]:
+    """States before the last events of drawn users, and those events' items: components (B, P_q, d), labels (B,).
+
+    Raises: ValueError if nobody has two events.
+    """
+    rows, offsets = interactions.by_user()
+    counts = np.diff(offsets)
+    able = np.flatnonzero(counts >= 2)
+    if not len(able):
+        raise ValueError(f"no user of {interactions.name} has two events; a query needs one and a label")
+    chosen = np.sort(np.random.default_rng(seed).permutation(able)[:num_queries])
+    components, gates = [], []
+    for start in range(0, len(chosen), _QUERIES_PER_BATCH):
+        users = chosen[start : start + _QUERIES_PER_BATCH]
+        first = [offsets[user] + window_start(int(counts[user]) - 1, bundle.max_history) for user in users]
+        histories = [rows[begin : offsets[user + 1] - 1] for begin, user in zip(first, users, strict=True)]
+        lengths = np.array([len(history) for history in histories])
+        items = np.full((len(users), lengths.max()), PADDING, dtype=np.int64)
+        times = np.empty(items.shape, dtype=np.int64)
+        for line, history in enumerate(histories):
+            items[line, : len(history)] = interactions.items[history]
+            times[line] = interactions.timestamps[history[-1]]
+            times[line, : len(history)] = interactions.timestamps[history]
+        index = None
+        if model.encoder_shape.uses_user_index:
+            known = [bundle.user_index.get(interactions.user_ids[user], -1) for user in users]
+            index = torch.tensor(known, dtype=torch.int64)
+        part, gate = model.states_at(
+            torch.from_numpy(items), torch.from_numpy(times), index, torch.from_numpy(lengths - 1)[:, None]
+        )
+        components.append(part[:, 0].numpy())
+        if gate is not None:
+            gates.append(gate[:, 0].numpy())
+    labels = interactions.items[rows[offsets[chosen + 1] - 1]].astype(np.int64)
+    states = QueryStates(components=np.concatenate(components), gate=np.concatenate(gates) if gates else None)
+    return states, labels

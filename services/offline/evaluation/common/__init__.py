@@ -1,0 +1,1 @@
+"""What several benchmarks share: tables, floors under a time, real vectors."""

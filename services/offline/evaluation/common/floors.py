@@ -1,0 +1,115 @@
+"""How fast this machine could be at best: measured rates, and the floor under each algorithm's time.
+
+A floor is the larger of two times: arithmetic (float32 matrix operations at the measured rate of a large product, plus
+exponentials at the measured rate of a vectorised one: both keep the same units busy, so they add up) and memory (every
+byte that must be read, once, at the measured bandwidth). Selection, gathering and everything else count as nothing.
+
+Letters: X items, B queries, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, N pool size.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from services.offline.evaluation.catalogues.shapes import Shape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Of this machine with PyTorch's current number of threads, per second."""
+
+    multiply_adds: float
+    exponentials: float
+    bytes_read: float
+    threads: int
+
+    def seconds(self, work: "Work") -> float:
+        """The floor under some work."""
+        arithmetic = work.multiply_adds / self.multiply_adds + work.exponentials / self.exponentials
+        return max(arithmetic, work.bytes_read / self.bytes_read)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What cannot be avoided."""
+
+    multiply_adds: float
+    exponentials: float
+    bytes_read: float
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            multiply_adds=self.multiply_adds + other.multiply_adds,
+            exponentials=self.exponentials + other.exponentials,
+            bytes_read=self.bytes_read + other.bytes_read,
+        )
+
+    def times(self, factor: float) -> "Work":
+        return Work(
+            multiply_adds=factor * self.multiply_adds,
+            exponentials=factor * self.exponentials,
+            bytes_read=factor * self.bytes_read,
+        )
+
+
+def measure_rates() -> Rates:
+    """The fastest of 40 runs each: a 1024^3 float32 product, exp over a cached array, the sum of 256 MB."""
+    a, b = torch.rand(1024, 1024), torch.rand(1024, 1024)
+    small, target = torch.rand(1 << 17), torch.empty(1 << 17)
+    large = torch.ones(1 << 26)
+    return Rates(
+        multiply_adds=1024**3 / _fastest_seconds(lambda: torch.mm(a, b)),
+        exponentials=len(small) / _fastest_seconds(lambda: torch.exp(small, out=target), repeats=400),
+        bytes_read=4 * len(large) / _fastest_seconds(large.sum),
+        threads=torch.get_num_threads(),
+    )
+
+
+def full_scores(shape: Shape, *, num_queries: int, num_items: int) -> Work:
+    """s of every pair of B queries and X items, items read once.
+
+    P d + 2 G P multiply-adds a pair; G exponentials for the hidden SiLU, P for the outer one, P for the softmax.
+    """
+    pairs, hidden = num_queries * num_items, shape.gate_hidden
+    gate_floats = shape.num_pairs if shape.gated else 0
+    return Work(
+        multiply_adds=pairs * shape.num_pairs * (shape.component_width + 2 * hidden),
+        exponentials=pairs * (hidden + 2 * shape.num_pairs),
+        bytes_read=4 * num_items * (shape.num_item_components * shape.component_width + gate_floats),
+    )
+
+
+def pool_scores(shape: Shape, *, num_queries: int, pool: float) -> Work:
+    """s of a pool of its own for each query: no item is shared, so all are read."""
+    return full_scores(shape, num_queries=1, num_items=1).times(num_queries * pool)
+
+
+def pair_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
+    """Every pair's cosine: the first pass of TopKPerEmbedding."""
+    floats = shape.num_item_components * shape.component_width
+    return Work(
+        multiply_adds=num_queries * num_items * shape.num_pairs * shape.component_width,
+        exponentials=0,
+        bytes_read=4 * num_items * floats,
+    )
+
+
+def average_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
+    """One averaged dot product per item: the first pass of TopKAvg."""
+    return Work(
+        multiply_adds=num_queries * num_items * shape.component_width,
+        exponentials=0,
+        bytes_read=4 * num_items * shape.component_width,
+    )
+
+
+def _fastest_seconds(call: Callable[[], object], *, repeats: int = 40) -> float:
+    """The fastest run: whatever slows one down on a shared machine is not the machine's rate."""
+    fastest = float("inf")
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        fastest = min(fastest, time.perf_counter() - started)
+    return fastest

@@ -1,0 +1,1 @@
+"""What an event costs a user's state."""

@@ -1,0 +1,1 @@
+"""Generating identifiers from phrases as the vocabulary grows."""

@@ -1,0 +1,267 @@
+"""What generating identifiers costs as the vocabulary grows, beside full softmax and its other approximations.
+
+The question: does PIXAR's shortlist keep latency flat from 128 thousand to 5 million phrases, and what does it lose
+against scoring everything? One query at a time, one thread, one output layer in int8 for all methods; each finds its
+tokens, scores them at every position and decodes over the same trie of a million identifiers. Processor time stands
+beside the wall clock, since the machine may be shared. Floors count the bytes that must be read, at the measured
+bandwidth.
+
+Letters: V vocabulary size, D width, s positions, U tokens scored, K results.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.algorithms.generation.decoding import decode
+from services.algorithms.generation.softmax_baselines import (
+    Clustered,
+    LowRank,
+    Searched,
+    ShortlistTokens,
+    TokenSource,
+    WholeVocabulary,
+)
+from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit
+from services.algorithms.quantization import train_inverted_file
+from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
+from services.offline.evaluation.common.floors import Rates
+from services.offline.evaluation.generation.world import PhraseWorld, WorldShape, make_world
+
+Row = dict[str, Any]
+Say = Callable[[str], None]
+Floats = npt.NDArray[np.float32]
+
+SIZES = (128_000, 500_000, 1_000_000, 2_000_000, 5_000_000)
+QUICK_SIZES = (32_000, 128_000)
+FULL = "full softmax"
+SHORTLIST = "shortlist"
+_SETS, _BEAMS, _K, _TOP = 5, 256, 10, 10
+_TAKEN = 3000  # tokens per position that the position-wise methods take
+
+# Building needs minutes beyond these sizes: codes are fitted row by row, and cells want the rows in float32.
+_CLUSTERED_UP_TO, _CELLS_UP_TO, _ANISOTROPIC_UP_TO = 2_000_000, 500_000, 128_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    name: str
+    setting: str
+    source: TokenSource
+    bytes_read: float  # to find the tokens; the tokens' own rows come on top
+
+
+def rows(
+    *,
+    sizes: tuple[int, ...],
+    quick: bool,
+    seed: int,
+    rates: Rates,
+    say: Say = lambda line: None,
+) -> list[Row]:
+    """A row per size and method: milliseconds at batch 1, floor, speedup over full softmax, U, recall, agreement."""
+    found: list[Row] = []
+    for size in sizes:
+        shape = WorldShape(num_tokens=size, **(_QUICK_SHAPE if quick else {}))
+        world = make_world(shape, seed, say=say)
+        found += list(_of_world(world, quick=quick, seed=seed, rates=rates, say=say))
+    for row in found:
+        base = [other for other in found if (other["phrases"], other["method"]) == (row["phrases"], FULL)]
+        row["speedup"] = round(base[0]["scores cpu ms"] / row["cpu ms"], 2)
+    return found
+
+
+_QUICK_SHAPE: dict[str, int] = {"num_identifiers": 50_000, "vectors": 64, "set_tokens": 1500, "topics": 256}
+
+
+def growth(found: list[Row]) -> Row | None:
+    """The shortlist's latency at the largest vocabulary over that at the smallest."""
+    mine = [row for row in found if row["method"] == SHORTLIST]
+    if len(mine) < 2:
+        return None
+    small, large = mine[0], mine[-1]
+    return {
+        "from": small["phrases"],
+        "to": large["phrases"],
+        "cpu ms from": small["cpu ms"],
+        "cpu ms to": large["cpu ms"],
+        "ratio": round(large["cpu ms"] / small["cpu ms"], 2),
+    }
+
+
+def _of_world(world: PhraseWorld, *, quick: bool, seed: int, rates: Rates, say: Say) -> Iterator[Row]:
+    size = world.shape.num_tokens
+    judged, timed = (8, 20) if quick else (20, 60)
+    x, wanted = world.queries(timed, seed + 1)
+    full = WholeVocabulary(world.layer)
+    every = full.tokens(x[0])
+    say(f"{size:,} phrases: full softmax")
+    truths = []
+    for one in x[:judged]:
+        scores = world.layer.full_scores(one[1:])
+        best = np.argpartition(-scores, _TOP, axis=1)[:, :_TOP]
+        exact = decode(scores, every, world.trie, beams=_BEAMS, results=_K)
+        truths.append((best, exact.identifiers.tolist()))
+        del scores
+    for method in _methods(world, full, seed, say):
+        say(f"{size:,} phrases: {method.name}")
+        yield _row(method, world, x, wanted, truths, judged if method.source is full else timed, rates)
+
+
+def _row(
+    method: _Method,
+    world: PhraseWorld,
+    x: Floats,
+    wanted: npt.NDArray[np.int64],
+    truths: list[tuple[npt.NDArray[np.int64], list[int]]],
+    timed: int,
+    rates: Rates,
+) -> Row:
+    wall, cpu, scores_cpu, used = [], [], [], []
+    answers: list[list[int]] = []
+    kept: list[npt.NDArray[np.int32]] = []
+    _answer(method, world, x[-1])
+    for one in x[:timed]:
+        began, began_cpu = time.perf_counter(), time.thread_time()
+        tokens, found, scored = _answer(method, world, one)
+        wall.append(time.perf_counter() - began)
+        cpu.append(time.thread_time() - began_cpu)
+        scores_cpu.append(scored - began_cpu)
+        used.append(len(tokens))
+        answers.append(found)
+        kept.append(tokens)
+    lengths = np.diff(world.offsets)
+    recalls, agreements, firsts = [], [], []
+    for number, (best, exact) in enumerate(truths):
+        positions = int(lengths[wanted[number]])  # beyond its identifier a query says padding and noise
+        recalls.append(np.isin(best[:positions], kept[number]).mean())
+        agreements.append(len(set(exact) & set(answers[number])) / max(1, len(exact)))
+        firsts.append(exact[:1] == answers[number][:1])
+    union = float(np.mean(used))
+    floor = (method.bytes_read + union * (world.layer.width + 4)) / rates.bytes_read
+    return {
+        "phrases": world.shape.num_tokens,
+        "weights": "synthetic, int8",
+        "method": method.name,
+        "setting": method.setting,
+        "union": round(union),
+        "ms": _milliseconds(wall),
+        "p95 ms": round(1e3 * float(np.quantile(wall, 0.95)), 3),
+        "cpu ms": _milliseconds(cpu),
+        "scores cpu ms": _milliseconds(scores_cpu),
+        "floor ms": round(1e3 * floor, 3),
+        "top 10 tokens": round(float(np.mean(recalls)), 4),
+        "top 10 identifiers": round(float(np.mean(agreements)), 4),
+        "first identifier": round(float(np.mean(firsts)), 4),
+        "found its own": round(float(np.mean([int(one) in got for one, got in zip(wanted, answers, strict=False)])), 4),
+        "extra MB": round(method.source.nbytes / 1e6, 1),
+    }
+
+
+def _answer(method: _Method, world: PhraseWorld, x: Floats) -> tuple[npt.NDArray[np.int32], list[int], float]:
+    """The tokens, the identifiers, and the processor time when the tokens were scored."""
+    tokens = method.source.tokens(x)
+    scores = world.layer.full_scores(x[1:]) if method.name == FULL else world.layer.scores(x[1:], tokens)
+    scored = time.thread_time()
+    found = decode(scores, tokens, world.trie, beams=_BEAMS, results=_K)
+    return tokens, found.identifiers.tolist(), scored
+
+
+def _methods(world: PhraseWorld, full: WholeVocabulary, seed: int, say: Say) -> Iterator[_Method]:
+    layer, size, width = world.layer, world.shape.num_tokens, world.layer.width
+    yield _Method(FULL, "every phrase", full, 0)
+    shortlist = world.shortlist
+    m, r = shortlist.sets.shape
+    for sets in (_SETS, 2 * _SETS) if size <= 500_000 else (_SETS,):
+        read = 4 * m * width + 4 * sets * r + size / 8
+        name = SHORTLIST if sets == _SETS else f"{SHORTLIST}, twice the sets"
+        yield _Method(name, f"m {m}, r {r}, k {sets}", ShortlistTokens(shortlist, sets), read)
+    for window in (64, 128) if size <= 500_000 else (64,):
+        say(f"{size:,} phrases: building low rank")
+        low = LowRank(layer, window=window, taken=_TAKEN)
+        yield _Method("low rank (SVD-softmax)", f"window {window}, {_TAKEN} per position", low, size * (window + 4))
+        del low
+    if size <= _CLUSTERED_UP_TO:
+        say(f"{size:,} phrases: building clusters")
+        centres, owners = _cells(world, max(64, min(1024, size // 500)), seed)
+        probes = max(1, round(_TAKEN * len(centres) / size))
+        read = 4 * len(centres) * width * (len(world.queries(1, 0)[0][0]) - 1)
+        yield _Method(
+            "clustered weights",
+            f"{len(centres)} cells, {probes} per position",
+            Clustered(layer, centres, owners, probes=probes),
+            read,
+        )
+    yield from _searched(world, seed, say)
+
+
+def _searched(world: PhraseWorld, seed: int, say: Say) -> Iterator[_Method]:
+    """Search with small codes, where they can be made in minutes."""
+    layer, size = world.layer, world.shape.num_tokens
+    if size > _CELLS_UP_TO:
+        return
+    say(f"{size:,} phrases: building quantized cells")
+    vectors = layer.decoded()
+    scan = CellScan(
+        vectors, cells=Cells(num_cells=max(16, round(size**0.5)), bits=4, coded_width=layer.width // 2), seed=seed
+    )
+    visit = Visit(probes=scan.num_cells // 4)
+
+    def cells(queries: Floats, taken: int) -> npt.NDArray[Any]:
+        return scan.pool(queries, taken, visit=visit).rows
+
+    source = Searched(cells, taken=_TAKEN, num_tokens=size, nbytes=scan.nbytes)
+    setting = f"{scan.num_cells} cells, a quarter visited, {_TAKEN} per position"
+    yield _Method("quantized cells, 4 bits", setting, source, scan.nbytes / 4)
+    if size > _ANISOTROPIC_UP_TO:
+        return
+    say(f"{size:,} phrases: building anisotropic codes")
+    import faiss
+
+    faiss.omp_set_num_threads(1)
+    num_cells = round(size**0.5)
+    sample = vectors[np.sort(np.random.default_rng(seed).permutation(size)[:20_000])]
+    quantizer = train_inverted_file(sample, num_cells=num_cells, num_subspaces=layer.width // 4, code_bits=4, seed=seed)
+    index = inverted_fast_scan(quantizer, *quantizer.encode(vectors))
+    index.nprobe = num_cells // 4
+
+    def codes(queries: Floats, taken: int) -> npt.NDArray[Any]:
+        return np.asarray(index.search(queries, taken)[1])
+
+    nbytes = size * (layer.width // 8 + 8)
+    source = Searched(codes, taken=_TAKEN, num_tokens=size, nbytes=nbytes)
+    setting = f"{num_cells} cells, a quarter visited, {_TAKEN} per position"
+    yield _Method("anisotropic codes (faiss)", setting, source, size * layer.width / 8 / 4)
+
+
+def _cells(world: PhraseWorld, count: int, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Cells by k-means of a sample, and every row's cell by Euclidean distance."""
+    layer, size = world.layer, world.shape.num_tokens
+    rng = np.random.default_rng(seed)
+    sample = torch.from_numpy(layer.decoded_rows(np.sort(rng.integers(0, size, size=min(size, 30 * count)))))
+    centres = sample[torch.from_numpy(rng.permutation(len(sample))[:count])].clone()
+    for _ in range(5):
+        nearest = _nearest(sample, centres)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, sample)
+        counts = torch.bincount(nearest, minlength=count).clamp(min=1)
+        centres = torch.where((torch.bincount(nearest, minlength=count) > 0)[:, None], sums / counts[:, None], centres)
+    owners = [
+        _nearest(torch.from_numpy(layer.decoded(begin, begin + (1 << 16))), centres)
+        for begin in range(0, size, 1 << 16)
+    ]
+    return centres.numpy(), torch.cat(owners).numpy()
+
+
+def _nearest(points: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
+    half = centres.to(torch.bfloat16)
+    offsets = centres.square().sum(dim=1) / 2
+    return ((points.to(torch.bfloat16) @ half.T).float() - offsets).argmax(dim=1)
+
+
+def _milliseconds(samples: list[float]) -> float:
+    return round(1e3 * float(np.median(samples)), 3)

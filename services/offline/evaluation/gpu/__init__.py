@@ -1,0 +1,1 @@
+"""The papers' Table 5 on a card."""

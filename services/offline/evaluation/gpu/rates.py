@@ -1,0 +1,69 @@
+"""How fast a card could be at best: measured rates of its tensor cores, special functions and memory, and the floor.
+
+Unlike a processor's, these three run beside each other, so the floor under some work is the largest of three times.
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from services.offline.evaluation.common.floors import Work
+
+# Calls a function `repeats` times with its number and says how many milliseconds each call took.
+Clock = Callable[[Callable[[int], object], int], list[float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardRates:
+    """Per second: multiply-adds of a large half-precision product, exponentials in registers, bytes copied."""
+
+    multiply_adds: float
+    exponentials: float
+    bytes_moved: float
+
+    def milliseconds(self, work: Work) -> float:
+        """The floor under some work, whose bytes are those of half precision."""
+        times = (
+            work.multiply_adds / self.multiply_adds,
+            work.exponentials / self.exponentials,
+            work.bytes_read / self.bytes_moved,
+        )
+        return 1e3 * max(times)
+
+
+def measure_card() -> CardRates:
+    """A product of 8192 x 8192, 2^32 exponentials, and a copy of 4 GB, medians of 10."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.float16) for _ in range(2))
+    product = _median(lambda _: torch.mm(a, b))
+    # Triton has the loop that keeps exponentials in registers; imported only where there is a card.
+    from services.offline.evaluation.gpu.exponentials import ROUNDS, exponentials
+
+    values = torch.rand(1 << 24, device="cuda")
+    functions = _median(lambda _: exponentials(values))
+    source = torch.empty(1 << 30, device="cuda")
+    target = torch.empty_like(source)
+    copy = _median(lambda _: target.copy_(source))
+    return CardRates(
+        multiply_adds=8192**3 / (product / 1e3),
+        exponentials=len(values) * ROUNDS / (functions / 1e3),
+        bytes_moved=2 * 4 * len(source) / (copy / 1e3),
+    )
+
+
+def cuda_events(call: Callable[[int], object], repeats: int) -> list[float]:
+    """Milliseconds of each call by CUDA events; three calls before are not counted: one compiles, one captures."""
+    found = []
+    for number in range(3 + repeats):
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        started.record()
+        call(number)
+        ended.record()
+        ended.synchronize()
+        found.append(float(started.elapsed_time(ended)))
+    return found[3:]
+
+
+def _median(call: Callable[[int], object]) -> float:
+    return statistics.median(cuda_events(call, 10))

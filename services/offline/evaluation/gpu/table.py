@@ -1,0 +1,384 @@
+"""The papers' Table 5 on a card: every algorithm at each shape, beside its floor and the paper's printed times.
+
+`python -m services.offline.evaluation.gpu.table` needs a checkout, NumPy, PyTorch and Triton, nothing else that the
+project requires, so that an hour on a rented card is enough. Milliseconds are CUDA events around the device's part of a
+search, medians over query groups that the call before did not have; `end_to_end_ms` is the wall clock of `search`
+with NumPy in and out. Speed never stands alone: a row has its recall against an exact answer that no kernel had a
+part in (float32 by PyTorch, float64 for what is close); catalogues are synthetic, so that recall says nothing about a
+trained model's. One failing row says so and the others go on.
+
+Letters: X items, B queries, K = 100 results.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.algorithms.indexes.gpu.index import (
+    DeviceBruteForce,
+    DeviceCombinedTopK,
+    DeviceIndex,
+    DeviceTopKAvg,
+    DeviceTopKPerEmbedding,
+)
+from services.algorithms.indexes.protocol import TopK, take_queries
+from services.algorithms.ops.mol_scores.device import DeviceScorer
+from services.offline.evaluation.catalogues.generator import generate
+from services.offline.evaluation.catalogues.scene import Scene
+from services.offline.evaluation.catalogues.shapes import SHAPES, Shape, shape_named
+from services.offline.evaluation.common.floors import Work, average_scan, full_scores, pair_scan, pool_scores
+from services.offline.evaluation.gpu.rates import CardRates, Clock, cuda_events, measure_card
+
+Row = dict[str, Any]
+Say = Callable[[str], None]
+RESULTS = 100
+_REPEATS = 30
+NO_CARD = "no CUDA device: this table needs a card (torch.cuda.is_available() is False); nothing was measured"
+# arXiv:2407.15462, Table 5: milliseconds for 32 queries on an RTX 6000 Ada.
+PAPER_MS = {
+    "ml-20m": {
+        "brute_force": 3.17,
+        "top_k_per_embedding(5)": 1.28,
+        "top_k_per_embedding(100)": 2.41,
+        "top_k_avg(200)": 0.86,
+        "top_k_avg(500)": 0.88,
+        "combined_top_k(5,200)": 1.46,
+    },
+    "books": {
+        "brute_force": 181.34,
+        "top_k_per_embedding(5)": 26.40,
+        "top_k_per_embedding(100)": 29.64,
+        "top_k_avg(200)": 0.81,
+        "top_k_avg(500)": 0.80,
+        "top_k_avg(1000)": 0.87,
+        "top_k_avg(2000)": 1.11,
+        "top_k_avg(4000)": 1.72,
+        "combined_top_k(5,200)": 25.73,
+        "combined_top_k(100,1000)": 30.40,
+    },
+    "nq320k": {"brute_force": 37.74, "top_k_avg(100)": 0.57},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """An algorithm with its pool sizes; `floor` gets the shape, B, X and the mean pool size."""
+
+    name: str
+    build: Callable[[DeviceScorer, int], DeviceIndex]
+    floor: Callable[[Shape, int, int, float], Work]
+
+
+def contenders(num_items: int) -> list[Contender]:
+    """The rows of the paper's Table 5 that make sense at X items."""
+    found = [Contender(name="brute_force", build=_brute_force, floor=_full)]
+    for size in (5, 100):
+        found.append(Contender(name=f"top_k_per_embedding({size})", build=_per_embedding(size), floor=_pairs))
+    for size in (100, 200, 500, 1000, 2000, 4000):
+        if 2 * size < num_items:
+            found.append(Contender(name=f"top_k_avg({size})", build=_average(size), floor=_averages))
+    for pair, average in ((5, 200), (100, 1000)):
+        name = f"combined_top_k({pair},{average})"
+        found.append(Contender(name=name, build=_combined(pair, average), floor=_pairs))
+    return found
+
+
+def rows(
+    names: Sequence[str],
+    *,
+    batches: Sequence[int] = (32, 1),
+    seed: int = 0,
+    quick: bool = False,
+    say: Say = lambda line: None,
+) -> Iterator[Row]:
+    """Every contender's rows at the named shapes, as they are measured.
+
+    Raises: ValueError for an unknown shape; RuntimeError without a card.
+    """
+    if not torch.cuda.is_available():
+        raise RuntimeError(NO_CARD)
+    rates = measure_card()
+    card = Card(device=torch.device("cuda"), rates=rates, clock=cuda_events)
+    say(
+        f"{torch.cuda.get_device_name()}: {2e-12 * rates.multiply_adds:.0f} TFLOP/s in float16, "
+        f"{1e-12 * rates.exponentials:.2f} T exponentials/s, {1e-12 * rates.bytes_moved:.2f} TB/s copied"
+    )
+    for name in names:
+        yield from shape_rows(shape_named(name), card, batches, seed=seed, quick=quick, say=say)
+
+
+def shape_rows(
+    shape: Shape, card: "Card", batches: Sequence[int], *, seed: int, quick: bool, say: Say = lambda line: None
+) -> Iterator[Row]:
+    """Every contender's rows at one shape, on any device."""
+    return _Run(shape, card, batches, seed=seed, quick=quick, say=say).rows()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """Where to measure: the device, its rates, and a clock that waits for it."""
+
+    device: torch.device
+    rates: CardRates
+    clock: Clock
+
+
+class _Run:
+    """One shape: its scene, its exact answers, and the rows measured against them."""
+
+    def __init__(self, shape: Shape, card: Card, batches: Sequence[int], *, seed: int, quick: bool, say: Say) -> None:
+        self._shape, self._card, self._batches, self._say = shape, card, batches, say
+        self._repeats = 8 if quick else _REPEATS
+        say(f"{shape.name}: items and queries")
+        self._scene: Scene = generate(shape, num_queries=(2 if quick else 4) * max(batches), seed=seed)
+        device = card.device
+        say(f"{shape.name}: exact answers by PyTorch")
+        plain = DeviceScorer(self._scene.items, self._scene.pair_gate, device=device, kernels=False)
+        self._exact = _in_groups(DeviceBruteForce(plain, max_graphs=0), self._scene, max(batches))
+        self._plain_ms = {batch: self._timed_plain(plain, batch) for batch in batches}
+        del plain
+        torch.cuda.empty_cache()
+        self._scorers = {"float16": DeviceScorer(self._scene.items, self._scene.pair_gate, device=device)}
+
+    def rows(self) -> Iterator[Row]:
+        for batch in self._batches:
+            yield {
+                **self._frame("plain PyTorch, float32, brute force", batch, self._plain_ms[batch]),
+                "recall_100": None,
+                "relative_hr_100": None,
+                "exact": 0.0,
+            }
+        for contender in contenders(self._shape.num_items):
+            yield from self._measured(contender, "float16")
+        # The error of bfloat16 is 8 times float16's at the same speed: what that costs, once.
+        self._scorers.clear()
+        torch.cuda.empty_cache()
+        self._scorers["bfloat16"] = DeviceScorer(
+            self._scene.items, self._scene.pair_gate, device=self._card.device, precision="bfloat16"
+        )
+        brute_force = contenders(self._shape.num_items)[0]
+        yield from self._measured(replace(brute_force, name="brute_force in bfloat16"), "bfloat16")
+        yield from self._faiss()
+
+    def _measured(self, contender: Contender, precision: str) -> Iterator[Row]:
+        scorer = self._scorers[precision]
+        for graphs in (8, 0):
+            self._say(f"{self._shape.name}: {contender.name}{'' if graphs else ' without CUDA graphs'}")
+            try:
+                index = contender.build(scorer, graphs)
+                answers = _in_groups(index, self._scene, max(self._batches))
+                for batch in self._batches:
+                    yield self._row(contender, index, answers, batch, graphs=bool(graphs))
+                break
+            except Exception as error:
+                traceback.print_exc(file=sys.stderr)
+                yield {
+                    "shape": self._shape.name,
+                    "algorithm": contender.name,
+                    "cuda_graphs": bool(graphs),
+                    "error": f"{type(error).__name__}: {error}"[:300],
+                }
+
+    def _row(self, contender: Contender, index: DeviceIndex, answers: TopK, batch: int, *, graphs: bool) -> Row:
+        groups = [take_queries(self._scene.queries, start, start + batch) for start in self._starts(batch)]
+        prepared = [index.scorer.prepare(group) for group in groups]
+        timed = self._card.clock(
+            lambda number: index.device_search(prepared[number % len(prepared)], RESULTS), self._repeats
+        )
+        wall = []
+        for number in range(self._repeats):
+            started = time.perf_counter()
+            index.search(groups[number % len(groups)], RESULTS)
+            wall.append(1e3 * (time.perf_counter() - started))
+        touched = {found.name: float(found.touched.mean()) for found in answers.passes}
+        milliseconds = statistics.median(timed)
+        work = contender.floor(self._shape, batch, self._shape.num_items, touched.get("full", 0.0))
+        # Half precision is what the first pass reads.
+        floor = self._card.rates.milliseconds(replace(work, bytes_read=work.bytes_read / 2))
+        return {
+            **self._frame(contender.name, batch, milliseconds),
+            "p95_ms": float(np.quantile(timed, 0.95)),
+            "end_to_end_ms": statistics.median(wall),
+            "recall_100": _recall(answers, self._exact),
+            "exact": float(np.mean([one.kind == "exact" for one in answers.certificates])),
+            "wrong_proofs": _wrong_proofs(answers, self._exact),
+            "touched": touched,
+            "floor_ms": floor,
+            "floor_ratio": milliseconds / floor,
+            "bytes_per_item": index.nbytes / self._shape.num_items,
+            "paper_ms": PAPER_MS.get(self._shape.name, {}).get(contender.name) if batch == 32 else None,
+            "cuda_graphs": graphs,
+        }
+
+    def _frame(self, algorithm: str, batch: int, milliseconds: float) -> Row:
+        return {
+            "shape": self._shape.name,
+            "batch": batch,
+            "algorithm": algorithm,
+            "milliseconds": milliseconds,
+            "speedup": self._plain_ms[batch] / milliseconds,
+        }
+
+    def _starts(self, batch: int) -> list[int]:
+        return list(range(0, len(self._scene.queries) - batch + 1, batch))[:8]
+
+    def _timed_plain(self, plain: DeviceScorer, batch: int) -> float:
+        """Scores by PyTorch in float32, a chunk at a time, and their top K: what one would write first."""
+        prepared = plain.prepare(take_queries(self._scene.queries, 0, batch))
+
+        def call(_: int) -> object:
+            return torch.topk(plain.bounds(prepared)[0], min(RESULTS, plain.num_items), dim=1)
+
+        return statistics.median(self._card.clock(call, max(3, self._repeats // 8)))
+
+    def _faiss(self) -> Iterator[Row]:
+        """faiss-gpu's flat index as TopKAvg's first stage beside ours, where it is installed."""
+        try:
+            import faiss
+
+            resources = faiss.StandardGpuResources()
+        except (ImportError, AttributeError):
+            return
+        means = self._scene.items.components.mean(axis=1)
+        configuration = faiss.GpuIndexFlatConfig()
+        configuration.useFloat16 = True
+        flat = faiss.GpuIndexFlatIP(resources, means.shape[1], configuration)
+        flat.add(means)
+        ours = DeviceTopKAvg(self._scorers["bfloat16"], pool_size=2000)
+        for batch in self._batches:
+            group = take_queries(self._scene.queries, 0, batch)
+            averages = group.components.mean(axis=1)
+            for name, call in (
+                ("first stage of 2000, faiss-gpu", lambda _, q=averages: flat.search(q, 2000)),
+                ("first stage of 2000, ours", lambda _, q=group: ours.first_stage(q, 2000)),
+            ):
+                yield self._frame(name, batch, statistics.median(self._card.clock(call, self._repeats)))
+
+
+def _in_groups(index: DeviceIndex, scene: Scene, size: int) -> TopK:
+    """Answers to all queries of a scene, `size` at a time."""
+    found = [
+        index.search(take_queries(scene.queries, start, start + size), RESULTS)
+        for start in range(0, len(scene.queries), size)
+    ]
+    passes = [
+        replace(parts[0], touched=np.concatenate([part.touched for part in parts]))
+        for parts in zip(*(answer.passes for answer in found), strict=True)
+    ]
+    return TopK(
+        item_indices=np.concatenate([answer.item_indices for answer in found]),
+        scores=np.concatenate([answer.scores for answer in found]),
+        certificates=tuple(one for answer in found for one in answer.certificates),
+        passes=tuple(passes),
+    )
+
+
+def _recall(answers: TopK, exact: TopK) -> float:
+    pairs = zip(answers.item_indices, exact.item_indices, strict=True)
+    return float(np.mean([len(np.intersect1d(a[a >= 0], b)) / max(1, (b >= 0).sum()) for a, b in pairs]))
+
+
+def _wrong_proofs(answers: TopK, exact: TopK) -> int:
+    """Answers called exact whose rows or scores are not the exact ones: must be 0."""
+    same_rows: npt.NDArray[np.bool_] = (answers.item_indices == exact.item_indices).all(axis=1)
+    same_scores = np.isclose(answers.scores, exact.scores, rtol=0, atol=1e-9).all(axis=1)
+    proven = np.array([one.kind == "exact" for one in answers.certificates])
+    return int((proven & ~(same_rows & same_scores)).sum())
+
+
+def _brute_force(scorer: DeviceScorer, max_graphs: int) -> DeviceIndex:
+    return DeviceBruteForce(scorer, max_graphs=max_graphs)
+
+
+def _per_embedding(size: int) -> Callable[[DeviceScorer, int], DeviceIndex]:
+    return lambda scorer, graphs: DeviceTopKPerEmbedding(scorer, pool_size=size, max_graphs=graphs)
+
+
+def _average(size: int) -> Callable[[DeviceScorer, int], DeviceIndex]:
+    return lambda scorer, graphs: DeviceTopKAvg(scorer, pool_size=size, max_graphs=graphs)
+
+
+def _combined(pair: int, average: int) -> Callable[[DeviceScorer, int], DeviceIndex]:
+    return lambda scorer, graphs: DeviceCombinedTopK(
+        scorer, pair_pool_size=pair, average_pool_size=average, max_graphs=graphs
+    )
+
+
+def _full(shape: Shape, batch: int, num_items: int, pool: float) -> Work:
+    return full_scores(shape, num_queries=batch, num_items=num_items)
+
+
+def _averages(shape: Shape, batch: int, num_items: int, pool: float) -> Work:
+    scan = average_scan(shape, num_queries=batch, num_items=num_items)
+    return scan + pool_scores(shape, num_queries=batch, pool=pool)
+
+
+def _pairs(shape: Shape, batch: int, num_items: int, pool: float) -> Work:
+    scan = pair_scan(shape, num_queries=batch, num_items=num_items)
+    return scan + pool_scores(shape, num_queries=batch, pool=pool)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write the table; the last line of --json is one object with `rows`. 1: a failure; 2: no card."""
+    parser = argparse.ArgumentParser(
+        prog="python -m services.offline.evaluation.gpu.table", description="The GPU table."
+    )
+    parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="may be repeated; default: all")
+    parser.add_argument("--batch", action="append", type=int, help="may be repeated; default: 32 and 1")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions and queries")
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        sys.stderr.write(NO_CARD + "\n")
+        return 2
+    # The largest first: if time runs out, what matters most is there.
+    names = chosen.shape or ["books", "ml-20m", "nq320k", "ml-1m"]
+    found = []
+    started = time.perf_counter()
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"[{time.perf_counter() - started:6.1f} s] {line}\n")
+        sys.stderr.flush()
+
+    for row in rows(names, batches=chosen.batch or (32, 1), seed=chosen.seed, quick=chosen.quick, say=say):
+        found.append(row)
+        sys.stdout.write(table_line(row) + "\n")
+        sys.stdout.flush()
+    if chosen.json:
+        record = {"rows": found, "device": torch.cuda.get_device_name(), "seed": chosen.seed}
+        sys.stdout.write(json.dumps(record) + "\n")
+    failed = any("milliseconds" not in row and not row["cuda_graphs"] for row in found)
+    wrong = sum(row.get("wrong_proofs", 0) for row in found)
+    return 1 if failed or wrong else 0
+
+
+def table_line(row: Row) -> str:
+    """A row as one line of a table."""
+    if "error" in row:
+        return f"{row['shape']:8} {row['algorithm']:36} failed: {row['error']}"
+
+    def number(name: str, form: str) -> str:
+        value = row.get(name)
+        return "-" if value is None else format(value, form)
+
+    return (
+        f"{row['shape']:8} B={row['batch']:<3} {row['algorithm']:36} {row['milliseconds']:9.3f} ms "
+        f"(wall {number('end_to_end_ms', '.2f')}, paper {number('paper_ms', '.2f')}) x{row['speedup']:.1f} "
+        f"recall {number('recall_100', '.4f')} exact {number('exact', '.2f')} "
+        f"floor {number('floor_ms', '.3f')} ms = 1/{number('floor_ratio', '.1f')} wrong {number('wrong_proofs', 'd')}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

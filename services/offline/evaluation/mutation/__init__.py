@@ -1,0 +1,1 @@
+"""Search latency and recall while items change."""

@@ -1,0 +1,1 @@
+"""PEFA on text, and what it costs at query time."""

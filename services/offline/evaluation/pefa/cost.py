@@ -1,0 +1,237 @@
+"""What PEFA costs at query time: the index as candidates serve it, without, with refreshed states, and with a memory.
+
+`python -m services.offline.evaluation.pefa.cost --bundle PATH` prints one JSON object: per algorithm the median
+milliseconds of a search, by the clock and of CPU, and against no PEFA the ratio of CPU with a 95 % interval. CPU,
+because a search is one thread's work and a shared machine's waiting is nobody's cost. Query by query all settings take
+their turn, in an order that rotates; the ratio is the median over turns, its interval a bootstrap of the turns. Recall
+stands in the same row: the share of the version's own brute-force answer that was found. Nothing here knows a process.
+
+Letters: B queries, K results, k neighbours, n remembered interactions.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import typer
+
+from services.algorithms.bundle import load_bundle
+from services.algorithms.catalogue import Catalogue, catalogue_from_bundle
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.by_name import make_index, parse_algorithm
+from services.algorithms.indexes.mutable.index import Build
+from services.algorithms.indexes.protocol import Index, take_queries
+from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.pefa.memory import MemoryEntry
+from services.algorithms.pefa.refresh import unit
+from services.algorithms.pefa.votes import VotingIndex
+from services.algorithms.states import PairGate, QueryStates
+from services.algorithms.voted_answers import joined_answer, num_negative
+from services.offline.evaluation.catalogues.trained import trained_scene
+
+Floats = npt.NDArray[np.float64]
+
+_TRUTH = "brute_force"
+_BOOTSTRAPS = 2_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """How much of everything; delta_items: how many states changed since the last merge where there is a delta."""
+
+    num_queries: int = 200
+    k: int = 200
+    remembered: int = 65_536
+    neighbours: int = 32
+    delta_items: int = 512
+    turns: int = 15
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Refreshed:
+    """A change as the stream brings it."""
+
+    item_id: str
+    components: npt.NDArray[np.float32]
+    gate: npt.NDArray[np.float32] | None
+    model_share: float = 0.5
+    num_interactions: int = 10
+    dropped: bool = False
+
+
+def rows(path: Path, algorithms: Sequence[str], sizes: Sizes) -> list[dict[str, Any]]:
+    """One row per algorithm and setting. Raises: BundleError, ValueError as loading and searching do."""
+    scene = trained_scene(path, num_queries=sizes.num_queries, seed=sizes.seed)
+    base = catalogue_from_bundle(load_bundle(path))
+    rng = np.random.default_rng(sizes.seed)
+    changes = _changes(base, rng)
+    frozen = LiveCatalogue(base, build=_build(algorithms))
+    merged = LiveCatalogue(base, build=_build(algorithms))
+    merged.apply(0, changes)
+    merged.index.merge()
+    moving = LiveCatalogue(base, build=_build(algorithms))
+    moving.apply(0, changes)
+    moving.index.merge()
+    moving.apply(1, [changes[row] for row in rng.permutation(len(changes))[: sizes.delta_items].tolist()])
+    memory = _memory(base, scene.queries, sizes, rng)
+    found: list[dict[str, Any]] = []
+    for name in algorithms:
+        settings: dict[str, Callable[[QueryStates], Sequence[str]]] = {
+            "none": lambda query, name=name: _plain(frozen, query, name, sizes.k),  # type: ignore[misc]
+            "XS": lambda query, name=name: _plain(merged, query, name, sizes.k),  # type: ignore[misc]
+            "XS, delta": lambda query, name=name: _plain(moving, query, name, sizes.k),  # type: ignore[misc]
+            "XL": lambda query, name=name: _voted(frozen, memory, query, name, sizes),  # type: ignore[misc]
+            "XS + XL": lambda query, name=name: _voted(merged, memory, query, name, sizes),  # type: ignore[misc]
+        }
+        seconds = _seconds(settings, scene.queries, sizes.turns)
+        recalls = {
+            "none": _recall(frozen, scene.queries, name, sizes.k),
+            "XS": _recall(merged, scene.queries, name, sizes.k),
+            "XS, delta": _recall(moving, scene.queries, name, sizes.k),
+        }
+        for setting, times in seconds.items():
+            ratio, low, high = _ratio(times[1], seconds["none"][1], rng)
+            found.append(
+                {
+                    "algorithm": name,
+                    "setting": setting,
+                    "median_ms": round(1e3 * float(np.median(times[0])), 4),
+                    "cpu_ms": round(1e3 * float(np.median(times[1])), 4),
+                    "ratio": round(ratio, 3),
+                    "ratio_95": [round(low, 3), round(high, 3)],
+                    "recall": recalls.get(setting),
+                }
+            )
+    return found
+
+
+def _build(algorithms: Sequence[str]) -> Build:
+    parsed = [parse_algorithm(name) for name in algorithms]
+
+    def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
+        ranks = np.arange(items.num_items)
+        return {_TRUTH: BruteForce(items)} | {one.text: make_index(one, items, ranks) for one in parsed}
+
+    return build
+
+
+def _changes(base: Catalogue, rng: np.random.Generator) -> list[_Refreshed]:
+    """Every item half its own and half a direction: the mean of a few other items', as its users' states would be."""
+    states = base.states
+    others = rng.integers(0, base.num_items, size=(base.num_items, 8))
+    learnt = unit(states.components[others].astype(np.float64).mean(axis=1))
+    components = (0.5 * states.components + 0.5 * learnt).astype(np.float32)
+    return [
+        _Refreshed(item_id=item_id, components=components[row], gate=None if states.gate is None else states.gate[row])
+        for row, item_id in enumerate(base.item_ids)
+    ]
+
+
+def _memory(base: Catalogue, queries: QueryStates, sizes: Sizes, rng: np.random.Generator) -> VotingIndex:
+    """Real query states, moved a little so that no two are the same, each with an item."""
+    _, num_components, width = queries.components.shape
+    index = VotingIndex(num_components=num_components, width=width, model_version="m", leave_out=base.user_component)
+    drawn = rng.integers(0, len(queries), size=sizes.remembered)
+    items = rng.integers(0, base.num_items, size=sizes.remembered)
+    entries = []
+    for number, (query, item) in enumerate(zip(drawn.tolist(), items.tolist(), strict=True)):
+        noise = rng.normal(scale=0.3 / np.sqrt(width), size=(num_components, width))
+        entries.append(
+            MemoryEntry(
+                entry_id=str(number),
+                item_id=base.item_ids[item],
+                components=unit(queries.components[query] + noise).astype(np.float16),
+                weight=1.0,
+                interaction_type="rating",
+                event_seconds=number,
+            )
+        )
+    index.apply(upserts=entries)
+    index.index.merge()
+    return index
+
+
+def _plain(catalogue: LiveCatalogue, query: QueryStates, algorithm: str, k: int) -> Sequence[str]:
+    return catalogue.index.search(query, k, algorithm=algorithm).item_ids[0]
+
+
+def _voted(
+    catalogue: LiveCatalogue, memory: VotingIndex, query: QueryStates, algorithm: str, sizes: Sizes
+) -> Sequence[str]:
+    votes = memory.votes(query, sizes.neighbours)
+    top = catalogue.index.search(query, sizes.k + num_negative(votes), algorithm=algorithm)
+    found = (top.item_ids[0], top.scores[0][: len(top.item_ids[0])], top.certificates[0])
+    return joined_answer(
+        catalogue, catalogue.served, query, 0, found, votes[0], k=sizes.k, wanted=ItemFilter(), model_share=0.5
+    ).item_ids
+
+
+def _seconds(
+    settings: Mapping[str, Callable[[QueryStates], Sequence[str]]], queries: QueryStates, turns: int
+) -> dict[str, Floats]:
+    """Median seconds of one search per turn, by the clock and of CPU: (2, turns)."""
+    alone = [take_queries(queries, query, query + 1) for query in range(len(queries))]
+    for search in settings.values():
+        for query in alone[:20]:
+            search(query)
+    names = list(settings)
+    times: dict[str, list[Floats]] = {setting: [] for setting in settings}
+    for _ in range(turns):
+        samples: dict[str, list[tuple[float, float]]] = {setting: [] for setting in settings}
+        for place, query in enumerate(alone):
+            first = place % len(names)
+            for setting in names[first:] + names[:first]:
+                search = settings[setting]
+                started, worked = time.perf_counter(), time.process_time()
+                search(query)
+                samples[setting].append((time.perf_counter() - started, time.process_time() - worked))
+        for setting, found in samples.items():
+            times[setting].append(np.median(np.array(found), axis=0))
+    return {setting: np.stack(found, axis=1) for setting, found in times.items()}
+
+
+def _ratio(times: Floats, baseline: Floats, rng: np.random.Generator) -> tuple[float, float, float]:
+    """The median ratio over turns and its 95 % interval by bootstrap."""
+    ratios = times / baseline
+    drawn = np.median(rng.choice(ratios, size=(_BOOTSTRAPS, len(ratios))), axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(np.median(ratios)), float(low), float(high)
+
+
+def _recall(catalogue: LiveCatalogue, queries: QueryStates, algorithm: str, k: int) -> float:
+    found = catalogue.index.search(queries, k, algorithm=algorithm).item_ids
+    truth = catalogue.index.search(queries, k, algorithm=_TRUTH).item_ids
+    return round(float(np.mean([len({*one} & {*best}) / k for one, best in zip(found, truth, strict=True)])), 4)
+
+
+def main(
+    bundle: Annotated[Path, typer.Option(help="A trained model, whose data set is at hand.")],
+    algorithm: Annotated[list[str] | None, typer.Option(help="May be repeated; with sizes.")] = None,
+    neighbours: Annotated[int, typer.Option(min=1)] = 32,
+    remembered: Annotated[int, typer.Option(min=1)] = 65_536,
+    turns: Annotated[int, typer.Option(min=3)] = 15,
+    queries: Annotated[int, typer.Option(min=10)] = 200,
+    seed: int = 0,
+) -> None:
+    """Milliseconds and ratios of XS and XL at query time, as one JSON object on the last line."""
+    torch.set_num_threads(1)
+    sizes = Sizes(neighbours=neighbours, remembered=remembered, turns=turns, num_queries=queries, seed=seed)
+    found = rows(bundle, algorithm or ["exact", "top_k_avg(1000)"], sizes)
+    typer.echo(json.dumps({"bundle": bundle.name, "sizes": {**_plain_sizes(sizes)}, "rows": found}))
+
+
+def _plain_sizes(sizes: Sizes) -> dict[str, int]:
+    return {name: getattr(sizes, name) for name in Sizes.__slots__}
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""Codes and quantized search beside other libraries."""

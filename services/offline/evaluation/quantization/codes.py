@@ -1,0 +1,267 @@
+"""Is the score-aware loss worth it? Our codes beside FAISS's, at equal bits.
+
+Per row: the score-aware loss, recall 1@N, and the relative error of the best inner product, on real embeddings with
+held-out queries; the paper's figures 3 and 4a and table 1 (arXiv:1908.10396). Scores are exact inner products with
+decoded vectors, so nothing of an index's scan takes part. It wires no command line and prints nothing.
+
+Letters: X items, B queries, d width, m subspaces.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.quantization import train_product_quantizer
+from services.algorithms.quantization.product_quantizer import DEFAULT_THRESHOLD
+from services.algorithms.quantization.score_aware import score_aware_loss
+from services.algorithms.states import FloatArray
+from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, minilm_queries, mnist, sift
+
+Row = dict[str, Any]
+Encoder = Callable[[FloatArray], npt.NDArray[np.floating]]
+
+RECALL_DEPTHS = (1, 10, 100)
+OURS, UNROTATED = "freshet", "freshet without rotation"
+FAISS_PQ, FAISS_OPQ, FAISS_LSQ = "faiss pq", "faiss opq", "faiss lsq"
+METHODS = (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ, FAISS_LSQ)
+_SWEEP = (0.0, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6)
+# LSQ encodes one point in about m^2 as many steps as product quantization: more than this takes minutes.
+_LSQ_ITEMS = 10_000
+_OPQ_TRAINING_ITEMS = 8_192
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """A bit rate: m codes of 4 or 8 bits."""
+
+    num_subspaces: int
+    code_bits: int
+
+    @property
+    def bits(self) -> int:
+        return self.num_subspaces * self.code_bits
+
+
+def compare(
+    embeddings: EmbeddingSet,
+    rate: Rate,
+    *,
+    methods: Iterable[str] = (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ),
+    threshold: float = DEFAULT_THRESHOLD,
+    loss_threshold: float = DEFAULT_THRESHOLD,
+    seed: int = 0,
+) -> list[Row]:
+    """One row per method at one bit rate. `threshold` is what ours trains and encodes with; the loss in the rows is
+    at `loss_threshold` for every method, as a share of the loss of storing nothing (decoding to zero).
+
+    LSQ has 8-bit codes only; its m is the rate's bits / 8. Raises: ValueError for an unknown method.
+    """
+    items = embeddings.items
+    unit = float(np.sqrt(np.mean(np.sum(items.astype(np.float64) ** 2, axis=1))))
+    nothing = float(score_aware_loss(items, np.zeros_like(items), loss_threshold * unit).sum())
+    truth = _Truth(embeddings)
+    found = []
+    for method in methods:
+        started = perf_counter()
+        encode = _trained(method, items, rate, threshold, seed)
+        trained = perf_counter()
+        decoded = np.asarray(encode(items), dtype=np.float32)
+        encoded = perf_counter()
+        found.append(
+            {
+                "set": embeddings.name,
+                "items": len(items),
+                "width": items.shape[1],
+                "queries": len(embeddings.queries),
+                "algorithm": method,
+                "bits": rate.bits,
+                "code_bits": 8 if method == FAISS_LSQ else rate.code_bits,
+                "threshold": threshold if method in (OURS, UNROTATED) else None,
+                "seed": seed,
+                "score_aware_loss": float(score_aware_loss(items, decoded, loss_threshold * unit).sum()) / nothing,
+                **truth.measured(decoded),
+                "train_seconds": trained - started,
+                "encode_seconds": encoded - trained,
+            }
+        )
+    return found
+
+
+def rows(
+    quick: bool, seed: int, *, source: EmbeddingSource | None = None, progress: Callable[[str], None] | None = None
+) -> list[Row]:
+    """The benchmark's rows, each with `kind`: "rate" (several bit rates), "lsq" or "threshold" (a sweep of T).
+
+    quick: one seed, 4,000 to 10,000 items. Otherwise seeds `seed` to `seed + 2`, 20,000 MiniLM and MNIST items.
+    LSQ, which is slow, runs with one seed on at most 10,000 items, beside the others on the same ones (`kind` "lsq").
+    Raises: ValueError where a set's file or the embedding model is missing, with what to do.
+    """
+    source = source or EmbeddingSource()
+    say = progress or (lambda name: None)
+    found: list[Row] = []
+    for run in range(seed, seed + (1 if quick else 3)):
+        for embeddings, rates in _sets(source, quick, run):
+            for rate in rates:
+                say(f"{embeddings.name}, {rate.bits} bits, seed {run}")
+                # FAISS's own rotation takes 50 alternations, which is longer than everything else of the quick table.
+                methods = (OURS, UNROTATED, FAISS_PQ) if quick else (OURS, UNROTATED, FAISS_PQ, FAISS_OPQ)
+                found += [{"kind": "rate", **row} for row in compare(embeddings, rate, methods=methods, seed=run)]
+    for embeddings, rate in _lsq_sets(source, quick, seed):
+        say(f"{embeddings.name}, LSQ at {rate.bits} bits")
+        methods = (OURS, FAISS_PQ, FAISS_LSQ)
+        found += [{"kind": "lsq", **row} for row in compare(embeddings, rate, methods=methods, seed=seed)]
+    for embeddings, rates in _sets(source, quick, seed):
+        for threshold in _SWEEP[:: 3 if quick else 1]:
+            say(f"{embeddings.name}, T = {threshold}")
+            swept = compare(embeddings, rates[0], methods=(OURS,), threshold=threshold, seed=seed)
+            found += [{"kind": "threshold", **row} for row in swept]
+    return found
+
+
+def summary(found: Iterable[Row]) -> list[Row]:
+    """Rows of equal set, items, bits and algorithm joined over seeds: means, and the spread (largest less smallest)."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in found:
+        key = tuple(row[name] for name in ("kind", "set", "items", "bits", "code_bits", "algorithm", "threshold"))
+        groups.setdefault(key, []).append(row)
+    joined = []
+    for group in groups.values():
+        first = {name: value for name, value in group[0].items() if name != "seed"}
+        for name, value in group[0].items():
+            if isinstance(value, float) and name != "threshold":
+                values = [row[name] for row in group]
+                first[name] = float(np.mean(values))
+                first[f"{name}_spread"] = max(values) - min(values)
+        joined.append({**first, "seeds": len(group)})
+    return joined
+
+
+def plot(found: Iterable[Row], path: Path) -> None:
+    """Recall 1@10 against T, relative error and recall 1@10 against bits: one column per set, as SVG or PNG."""
+    from matplotlib.figure import Figure
+
+    table = summary(found)
+    names = sorted({row["set"] for row in table})
+    figure = Figure(figsize=(4.2 * len(names), 9.5), layout="constrained")
+    axes = figure.subplots(3, len(names), squeeze=False)
+    panels = (
+        ("recall_1_at_10", "threshold", "threshold", "T / root mean square norm", "recall 1@10"),
+        ("recall_1_at_10", "rate", "bits", "bits per vector", "recall 1@10"),
+        ("relative_error", "rate", "bits", "bits per vector", "relative error of the best inner product"),
+    )
+    for column, name in enumerate(names):
+        for line, (value, kind, across, label, title) in enumerate(panels):
+            axis = axes[line][column]
+            chosen = [row for row in table if row["set"] == name and row["kind"] == kind]
+            for algorithm, code_bits in sorted({(row["algorithm"], row["code_bits"]) for row in chosen}):
+                curve = sorted(
+                    (row[across], row[value], row[f"{value}_spread"])
+                    for row in chosen
+                    if (row["algorithm"], row["code_bits"]) == (algorithm, code_bits)
+                )
+                places, means, spreads = zip(*curve, strict=True)
+                axis.errorbar(
+                    places,
+                    means,
+                    [s / 2 for s in spreads],
+                    marker="o",
+                    capsize=2,
+                    label=f"{algorithm}, {code_bits}-bit",
+                )
+            axis.set(xlabel=label, ylabel=title, title=name if line == 0 else None)
+            axis.grid(alpha=0.3)
+            if chosen:
+                axis.legend(fontsize="small")
+    figure.savefig(path)
+
+
+class _Truth:
+    """The best item of every query, and how near the top decoded vectors leave it."""
+
+    def __init__(self, embeddings: EmbeddingSet) -> None:
+        self._queries = np.ascontiguousarray(embeddings.queries)
+        exact = self._queries @ embeddings.items.T
+        self._best = exact.argmax(axis=1)
+        self._score = np.take_along_axis(exact, self._best[:, None], axis=1)[:, 0]
+
+    def measured(self, decoded: FloatArray) -> dict[str, float]:
+        scores = self._queries @ decoded.T
+        of_best = np.take_along_axis(scores, self._best[:, None], axis=1)
+        # Equal codes have equal scores; a coin would break such ties, so half of them stand above.
+        above = (scores > of_best).sum(axis=1) + ((scores == of_best).sum(axis=1) - 1) / 2
+        recall = {f"recall_1_at_{depth}": float((above < depth).mean()) for depth in RECALL_DEPTHS}
+        errors = np.abs(self._score - of_best[:, 0]) / np.abs(self._score)
+        return {**recall, "relative_error": float(errors.mean())}
+
+
+def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed: int) -> Encoder:
+    """What maps vectors to their decoded codes, trained by one of the methods."""
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}; it must be one of {METHODS}")
+    if method in (OURS, UNROTATED):
+        ours = train_product_quantizer(
+            items,
+            num_subspaces=rate.num_subspaces,
+            code_bits=rate.code_bits,
+            threshold=threshold,
+            seed=seed,
+            rotate=method == OURS,
+        )
+        return lambda vectors: ours.decode(ours.encode(vectors))
+    import faiss
+
+    if method == FAISS_LSQ:
+        local_search: Any = faiss.LocalSearchQuantizer(items.shape[1], rate.bits // 8, 8)
+        local_search.random_seed = seed + 1
+        local_search.train(items)
+        return lambda vectors: local_search.decode(local_search.compute_codes(vectors))
+    product: Any = faiss.ProductQuantizer(items.shape[1], rate.num_subspaces, rate.code_bits)
+    product.cp.seed = seed + 1
+    # Below 39 points per codeword FAISS would warn on standard error; the row says how many items there were.
+    product.cp.min_points_per_centroid = 1
+    if method == FAISS_PQ:
+        product.train(items)
+        return lambda vectors: product.decode(product.compute_codes(vectors))
+    # As many points as ours trains 4-bit codes with; FAISS would take 65,536, which is many minutes on wide vectors.
+    sample = items[np.random.default_rng(seed).permutation(len(items))[:_OPQ_TRAINING_ITEMS]]
+    turn: Any = faiss.OPQMatrix(items.shape[1], rate.num_subspaces)
+    turn.pq = product
+    turn.train(sample)
+    product.train(turn.apply(items))
+    return lambda vectors: turn.reverse_transform(product.decode(product.compute_codes(turn.apply(vectors))))
+
+
+def _sets(source: EmbeddingSource, quick: bool, seed: int) -> list[tuple[EmbeddingSet, list[Rate]]]:
+    if quick:
+        return [
+            (sift(source, seed=seed), [Rate(num_subspaces=32, code_bits=4)]),
+            (minilm_queries(source, seed=seed, num_items=10_000), [Rate(num_subspaces=48, code_bits=4)]),
+        ]
+    return [
+        (sift(source, seed=seed), [Rate(num_subspaces=m, code_bits=b) for m, b in ((32, 4), (64, 4), (16, 8))]),
+        (
+            minilm_queries(source, seed=seed, num_items=20_000),
+            [Rate(num_subspaces=m, code_bits=b) for m, b in ((48, 4), (96, 4), (192, 4), (24, 8))],
+        ),
+        (
+            mnist(source, seed=seed, num_items=20_000),
+            [Rate(num_subspaces=m, code_bits=b) for m, b in ((49, 4), (98, 4))],
+        ),
+    ]
+
+
+def _lsq_sets(source: EmbeddingSource, quick: bool, seed: int) -> list[tuple[EmbeddingSet, Rate]]:
+    small = [(sift(source, seed=seed), Rate(num_subspaces=8, code_bits=8))]
+    if quick:
+        return small
+    minilm = minilm_queries(source, seed=seed, num_items=_LSQ_ITEMS)
+    return [
+        *small,
+        (small[0][0], Rate(num_subspaces=16, code_bits=8)),
+        (minilm, Rate(num_subspaces=16, code_bits=8)),
+    ]

@@ -1,0 +1,363 @@
+"""How fast quantized search answers at recall@100 of .99, beside Google's scann, FAISS and hnswlib, one thread each.
+
+The question: queries per second at equal recall, one query at a time (latency) and many at once (throughput), on the
+averaged components of the Books shape and on real sentence vectors. Every library is built once, swept over its own
+settings, and judged by its cheapest one that reaches the recall; then all chosen ones run in turns, so that a busy
+machine slows all alike, and medians are compared. Libraries that are not installed are left out by name.
+
+Letters: X items, B queries, d width.
+"""
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.algorithms.indexes.quantized.dot_products import Quantized
+from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, default_cells
+from services.algorithms.quantization import train_inverted_file
+from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
+from services.algorithms.states import FloatArray, ItemStates, QueryStates
+from services.offline.evaluation.catalogues.fitted import QUICK
+from services.offline.evaluation.catalogues.generator import World, average_items, make_queries
+from services.offline.evaluation.catalogues.shapes import SHAPES
+from services.offline.evaluation.common.embeddings import EmbeddingSource, minilm_queries, mnist
+
+K = 100
+RECALL = 0.99
+BASELINE = "scann"
+_QUICK_ITEMS = 100_000
+_SWEEP_QUERIES = 300
+
+Found = npt.NDArray[np.integer]
+Search = Callable[[FloatArray], Found]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VectorSet:
+    """A database with queries and their exact top 100: items (X, d), queries (B, d), exact (B, 100)."""
+
+    name: str
+    items: FloatArray
+    queries: FloatArray
+    exact: Found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One way to search a built index: `one` takes (1, d), `many` (B, d); both give rows (B, 100)."""
+
+    text: str
+    one: Search
+    many: Search
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Built:
+    """A built index: its settings in ladders from cheap to dear, and bytes per item, floats to re-evaluate included."""
+
+    algorithm: str
+    ladders: Sequence[Sequence[Setting]]
+    bytes_per_item: float
+    exact: bool = False
+
+
+def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> list[dict[str, Any]]:
+    """One row per set, library and batch: queries per second at the cheapest setting with recall@100 >= .99.
+
+    Leaves one thread to PyTorch and FAISS. `quick`: 100,000 items of either set, without what takes minutes to build:
+    hnswlib, and anisotropic codebooks of wide vectors.
+    """
+    torch.set_num_threads(1)
+    results = []
+    for data in _sets(quick, seed, source or EmbeddingSource()):
+        chosen: list[tuple[Built, Setting, float]] = []
+        for build in _libraries(quick, data.items.shape[1]):
+            started = time.perf_counter()
+            built = build(data.items, seed)
+            seconds = time.perf_counter() - started
+            candidates = _candidates(built, data)
+            for batch in (1, len(data.queries)):
+                setting, recall = _cheapest(candidates, data, batch)
+                chosen.append((built, setting, recall))
+                results.append(
+                    {
+                        "shape": f"{data.name} {len(data.items)}x{data.items.shape[1]}",
+                        "batch": batch,
+                        "algorithm": built.algorithm,
+                        "setting": setting.text,
+                        "recall_100": recall,
+                        "exact": built.exact,
+                        "bytes_per_item": built.bytes_per_item,
+                        "build_seconds": seconds,
+                    }
+                )
+        _time(results[-len(chosen) :], [setting for _, setting, _ in chosen], data, rounds=5 if quick else 9)
+    return results
+
+
+def _time(table: list[dict[str, Any]], settings: Sequence[Setting], data: VectorSet, *, rounds: int) -> None:
+    """Add milliseconds per query, queries per second and the speed-up over scann to each row, measured in turns."""
+    samples: list[list[float]] = [[] for _ in table]
+    rng = np.random.default_rng(0)
+    for _ in range(rounds):
+        for row, setting, taken in zip(table, settings, samples, strict=True):
+            # A library that needs milliseconds gives enough samples with a few queries.
+            queries = data.queries[rng.permutation(len(data.queries))]
+            if row["batch"] == 1:
+                stop = time.perf_counter() + 0.5
+                for query in queries:
+                    started = time.perf_counter()
+                    setting.one(query[None])
+                    taken.append(time.perf_counter() - started)
+                    if started > stop:
+                        break
+            else:
+                started = time.perf_counter()
+                setting.many(queries)
+                taken.append((time.perf_counter() - started) / len(queries))
+    for row, taken in zip(table, samples, strict=True):
+        row["milliseconds"] = 1e3 * float(np.median(taken))
+        row["queries_per_second"] = 1e3 / row["milliseconds"]
+    for row in table:
+        base = [other for other in table if other["algorithm"] == BASELINE and other["batch"] == row["batch"]]
+        row["speedup"] = base[0]["milliseconds"] / row["milliseconds"] if base else None
+
+
+def _candidates(built: Built, data: VectorSet) -> list[tuple[Setting, float]]:
+    """Of each ladder the first setting with the recall wanted; where none has it, the nearest there is."""
+    found, short = [], []
+    for ladder in built.ladders:
+        for setting in ladder:
+            recall = _recall(setting.many(data.queries[:_SWEEP_QUERIES]), data.exact[:_SWEEP_QUERIES])
+            if recall >= RECALL - 0.002:  # near enough on a sample to ask all queries
+                recall = _recall(setting.many(data.queries), data.exact)
+            if recall >= RECALL:
+                found.append((setting, recall))
+                break
+            short.append((setting, recall))
+    return found or [max(short, key=lambda trial: trial[1])]
+
+
+def _cheapest(candidates: Sequence[tuple[Setting, float]], data: VectorSet, batch: int) -> tuple[Setting, float]:
+    if len(candidates) == 1:
+        return candidates[0]
+    return min(candidates, key=lambda trial: _seconds(trial[0], data, batch))
+
+
+def _seconds(setting: Setting, data: VectorSet, batch: int) -> float:
+    """Seconds per query, the median of a few."""
+    if batch == 1:
+        search, parts = setting.one, [query[None] for query in data.queries[:100]]
+    else:
+        search, parts = setting.many, [data.queries] * 3
+    taken = []
+    for part in parts:
+        started = time.perf_counter()
+        search(part)
+        taken.append((time.perf_counter() - started) / len(part))
+    return float(np.median(taken))
+
+
+def _recall(found: Found, exact: Found) -> float:
+    return float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(found, exact, strict=True)]))
+
+
+def _sets(quick: bool, seed: int, source: EmbeddingSource) -> Iterator[VectorSet]:
+    shape = SHAPES["books"]
+    count = _QUICK_ITEMS if quick else shape.num_items
+    world = World.drawn(shape, QUICK, seed, num_items=count)
+    queries = make_queries(world, 1_000).components.mean(axis=1)
+    yield _with_answers("books-average", average_items(shape, count, seed=seed), queries)
+    try:
+        real = minilm_queries(source, seed=seed, num_items=_QUICK_ITEMS if quick else None)
+    except ValueError:  # its weights are an extra download; MNIST's pixels are not
+        real = mnist(source, seed=seed)
+    yield _with_answers(real.name, real.items, real.queries)
+
+
+def _with_answers(name: str, items: FloatArray, queries: FloatArray) -> VectorSet:
+    items, queries = np.ascontiguousarray(items), np.ascontiguousarray(queries)
+    exact = np.empty((len(queries), K), dtype=np.int64)
+    database = torch.from_numpy(items)
+    for start in range(0, len(queries), 50):
+        scores = torch.from_numpy(queries[start : start + 50]) @ database.T
+        exact[start : start + 50] = torch.topk(scores, K, dim=1).indices.numpy()
+    return VectorSet(name=name, items=items, queries=queries, exact=exact)
+
+
+def _libraries(quick: bool, width: int) -> Iterator[Callable[[FloatArray, int], Built]]:
+    yield _quantized
+    yield _quantized_exact
+    if importlib.util.find_spec("scann"):
+        yield _scann
+    if importlib.util.find_spec("faiss"):
+        if not quick or width <= 64:
+            yield _faiss_anisotropic
+        yield _faiss_plain
+        yield _faiss_flat
+    if importlib.util.find_spec("hnswlib") and not quick:
+        yield _hnswlib
+
+
+def _quantized(items: FloatArray, seed: int) -> Built:
+    cells = CellScan(items, cells=default_cells(*items.shape), seed=seed)
+    states = ItemStates(components=items[:, None])
+    probes = [max(1, round(share * cells.num_cells)) for share in (0.06, 0.08, 0.1, 0.12, 0.14, 0.2, 0.3, 0.5)]
+    probes += [round(share * cells.num_cells) for share in (0.6, 0.7, 0.75, 0.8, 0.9, 1.0)]
+    reaches = [Visit(probes=cells.num_cells, reach=reach) for reach in (0.7, 0.75, 0.8, 0.84, 0.88, 0.92, 0.96)]
+    ladders = []
+    for pool in (130, 160, 200, 250, 300, 400):
+        for visits in ([Visit(probes=count) for count in probes], reaches):
+            indexes = [Quantized(states, pool_size=pool, visit=visit, cells=cells) for visit in visits]
+            ladders.append(
+                [_of_index(f"probes={i.visit.probes} reach={i.visit.reach} pool={pool}", i) for i in indexes if i.visit]
+            )
+    return Built(algorithm="quantized", ladders=ladders, bytes_per_item=cells.nbytes / len(items) + 4 * items.shape[1])
+
+
+def _quantized_exact(items: FloatArray, seed: int) -> Built:
+    num_cells = default_cells(*items.shape).num_cells
+    states = ItemStates(components=items[:, None])
+    index = Quantized(states, cells=Cells(num_cells=num_cells, bits=8), seed=seed)
+    return Built(
+        algorithm="quantized, proven exact",
+        ladders=[[_of_index("8 bits, all cells", index)]],
+        bytes_per_item=index.nbytes / len(items),
+        exact=True,
+    )
+
+
+def _of_index(text: str, index: Quantized) -> Setting:
+    def search(queries: FloatArray) -> Found:
+        return index.search(QueryStates(components=queries[:, None]), K).item_indices
+
+    return Setting(text=text, one=search, many=search)
+
+
+def _scann(items: FloatArray, seed: int) -> Built:
+    """As its authors advise: about sqrt(X) leaves, 4-bit codes of 2 dimensions with T = .2, exact reordering."""
+    import scann
+
+    num_leaves = round(len(items) ** 0.5)
+    builder = scann.scann_ops_pybind.builder(items, K, "dot_product")
+    builder = builder.tree(
+        num_leaves=num_leaves, num_leaves_to_search=num_leaves // 10, training_sample_size=min(len(items), 250_000)
+    )
+    searcher = builder.score_ah(2, anisotropic_quantization_threshold=0.2).reorder(300).build()
+
+    def setting(leaves: int, reorder: int) -> Setting:
+        options = {"leaves_to_search": leaves, "pre_reorder_num_neighbors": reorder, "final_num_neighbors": K}
+        return Setting(
+            text=f"leaves={leaves}/{num_leaves} reorder={reorder}",
+            one=lambda queries: searcher.search(queries[0], **options)[0][None],
+            many=lambda queries: searcher.search_batched(queries, **options)[0],
+        )
+
+    shares = (0.04, 0.06, 0.08, 0.1, 0.115, 0.13, 0.15, 0.17, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
+    depths = (150, 200, 300, 500, 700, 1_000, 1_400, 2_000)
+    ladders = [[setting(max(1, round(share * num_leaves)), depth) for share in shares] for depth in depths]
+    code_bytes = items.shape[1] / 4
+    return Built(algorithm=BASELINE, ladders=ladders, bytes_per_item=code_bytes + 4 * items.shape[1])
+
+
+def _faiss_anisotropic(items: FloatArray, seed: int) -> Built:
+    """Our anisotropic codes of 4 bits per 2 dimensions, scanned by FAISS's fast scan and re-evaluated by it."""
+
+    sample = items[np.sort(np.random.default_rng(seed).permutation(len(items))[:100_000])]
+    num_cells = round(len(items) ** 0.5)
+    quantizer = train_inverted_file(
+        sample, num_cells=num_cells, num_subspaces=items.shape[1] // 2, code_bits=4, seed=seed
+    )
+    cells, codes = quantizer.encode(items)
+    index = inverted_fast_scan(quantizer, cells, codes)
+    return _faiss_refined("anisotropic codes in faiss ivfpq fast scan", index, items, num_cells)
+
+
+def _faiss_plain(items: FloatArray, seed: int) -> Built:
+    """FAISS's own codes at the same bits."""
+    import faiss
+
+    faiss.omp_set_num_threads(1)
+    num_cells = round(len(items) ** 0.5)
+    width = items.shape[1]
+    coarse = faiss.IndexFlatIP(width)
+    index = faiss.IndexIVFPQFastScan(coarse, width, num_cells, width // 2, 4, faiss.METRIC_INNER_PRODUCT)
+    index.cp.seed = seed
+    index.train(items[np.sort(np.random.default_rng(seed).permutation(len(items))[:100_000])])
+    index.add(items)
+    return _faiss_refined("faiss ivfpq fast scan", index, items, num_cells)
+
+
+def _faiss_refined(algorithm: str, index: Any, items: FloatArray, num_cells: int) -> Built:
+    import faiss
+
+    faiss.omp_set_num_threads(1)
+
+    def setting(probes: int, pool: int) -> Setting:
+        def search(queries: FloatArray) -> Found:
+            index.nprobe = probes
+            _, rows = index.search(queries, pool)
+            scores = np.einsum("bd,bnd->bn", queries, items[rows])
+            scores[rows < 0] = -np.inf
+            best = np.argpartition(-scores, K - 1, axis=1)[:, :K]
+            return np.asarray(np.take_along_axis(rows, best, axis=1))
+
+        def many(queries: FloatArray) -> Found:
+            step = max(1, (64 << 20) // (4 * pool * items.shape[1]))
+            return np.concatenate([search(queries[start : start + step]) for start in range(0, len(queries), step)])
+
+        return Setting(text=f"probes={probes}/{num_cells} pool={pool}", one=search, many=many)
+
+    shares = (0.06, 0.1, 0.14, 0.2, 0.3, 0.5, 0.7, 1.0)
+    ladders = [
+        [setting(max(1, round(share * num_cells)), pool) for share in shares] for pool in (200, 400, 1_000, 2_000)
+    ]
+    code_bytes = items.shape[1] / 4 + 8
+    return Built(algorithm=algorithm, ladders=ladders, bytes_per_item=code_bytes + 4 * items.shape[1])
+
+
+def _faiss_flat(items: FloatArray, seed: int) -> Built:
+    import faiss
+
+    faiss.omp_set_num_threads(1)
+    index = faiss.IndexFlatIP(items.shape[1])
+    index.add(items)
+
+    def search(queries: FloatArray) -> Found:
+        return np.asarray(index.search(queries, K)[1])
+
+    return Built(
+        algorithm="faiss flat",
+        ladders=[[Setting(text="", one=search, many=search)]],
+        bytes_per_item=4.0 * items.shape[1],
+        exact=True,
+    )
+
+
+def _hnswlib(items: FloatArray, seed: int) -> Built:
+    import hnswlib
+
+    index = hnswlib.Index(space="ip", dim=items.shape[1])
+    index.init_index(max_elements=len(items), M=24, ef_construction=200, random_seed=seed)
+    index.add_items(items, num_threads=-1)
+    index.set_num_threads(1)
+
+    def setting(breadth: int) -> Setting:
+        def search(queries: FloatArray) -> Found:
+            index.set_ef(breadth)
+            return np.asarray(index.knn_query(queries, k=K)[0]).astype(np.int64)
+
+        return Setting(text=f"ef={breadth}", one=search, many=search)
+
+    breadths = (150, 200, 300, 400, 600, 1_000, 1_500)
+    return Built(
+        algorithm="hnswlib",
+        ladders=[[setting(breadth) for breadth in breadths]],
+        bytes_per_item=index.index_file_size() / len(items),
+    )

@@ -1,0 +1,237 @@
+"""Do exact answers equal the definition of exact, and do certificates hold? Many random catalogues, one at full size.
+
+Small catalogues are drawn to be awkward: copies, near ties, zero components, gates from none to huge, filters. Each
+answer is compared with the float64 formula over every item. Nothing here is timed: `retrieval` is for that.
+
+Letters: B queries, X items, K results.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.combined_top_k import CombinedTopK
+from services.algorithms.indexes.exact.cheapest import Exact
+from services.algorithms.indexes.exact.clusters import ExactClusters
+from services.algorithms.indexes.exact.two_pass import (
+    ExactAlgorithm1,
+    ExactExpandedGates,
+    ExactGateBounds,
+    ExactLowPrecision,
+)
+from services.algorithms.indexes.protocol import Index, TopK, take_queries
+from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg
+from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.mol_scores.reference import mol_scores_reference
+from services.algorithms.ops.quantized_scan import Cells
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.offline.evaluation.catalogues.generator import generate
+from services.offline.evaluation.catalogues.shapes import SHAPES
+
+Rng = np.random.Generator
+Doubles = npt.NDArray[np.float64]
+
+# Scores that differ by less than the float64 formula's own error are one score.
+_SAME = 1e-10
+_SHAPES = ((1, 1, 12), (2, 2, 8), (4, 2, 8), (3, 3, 5), (2, 5, 6))
+_SMALL_POOL = 50  # so that bounds have something to drop in a catalogue of a few hundred
+_LARGEST_REFERENCE = 4_000_000  # numbers of (B, X, P) at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """How many queries were compared, and per algorithm: wrong answers, certificates by kind, and the mean share of
+    items scored in full."""
+
+    catalogues: int
+    queries: int
+    wrong: dict[str, int]
+    certificates: dict[str, dict[str, int]]
+    scored_share: dict[str, float]
+    seconds: float
+    seed: int
+
+    @property
+    def holds(self) -> bool:
+        return self.queries > 0 and not any(self.wrong.values())
+
+
+def prove_on_small_catalogues(
+    *, num_queries: int = 100_000, largest: int = 5_000, seed: int, report: Callable[[int], None] | None = None
+) -> Proof:
+    """All exact strategies and the heuristics on `num_queries` random queries over catalogues of up to `largest` items;
+    `report` hears how many are done. Every catalogue is met by 500 queries, half of the searches are filtered."""
+    started = time.perf_counter()
+    rng = np.random.default_rng(seed)
+    tally = _Tally()
+    while tally.queries < num_queries:
+        count = int(np.exp(rng.uniform(np.log(20), np.log(largest)))) + 1
+        batch = min(500, num_queries - tally.queries)
+        queries, items, gate = _awkward(rng, count, batch)
+        k = int(rng.choice([1, 10, 100]))
+        allowed = rng.random(count) < 0.5 if rng.random() < 0.5 else None
+        exact = _reference(queries, items, gate)
+        if allowed is not None:
+            exact[:, ~allowed] = -np.inf
+        scorer = MolScorer(items, gate)
+        kinds = (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, ExactClusters, Exact)
+        strategies: list[Index] = [BruteForce(scorer), *(kind(scorer, pool_size=_SMALL_POOL) for kind in kinds)]
+        for index in strategies:
+            tally.add(index, index.search(queries, k, allowed), exact, k, must_be_exact=True)
+        for index in _heuristics(scorer):
+            tally.add(index, index.search(queries, k, allowed), exact, k, must_be_exact=False)
+        tally.catalogues += 1
+        tally.queries += batch
+        if report is not None:
+            report(tally.queries)
+    return tally.proof(seconds=time.perf_counter() - started, seed=seed)
+
+
+def prove_at_scale(
+    scorer: MolScorer, queries: QueryStates, indexes: Sequence[Index], *, k: int = 100, seed: int
+) -> Proof:
+    """`indexes` over one large catalogue against the float64 scores of every item, four queries at a time."""
+    started = time.perf_counter()
+    tally = _Tally(catalogues=1)
+    everything = np.arange(scorer.num_items)
+    for start in range(0, len(queries), 4):
+        group = take_queries(queries, start, start + 4)
+        exact = np.stack(scorer.scores_float64_at(group, [everything] * len(group)))
+        for index in indexes:
+            tally.add(index, index.search(group, k), exact, k, must_be_exact=True)
+        tally.queries += len(group)
+    return tally.proof(seconds=time.perf_counter() - started, seed=seed)
+
+
+def prove_books(*, num_queries: int, seed: int) -> Proof:
+    """The exact strategies over the generated Books catalogue, 674,044 items."""
+    scene = generate(SHAPES["books"], num_queries=num_queries, seed=seed)
+    scorer = MolScorer(scene.items, scene.pair_gate)
+    strategies: list[Index] = [
+        BruteForce(scorer),
+        ExactLowPrecision(scorer),
+        ExactExpandedGates(scorer),
+        Exact(scorer),
+    ]
+    return prove_at_scale(scorer, scene.queries, strategies, seed=seed)
+
+
+def wrong_answers(answer: TopK, exact: Doubles, k: int, *, must_be_exact: bool) -> int:
+    """Answers whose scores or whose certificate are not true of the scores (B, X), -inf where not allowed.
+
+    An answer called exact must be the top `k`; a gap must hold for everything left out; an estimate promises nothing.
+    """
+    wrong = 0
+    for query, row in enumerate(exact):
+        found = answer.item_indices[query][answer.item_indices[query] >= 0]
+        size = min(k, int((row > -np.inf).sum()))
+        certificate = answer.certificates[query]
+        right = (
+            len(found) == size == len(np.unique(found))
+            and bool((np.abs(answer.scores[query][:size] - row[found]) <= _SAME).all())
+            and (certificate.kind == "exact" or not must_be_exact)
+        )
+        if right and certificate.kind == "exact":
+            best = np.sort(np.partition(row, len(row) - size)[len(row) - size :])[::-1] if size else np.zeros(0)
+            right = bool((np.abs(row[found] - best) <= _SAME).all())
+        elif right and certificate.gap is not None:
+            left_out = np.delete(row, found)
+            right = bool(left_out.max(initial=-np.inf) <= row[found[-1]] + certificate.gap + _SAME)
+        wrong += not right
+    return wrong
+
+
+def _heuristics(scorer: MolScorer) -> list[Index]:
+    return [
+        TopKAvg(scorer, pool_size=_SMALL_POOL),
+        TopKPerEmbedding(scorer, pool_size=_SMALL_POOL),
+        CombinedTopK(scorer, pair_pool_size=_SMALL_POOL, average_pool_size=_SMALL_POOL),
+        QuantizedTopKAvg(scorer, pool_size=_SMALL_POOL, cells=Cells(num_cells=min(8, scorer.num_items), bits=8)),
+    ]
+
+
+class _Tally:
+    """Counts over several catalogues."""
+
+    def __init__(self, *, catalogues: int = 0) -> None:
+        self.catalogues, self.queries = catalogues, 0
+        self._wrong: dict[str, int] = {}
+        self._certificates: dict[str, Counter[str]] = {}
+        self._shares: dict[str, list[float]] = {}
+
+    def add(self, index: Index, answer: TopK, exact: Doubles, k: int, *, must_be_exact: bool) -> None:
+        wrong = wrong_answers(answer, exact, k, must_be_exact=must_be_exact)
+        self._wrong[index.name] = self._wrong.get(index.name, 0) + wrong
+        kinds = Counter(certificate.kind for certificate in answer.certificates)
+        self._certificates.setdefault(index.name, Counter()).update(kinds)
+        full = [done.touched for done in answer.passes if done.name in ("full", "threshold")]
+        share = float(np.sum(full, axis=0).mean() / exact.shape[1])
+        self._shares.setdefault(index.name, []).append(share)
+
+    def proof(self, *, seconds: float, seed: int) -> Proof:
+        return Proof(
+            catalogues=self.catalogues,
+            queries=self.queries,
+            wrong=dict(self._wrong),
+            certificates={name: dict(kinds) for name, kinds in self._certificates.items()},
+            scored_share={name: float(np.mean(shares)) for name, shares in self._shares.items()},
+            seconds=seconds,
+            seed=seed,
+        )
+
+
+def _awkward(rng: Rng, count: int, batch: int) -> tuple[QueryStates, ItemStates, PairGate | None]:
+    """A catalogue with copies, near copies and zero components, and queries, some of them items themselves."""
+    p_q, p_x, d = _SHAPES[rng.integers(len(_SHAPES))]
+    pairs = p_q * p_x
+    components = _unit(rng.normal(size=(count, 1, d)) + rng.choice([0.01, 0.3, 2.0]) * rng.normal(size=(count, p_x, d)))
+    copies = rng.integers(count, size=count // 5)
+    components[copies] = components[rng.integers(count, size=len(copies))]
+    near = rng.integers(count, size=count // 10)
+    components[near] = components[0] + rng.normal(size=(len(near), p_x, d)) * 1e-7
+    components[rng.integers(count)] = 0
+    query_components = _unit(rng.normal(size=(batch, p_q, d)))
+    query_components[: batch // 10] = components[rng.integers(count, size=batch // 10)][:, rng.integers(p_x, size=p_q)]
+    query_components[rng.integers(batch), 0] = 0
+    if pairs == 1:
+        return QueryStates(components=query_components), ItemStates(components=components), None
+    scale, network = rng.choice([0.1, 1.0, 30.0]), rng.choice([0.02, 0.2, 2.0])
+    hidden = int(rng.integers(1, 12))
+    gate = PairGate(
+        hidden_weight=_floats(rng.normal(size=(hidden, pairs))),
+        hidden_bias=_floats(rng.normal(size=hidden)),
+        out_weight=_floats(network * rng.normal(size=(pairs, hidden))),
+        out_bias=_floats(network * rng.normal(size=pairs)),
+    )
+    # Around SiLU's minimum, where weights turn, half of the time.
+    shift = rng.choice([0.0, -1.2785])
+    item_gate = _floats(shift + scale * rng.normal(size=(count, pairs)))
+    query_gate = _floats(1 + 0.5 * rng.normal(size=(batch, pairs)))
+    return (
+        QueryStates(components=query_components, gate=query_gate),
+        ItemStates(components=components, gate=item_gate),
+        gate,
+    )
+
+
+def _reference(queries: QueryStates, items: ItemStates, gate: PairGate | None) -> Doubles:
+    """The float64 formula for all pairs (B, X), a bounded group of queries at a time."""
+    pairs = queries.components.shape[1] * items.components.shape[1]
+    step = max(1, _LARGEST_REFERENCE // (len(items) * pairs))
+    groups = (take_queries(queries, start, start + step) for start in range(0, len(queries), step))
+    return np.concatenate([mol_scores_reference(group, items, gate).numpy() for group in groups])
+
+
+def _unit(array: Doubles) -> npt.NDArray[np.float32]:
+    return _floats(array / np.maximum(np.linalg.norm(array, axis=-1, keepdims=True), 1e-30))
+
+
+def _floats(array: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+    return np.asarray(array, dtype=np.float32)

@@ -1,0 +1,1 @@
+"""What feedback without training is worth, event by event."""

@@ -1,0 +1,120 @@
+"""What needs no model: popularity and item-to-item neighbours, both learning from every event of the stream.
+
+They start from the same past as a model's training and learn without delay, so that they are as strong as they can be
+made. Their settings are chosen on held-out time as PEFA's are.
+
+Letters: B events of a batch, X items.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.offline.evaluation.stream.setting import IntArray, StreamSetting
+from services.offline.evaluation.stream.walk import EventBatch, Scores
+
+
+class StreamingPopularity:
+    """Interactions so far, an event counting half as much after `half_life_events` later ones (None: for ever)."""
+
+    def __init__(self, setting: StreamSetting, *, half_life_events: float | None, name: str = "popularity") -> None:
+        past = setting.interactions.items[: setting.split]
+        self.name = name
+        self._fading = 1.0 if half_life_events is None else 0.5 ** (1.0 / half_life_events)
+        weights = self._fading ** np.arange(len(past) - 1, -1, -1, dtype=np.float64)
+        counts = np.bincount(past, weights=weights, minlength=setting.interactions.num_items)
+        self._counts: npt.NDArray[np.float64] = counts.astype(np.float64)
+
+    def step(self, batch: EventBatch) -> Mapping[str, Scores]:
+        # Relative to the batch's start, where an event to come weighs fading^-(its place + 1): only ratios rank.
+        scores = np.repeat(self._counts[None], len(batch.chosen), axis=0)
+        gains = self._fading ** -(np.arange(len(batch), dtype=np.float64) + 1)
+        for place, item in enumerate(batch.items):
+            scores[np.searchsorted(batch.chosen, place, side="right") :, item] += gains[place]
+        np.add.at(self._counts, batch.items, gains)
+        self._counts *= float(self._fading ** len(batch))
+        return {self.name: np.where(scores > 0, scores, -np.inf)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NeighbourSettings:
+    """Each of a user's last `window` items votes for items that people had within `window` events of it.
+
+    score(x) = sum over those items y, r events ago, of recency^r * c_xy / (sqrt(n_y) * (n_x + shrink)^damping).
+    """
+
+    window: int
+    recency: float
+    damping: float
+    shrink: float
+
+    @property
+    def text(self) -> str:
+        """In words, for a table."""
+        return f"window {self.window}, recency {self.recency:g}, damping {self.damping:g}, shrink {self.shrink:g}"
+
+
+class StreamingItemNeighbours:
+    """Item-kNN by co-occurrence: counts c_xy of pairs within a user's window, n_x of events; both grow with each event.
+
+    Memory: 4 X^2 bytes.
+    """
+
+    def __init__(self, setting: StreamSetting, settings: NeighbourSettings, *, name: str = "item-kNN") -> None:
+        num_items = setting.interactions.num_items
+        self.name, self.settings = name, settings
+        self._together = np.zeros((num_items, num_items), dtype=np.float32)
+        self._counts = np.zeros(num_items, dtype=np.float32)
+        self._weights = settings.recency ** np.arange(settings.window, dtype=np.float32)
+        self._recent: dict[int, deque[int]] = {}
+        self._learn_past(setting)
+        # (n_x + shrink)^damping: one item's changes with an event, and powers of all of them take most of a score.
+        self._raised = (self._counts + np.float32(settings.shrink)) ** np.float32(settings.damping)
+
+    def step(self, batch: EventBatch) -> Mapping[str, Scores]:
+        scores = np.full((len(batch.chosen), len(self._counts)), -np.inf, dtype=np.float32)
+        rows = {place: row for row, place in enumerate(batch.chosen.tolist())}
+        for place, (user, item) in enumerate(zip(batch.users.tolist(), batch.items.tolist(), strict=True)):
+            recent = self._recent.setdefault(user, deque(maxlen=self.settings.window))
+            if place in rows:
+                self._score(recent, scores[rows[place]])
+            earlier = np.fromiter(recent, dtype=np.int64)
+            # A window holds distinct items (nobody rates twice), and repeats would only weaken this baseline.
+            self._together[item, earlier] += 1
+            self._together[earlier, item] += 1
+            self._counts[item] += 1
+            one = self._counts[item : item + 1] + np.float32(self.settings.shrink)
+            self._raised[item : item + 1] = one ** np.float32(self.settings.damping)
+            recent.appendleft(item)
+        return {self.name: scores}
+
+    def _score(self, recent: deque[int], out: npt.NDArray[np.float32]) -> None:
+        """`recent` holds the newest first."""
+        known = self._counts > 0
+        if not recent:
+            out[known] = self._counts[known] * np.float32(1e-9)
+            return
+        items = np.fromiter(recent, dtype=np.int64)
+        weights = self._weights[: len(items)] / np.sqrt(self._counts[items])
+        found = weights @ self._together[items]
+        # Popularity breaks the ties of what has no neighbour among them.
+        out[known] = (found[known] + 1e-9 * self._counts[known]) / self._raised[known]
+
+    def _learn_past(self, setting: StreamSetting) -> None:
+        past = setting.interactions.select(slice(0, setting.split))
+        rows, offsets = past.by_user()
+        items = past.items[rows].astype(np.int64)
+        users = past.users[rows]
+        flat = self._together.reshape(-1)
+        for distance in range(1, self.settings.window + 1):
+            same = users[distance:] == users[:-distance]
+            later, earlier = items[distance:][same], items[:-distance][same]
+            np.add.at(flat, later * len(self._counts) + earlier, np.float32(1))
+        self._together += self._together.T.copy()
+        self._counts += past.item_counts().astype(np.float32)
+        for user in np.flatnonzero(np.diff(offsets)).tolist():
+            own: IntArray = items[max(offsets[user], offsets[user + 1] - self.settings.window) : offsets[user + 1]]
+            self._recent[user] = deque(own[::-1].tolist(), maxlen=self.settings.window)

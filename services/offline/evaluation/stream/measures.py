@@ -1,0 +1,204 @@
+"""How well contenders predicted a stream: rates by kind of event, with intervals clustered by item.
+
+Events of one item share its luck, so the bootstrap draws items, all events of an item with it, in all seeds at once.
+It takes ranks and columns; it knows nothing of models.
+
+Letters: N predicted events (of all seeds together), X items, D draws of the bootstrap.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.offline.evaluation.stream.setting import BoolArray, IntArray, StreamSetting
+
+DoubleArray = npt.NDArray[np.float64]
+
+DRAWS = 2000
+# Age of a new item in its own interactions, the predicted one included: (from, up to).
+INTERACTION_AGES = ((1, 2), (3, 5), (6, 10), (11, 30), (31, None))
+# Age of a new item in days since its first interaction.
+DAY_AGES = ((0, 1), (1, 7), (7, 30), (30, None))
+_SECONDS_PER_DAY = 86_400
+
+METRICS: dict[str, Callable[[IntArray], npt.NDArray[np.floating]]] = {
+    "hr@10": lambda ranks: (ranks < 10).astype(np.float64),
+    "hr@50": lambda ranks: (ranks < 50).astype(np.float64),
+    "mrr": lambda ranks: 1.0 / (ranks + 1.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventColumns:
+    """What is known of each streamed event before it happens. All arrays are (N,).
+
+    nth counts the item's streamed interactions, this one included; age_seconds since the item's first one ever (0 for
+    that one); past_events of the item and past_of_user of the user before the split; places in the stream.
+    """
+
+    items: IntArray
+    places: IntArray
+    nth: IntArray
+    age_seconds: IntArray
+    past_events: IntArray
+    past_of_user: IntArray
+    withheld: BoolArray
+    predictable: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+def columns(setting: StreamSetting, predictable: BoolArray) -> EventColumns:
+    """Columns of all streamed events. `predictable` (N,): a user without any history has no state, and no prediction
+    of any contender is counted there."""
+    events, split = setting.interactions, setting.split
+    items, users = events.items[split:].astype(np.int64), events.users[split:].astype(np.int64)
+    _, first_rows = np.unique(events.items, return_index=True)
+    first_times = np.zeros(events.num_items, dtype=np.int64)
+    first_times[events.items[first_rows]] = events.timestamps[first_rows]
+    return EventColumns(
+        items=items,
+        places=np.arange(len(items)),
+        nth=_running_count(items) + 1,
+        age_seconds=events.timestamps[split:].astype(np.int64) - first_times[items],
+        past_events=np.bincount(events.items[:split], minlength=events.num_items)[items].astype(np.int64),
+        past_of_user=np.bincount(events.users[:split], minlength=events.num_users)[users].astype(np.int64),
+        withheld=setting.withheld[items],
+        predictable=predictable,
+    )
+
+
+def chosen(table: EventColumns, places: IntArray) -> EventColumns:
+    """The columns of some events."""
+    return EventColumns(**{name: getattr(table, name)[places] for name in EventColumns.__dataclass_fields__})
+
+
+def joined(parts: list[EventColumns]) -> EventColumns:
+    """The columns of several seeds, one after the other."""
+    names = EventColumns.__dataclass_fields__
+    return EventColumns(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+def kinds(table: EventColumns) -> dict[str, BoolArray]:
+    """Events by kind, each a mask (N,): overall, by item age and popularity, by who was there before training."""
+    every = table.predictable
+    known = every & (table.past_events > 0)
+    new = every & (table.past_events == 0)
+    found = {
+        "all": every,
+        "new items, from their 3rd interaction": new & (table.nth >= 3),
+        "new items": new,
+        "items of the training": known,
+        "users of the training": every & (table.past_of_user > 0),
+        "users new in the stream": every & (table.past_of_user == 0),
+        "new items and new users, from the 3rd": new & (table.nth >= 3) & (table.past_of_user == 0),
+    }
+    for low, high in INTERACTION_AGES:
+        mask = new & (table.nth >= low) & (table.nth <= (high or table.nth.max(initial=0)))
+        found[f"new item's interaction {_range(low, high)}"] = mask
+    for low, high in DAY_AGES:
+        young = table.age_seconds >= low * _SECONDS_PER_DAY
+        if high is not None:
+            young &= table.age_seconds < high * _SECONDS_PER_DAY
+        label = f"{low}-{high}" if high is not None else f"{low} and more"
+        found[f"new item, {label} days after its first"] = new & young
+    edges = np.quantile(table.past_events[known], [0, 0.25, 0.5, 0.75, 1]) if known.any() else np.zeros(5)
+    for number, (low, high) in enumerate(pairwise(edges.tolist())):
+        above = table.past_events >= low if number == 0 else table.past_events > low
+        found[f"popularity quarter {number + 1} ({low:.0f} to {high:.0f} past events)"] = (
+            known & above & (table.past_events <= high)
+        )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A mean over events with its 95 % interval from drawing items."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def estimates(
+    table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, seed: int
+) -> dict[str, dict[str, Estimate]]:
+    """By contender and metric. Where `mask` leaves no event, empty."""
+    rates = _bootstrap(table, ranks, mask, seed=seed)
+    return {
+        name: {metric: _estimate(mean, draws) for metric, (mean, draws) in found.items()}
+        for name, found in rates.items()
+    }
+
+
+def differences(
+    table: EventColumns,
+    ranks: Mapping[str, IntArray],
+    mask: BoolArray,
+    *,
+    minus: str,
+    seed: int,
+) -> dict[str, dict[str, Estimate]]:
+    """Each contender less `minus`, paired: both are measured on the same drawn items."""
+    rates = _bootstrap(table, ranks, mask, seed=seed)
+    if minus not in rates:
+        return {}
+    other = rates[minus]
+    return {
+        name: {
+            metric: _estimate(mean - other[metric][0], draws - other[metric][1])
+            for metric, (mean, draws) in found.items()
+        }
+        for name, found in rates.items()
+        if name != minus
+    }
+
+
+def as_plain(found: Mapping[str, Estimate]) -> dict[str, Any]:
+    """Estimates as plain values: {"hr@10": [mean, low, high], ...}."""
+    return {metric: [round(one.mean, 5), round(one.low, 5), round(one.high, 5)] for metric, one in found.items()}
+
+
+def _bootstrap(
+    table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, seed: int
+) -> dict[str, dict[str, tuple[float, DoubleArray]]]:
+    if not mask.any():
+        return {}
+    items = table.items[mask]
+    present, dense = np.unique(items, return_inverse=True)
+    counts = np.bincount(dense).astype(np.float64)
+    # How often each present item is drawn when as many items are drawn as are present.
+    drawn = np.random.default_rng(seed).multinomial(len(present), np.full(len(present), 1 / len(present)), size=DRAWS)
+    weights = drawn.astype(np.float64)
+    events = weights @ counts
+    found: dict[str, dict[str, tuple[float, DoubleArray]]] = {}
+    for name, all_ranks in ranks.items():
+        found[name] = {}
+        for metric, gain in METRICS.items():
+            gains = gain(all_ranks[mask])
+            found[name][metric] = (float(gains.mean()), weights @ np.bincount(dense, weights=gains) / events)
+    return found
+
+
+def _estimate(mean: float, draws: DoubleArray) -> Estimate:
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return Estimate(mean=mean, low=float(low), high=float(high))
+
+
+def _running_count(items: IntArray) -> IntArray:
+    """For each event, how many earlier ones have its item."""
+    order = np.argsort(items, kind="stable")
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(items[order]) != 0]))
+    within = np.arange(len(items)) - np.repeat(starts, np.diff(np.concatenate([starts, [len(items)]])))
+    counts = np.empty(len(items), dtype=np.int64)
+    counts[order] = within
+    return counts
+
+
+def _range(low: int, high: int | None) -> str:
+    return f"{low} and later" if high is None else f"{low}-{high}"

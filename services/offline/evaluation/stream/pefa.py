@@ -1,0 +1,401 @@
+"""PEFA in a stream: the code that serves (algorithms/pefa), fed event by event and asked before each.
+
+`RefreshedItems` is XS: sums grow with every event, states follow at once. `WithVotes` adds XL to whatever it wraps.
+Within a batch both give each event exactly what the events before it left, as a system without delay would; only ages
+are read when a batch begins.
+
+Letters: B events of a batch, C predicted ones, X items of the whole vocabulary, P_q, P_x components, d their width,
+k neighbours.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.pefa.contribution import Contributions, mean_gate, newcomers
+from services.algorithms.pefa.memory import MemoryEntry, QueryMemory
+from services.algorithms.pefa.policy import NEW_ITEM_SHARE, FeedbackPolicy, SharePolicy
+from services.algorithms.pefa.refresh import refreshed, unit
+from services.algorithms.pefa.sums import ItemSums, SumsOf
+from services.algorithms.pefa.votes import VotingIndex
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.offline.evaluation.stream.models import StreamModel
+from services.offline.evaluation.stream.setting import BoolArray, IntArray, StreamSetting
+from services.offline.evaluation.stream.walk import Contender, EventBatch, Scores
+
+_PAST_EVENTS_PER_BATCH = 4096
+_ENOUGH_INTERACTIONS = 10
+# Fetched beyond k where a user's own interactions do not count: more than most people have in a memory.
+_OWN_INTERACTIONS = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VoteSettings:
+    """XL: how many neighbours vote, and the model's share lambda (equation 6)."""
+
+    k: int
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feedback:
+    """Which interactions count for how much: by type and value, and whether those before the stream count at all."""
+
+    policy: FeedbackPolicy
+    from_past: bool = False
+
+    def weights(self, setting: StreamSetting, rows: IntArray) -> npt.NDArray[np.float64]:
+        """The weights of interactions (n,)."""
+        events = setting.interactions
+        types = [events.type_names[code] for code in events.types[rows].tolist()]
+        return self.policy.weights(types, events.values[rows])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refreshing:
+    """XS: lambda of the model's items; of new ones, whose state is 1 - lambda long; and the users a new one needs."""
+
+    share: SharePolicy
+    min_users: int
+    new_share: SharePolicy = NEW_ITEM_SHARE
+
+
+class RefreshedItems:
+    """Frozen items moved toward those who took them, and new items made of nothing else (PEFA-XS)."""
+
+    def __init__(
+        self, setting: StreamSetting, model: StreamModel, feedback: Feedback, variants: Mapping[str, Refreshing]
+    ) -> None:
+        """All variants read the same sums. With `feedback.from_past` the model must have encoded the past."""
+        self._setting, self._model, self._feedback = setting, model, feedback
+        self._variants = dict(variants)
+        self._known_shares = _by_share({name: variant.share for name, variant in variants.items()})
+        self._new_shares = _by_share({name: variant.new_share for name, variant in variants.items()})
+        num_items = setting.interactions.num_items
+        _, num_components, width = model.items.components.shape
+        states = newcomers(num_items, num_components=num_components, width=width, mean_gate=mean_gate(model.items))
+        states.components[model.codes] = model.items.components
+        if states.gate is not None and model.items.gate is not None:
+            states.gate[model.codes] = model.items.gate
+        self._base = states
+        self._known = np.zeros(num_items, dtype=bool)
+        self._known[model.codes] = True
+        self._new = np.flatnonzero(~self._known)
+        self._ids = [str(code) for code in range(num_items)]
+        self._sums = ItemSums(num_components=num_components, width=width)
+        self._contributions = Contributions(model.pair_gate, leave_out=model.user_component)
+        self._users: dict[int, set[int]] = {}
+        if feedback.from_past:
+            for rows in _past(setting):
+                learnt = self._to_learn(rows)
+                self._sums.add(learnt.ids, learnt.contributions, learnt.weights, learnt.seconds)
+                self._count_users(learnt.codes, learnt.users)
+
+    def step(self, batch: EventBatch) -> Mapping[str, Scores]:
+        able, queries = self._model.queries(batch.places[batch.chosen])
+        asked = _Asked(rows=able, queries=queries, num_rows=len(batch.chosen))
+        users = np.array([len(self._users.get(code, ())) for code in range(len(self._ids))])
+        found = {name: np.full((asked.num_rows, len(users)), -np.inf, np.float32) for name in self._variants}
+        for codes, by_share in ((np.flatnonzero(self._known), self._known_shares), (self._new, self._new_shares)):
+            said, now = self._sums.of([self._ids[code] for code in codes]), np.full(len(codes), batch.times[0])
+            for share, names in by_share.items():
+                scores = self._scores(asked, codes, said, now, share)
+                for name in names:
+                    enough = self._known[codes] | (users[codes] >= self._variants[name].min_users)
+                    found[name][:, codes[enough]] = scores[:, enough]
+        self._learn_within(batch, asked, found)
+        return found
+
+    def _learn_within(self, batch: EventBatch, asked: "_Asked", found: Mapping[str, Scores]) -> None:
+        """Learn the batch event by event, and put each one's effect into the scores of the events after it."""
+        learnt = self._to_learn(self._setting.split + batch.places)
+        if not len(learnt):
+            return
+        said, users = [], np.zeros(len(learnt), dtype=np.int64)
+        for row in range(len(learnt)):
+            one = slice(row, row + 1)
+            self._sums.add(learnt.ids[one], learnt.contributions[one], learnt.weights[one], learnt.seconds[one])
+            self._count_users(learnt.codes[one], learnt.users[one])
+            said.append(self._sums.of(learnt.ids[one]))
+            users[row] = len(self._users.get(int(learnt.codes[row]), ()))
+        firsts = np.searchsorted(batch.chosen, learnt.rows, side="right")
+        is_known = self._known[learnt.codes]
+        for rows, by_share in (
+            (np.flatnonzero(is_known), self._known_shares),
+            (np.flatnonzero(~is_known), self._new_shares),
+        ):
+            if not len(rows):
+                continue
+            after = _joined([said[row] for row in rows])
+            for share, names in by_share.items():
+                effects = self._scores(asked, learnt.codes[rows], after, learnt.seconds[rows], share)
+                for name in names:
+                    least = self._variants[name].min_users
+                    for column, row in enumerate(rows.tolist()):
+                        if is_known[row] or users[row] >= least:
+                            found[name][firsts[row] :, learnt.codes[row]] = effects[firsts[row] :, column]
+
+    def _scores(self, asked: "_Asked", codes: IntArray, said: SumsOf, now: IntArray, share: SharePolicy) -> Scores:
+        """Scores (C, n) of items as everybody is served from them at `now` (n,); -inf without a query state."""
+        scores = np.full((asked.num_rows, len(codes)), -np.inf, dtype=np.float32)
+        if len(asked.rows) and len(codes):
+            age = np.where(said.counts > 0, now - np.where(said.counts > 0, said.last_seconds, 0), 0)
+            shares = share.model_share(said.evidence, said.coherence, age)
+            states = refreshed(self._base_of(codes), said.sums, shares)
+            scores[asked.rows] = MolScorer(states, self._model.pair_gate).scores(asked.queries)
+        return scores
+
+    def held_out_similarities(self, batch: EventBatch) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Before a step: how similar queries are to the known items that followed, by the model's state and by what
+        others' interactions say, (n,) each. Items with few interactions are left out."""
+        codes = batch.items[batch.chosen]
+        said = self._sums.of([self._ids[code] for code in codes])
+        rows = np.flatnonzero(self._known[codes] & (said.counts >= _ENOUGH_INTERACTIONS))
+        able, queries = self._model.queries(batch.places[batch.chosen[rows]])
+        if not len(able):
+            return np.zeros(0), np.zeros(0)
+        rows = rows[able]
+        base = self._base_of(codes[rows])
+        memory = refreshed(base, said.sums[rows], np.zeros(len(rows)))
+        own = [np.array([row]) for row in range(len(rows))]
+        by_model, by_memory = (
+            np.concatenate(MolScorer(items, self._model.pair_gate).scores_at(queries, own)) for items in (base, memory)
+        )
+        return by_model.astype(np.float64), by_memory.astype(np.float64)
+
+    def behind(self, queries: QueryStates) -> dict[str, float]:
+        """Why XS moves items as it does, as means over items with enough interactions; empty without any.
+
+        An average of queries is nearer to any query than a trained item is, the more so the less queries differ: how
+        much nearer says how short a new item's state has to be.
+        """
+        said = self._sums.of(self._ids)
+        enough = said.counts >= _ENOUGH_INTERACTIONS
+        known, new = np.flatnonzero(enough & self._known), np.flatnonzero(enough & ~self._known)
+        if not len(known) or not len(new) or not len(queries):
+            return {}
+        directions = refreshed(self._base_of(known), said.sums[known], np.zeros(len(known)))
+        cosines = np.einsum("npd,npd->np", directions.components, self._base.components[known])
+        arrived = refreshed(self._base_of(new), said.sums[new], np.zeros(len(new)))
+        gate = self._model.pair_gate
+        return {
+            "cosine of a known item's model state and what its interactions say": float(cosines.mean()),
+            "coherence of a known item's interactions": float(said.coherence[known].mean()),
+            "similarity of a query and a known item, model alone": _mean_score(self._base_of(known), gate, queries),
+            "the same items, interactions alone": _mean_score(directions, gate, queries),
+            "a new item, interactions alone": _mean_score(arrived, gate, queries),
+        }
+
+    def _base_of(self, codes: IntArray) -> ItemStates:
+        gate = None if self._base.gate is None else self._base.gate[codes]
+        return ItemStates(components=self._base.components[codes], gate=gate)
+
+    def _to_learn(self, rows: IntArray) -> "_Learnt":
+        """What interactions (rows of the setting) say; one without a state or of weight 0 says nothing."""
+        events, weights = self._setting.interactions, self._feedback.weights(self._setting, rows)
+        able, queries = self._model.queries(rows - self._setting.split)
+        able_rows, able_weights = rows[able], weights[able]
+        codes = events.items[able_rows].astype(np.int64)
+        added = self._contributions(queries, able_weights, self._base_of(codes))
+        says = np.flatnonzero(able_weights != 0)
+        return _Learnt(
+            rows=able[says],
+            codes=codes[says],
+            ids=[self._ids[code] for code in codes[says].tolist()],
+            users=events.users[able_rows[says]].astype(np.int64),
+            contributions=added[says],
+            weights=able_weights[says],
+            seconds=events.timestamps[able_rows[says]].astype(np.int64),
+        )
+
+    def _count_users(self, codes: IntArray, users: IntArray) -> None:
+        for code, user in zip(codes.tolist(), users.tolist(), strict=True):
+            if not self._known[code]:
+                self._users.setdefault(code, set()).add(user)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Learnt:
+    """Interactions as sums take them; `rows` says where each stands in what was asked for."""
+
+    rows: IntArray
+    codes: IntArray
+    ids: list[str]
+    users: IntArray
+    contributions: npt.NDArray[np.int64]
+    weights: npt.NDArray[np.float64]
+    seconds: IntArray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """The query states of a batch's predicted events, and which of its `num_rows` they belong to."""
+
+    rows: IntArray
+    queries: QueryStates
+    num_rows: int
+
+
+def _mean_score(items: ItemStates, pair_gate: PairGate | None, queries: QueryStates) -> float:
+    return float(MolScorer(items, pair_gate).scores(queries).mean())
+
+
+def _by_share(shares: Mapping[str, SharePolicy]) -> dict[SharePolicy, list[str]]:
+    """Names by policy: what is scored once for all of them."""
+    found: dict[SharePolicy, list[str]] = {}
+    for name, share in shares.items():
+        found.setdefault(share, []).append(name)
+    return found
+
+
+def _joined(parts: Sequence[SumsOf]) -> SumsOf:
+    """What sums say of items, one after the other."""
+    names = ("sums", "evidence", "coherence", "counts", "last_seconds")
+    return SumsOf(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+class WithVotes:
+    """Scores of other contenders, each also with the votes of remembered interactions (PEFA-XL, equation 6).
+
+    An item that the inner contender cannot answer with has no similarity: it enters with s = 0 once `min_users`
+    distinct users stand behind it. What a full memory turns out leaves it when a batch ends.
+    """
+
+    def __init__(
+        self,
+        setting: StreamSetting,
+        model: StreamModel,
+        feedback: Feedback,
+        votes: Mapping[str, VoteSettings],
+        inner: Sequence[Contender],
+        *,
+        capacity: int,
+        min_users: int,
+        allowed_only: bool = False,
+    ) -> None:
+        """`votes` names the variants: each adds its name to that of every inner one.
+
+        With `allowed_only` the k nearest are those whose item may be answered with: a user's own interactions are the
+        nearest of all, and vote for what the user has had.
+        """
+        self._setting, self._model, self._feedback, self._votes = setting, model, feedback, dict(votes)
+        self._inner, self._min_users, self._allowed_only = list(inner), min_users, allowed_only
+        self._fetched = max(one.k for one in votes.values()) + (_OWN_INTERACTIONS if allowed_only else 0)
+        _, num_components, width = model.before.states.components.shape
+        self._kept = [component for component in range(num_components) if component != model.user_component]
+        self._memory = QueryMemory(capacity=capacity, num_components=num_components, width=width)
+        self._index = VotingIndex(
+            num_components=num_components, width=width, model_version="stream", leave_out=model.user_component
+        )
+        self._nearest = max(one.k for one in votes.values())
+        self._num_voters = self._num_on_seen = 0
+        self._num_items = setting.interactions.num_items
+        self._users: dict[int, set[int]] = {}
+        if feedback.from_past:
+            for rows in _past(setting):
+                self._remember(rows)
+
+    def step(self, batch: EventBatch) -> Mapping[str, Scores]:
+        found: dict[str, Scores] = {}
+        for contender in self._inner:
+            found.update(contender.step(batch))
+        cast = self._cast(batch)
+        answerable = self._answerable(batch)
+        for inner, scores in list(found.items()):
+            similarity = np.where(np.isneginf(scores) & answerable, np.float32(0), scores)
+            for name, settings in self._votes.items():
+                found[f"{inner}{name}"] = settings.share * similarity + (1 - settings.share) * cast[name]
+        self._remember(self._setting.split + batch.places)
+        return found
+
+    @property
+    def share_on_seen(self) -> float:
+        """The share of voters so far whose item the user has had: they change no answer."""
+        return self._num_on_seen / max(1, self._num_voters)
+
+    def _cast(self, batch: EventBatch) -> dict[str, npt.NDArray[np.float32]]:
+        """Votes (C, X) by variant: the k nearest of the memory and of the batch's own earlier interactions."""
+        votes = {name: np.zeros((len(batch.chosen), self._num_items), dtype=np.float32) for name in self._votes}
+        able, queries = self._model.queries(batch.places[batch.chosen])
+        if not len(able):
+            return votes
+        new = self._to_remember(self._setting.split + batch.places)
+        rows = np.array([int(entry.entry_id) for entry in new], dtype=np.int64) - self._setting.split - batch.places[0]
+        recent = self._similarities(queries, new)
+        for line, voters in enumerate(self._index.neighbours(queries, self._fetched)):
+            row = int(able[line])
+            earlier = np.flatnonzero(rows < batch.chosen[row])
+            similarity = np.array([voter.similarity for voter in voters] + recent[line, earlier].tolist())
+            codes = np.array([int(voter.item_id) for voter in voters] + [int(new[at].item_id) for at in earlier], int)
+            weights = np.array([voter.weight for voter in voters] + [new[at].weight for at in earlier])
+            ids = np.array([int(voter.entry_id) for voter in voters] + [int(new[at].entry_id) for at in earlier])
+            if self._allowed_only and len(codes):
+                allowed = ~batch.excluded[row, codes]
+                similarity, codes, weights, ids = similarity[allowed], codes[allowed], weights[allowed], ids[allowed]
+            # Equal states (one-event histories of one item) are common; the index orders them by entry id, too.
+            order = np.lexsort((ids, -np.round(similarity, 6)))
+            self._num_voters += min(self._nearest, len(order))
+            self._num_on_seen += int(batch.excluded[row, codes[order[: self._nearest]]].sum())
+            for name, settings in self._votes.items():
+                nearest = order[: settings.k]
+                given = weights[nearest] * similarity[nearest] / settings.k
+                votes[name][row] = np.bincount(codes[nearest], given, minlength=self._num_items)
+        return votes
+
+    def _similarities(self, queries: QueryStates, entries: Sequence[MemoryEntry]) -> npt.NDArray[np.float64]:
+        """Mean cosine over the components (C, n), as the index has it."""
+        if not entries:
+            return np.zeros((len(queries), 0))
+        there = unit(np.stack([entry.components for entry in entries])[:, self._kept])
+        cosines = np.einsum("cpd,npd->cn", unit(queries.components[:, self._kept]), there)
+        return np.asarray(cosines / len(self._kept))
+
+    def _answerable(self, batch: EventBatch) -> BoolArray:
+        """New items with enough users behind them, as of each predicted event (C, X). Counts the batch's users."""
+        enough = np.array([len(self._users.get(code, ())) >= self._min_users for code in range(self._num_items)])
+        answerable = np.repeat(enough[None], len(batch.chosen), axis=0)
+        for place, (code, user) in enumerate(zip(batch.items.tolist(), batch.users.tolist(), strict=True)):
+            users = self._users.setdefault(code, set())
+            users.add(user)
+            if len(users) == self._min_users:
+                answerable[int(np.searchsorted(batch.chosen, place, side="right")) :, code] = True
+        return answerable
+
+    def _to_remember(self, rows: IntArray) -> list[MemoryEntry]:
+        """Entries of interactions (rows of the setting) that the memory admits."""
+        able, queries = self._model.queries(rows - self._setting.split)
+        events, weights = self._setting.interactions, self._feedback.weights(self._setting, rows)
+        return [
+            MemoryEntry(
+                entry_id=_entry_id(row),
+                item_id=str(events.items[row]),
+                components=queries.components[line].astype(np.float16),
+                weight=float(weights[place]),
+                interaction_type=events.type_names[events.types[row]],
+                event_seconds=int(events.timestamps[row]),
+            )
+            for line, (place, row) in enumerate(zip(able.tolist(), rows[able].tolist(), strict=True))
+            if weights[place] and self._memory.admits(_entry_id(row))
+        ]
+
+    def _remember(self, rows: IntArray) -> None:
+        self._memory.add(self._to_remember(rows))
+        changes = self._memory.take_changes()
+        if changes.entered or changes.left:
+            self._index.apply(upserts=changes.entered, removals=changes.left)
+
+
+def _entry_id(row: int) -> str:
+    """Ids in the order of their rows."""
+    return f"{row:010d}"
+
+
+def _past(setting: StreamSetting) -> list[IntArray]:
+    starts = range(0, setting.split, _PAST_EVENTS_PER_BATCH)
+    return [np.arange(start, min(start + _PAST_EVENTS_PER_BATCH, setting.split)) for start in starts]

@@ -1,0 +1,123 @@
+"""The walk: every streamed event is predicted from what happened before it, and only then learnt from.
+
+Events come in batches for speed alone: a contender scores an event of a batch as if the earlier ones of the same batch
+had been learnt, so the batch size changes no number. What a user has had before leaves the ranking, for all contenders
+alike; a target that a contender cannot answer with is missed.
+
+Letters: B events of a batch, C of them predicted, N events predicted in all, X items of the whole vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.metrics.ranking import target_ranks
+from services.offline.evaluation.stream.setting import BoolArray, IntArray, StreamSetting
+
+Scores = npt.NDArray[np.floating]
+BATCH_EVENTS = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventBatch:
+    """Streamed events in order; `places` (B,) count from the split, `chosen` (C,) says which rows to predict.
+
+    excluded (C, X): what the user of each predicted event had before it, and is not to be answered with.
+    """
+
+    places: IntArray
+    users: IntArray
+    items: IntArray
+    times: IntArray
+    values: npt.NDArray[np.float32]
+    chosen: IntArray
+    excluded: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+
+class Contender(Protocol):
+    """Something that ranks items for the next event of a user."""
+
+    def step(self, batch: EventBatch) -> Mapping[str, Scores]:
+        """Scores (C, X) by name, each row from what came before its event, -inf for what cannot be answered with.
+
+        Afterwards the whole batch has been learnt. Variants that share work have a name each.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Walked:
+    """Places (N,) of the predicted events in the stream, and each contender's 0-based ranks (N,), X for a miss."""
+
+    places: IntArray
+    ranks: dict[str, IntArray]
+
+
+def walk(
+    setting: StreamSetting,
+    contenders: Sequence[Contender],
+    *,
+    predict_every: int = 1,
+    batch_events: int = BATCH_EVENTS,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Walked:
+    """Predict every `predict_every`-th streamed event, learn from all. Raises: ValueError if two share a name."""
+    events = setting.interactions
+    seen = np.zeros((events.num_users, events.num_items), dtype=bool)
+    seen[events.users[: setting.split], events.items[: setting.split]] = True
+    places: list[IntArray] = []
+    ranks: dict[str, list[IntArray]] = {}
+    for batch in _batches(setting, seen, batch_events, predict_every):
+        targets = batch.items[batch.chosen]
+        found: dict[str, Scores] = {}
+        for contender in contenders:
+            for name, scores in contender.step(batch).items():
+                if name in found:
+                    raise ValueError(f"contender {name!r} appears twice; names must differ")
+                found[name] = scores
+                ranks.setdefault(name, []).append(ranks_of(scores, targets, batch.excluded))
+        places.append(batch.places[batch.chosen])
+        seen[batch.users, batch.items] = True
+        progress(int(batch.places[-1]) + 1)
+    return Walked(places=np.concatenate(places), ranks={name: np.concatenate(parts) for name, parts in ranks.items()})
+
+
+def _batches(setting: StreamSetting, seen: BoolArray, batch_events: int, predict_every: int) -> Iterator[EventBatch]:
+    """The stream, cut into batches; `seen` (U, X) is read before each."""
+    events = setting.interactions
+    for first in range(0, setting.num_streamed, batch_events):
+        places = np.arange(first, min(first + batch_events, setting.num_streamed))
+        rows = setting.split + places
+        users, items = events.users[rows].astype(np.int64), events.items[rows].astype(np.int64)
+        chosen = np.flatnonzero(places % predict_every == 0)
+        yield EventBatch(
+            places=places,
+            users=users,
+            items=items,
+            times=events.timestamps[rows].astype(np.int64),
+            values=events.values[rows],
+            chosen=chosen,
+            excluded=_seen_before(seen, users, items, chosen),
+        )
+
+
+def _seen_before(seen: BoolArray, users: IntArray, items: IntArray, chosen: IntArray) -> BoolArray:
+    """(C, X): `seen` by each predicted event's user, and what that user took earlier in the batch."""
+    excluded = seen[users[chosen]]
+    row, earlier = np.nonzero(users[chosen][:, None] == users[None, :])
+    before = earlier < chosen[row]
+    excluded[row[before], items[earlier[before]]] = True
+    return excluded
+
+
+def ranks_of(scores: Scores, targets: IntArray, excluded: BoolArray) -> IntArray:
+    """0-based ranks (C,), the number of items X for a target that scores -inf."""
+    ranks = target_ranks(scores, targets, excluded)
+    missed = np.isneginf(scores[np.arange(len(targets)), targets])
+    return np.where(missed, scores.shape[1], ranks)

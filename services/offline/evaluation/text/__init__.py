@@ -1,0 +1,1 @@
+"""Text retrieval: who answers real questions best."""

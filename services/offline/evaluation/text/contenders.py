@@ -1,0 +1,159 @@
+"""Who answers text questions in `freshet evaluate text`: one shape for all of them, and those that train nothing.
+
+BM25 over the documents, MiniLM's vectors by their dot product, and the same with PEFA-XS and PEFA-XL, whose lambda and
+k are chosen on held-out training questions. Trained contenders join by `Contender` (see text_trained); what is asked
+and how answers are judged, they do not know.
+
+Letters: B questions, n documents, d width, K results.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.lexical import LexicalIndex
+from services.algorithms.models.sentence_encoder import MiniLM, model_folder
+from services.algorithms.pefa.paper import nearest_queries, xl_scores, xl_votes
+from services.algorithms.states import FloatArray
+from services.offline.datasets.texts import Question, TextCollection
+from services.offline.evaluation.common.embeddings import EmbeddingSource, sentence_vectors
+from services.offline.evaluation.pefa import sweep
+from services.offline.evaluation.pefa.data import DOCUMENT_CHARACTERS, Judged, TextSet
+from services.offline.evaluation.text.measures import MOST
+
+Ranked = Sequence[npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What a contender is made of: the texts, where vectors are kept, how long it may take, and who hears of it."""
+
+    texts: TextCollection
+    source: EmbeddingSource
+    quick: bool
+    say: Callable[[str], None] = lambda line: None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answering:
+    """A contender ready to be asked. `answer`: the best 100 document rows of each question, best first; `nbytes`: what
+    it holds to answer; `vocabulary`: tokens of its output layer; `notes`: more columns for the report."""
+
+    answer: Callable[[Sequence[str]], Ranked]
+    nbytes: int
+    vocabulary: int | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """Rows that are made together, by name; `seeded`: another seed makes others."""
+
+    name: str
+    make: Callable[[Asked, int], dict[str, Answering]]
+    seeded: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoded:
+    """Documents as vectors (n, d), and what makes vectors (B, d) of questions; the dot product ranks."""
+
+    documents: FloatArray
+    encode: Callable[[Sequence[str]], FloatArray]
+
+
+def bm25(asked: Asked, seed: int) -> dict[str, Answering]:
+    """The words of the question in the words of the whole documents."""
+    index = LexicalIndex(asked.texts.documents)
+
+    def answer(texts: Sequence[str]) -> Ranked:
+        return [index.search(text, MOST)[0] for text in texts]
+
+    return {"BM25": Answering(answer=answer, nbytes=index.nbytes)}
+
+
+def minilm(asked: Asked, seed: int) -> dict[str, Answering]:
+    """MiniLM's vectors as they come: alone, with PEFA-XS and with PEFA-XL."""
+    encoder = MiniLM(model_folder())
+
+    def encode(texts: Sequence[str]) -> FloatArray:
+        # Many questions are a set's, whose vectors are kept; a single one is timed and therefore computed.
+        vectors = sentence_vectors(asked.source, texts) if len(texts) > 1 else encoder.encode(texts)
+        return np.ascontiguousarray(vectors, dtype=np.float32)
+
+    cut = [text[:DOCUMENT_CHARACTERS] for text in asked.texts.documents]
+    return with_pefa("MiniLM, dot product", asked, Encoded(documents=encode(cut), encode=encode), seed)
+
+
+UNTRAINED = (Contender(name="BM25", make=bm25), Contender(name="MiniLM", make=minilm))
+
+
+def with_pefa(name: str, asked: Asked, encoded: Encoded, seed: int) -> dict[str, Answering]:
+    """The dot product alone; with document vectors moved towards the training questions (XS, arXiv:2312.02429 equation
+    8); with the votes of the nearest training questions (XL, equation 9). lambda and k are chosen on held-out training
+    questions."""
+    data = _text_set(asked, encoded)
+    pairs = sweep.relevance(data.train, len(data.documents))
+    xs, xl = (_chosen(asked, data, method, seed) for method in ("xs", "xl"))
+    moved = sweep.xs_vectors(data.documents, data.train, xs)
+
+    def voted(queries: FloatArray) -> npt.NDArray[Any]:
+        rows, products = nearest_queries(queries, data.train.queries, xl.k)
+        return xl_scores(queries @ data.documents.T, xl_votes(rows, products, pairs, k=xl.k), xl.share)
+
+    def answering(
+        scores: Callable[[FloatArray], npt.NDArray[Any]], nbytes: int, setting: sweep.Setting | None = None
+    ) -> Answering:
+        def answer(texts: Sequence[str]) -> Ranked:
+            return list(best_rows(scores(encoded.encode(texts))))
+
+        return Answering(answer=answer, nbytes=nbytes, notes={"setting": setting.text} if setting else {})
+
+    held = data.documents.nbytes
+    remembered = held + data.train.queries.nbytes + data.train.pairs.nbytes
+    return {
+        name: answering(lambda queries: queries @ data.documents.T, held),
+        f"{name} + PEFA-XS": answering(lambda queries: queries @ moved.T, held, xs),
+        f"{name} + PEFA-XL": answering(voted, remembered, xl),
+    }
+
+
+def best_rows(scores: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The first 100 of each row of scores (B, n), ties by document row."""
+    order: npt.NDArray[np.int64] = np.argsort(-scores, axis=1, kind="stable")[:, :MOST]
+    return order
+
+
+def _text_set(asked: Asked, encoded: Encoded) -> TextSet:
+    texts = asked.texts
+    trained = {_plain(text) for text, _ in texts.train}
+    return TextSet(
+        name=texts.name,
+        documents=encoded.documents,
+        train=_judged(encoded, texts.train),
+        test=_judged(encoded, texts.test),
+        unseen=np.array([_plain(text) not in trained for text, _ in texts.test], dtype=bool),
+        tested_are_trained=texts.tested_are_trained,
+        decided_by=("recall@1", "recall@10") if texts.tested_are_trained else ("recall@10", "recall@100"),
+    )
+
+
+def _chosen(asked: Asked, data: TextSet, method: sweep.Method, seed: int) -> sweep.Setting:
+    shares, neighbours = (sweep.PAPER_SHARES, (4, 32)) if asked.quick else (sweep.SHARES, sweep.NEIGHBOURS)
+    tried = [one for one in sweep.grid(shares, neighbours) if one.method == method and not one.printed]
+    return sweep.chosen(data, tried, seed=seed, say=asked.say)[method, False]
+
+
+def _judged(encoded: Encoded, questions: Sequence[Question]) -> Judged:
+    pairs = [(row, document) for row, (_, documents) in enumerate(questions) for document in documents]
+    return Judged(
+        queries=encoded.encode([text for text, _ in questions]),
+        pairs=np.unique(np.array(pairs, dtype=np.int64).reshape(-1, 2), axis=0),
+    )
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())

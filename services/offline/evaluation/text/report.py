@@ -1,0 +1,169 @@
+"""`freshet evaluate text`: which way of answering words finds most, on real questions and documents.
+
+Rows: BM25, a sentence encoder, both forms of PEFA, the encoder fine-tuned, text MoL, and PIXAR by vocabulary size and
+tokenizer; recall, hits and MRR over seeds, latency one question at a time, memory. Every contender sees the training
+questions only. It gathers; contenders, measures and the page are other modules'.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from services.offline.datasets.locate import Locator
+from services.offline.datasets.texts import COLLECTIONS, TextCollection, load_texts, part
+from services.offline.evaluation.benchmarks import Report, Request
+from services.offline.evaluation.common.embeddings import EmbeddingSource
+from services.offline.evaluation.common.tables import machine
+from services.offline.evaluation.text import page as text_page
+from services.offline.evaluation.text import vocabularies
+from services.offline.evaluation.text.contenders import UNTRAINED, Answering, Asked, Contender
+from services.offline.evaluation.text.measures import NAMES, measures
+from services.offline.evaluation.text.trained import FULL, QUICK, Training, trained
+
+Row = dict[str, Any]
+
+_QUICK_DOCUMENTS, _QUICK_QUESTIONS = 600, 200
+_TIMED, _QUICK_TIMED = 100, 20  # questions asked one at a time
+_WARM = 3
+_LENGTHS = "lengths"
+
+
+def run(
+    request: Request,
+    *,
+    names: Sequence[str] = COLLECTIONS,
+    seeds: Sequence[int] = (0, 1, 2),
+    epochs: int | None = None,
+    training: Training | None = None,
+    source: EmbeddingSource | None = None,
+    resume: bool = False,
+) -> Report:
+    """All rows; writes text.{md,json} and plots of quality against vocabulary size and latency after every contender.
+
+    `epochs` of training per phrase model; without `training`, what has to be trained is left out. With `resume`, what
+    text.json holds already stays, other sets' rows too, and is not measured again.
+    Raises: ValueError for an unknown set, a missing file, weights that are not installed, or rows to resume that were
+    measured with other settings, with what to do.
+    """
+    source = source or EmbeddingSource(progress=lambda what, done, total: request.say(f"{what}, {done:,} of {total:,}"))
+    locator = Locator(environ=source.environ)
+    budget = QUICK if request.quick else FULL
+    budget = budget if epochs is None else budget.lasting(epochs)
+    chosen = list(UNTRAINED)
+    if training is not None:
+        chosen += trained(training, budget, quick=request.quick)
+    settings = {"quick": request.quick, "seeds": list(seeds), "epochs": budget.epochs}
+    report = _begun(request, settings, resume=resume)
+    for name in names:
+        texts = load_texts(name, locator)
+        if request.quick:
+            texts = part(texts, documents=_QUICK_DOCUMENTS, questions=_QUICK_QUESTIONS, seed=request.seed)
+        asked = Asked(texts=texts, source=source, quick=request.quick, say=request.say)
+        for contender in chosen:
+            with _measuring(request, report, name, contender.name) as found:
+                if found is not None:
+                    found += rows(asked, [contender], seeds=seeds)
+    with _measuring(request, report, _LENGTHS, _LENGTHS) as found:
+        if found is not None:
+            found += vocabularies.rows(quick=request.quick, locator=locator, say=request.say)
+    return report
+
+
+def _begun(request: Request, settings: dict[str, Any], *, resume: bool) -> Report:
+    """A report without rows, or the one that text.json holds. Raises: ValueError where that has other settings."""
+    empty: Report = {"benchmark": "text", "machine": machine(), **settings, "parts": [], "rows": [], "seconds": 0.0}
+    path = request.out / "text.json"
+    if not resume or not path.is_file():
+        return empty
+    held: Report = json.loads(path.read_text(encoding="utf-8"))
+    for field, wanted in settings.items():
+        if held.get(field) != wanted:
+            raise ValueError(
+                f"{path} has {field} {held.get(field)}, this run {wanted}: rows of one page are measured alike; "
+                "leave --resume out, or choose another --out"
+            )
+    return held
+
+
+@contextmanager
+def _measuring(request: Request, report: Report, data: str, made_by: str) -> Iterator[list[Row] | None]:
+    """Rows to fill in, and None where the report has them; afterwards they are part of it, and it is written."""
+    if any((one["data"], one["made_by"]) == (data, made_by) for one in report["parts"]):
+        yield None
+        return
+    began = time.perf_counter()
+    found: list[Row] = []
+    yield found
+    seconds = round(time.perf_counter() - began, 1)
+    report["parts"].append({"data": data, "made_by": made_by, "command": request.how, "seconds": seconds})
+    report["rows"] = sorted([*report["rows"], *found], key=_place)
+    report["seconds"] = round(sum(one["seconds"] for one in report["parts"]), 1)
+    request.out.mkdir(parents=True, exist_ok=True)
+    text_page.plot_sizes(report["rows"], request.out / "text_vocabulary.png")
+    text_page.plot_latency(report["rows"], request.out / "text_latency.png")
+    (request.out / "text.md").write_text(text_page.text(report).rstrip() + "\n", encoding="utf-8")
+    (request.out / "text.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _place(row: Row) -> int:
+    """Sets in their order, lengths last; within a set, as measured."""
+    return COLLECTIONS.index(row["data"]) if row["table"] == "answers" else len(COLLECTIONS)
+
+
+def rows(asked: Asked, contenders: Sequence[Contender], *, seeds: Sequence[int]) -> list[Row]:
+    """One row per contender's answer: means over seeds, with the deviation over seeds where there are several."""
+    found: list[Row] = []
+    for contender in contenders:
+        by_name: dict[str, list[Row]] = {}
+        for seed in seeds if contender.seeded else seeds[:1]:
+            asked.say(f"{asked.texts.name}: {contender.name}, seed {seed}")
+            for name, answering in contender.make(asked, seed).items():
+                by_name.setdefault(name, []).append(_measured(asked, answering))
+        found += [_over_seeds(asked.texts, name, runs) for name, runs in by_name.items()]
+    return found
+
+
+def _measured(asked: Asked, answering: Answering) -> Row:
+    texts = asked.texts
+    questions = [text for text, _ in texts.test]
+    values = measures(list(map(list, answering.answer(questions))), [wanted for _, wanted in texts.test])
+    # Evenly spread, since sets are sorted by topic.
+    count = min(_QUICK_TIMED if asked.quick else _TIMED, len(questions))
+    some = [questions[place] for place in np.linspace(0, len(questions) - 1, count).astype(int)]
+    for question in some[:_WARM]:
+        answering.answer([question])
+    taken = []
+    for question in some:
+        began = time.perf_counter()
+        answering.answer([question])
+        taken.append(time.perf_counter() - began)
+    return {
+        **{name: float(each.mean()) for name, each in values.items()},
+        "milliseconds": float(np.median(taken) * 1e3),
+        "p95_milliseconds": float(np.percentile(taken, 95) * 1e3),
+        "bytes": answering.nbytes,
+        "vocabulary": answering.vocabulary,
+        "notes": answering.notes,
+    }
+
+
+def _over_seeds(texts: TextCollection, name: str, runs: Sequence[Row]) -> Row:
+    row: Row = {
+        "table": "answers",
+        "data": texts.name,
+        "contender": name,
+        "documents": len(texts.documents),
+        "questions": len(texts.test),
+        "seeds": len(runs),
+    }
+    for measure in NAMES:
+        values = [run[measure] for run in runs]
+        row[measure] = float(np.mean(values))
+        row[f"{measure}_sd"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    for field in ("milliseconds", "p95_milliseconds"):
+        row[field] = float(np.median([run[field] for run in runs]))
+    return row | {field: runs[0][field] for field in ("bytes", "vocabulary", "notes")}

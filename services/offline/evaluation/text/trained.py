@@ -1,0 +1,263 @@
+"""Trained contenders of `freshet evaluate text`: fine-tuned dot product, text MoL, and PIXAR with several vocabularies.
+
+Each is trained on the training questions alone, as much as `Budget` says, the same for all of a kind. Who trains is
+handed in (`Training`): this package does not know that one. How answers are judged, it does not know either.
+
+Letters: B questions, V tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from services.algorithms.generation.decoding import decode
+from services.algorithms.generation.generator import Generator
+from services.algorithms.generation.target_tokenizers import (
+    WordPieceTokenizer,
+    bpe_tokenizer,
+    unigram_tokenizer,
+    word_tokenizer,
+)
+from services.algorithms.generation.vocabulary import TargetTokenizer, build_vocabulary
+from services.algorithms.indexes.by_name import make_index, parse_algorithm
+from services.algorithms.models.sentence_encoder import model_folder
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.offline.evaluation.text.contenders import Answering, Asked, Contender, Encoded, Ranked, with_pefa
+from services.offline.evaluation.text.measures import MOST
+
+Pairs = Sequence[tuple[str, int]]
+
+# Several identifiers name one document: so many are asked for, that a hundred documents are found.
+_IDENTIFIERS = 3 * MOST
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """How much training a row gets. `steps`: of the dot product and of text MoL; `epochs`: of a phrase model, more
+    where they would be fewer than `least_steps` steps; `sizes`: of phrase vocabularies; `equal_size`: at which the
+    other tokenizers stand beside them. Steps and epochs and not seconds: what else the machine does must not decide
+    which vocabulary is trained longer."""
+
+    steps: int
+    epochs: int
+    least_steps: int
+    sizes: tuple[int, ...]
+    equal_size: int
+
+    def lasting(self, epochs: int) -> "Budget":
+        """The same with so many epochs for each phrase model, however few steps they are."""
+        return replace(self, epochs=epochs, least_steps=0)
+
+
+class Tuned(Protocol):
+    """A fine-tuned encoder with its documents' states; `seconds` of training."""
+
+    @property
+    def item_states(self) -> ItemStates: ...
+    @property
+    def pair_gate(self) -> PairGate | None: ...
+    @property
+    def seconds(self) -> float: ...
+
+    def query_states(self, texts: Sequence[str]) -> QueryStates:
+        """States (B, P_q, d) of B questions."""
+        ...
+
+
+class TrainedPhrases(Protocol):
+    """A phrase model with what it was trained for; `report` has "positions", "steps" and "train_seconds"."""
+
+    @property
+    def report(self) -> dict[str, Any]: ...
+    @property
+    def sequences(self) -> Sequence[Sequence[int]]:
+        """Each identifier's tokens."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Of the output layer and the shortlist."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """x (B, 1 + s, D) of B questions."""
+        ...
+
+    def generator(self) -> Generator:
+        """What answers; item rows are document rows."""
+        ...
+
+
+class FineTune(Protocol):
+    """Fine-tune over one preparation: `kind` "dot" or "mol"."""
+
+    def __call__(self, *, kind: str, steps: int, mutual_information: float, seed: int) -> Tuned: ...
+
+
+class TrainPhrases(Protocol):
+    """Train a phrase model on pairs and each document's identifiers, cut by a tokenizer."""
+
+    def __call__(
+        self,
+        pairs: Pairs,
+        identifiers: Sequence[Sequence[str]],
+        tokenizer: TargetTokenizer,
+        *,
+        epochs: int,
+        least_steps: int,
+        seed: int,
+    ) -> TrainedPhrases: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """Who trains. `fine_tuning` of pairs (question, document row) and documents."""
+
+    fine_tuning: Callable[[Pairs, Sequence[str]], FineTune]
+    phrases: TrainPhrases
+
+
+FULL = Budget(steps=300, epochs=4, least_steps=256, sizes=(2_000, 8_000, 16_000), equal_size=8_000)
+QUICK = Budget(steps=20, epochs=1, least_steps=0, sizes=(1_500,), equal_size=1_500)
+
+TOKENIZERS: dict[str, Callable[[Sequence[str], int], TargetTokenizer]] = {
+    "phrases": lambda texts, size: build_vocabulary(texts, size=size, min_count=scaled_min_count(len(texts))),
+    "words": lambda texts, size: word_tokenizer(texts, size=size, min_count=scaled_min_count(len(texts))),
+    "BPE": lambda texts, size: bpe_tokenizer(texts, size=size),
+    "unigram": lambda texts, size: unigram_tokenizer(texts, size=size),
+    "word pieces": lambda texts, size: WordPieceTokenizer(_word_list()),
+}
+
+
+def scaled_min_count(num_texts: int) -> int:
+    """The paper's 20 is for tens of millions of identifiers: here one for each 50,000, between 2 and 20."""
+    return min(20, max(2, num_texts // 50_000))
+
+
+def trained(training: Training, budget: Budget, *, quick: bool) -> tuple[Contender, ...]:
+    """All trained contenders; when quick, text MoL without its ablation, and phrases beside unigrams alone."""
+    mol = {"text MoL": 0.001} if quick else {"text MoL": 0.001, "text MoL, no mutual information": 0.0}
+    others = ("unigram",) if quick else ("words", "BPE", "unigram", "word pieces")
+    kinds = [("phrases", size) for size in budget.sizes] + [(other, budget.equal_size) for other in others]
+    return (
+        Contender(
+            name="fine-tuned",
+            make=partial(_fine_tuned, training=training, budget=budget, mutual_information=mol),
+            seeded=True,
+        ),
+        *(
+            Contender(
+                name=f"PIXAR {kind} {size}",
+                make=partial(_phrases, training=training, kind=kind, size=size, budget=budget),
+                seeded=True,
+            )
+            for kind, size in kinds
+        ),
+    )
+
+
+def _fine_tuned(
+    asked: Asked, seed: int, *, training: Training, budget: Budget, mutual_information: dict[str, float]
+) -> dict[str, Answering]:
+    """The dot product (alone and with PEFA) and text MoL: the same body, steps, batches and kept lower layers."""
+    pairs = [(text, document) for text, documents in asked.texts.train for document in documents]
+    asked.say(f"{asked.texts.name}: lower layers of questions and documents")
+    fine_tune = training.fine_tuning(pairs, asked.texts.documents)
+
+    def fit(kind: str, weight: float) -> Tuned:
+        asked.say(f"{asked.texts.name}: fine-tuning, {kind}, seed {seed}")
+        return fine_tune(kind=kind, steps=budget.steps, mutual_information=weight, seed=seed)
+
+    dot = fit("dot", 0.0)
+
+    def encode(texts: Sequence[str]) -> FloatArray:
+        return np.ascontiguousarray(dot.query_states(texts).components[:, 0])
+
+    documents = np.ascontiguousarray(dot.item_states.components[:, 0])
+    rows = with_pefa("fine-tuned dot product", asked, Encoded(documents=documents, encode=encode), seed)
+    for name, weight in mutual_information.items():
+        rows[name] = _mol(fit("mol", weight))
+    return rows
+
+
+def _mol(fit: Tuned) -> Answering:
+    """Exact search, certified, over the documents' states."""
+    scorer = MolScorer(fit.item_states, fit.pair_gate)
+    index = make_index(parse_algorithm("exact"), scorer, np.arange(len(fit.item_states.components)))
+
+    def answer(texts: Sequence[str]) -> Ranked:
+        found = []
+        for start in range(0, len(texts), 64):
+            answers = index.search(fit.query_states(texts[start : start + 64]), min(MOST, index.num_items))
+            found += list(np.asarray(answers.item_indices, dtype=np.int64))
+        return found
+
+    return Answering(answer=answer, nbytes=index.nbytes, notes={"train_seconds": round(fit.seconds, 1)})
+
+
+def _phrases(
+    asked: Asked, seed: int, *, training: Training, kind: str, size: int, budget: Budget
+) -> dict[str, Answering]:
+    """PIXAR over identifiers that are the documents' names and training questions, cut by one tokenizer."""
+    texts = asked.texts
+    tokenizer = TOKENIZERS[kind]([text for each in texts.identifiers for text in each], size)
+    asked.say(f"{texts.name}: PIXAR, {len(tokenizer):,} {kind}, seed {seed}")
+    pairs = [(text, document) for text, documents in texts.train for document in documents]
+    model = training.phrases(
+        pairs, texts.identifiers, tokenizer, epochs=budget.epochs, least_steps=budget.least_steps, seed=seed
+    )
+    report = model.report
+    notes = {
+        "tokenizer": kind,
+        "positions": report["positions"],
+        "steps": report["steps"],
+        "train_seconds": round(report["train_seconds"], 1),
+        "identifier_tokens": float(np.mean([len(tokens) for tokens in model.sequences])),
+    }
+    generator = model.generator()
+    name = f"PIXAR, {kind}, {size:,}" if kind != "word pieces" else f"PIXAR, {kind}"
+    found = {name: partial(_identified, generator)}
+    if kind == "phrases" and size == budget.equal_size:
+        in_order = replace(generator, settings=replace(generator.settings, mode="fixed"))
+        found |= {f"{name}, fixed positions": partial(_identified, in_order)}
+        found |= {f"{name}, full softmax": partial(_in_full, generator)}
+    # Only one of them stands in the plot of sizes.
+    return {
+        each: Answering(
+            answer=partial(_answered, model, identify),
+            nbytes=model.nbytes,
+            vocabulary=len(tokenizer) if each == name else None,
+            notes=notes,
+        )
+        for each, identify in found.items()
+    }
+
+
+def _answered(model: TrainedPhrases, identify: Callable[[FloatArray], list[int]], texts: Sequence[str]) -> Ranked:
+    found = []
+    for start in range(0, len(texts), 64):
+        for x in model.encode(texts[start : start + 64]):
+            found.append(np.array(list(dict.fromkeys(identify(x)))[:MOST], dtype=np.int64))
+    return found
+
+
+def _identified(generator: Generator, x: FloatArray) -> list[int]:
+    """Document rows of the best identifiers, best first."""
+    return [row for one in generator.generate(x, _IDENTIFIERS).answers for row in one.item_rows.tolist()]
+
+
+def _in_full(generator: Generator, x: FloatArray) -> list[int]:
+    """The same without a shortlist: every token of the vocabulary is scored at every position."""
+    tokens = np.arange(len(generator.output_layer), dtype=np.int32)
+    settings, scores = generator.settings, generator.output_layer.full_scores(x[1:])
+    best = decode(scores, tokens, generator.trie, beams=settings.beams, results=_IDENTIFIERS, mode=settings.mode)
+    items = generator.identifiers.items()
+    return [row for identifier, _ in best for row in items.of(identifier).tolist()]
+
+
+def _word_list() -> list[str]:
+    return (model_folder() / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")

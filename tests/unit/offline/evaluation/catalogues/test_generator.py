@@ -1,0 +1,134 @@
+"""The generator's scenes are what they claim: the fitted model's statistics, equal for equal seeds, right in shape."""
+
+import numpy as np
+import pytest
+
+from services.offline.evaluation.catalogues.fitted import ML_1M_MOMENTS, QUICK, QUICK_MOMENTS
+from services.offline.evaluation.catalogues.generator import generate
+from services.offline.evaluation.catalogues.moments import Moments, clustering, measure
+from services.offline.evaluation.catalogues.shapes import SHAPES, Shape, shape_named
+
+# The shape of the model that QUICK was fitted to.
+FITTED_SHAPE = Shape(
+    name="quick",
+    num_items=3_706,
+    num_query_components=4,
+    num_item_components=2,
+    component_width=32,
+    gate_hidden=64,
+)
+
+
+@pytest.fixture(scope="module")
+def moments() -> list[Moments]:
+    return [measure(generate(FITTED_SHAPE, num_queries=16, seed=seed, fitted=QUICK)) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def books() -> list[Moments]:
+    scenes = (generate(SHAPES["books"], num_items=3_706, num_queries=6, seed=seed) for seed in range(2))
+    return [measure(scene) for scene in scenes]
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [
+        ("cosine_mean", 0.03),
+        ("cosine_sd", 0.03),
+        ("pair_correlation", 0.08),
+        ("average_sd", 0.025),
+        ("popularity_share", 0.12),
+        ("score_mean", 0.04),
+        ("score_sd", 0.03),
+        ("score_heights", 0.35),
+        ("average_correlation", 0.05),
+        ("spread", 0.02),
+        ("entropy", 0.03),
+        ("largest_weight", 0.05),
+        ("average_recall", 0.035),
+    ],
+)
+def test_generated_statistics_are_the_fitted_ones(moments: list[Moments], name: str, tolerance: float) -> None:
+    found = np.mean([getattr(each, name) for each in moments], axis=0)
+    wanted = np.asarray(getattr(QUICK_MOMENTS, name))
+    assert np.abs(found - wanted).max() <= tolerance, f"{name}: generated {found}, trained {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [
+        ("cosine_mean", 0.04),
+        # Half the width makes cosines vary more: .21 in the trained 32-wide model, .14 in this 64-wide one.
+        ("cosine_sd", 0.07),
+        ("pair_correlation", 0.08),
+        ("average_sd", 0.06),
+        ("popularity_share", 0.12),
+        ("score_sd", 0.05),
+        ("score_heights", 0.7),
+        ("average_correlation", 0.04),
+        ("average_recall", 0.03),
+    ],
+)
+def test_the_papers_shapes_have_the_eight_by_four_models_statistics(
+    books: list[Moments], name: str, tolerance: float
+) -> None:
+    found = np.mean([getattr(each, name) for each in books], axis=0)
+    wanted = np.asarray(getattr(ML_1M_MOMENTS, name))
+    assert np.abs(found - wanted).max() <= tolerance, f"{name}: generated {found}, trained {wanted}"
+
+
+def test_isotropic_noise_would_fail_these_tolerances() -> None:
+    scene = generate(FITTED_SHAPE, num_queries=8, seed=0, fitted=QUICK)
+    rng = np.random.default_rng(0)
+    for components in (scene.items.components, scene.queries.components):
+        noise = rng.standard_normal(components.shape, dtype=np.float32)
+        components[:] = noise / np.linalg.norm(noise, axis=-1, keepdims=True)
+    found = measure(scene)
+    assert abs(found.pair_correlation - QUICK_MOMENTS.pair_correlation) > 0.08
+    assert QUICK_MOMENTS.popularity_share - found.popularity_share > 0.12
+
+
+def test_equal_seeds_make_equal_scenes_and_others_do_not() -> None:
+    first, again, other = (generate(SHAPES["books"], num_items=500, num_queries=3, seed=seed) for seed in (7, 7, 8))
+    assert np.array_equal(first.items.components, again.items.components)
+    assert np.array_equal(first.queries.components, again.queries.components)
+    assert not np.array_equal(first.items.components, other.items.components)
+
+
+def test_items_do_not_depend_on_how_many_queries_are_asked_for() -> None:
+    few, many = (generate(SHAPES["ml-1m"], num_items=300, num_queries=count, seed=1) for count in (2, 9))
+    assert np.array_equal(few.items.components, many.items.components)
+    assert np.array_equal(few.queries.components, many.queries.components[:2])
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_every_shape_has_unit_components_and_its_gates(shape: Shape) -> None:
+    scene = generate(shape, num_items=400, num_queries=5, seed=3)
+    assert scene.items.components.shape == (400, shape.num_item_components, shape.component_width)
+    assert scene.queries.components.shape == (5, shape.num_query_components, shape.component_width)
+    for components in (scene.items.components, scene.queries.components):
+        assert components.dtype == np.float32
+        assert np.allclose(np.linalg.norm(components, axis=-1), 1, atol=1e-5)
+    assert (scene.items.gate is not None) == (scene.queries.gate is not None) == shape.gated
+    assert scene.pair_gate is not None
+    assert scene.pair_gate.hidden_weight.shape == (128, shape.num_pairs)
+    assert scene.label_draws.shape == (5, 0)
+
+
+def test_clustering_knows_clusters_from_noise() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((600, 1, 8)).astype(np.float32)
+    clustered = (8 * rng.standard_normal((10, 1, 8))[rng.integers(0, 10, 600)] + noise).astype(np.float32)
+    assert clustering(clustered) > clustering(noise) + 0.2
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_items", 0), ("num_queries", -1)])
+def test_sizes_below_one_are_refused_by_name(name: str, value: int) -> None:
+    sizes = {"num_items": 10, "num_queries": 2, name: value}
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        generate(SHAPES["ml-1m"], seed=0, fitted=QUICK, **sizes)
+
+
+def test_an_unknown_shape_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"shape='netflix'.*books"):
+        shape_named("netflix")

@@ -1,0 +1,51 @@
+"""The GPU table's whole path on a small catalogue, with the CPU as the card: what a lent card must not be wasted on."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from services.offline.evaluation.catalogues.shapes import Shape
+from services.offline.evaluation.gpu.rates import CardRates
+from services.offline.evaluation.gpu.table import NO_CARD, Card, contenders, main, shape_rows, table_line
+
+SMALL = Shape(
+    name="books", num_items=900, num_query_components=2, num_item_components=2, component_width=16, gate_hidden=8
+)
+
+
+def wall_clock(call: Callable[[int], object], repeats: int) -> list[float]:
+    found = []
+    for number in range(repeats):
+        started = time.perf_counter()
+        call(number)
+        found.append(1e3 * (time.perf_counter() - started))
+    return found
+
+
+def test_every_contender_has_a_row_per_batch_and_proofs_are_right() -> None:
+    rates = CardRates(multiply_adds=1e9, exponentials=1e8, bytes_moved=1e9)
+    card = Card(device=torch.device("cpu"), rates=rates, clock=wall_clock)
+    rows = list(shape_rows(SMALL, card, (4, 1), seed=0, quick=True))
+    assert not [row for row in rows if "error" in row]
+    names = {row["algorithm"] for row in rows}
+    assert {contender.name for contender in contenders(SMALL.num_items)} | {"brute_force in bfloat16"} <= names
+    for row in rows:
+        assert row["milliseconds"] > 0
+        assert row["speedup"] > 0
+        assert table_line(row)
+    measured = [row for row in rows if "recall_100" in row and row["recall_100"] is not None]
+    assert {row["batch"] for row in measured} == {1, 4}
+    for row in measured:
+        assert row["wrong_proofs"] == 0
+        assert row["floor_ratio"] > 0
+        assert 0 < row["recall_100"] <= 1
+    exact = [row for row in measured if row["algorithm"].startswith("brute_force")]
+    assert all(row["recall_100"] == row["exact"] == 1 for row in exact)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card: the table would be measured")
+def test_without_a_card_the_command_says_so_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--shape", "books"]) == 2
+    assert NO_CARD in capsys.readouterr().err

@@ -1,0 +1,163 @@
+"""Benchmark rows: complete for every algorithm, honest about proof, and rendered as tables and plots."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from services.offline.evaluation import benchmarks
+from services.offline.evaluation.catalogues.scene import SYNTHETIC
+from services.offline.evaluation.catalogues.shapes import SHAPES, Shape
+from services.offline.evaluation.common.floors import Rates
+from services.offline.evaluation.common.tables import plain_page, retrieval_page
+from services.offline.evaluation.retrieval.contenders import contenders
+from services.offline.evaluation.retrieval.plots import plot_growth, plot_retrieval
+from services.offline.evaluation.retrieval.rows import TRANSCRIPTION, Plan, Row, plans, rows
+
+DOCS = Path(__file__).resolve().parents[5] / "docs" / "benchmarks"
+TINY = Shape(
+    name="tiny",
+    num_items=1_200,
+    num_query_components=2,
+    num_item_components=2,
+    component_width=8,
+    gate_hidden=8,
+)
+RATES = Rates(multiply_adds=1e10, exponentials=1e9, bytes_read=1e10, threads=1)
+WANTED = {
+    "catalogue",
+    "shape",
+    "batch",
+    "algorithm",
+    "milliseconds",
+    "speedup",
+    "relative_hr_100",
+    "recall_100",
+    "exact",
+    "touched",
+    "floor_ratio",
+    "bytes_per_item",
+}
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[Row]:
+    plan = Plan(shape=TINY, batches=(1, 4), num_queries=8, seconds=0.0)
+    return rows(plan, seed=0, quick=False, rates=RATES)
+
+
+def test_every_row_has_every_field_and_is_json(measured: list[Row]) -> None:
+    for row in measured:
+        assert row.keys() >= WANTED, row["algorithm"]
+    assert json.loads(json.dumps(measured, allow_nan=False)) == measured
+
+
+def test_every_contender_has_a_row_for_every_batch(measured: list[Row]) -> None:
+    names = {one.name for one in contenders(TINY, TINY.num_items, quick=False)}
+    found = {(row["algorithm"], row["batch"]) for row in measured if not row["algorithm"].startswith(TRANSCRIPTION)}
+    assert found == {(name, batch) for name in names for batch in (1, 4)}
+    assert "top_k_avg(4000)" not in names  # more than half of 1,200 items
+
+
+def test_every_algorithm_of_the_paper_stands_beside_its_transcription(measured: list[Row]) -> None:
+    for row in measured:
+        if row["algorithm"].startswith(("brute_force", "top_k", "combined")):
+            assert row["speedup_same"] > 0, row["algorithm"]
+
+
+def test_what_is_proven_exact_has_recall_one(measured: list[Row]) -> None:
+    proven = [row for row in measured if row["exact"] == 1.0]
+    assert {row["algorithm"] for row in proven} >= {"brute_force", "exact_algorithm_1", "exact_low_precision"}
+    assert all(row["recall_100"] == 1.0 for row in proven)
+    assert benchmarks.wrong_proofs(measured) == []
+
+
+def test_a_false_proof_is_named() -> None:
+    row = {"algorithm": "liar", "shape": "tiny", "batch": 1, "exact": 1.0, "recall_100": 0.99}
+    assert benchmarks.wrong_proofs([row]) == ["liar at tiny, batch 1: recall 0.9900"]
+
+
+def test_larger_pools_find_more(measured: list[Row]) -> None:
+    found = {row["algorithm"]: row["recall_100"] for row in measured if row["batch"] == 4}
+    assert 0.5 <= found["top_k_per_embedding(50)"] <= found["top_k_per_embedding(100)"]
+    assert found["top_k_avg(200)"] <= found["top_k_avg(500)"]
+
+
+def test_the_transcriptions_brute_force_is_the_unit_of_speed(measured: list[Row]) -> None:
+    baseline = [row for row in measured if row["algorithm"] == f"{TRANSCRIPTION}brute_force"]
+    assert [row["speedup"] for row in baseline] == [1.0, 1.0]
+    assert all(row["recall_100"] > 0.99 for row in baseline)
+
+
+def report_of(rows: list[Row], **more: object) -> dict[str, object]:
+    return {
+        "command": "freshet bench retrieval",
+        "machine": "a machine",
+        "rows": rows,
+        "growth": [],
+        "left_out": [],
+        "rates": asdict(RATES),
+        "proof": None,
+        **more,
+    }
+
+
+def test_a_generated_catalogue_is_called_synthetic_and_has_no_column_of_recall(measured: list[Row]) -> None:
+    assert {row["catalogue"] for row in measured} == {SYNTHETIC}
+    assert {row["relative_hr_100"] for row in measured} == {None}
+    page = retrieval_page(report_of(measured))
+    assert "### Synthetic, tiny: 1,200 items, batch 4" in page
+    for row in measured:
+        assert row["algorithm"] in page
+    headers = [line for line in page.splitlines() if line.startswith("| algorithm")]
+    assert headers
+    assert not [line for line in headers if "recall" in line or "HR" in line]
+
+
+def test_trained_bundles_stand_first_with_recall_and_hit_rate(measured: list[Row]) -> None:
+    trained = [row | {"catalogue": "mine as trained", "recall_100": 0.5, "relative_hr_100": 0.25} for row in measured]
+    page = retrieval_page(report_of([*measured, *trained]))
+    assert page.index("### mine as trained: 1,200 items, batch 1") < page.index("## Synthetic catalogues")
+    assert "recall@100 | relative HR@100" in page
+    assert "| 0.500 | 0.250 |" in page
+
+
+def test_the_published_page_is_its_json() -> None:
+    report = json.loads((DOCS / "retrieval.json").read_text(encoding="utf-8"))
+    assert (DOCS / "retrieval.md").read_text(encoding="utf-8") == retrieval_page(report)
+
+
+def test_the_plots_are_images(measured: list[Row], tmp_path: Path) -> None:
+    plot_retrieval(measured, tmp_path / "retrieval.png")
+    assert (tmp_path / "retrieval.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_growth_is_drawn_per_algorithm_and_batch(tmp_path: Path) -> None:
+    grown = [
+        {"algorithm": "stage", "num_items": size, "batch": batch, "milliseconds": size * 1e-4, "index_bytes": 4 * size}
+        for size in (10_000, 100_000)
+        for batch in (1, 32)
+    ]
+    plot_growth(grown, tmp_path / "growth.png")
+    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_rows_of_two_kinds_make_two_tables() -> None:
+    page = plain_page("Title", "Why?", [{"a": 1, "b": None}, {"c": 0.123456}], "freshet bench x")
+    assert "| a | b |" in page
+    assert "| 1 | – |" in page
+    assert "| 0.1235 |" in page
+
+
+def test_quick_keeps_every_shape_at_full_size() -> None:
+    found = plans(list(SHAPES), batches=None, quick=True)
+    assert [plan.shape for plan in found] == list(SHAPES.values())
+    assert all(plan.num_items is None for plan in found)
+    books = next(plan for plan in found if plan.shape.name == "books")
+    assert books.batches == (1, 8)
+
+
+def test_queries_suffice_for_the_largest_batch() -> None:
+    (plan,) = plans(["ml-1m"], batches=(1, 500), quick=True)
+    assert plan.num_queries == 500

@@ -1,0 +1,273 @@
+"""The walk predicts before it learns: what each contender may know of an event is what came before it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from stream_scene import WINDOW, ordered_events, untrained
+
+from services.algorithms.history import window_start
+from services.algorithms.item_buckets import item_bucket
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
+from services.offline.evaluation.stream.baselines import (
+    NeighbourSettings,
+    StreamingItemNeighbours,
+    StreamingPopularity,
+)
+from services.offline.evaluation.stream.models import StreamModel, TrainedModels, stream_model
+from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
+from services.offline.evaluation.stream.setting import StreamSetting, stream_setting, training_part
+from services.offline.evaluation.stream.states import states_before
+from services.offline.evaluation.stream.walk import Contender, EventBatch, Scores, walk
+
+
+@pytest.fixture(scope="module")
+def setting() -> StreamSetting:
+    return stream_setting(ordered_events(), seed=1, withheld_share=0.2, stream_share=0.5)
+
+
+@pytest.fixture(scope="module")
+def busy() -> tuple[StreamSetting, StreamModel]:
+    """A stream in which every item has many interactions."""
+    setting = stream_setting(ordered_events(num_users=60, events=1200), seed=1, withheld_share=0.2, stream_share=0.5)
+    return setting, stream_model(setting, untrained, seed=0, past=True)
+
+
+@pytest.fixture(scope="module")
+def model(setting: StreamSetting) -> StreamModel:
+    return stream_model(setting, untrained, seed=0, past=True)
+
+
+def _pefa(setting: StreamSetting, model: StreamModel, *, from_past: bool = True, capacity: int = 10_000) -> Contender:
+    feedback = Feedback(policy=FeedbackPolicy.parse("rating:0.5@2"), from_past=from_past)
+    share = SharePolicy.parse("evidence(prior=3)")
+    variants = {"XS": Refreshing(share=share, min_users=3), "XS alone": Refreshing(share=share, min_users=1)}
+    items = RefreshedItems(setting, model, feedback, variants)
+    frozen = TrainedModels(setting, [model], name="frozen")
+    votes = {"+XL": VoteSettings(k=5, share=0.5)}
+    return WithVotes(setting, model, feedback, votes, [frozen, items], capacity=capacity, min_users=3)
+
+
+def _everyone(setting: StreamSetting, model: StreamModel) -> Sequence[Contender]:
+    neighbours = NeighbourSettings(window=4, recency=0.8, damping=0.5, shrink=1.0)
+    return [
+        _pefa(setting, model),
+        StreamingPopularity(setting, half_life_events=50),
+        StreamingItemNeighbours(setting, neighbours),
+    ]
+
+
+def test_withheld_items_never_happened_before_the_split_and_all_happen_after_it() -> None:
+    data = ordered_events()
+    setting = stream_setting(data, seed=1, withheld_share=0.2, stream_share=0.5)
+    events = setting.interactions
+    assert setting.withheld.sum() == 5
+    assert not setting.withheld[events.items[: setting.split]].any()
+    assert events.items[setting.split :].tolist() == data.items[len(data) - setting.num_streamed :].tolist()
+    assert setting.new_items.sum() > 0
+    assert not (setting.new_items & setting.known).any()
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_a_share_outside_its_range_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="withheld_share"):
+        stream_setting(ordered_events(), seed=0, withheld_share=share)
+
+
+@pytest.mark.parametrize("buckets", [0, 3])
+def test_a_state_is_what_encoding_that_history_alone_gives(setting: StreamSetting, buckets: int) -> None:
+    part = training_part(setting.interactions, setting.split)
+    model = untrained(part.interactions, seed=0, buckets=buckets)
+    before = states_before(model, part, setting.interactions, first=setting.split)
+    events = setting.interactions
+    slid = 0
+    for place in range(setting.num_streamed):
+        row = setting.split + place
+        history = np.flatnonzero(events.users[:row] == events.users[row])
+        items = part.item_rows[events.items[history]]
+        if buckets:
+            rows = [model.num_items + item_bucket(events.item_ids[code], buckets) for code in events.items[history]]
+            items = np.where(items >= 0, items, rows)
+        history, items = history[items >= 0], items[items >= 0]
+        start = window_start(len(history), WINDOW)
+        slid += start > 0
+        if not len(history):
+            assert before.rows[place] == -1
+            continue
+        times = torch.from_numpy(events.timestamps[history[start:]])[None]
+        last = torch.tensor([[len(history) - start - 1]])
+        components, gate = model.states_at(torch.from_numpy(items[start:].astype(np.int64))[None], times, None, last)
+        found = before.of(np.array([place]))
+        assert gate is not None
+        assert found.gate is not None
+        assert np.allclose(found.components[0], components[0, 0].detach(), atol=1e-5)
+        assert np.allclose(found.gate[0], gate[0, 0].detach(), atol=1e-5)
+    assert slid > 10
+
+
+def test_the_batch_size_changes_no_rank(setting: StreamSetting, model: StreamModel) -> None:
+    one = walk(setting, _everyone(setting, model), batch_events=1)
+    many = walk(setting, _everyone(setting, model), batch_events=64)
+    assert one.ranks.keys() == many.ranks.keys()
+    for name, ranks in one.ranks.items():
+        assert ranks.tolist() == many.ranks[name].tolist(), name
+
+
+def test_predicting_fewer_events_learns_from_all(setting: StreamSetting, model: StreamModel) -> None:
+    every = walk(setting, _everyone(setting, model), batch_events=16)
+    some = walk(setting, _everyone(setting, model), batch_events=16, predict_every=3)
+    assert some.places.tolist() == every.places[::3].tolist()
+    for name, ranks in every.ranks.items():
+        assert ranks[::3].tolist() == some.ranks[name].tolist(), name
+
+
+def test_what_happens_later_changes_no_earlier_rank(setting: StreamSetting, model: StreamModel) -> None:
+    events = setting.interactions
+    shortened = StreamSetting(
+        interactions=events.select(slice(0, len(events) - 40)),
+        split=setting.split,
+        withheld=setting.withheld,
+        known=setting.known,
+    )
+    whole = walk(setting, _everyone(setting, model), batch_events=32)
+    part = walk(shortened, _everyone(shortened, model), batch_events=32)
+    for name, ranks in part.ranks.items():
+        assert ranks.tolist() == whole.ranks[name][: len(ranks)].tolist(), name
+
+
+def test_an_item_the_model_never_saw_is_found_from_its_users_alone(setting: StreamSetting, model: StreamModel) -> None:
+    walked = walk(setting, [_pefa(setting, model, from_past=False)], batch_events=32)
+    items = setting.interactions.items[setting.split :]
+    missed = setting.interactions.num_items
+    answered = {"XS": 0, "XS alone": 0}
+    for place in np.flatnonzero(~setting.known[items]):
+        # The policy ignores two stars, and a user's first event has no state: neither stands behind an item.
+        earlier = np.flatnonzero(items[:place] == items[place])
+        rows = setting.split + earlier
+        stars = setting.interactions.values[rows] != 2
+        able, _ = model.queries(earlier)
+        behind = len(set(setting.interactions.users[rows[[at for at in able if stars[at]]]].tolist()))
+        assert walked.ranks["frozen"][place] == missed
+        for name, least in (("XS", 3), ("XS alone", 1)):
+            if behind < least or place not in place + model.queries(np.array([place]))[0]:
+                assert walked.ranks[name][place] == missed
+            else:
+                answered[name] += 1
+                assert walked.ranks[name][place] < missed
+    assert answered["XS alone"] > answered["XS"] > 0
+
+
+def test_a_model_share_of_one_leaves_frozen_items_as_they_are(setting: StreamSetting, model: StreamModel) -> None:
+    feedback = Feedback(policy=FeedbackPolicy.parse("*:1"))
+    variants = {"XS": Refreshing(share=SharePolicy.parse("frozen"), min_users=10_000)}
+    still = RefreshedItems(setting, model, feedback, variants)
+    frozen = TrainedModels(setting, [model], name="frozen")
+    walked = walk(setting, [still, frozen])
+    assert walked.ranks["XS"].tolist() == walked.ranks["frozen"].tolist()
+
+
+def test_held_out_similarities_are_of_the_item_that_followed_before_it_was_learnt(
+    busy: tuple[StreamSetting, StreamModel],
+) -> None:
+    setting, model = busy
+    feedback = Feedback(policy=FeedbackPolicy.parse("*:1"), from_past=True)
+    items = RefreshedItems(setting, model, feedback, {})
+    before = RefreshedItems(setting, model, feedback, {})
+    asked = _FirstBatch()
+    walk(setting, [asked], batch_events=20)
+    by_model, by_memory = items.held_out_similarities(asked.batch)
+    assert 0 < len(by_model) == len(by_memory) <= 20
+    able, queries = model.queries(asked.batch.places)
+    scores = MolScorer(model.items, model.pair_gate).scores(queries)
+    rows = model.part.item_rows[asked.batch.items[able]]
+    expected = {round(float(scores[at, row]), 4) for at, row in enumerate(rows) if row >= 0}
+    assert {round(float(value), 4) for value in by_model} <= expected
+    # Asking teaches nothing, and stepping does.
+    assert before.held_out_similarities(asked.batch)[1].tolist() == by_memory.tolist()
+    items.step(asked.batch)
+    assert items.held_out_similarities(asked.batch)[1].tolist() != by_memory.tolist()
+
+
+def test_what_stands_behind_new_items_needs_interactions(busy: tuple[StreamSetting, StreamModel]) -> None:
+    setting, model = busy
+    items = RefreshedItems(setting, model, Feedback(policy=FeedbackPolicy.parse("*:1")), {})
+    queries = model.queries(np.arange(20))[1]
+    assert items.behind(queries) == {}
+    walk(setting, [items])
+    found = items.behind(queries)
+    assert len(found) == 5
+    assert all(-1 <= value <= 1 for value in found.values())
+
+
+class _FirstBatch:
+    """Keeps the first batch that it is shown."""
+
+    batch: EventBatch
+
+    def step(self, batch: EventBatch) -> dict[str, Scores]:
+        if batch.places[0] == 0:
+            self.batch = batch
+        return {}
+
+
+def test_a_retrained_model_knows_what_came_before_its_training(setting: StreamSetting, model: StreamModel) -> None:
+    half = setting.num_streamed // 2
+    retrained = stream_model(setting, untrained, seed=0, first=half)
+    both = TrainedModels(setting, [model, retrained], name="retrained")
+    walked = walk(setting, [both, TrainedModels(setting, [model], name="frozen")], batch_events=50)
+    assert walked.ranks["retrained"][:half].tolist() == walked.ranks["frozen"][:half].tolist()
+    items = setting.interactions.items[setting.split :]
+    arrived = np.isin(items, items[:half]) & ~setting.known[items] & (np.arange(len(items)) >= half)
+    missed = setting.interactions.num_items
+    assert arrived.any()
+    assert (walked.ranks["frozen"][arrived] == missed).all()
+    assert (walked.ranks["retrained"][arrived] < missed).any()
+
+
+def test_two_contenders_of_one_name_are_refused(setting: StreamSetting, model: StreamModel) -> None:
+    frozen = TrainedModels(setting, [model], name="frozen")
+    with pytest.raises(ValueError, match="'frozen' appears twice"):
+        walk(setting, [frozen, frozen])
+
+
+def test_popularity_ranks_by_faded_counts(setting: StreamSetting) -> None:
+    walked = walk(setting, [StreamingPopularity(setting, half_life_events=10)], batch_events=32)
+    items, users = setting.interactions.items, setting.interactions.users
+    for place in range(0, setting.num_streamed, 7):
+        row = setting.split + place
+        counts = np.zeros(setting.interactions.num_items)
+        np.add.at(counts, items[:row], 0.5 ** ((row - np.arange(row)) / 10))
+        others = np.setdiff1d(np.arange(len(counts)), items[:row][users[:row] == users[row]])
+        expected = (counts[others] > counts[items[row]] * (1 + 1e-9)).sum()
+        assert walked.ranks["popularity"][place] == (expected if counts[items[row]] else len(counts))
+
+
+def test_neighbours_score_by_their_formula(setting: StreamSetting) -> None:
+    settings = NeighbourSettings(window=3, recency=0.5, damping=0.7, shrink=2.0)
+    walked = walk(setting, [StreamingItemNeighbours(setting, settings)], batch_events=32)
+    items, users = setting.interactions.items, setting.interactions.users
+    num_items = setting.interactions.num_items
+    for place in range(0, setting.num_streamed, 11):
+        row = setting.split + place
+        together, recent = np.zeros((num_items, num_items)), []
+        for user in range(setting.interactions.num_users):
+            own = items[:row][users[:row] == user]
+            for at, item in enumerate(own):
+                for other in own[max(0, at - 3) : at]:
+                    together[item, other] += 1
+                    together[other, item] += 1
+            if user == users[row]:
+                recent = own[::-1][:3].tolist()
+        counts = np.bincount(items[:row], minlength=num_items)
+        scores = 1e-9 * counts
+        for ago, item in enumerate(recent):
+            scores = scores + 0.5**ago * together[item] / np.sqrt(counts[item])
+        scores = scores / (counts + 2.0) ** 0.7 if recent else scores
+        others = np.setdiff1d(np.arange(num_items), items[:row][users[:row] == users[row]])
+        target = items[row]
+        above = (scores[others] > scores[target] * (1 + 1e-5) + 1e-12).sum()
+        level = (scores[others] >= scores[target] * (1 - 1e-5) - 1e-12).sum()
+        found = walked.ranks["item-kNN"][place]
+        assert found == num_items if not counts[target] else above <= found <= level
