@@ -16,7 +16,7 @@ import typer
 from services.cli.output import CommandError, ExitStatus, console, emit_json
 
 if TYPE_CHECKING:
-    from services.offline.evaluation.benchmarks import Request
+    from services.offline.evaluation.common.report import Request
 
 _DOCS, _SCRATCH = Path("docs/benchmarks"), Path(".freshet/bench")
 
@@ -34,7 +34,7 @@ def measured(
     """Measure with a progress line on the terminal, say where the tables are, and print the report if asked to."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from services.offline.evaluation.benchmarks import Request
+    from services.offline.evaluation.common.report import Request
 
     folder = out or (_SCRATCH if quick else _DOCS)
     how = shlex.join(["freshet", *sys.argv[1:]])

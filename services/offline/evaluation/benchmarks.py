@@ -4,33 +4,19 @@ Each returns one report of plain values: the page is for people, the report for 
 how they are measured is the other modules' affair.
 """
 
-import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from services.offline.evaluation.catalogues.scene import SYNTHETIC
 from services.offline.evaluation.common.floors import measure_rates
-from services.offline.evaluation.common.tables import machine, plain_page, retrieval_page
+from services.offline.evaluation.common.report import Report, Request, report_of, written
+from services.offline.evaluation.common.tables import plain_page, retrieval_page
 
 if TYPE_CHECKING:
     from services.offline.evaluation.quality.table import MeasuredData
-
-Report = dict[str, Any]
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What was asked for: `how` is the command line, to stand on the page; `out` is where pages and plots go."""
-
-    how: str
-    out: Path
-    quick: bool
-    seed: int
-    say: Say = lambda line: None
 
 
 def retrieval(
@@ -58,7 +44,7 @@ def retrieval(
         trained = bundle if plan.shape.name == "ml-1m" else None
         found += rows(plan, seed=request.seed, quick=request.quick, bundle=trained, rates=rates, say=request.say)
     grown, left_out = growth.rows(quick=request.quick, seed=request.seed, rates=rates, say=request.say)
-    report = _report("retrieval", request, found, began) | {
+    report = report_of("retrieval", request, found, began) | {
         "growth": grown,
         "left_out": left_out,
         "rates": asdict(rates),
@@ -69,7 +55,7 @@ def retrieval(
     if trained_rows:
         plots.plot_retrieval(trained_rows, request.out / "retrieval.png")
     plots.plot_growth(grown, request.out / "growth.png")
-    return _written(request, report, retrieval_page(report))
+    return written(request, report, retrieval_page(report))
 
 
 def quantization(request: Request) -> Report:
@@ -83,7 +69,7 @@ def quantization(request: Request) -> Report:
     found = codes.rows(request.quick, request.seed, progress=request.say)
     request.say("search end to end")
     searched = search.rows(request.quick, request.seed)
-    report = _report("quantization", request, [*found, *searched], began)
+    report = report_of("quantization", request, [*found, *searched], began)
     request.out.mkdir(parents=True, exist_ok=True)
     codes.plot(found, request.out / "quantization.png")
     question = (
@@ -91,7 +77,7 @@ def quantization(request: Request) -> Report:
         "with scann? `books-average` is a synthetic catalogue, `minilm-queries` are vectors of real questions."
         "\n\n![recall and error](quantization.png)\n\n"
     )
-    return _written(
+    return written(
         request, report, plain_page("Quantization", question, [*codes.summary(found), *searched], request.how)
     )
 
@@ -119,12 +105,12 @@ def mutation(
         rates=rates or changes.RATES,
         progress=request.say,
     )
-    report = _report("mutation", request, found, began)
+    report = report_of("mutation", request, found, began)
     question = (
         "What do searches cost, and what do they find, while items are inserted, updated and deleted? Catalogues are "
         "synthetic; recall is against an exact search of the same items."
     )
-    return _written(
+    return written(
         request, report, plain_page("Mutation, on synthetic catalogues", question, changes.summary(found), request.how)
     )
 
@@ -145,8 +131,8 @@ def encoding(request: Request, *, bundle: Path, inference_server: str = "") -> R
         f"What does an event cost a user's state when the history is not read again? A history of {incremental.EVENTS} "
         "events, slides of the window included; each event asks for the state before it and the one after it."
     )
-    report = _report("encoding", request, found, began) | {"model": incremental.described(bundle)}
-    return _written(request, report, plain_page("Encoding", question, found, request.how))
+    report = report_of("encoding", request, found, began) | {"model": incremental.described(bundle)}
+    return written(request, report, plain_page("Encoding", question, found, request.how))
 
 
 def generation(request: Request, *, sizes: tuple[int, ...] = (), num_queries: int | None = None) -> Report:
@@ -165,12 +151,12 @@ def generation(request: Request, *, sizes: tuple[int, ...] = (), num_queries: in
     proof = prove_catalogue(num_queries=wanted, seed=request.seed, say=request.say).plain()
     chosen = sizes or (phrases.QUICK_SIZES if request.quick else phrases.SIZES)
     found = phrases.rows(sizes=chosen, quick=request.quick, seed=request.seed, rates=rates, say=request.say)
-    report = _report("generation", request, found, began) | {
+    report = report_of("generation", request, found, began) | {
         "growth": phrases.growth(found),
         "proof": proof,
         "rates": asdict(rates),
     }
-    return _written(request, report, page(report))
+    return written(request, report, page(report))
 
 
 def quality(
@@ -188,10 +174,10 @@ def quality(
     request.say("intervals")
     found = table.report(work, data, seeds=seeds)
     rows = [row for section in found["sections"] for row in section["rows"]]
-    report = _report("quality", request, rows, began) | found
+    report = report_of("quality", request, rows, began) | found
     request.out.mkdir(parents=True, exist_ok=True)
     pages.plot_curves(report, request.out / "quality.png")
-    return _written(request, report, pages.page(report))
+    return written(request, report, pages.page(report))
 
 
 def wrong_proofs(rows: list[dict[str, Any]]) -> list[str]:
@@ -218,23 +204,3 @@ def _proof(request: Request, shapes: list[str]) -> dict[str, Any]:
         books = prove_books(num_queries=100, seed=request.seed)
         found |= {"books": asdict(books), "holds": small.holds and books.holds}
     return found
-
-
-def _report(name: str, request: Request, rows: list[dict[str, Any]], began: float) -> Report:
-    return {
-        "benchmark": name,
-        "command": request.how,
-        "machine": machine(),
-        "quick": request.quick,
-        "seed": request.seed,
-        "seconds": round(time.perf_counter() - began, 1),
-        "rows": rows,
-    }
-
-
-def _written(request: Request, report: Report, page: str) -> Report:
-    name = report["benchmark"]
-    request.out.mkdir(parents=True, exist_ok=True)
-    (request.out / f"{name}.md").write_text(page.rstrip() + "\n", encoding="utf-8")
-    (request.out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return report

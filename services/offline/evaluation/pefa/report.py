@@ -5,7 +5,6 @@ chosen on held-out training queries alone; what does it cost to build, hold and 
 It gathers the rows of the other pefa_text modules into one report; it measures nothing itself but samples of pairs.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from services.algorithms.models.sentence_encoder import MiniLM, model_folder
-from services.offline.evaluation.benchmarks import Report, Request
 from services.offline.evaluation.common.embeddings import EmbeddingSource
-from services.offline.evaluation.common.tables import machine
+from services.offline.evaluation.common.report import Report, Request, report_of, written
 from services.offline.evaluation.pefa import content, page, serving, sweep
 from services.offline.evaluation.pefa.data import TextSet, load, sampled
 from services.offline.evaluation.pefa.recall import CUTS
@@ -47,21 +45,11 @@ def run(
         request.say("titles as states of items that nobody touched")
         queries = 500 if request.quick else 3_000
         rows += content.rows(bundle, MiniLM(model_folder()), num_queries=queries, seed=request.seed)
-    report: Report = {
-        "benchmark": "pefa",
-        "command": request.how,
-        "machine": machine(),
-        "quick": request.quick,
-        "seed": request.seed,
-        "rows": rows,
-    }
-    report["seconds"] = round(time.perf_counter() - began, 1)
+    report = report_of("pefa", request, rows, began)
     request.out.mkdir(parents=True, exist_ok=True)
     page.plot_sweep(rows, request.out / "pefa.png")
     page.plot_shares(rows, request.out / "pefa_shares.png")
-    (request.out / "pefa.md").write_text(page.text(report).rstrip() + "\n", encoding="utf-8")
-    (request.out / "pefa.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return report
+    return written(request, report, page.text(report))
 
 
 def _rows_of(data: TextSet, request: Request) -> list[Row]:

@@ -4,7 +4,6 @@ Per data set: settings are chosen on the end of the training part; then, per see
 fifths of the events with a tenth of the catalogue withheld, and the rest is walked through. Who trains is handed in.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from services.offline.datasets import Interactions, load_dataset
-from services.offline.evaluation.benchmarks import Request
+from services.offline.evaluation.common.report import Report, Request, written
 from services.offline.evaluation.stream.baselines import StreamingItemNeighbours, StreamingPopularity
 from services.offline.evaluation.stream.choice import Policies, choose
 from services.offline.evaluation.stream.measures import (
@@ -33,7 +32,6 @@ from services.offline.evaluation.stream.plots import WalkedSet, plot_new_items, 
 from services.offline.evaluation.stream.setting import IntArray, StreamSetting, before_the_stream, stream_setting
 from services.offline.evaluation.stream.walk import Contender, Walked, walk
 
-Report = dict[str, Any]
 Row = dict[str, Any]
 
 DATASETS = ("ml-1m", "ml-latest-small")
@@ -112,9 +110,7 @@ def run(
     request.out.mkdir(parents=True, exist_ok=True)
     plot_stream(sets, request.out / "freshness.png")
     plot_new_items(sets, request.out / "new_items.png")
-    (request.out / "freshness.md").write_text(page(report), encoding="utf-8")
-    (request.out / "freshness.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return report
+    return written(request, report, page(report))
 
 
 def _chosen_policies(

@@ -15,8 +15,8 @@ import numpy as np
 
 from services.offline.datasets.locate import Locator
 from services.offline.datasets.texts import COLLECTIONS, TextCollection, load_texts, part
-from services.offline.evaluation.benchmarks import Report, Request
 from services.offline.evaluation.common.embeddings import EmbeddingSource
+from services.offline.evaluation.common.report import Report, Request, written
 from services.offline.evaluation.common.tables import machine
 from services.offline.evaluation.text import page as text_page
 from services.offline.evaluation.text import vocabularies
@@ -105,8 +105,7 @@ def _measuring(request: Request, report: Report, data: str, made_by: str) -> Ite
     request.out.mkdir(parents=True, exist_ok=True)
     text_page.plot_sizes(report["rows"], request.out / "text_vocabulary.png")
     text_page.plot_latency(report["rows"], request.out / "text_latency.png")
-    (request.out / "text.md").write_text(text_page.text(report).rstrip() + "\n", encoding="utf-8")
-    (request.out / "text.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    written(request, report, text_page.text(report))
 
 
 def _place(row: Row) -> int:

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.offline.evaluation.benchmarks import Request
 from services.offline.evaluation.common.embeddings import EmbeddingSource
+from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.pefa import page as pefa_text_page
 from services.offline.evaluation.pefa import report as pefa_text
 from services.offline.evaluation.pefa.data import Judged, TextSet, folds, load, sampled

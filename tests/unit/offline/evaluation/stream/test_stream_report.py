@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from stream_scene import ordered_events, untrained
 
-from services.offline.evaluation.benchmarks import Request
+from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.stream.page import NEW, page
 from services.offline.evaluation.stream.report import run
 

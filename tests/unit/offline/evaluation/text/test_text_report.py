@@ -11,8 +11,8 @@ import pytest
 
 from services.cli.text_training import AskedPhrases
 from services.offline.datasets.texts import TextCollection
-from services.offline.evaluation.benchmarks import Request
 from services.offline.evaluation.common.embeddings import EmbeddingSource
+from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.text import page as text_page
 from services.offline.evaluation.text import report as text_report
 from services.offline.evaluation.text.contenders import Answering, Asked, Contender, Encoded, bm25, with_pefa
