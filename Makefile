@@ -54,9 +54,9 @@ bench: setup ## Measure again and rewrite docs/benchmarks (hours; `freshet bench
 	@$(BIN)/freshet bench retrieval --prove
 	@$(BIN)/freshet bench quantization
 	@$(BIN)/freshet bench mutation
-	@$(BIN)/freshet evaluate stream
-	@$(BIN)/freshet evaluate pefa
-	@$(BIN)/freshet evaluate text
+	@$(BIN)/freshet bench stream
+	@$(BIN)/freshet bench pefa
+	@$(BIN)/freshet bench text
 	@OMP_NUM_THREADS=1 $(BIN)/freshet bench generation
 	@$(BIN)/freshet bench encoding
 	@for seed in 0 1 2; do $(BIN)/freshet train --preset quick --split time --epochs 4 --seed $$seed --no-export \

@@ -155,7 +155,7 @@ def page(measured: dict[str, Any]) -> str:
         "The retrieval library has pages of its own, written by `freshet bench`: [retrieval](retrieval.md) (every "
         "algorithm beside its PyTorch transcription and the machine's floor, on synthetic catalogues so far), "
         "[quantization](quantization.md) (search with integer codes beside `scann`, FAISS and hnswlib), "
-        "[mutation](mutation.md) (searches while items change, on synthetic catalogues). `freshet evaluate` "
+        "[mutation](mutation.md) (searches while items change, on synthetic catalogues). It also "
         "writes [PEFA on text](pefa.md) (what remembered queries are worth, beside libpecos and HNSW), "
         "[the stream](freshness.md) (withheld items, refreshed, beside a retrained model) and [text](text.md) (BM25, "
         "MiniLM, text MoL and phrases on the same questions); [generation](generation.md) has the cost of phrases. "

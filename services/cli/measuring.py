@@ -1,9 +1,11 @@
-"""What commands that measure something share: a progress line, a page or JSON at the end, wrong requests as sentences.
+"""How a benchmark becomes a command: its options, a progress line, a page or JSON at the end, errors as sentences.
 
-`freshet bench` measures speed, `freshet evaluate` quality; both hand a `Request` to services/offline/evaluation and
-get a report of plain values back. Which numbers there are is not known here.
+Every `freshet bench <subject>` hands a `Request` to services/offline/evaluation and gets a report of plain values
+back. Which numbers there are is not known here.
 """
 
+import functools
+import inspect
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.output import CommandError, ExitStatus, console, emit_json
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli.threads import wait_without_spinning
 
 if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Request
@@ -26,6 +29,46 @@ Out = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Equal seeds make equal catalogues and queries.")]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object that holds `rows`.")]
+
+_SHARED: dict[str, tuple[Any, Any]] = {
+    "quick": (Quick, False),
+    "out": (Out, None),
+    "seed": (Seed, 0),
+    "as_json": (AsJson, False),
+}
+
+
+def benchmark(
+    app: typer.Typer, name: str, *, less_memory: str = "--quick", wrong: Callable[[dict[str, Any]], str] | None = None
+) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., None]]:
+    """Make `measure(request, **options) -> report` the command NAME, with --quick, --out, --seed and --json besides.
+
+    `less_memory`: what to try where memory ends. `wrong` says after the report is shown what must not be, or "".
+    """
+
+    def register(measure: Callable[..., dict[str, Any]]) -> Callable[..., None]:
+        @functools.wraps(measure)
+        def command(*, quick: bool, out: Path | None, seed: int, as_json: bool, **options: Any) -> None:
+            wait_without_spinning()
+            with in_sentences(when_memory_ends=less_memory):
+                ask = functools.partial(measure, **options)
+                report = measured(ask, out=out, quick=quick, seed=seed, as_json=as_json)
+            if sentence := wrong(report) if wrong else "":
+                raise CommandError(sentence, advice="please report this with the seed")
+
+        own = [one for one in inspect.signature(measure).parameters.values() if one.name != "request"]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        own += [
+            inspect.Parameter(name, keyword, default=default, annotation=kind)
+            for name, (kind, default) in _SHARED.items()
+        ]
+        command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in own}
+        wrapped = reports_errors(command)
+        app.command(name)(wrapped)
+        return wrapped
+
+    return register
 
 
 def measured(

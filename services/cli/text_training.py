@@ -1,4 +1,4 @@
-"""The training package as `freshet evaluate text` needs it: evaluation and training do not know each other."""
+"""The training package as `freshet bench text` needs it: evaluation and training do not know each other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

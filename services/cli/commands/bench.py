@@ -1,24 +1,32 @@
-"""`freshet bench`: measure retrieval, quantization and the changing index, and write tables and plots.
+"""`freshet bench <subject>`: measure one subject, and write tables and plots.
 
 It gathers options and shows progress; what is measured, and how, is in services/offline/evaluation.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.measuring import AsJson, Out, Quick, Seed, in_sentences, measured
+from services.cli.measuring import AsJson, Out, Quick, Seed, benchmark, in_sentences, measured
 from services.cli.output import CommandError, ExitStatus, reports_errors
 from services.cli.threads import wait_without_spinning
+
+if TYPE_CHECKING:
+    from services.offline.evaluation.common.report import Report, Request
 
 app = typer.Typer(
     name="bench", help="Measure algorithms beside their baselines; tables and plots.", no_args_is_help=True
 )
-
-
 paper = typer.Typer(name="paper", help="A table of the papers, measured on this machine.", no_args_is_help=True)
 app.add_typer(paper)
+
+Shapes = Annotated[
+    list[str] | None, typer.Option("--shape", help="ml-1m, ml-20m, books or nq320k; may be repeated. Default: all.")
+]
+Batches = Annotated[list[int] | None, typer.Option("--batch", min=1, help="Queries per call; may be repeated.")]
+Bundle = Annotated[Path, typer.Option(envvar="FRESHET_BUNDLE", help="A trained model, exported.")]
+_BUNDLE = Path(".freshet/bundle")
 
 
 @paper.callback()
@@ -86,82 +94,85 @@ def bench() -> None:
     """Measure algorithms beside their baselines; tables and plots."""
 
 
-@app.command("retrieval")
-@reports_errors
+def _wrong_answers(report: dict[str, Any]) -> str:
+    from services.offline.evaluation.benchmarks import wrong_proofs
+
+    wrong = wrong_proofs(report["rows"])
+    if report["proof"] is not None and not report["proof"]["holds"]:
+        wrong.append(f"against float64: {report['proof']}")
+    return f"proven exact, and wrong: {'; '.join(wrong)}" if wrong else ""
+
+
+@benchmark(app, "retrieval", less_memory="--shape ml-20m", wrong=_wrong_answers)
 def retrieval(
+    request: "Request",
     *,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="ml-1m, ml-20m, books or nq320k; may be repeated. Default: all.")
-    ] = None,
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Queries per call; may be repeated.")] = None,
+    shape: Shapes = None,
+    batch: Batches = None,
     bundle: Annotated[Path | None, typer.Option(help="A trained model in place of the generated ml-1m.")] = None,
     prove: Annotated[
         bool, typer.Option("--prove", help="First compare answers and certificates with float64 on 100,000 queries.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, or cuda for the table of the GPU's algorithms.")] = "cpu",
-    quick: Quick = False,
-    out: Out = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
-) -> None:
+    device: Annotated[str, typer.Option(hidden=True)] = "cpu",
+) -> "Report":
     """Top-K over a Mixture of Logits: every algorithm beside its PyTorch transcription and the machine's floor.
 
     Every row has milliseconds, speedup, recall, the share proven exact, items touched and bytes per item. The exit
-    status is 1 if an answer called proven exact was not the exact one.
+    status is 1 if an answer called proven exact was not the exact one. On a card: `freshet bench gpu`.
 
     Example:  freshet bench retrieval --quick
 
     Example:  freshet bench retrieval --shape books --batch 32 --json
     """
-    wait_without_spinning()
     from services.offline.evaluation import benchmarks
     from services.offline.evaluation.catalogues.shapes import SHAPES, shape_named
 
-    if device not in ("cpu", "cuda"):
-        raise CommandError(f"device={device!r}; allowed: cpu, cuda", status=ExitStatus.USAGE)
-    if device == "cuda":
-        _on_gpu(shape or [], batch or [], quick=quick, seed=seed, as_json=as_json)
-        return
+    if device != "cpu":
+        raise ValueError(f"device={device!r}; allowed: cpu; on a card it is `freshet bench gpu`")
     chosen = shape or list(SHAPES)
-    with in_sentences(when_memory_ends="--shape ml-20m"):
-        for name in chosen:
-            shape_named(name)
-        if bundle is not None and "ml-1m" not in chosen:
-            raise ValueError(
-                f"bundle={str(bundle)!r} takes the place of ml-1m; shape={', '.join(chosen)} leaves it out"
-            )
-        batches = tuple(dict.fromkeys(batch)) if batch else None
-        report = measured(
-            lambda request: benchmarks.retrieval(request, shapes=chosen, batches=batches, bundle=bundle, prove=prove),
-            out=out,
-            quick=quick,
-            seed=seed,
-            as_json=as_json,
-        )
-    wrong = benchmarks.wrong_proofs(report["rows"])
-    if report["proof"] is not None and not report["proof"]["holds"]:
-        wrong.append(f"against float64: {report['proof']}")
-    if wrong:
-        raise CommandError(f"proven exact, and wrong: {'; '.join(wrong)}", advice="please report this with the seed")
+    for name in chosen:
+        shape_named(name)
+    if bundle is not None and "ml-1m" not in chosen:
+        raise ValueError(f"bundle={str(bundle)!r} takes the place of ml-1m; shape={', '.join(chosen)} leaves it out")
+    batches = tuple(dict.fromkeys(batch)) if batch else None
+    return benchmarks.retrieval(request, shapes=chosen, batches=batches, bundle=bundle, prove=prove)
 
 
-@app.command("quantization")
+@app.command("gpu")
 @reports_errors
-def quantization(*, quick: Quick = False, out: Out = None, seed: Seed = 0, as_json: AsJson = False) -> None:
+def gpu(
+    *, shape: Shapes = None, batch: Batches = None, quick: Quick = False, seed: Seed = 0, as_json: AsJson = False
+) -> None:
+    """The papers' Table 5 on a card: every algorithm beside its floor and the paper's times, line by line.
+
+    Needs NumPy, PyTorch, Triton, typer and rich alone. The exit status is 1 if a row failed or a proof was wrong.
+
+    Example:  freshet bench gpu --shape books --quick
+    """
+    import torch
+
+    from services.offline.evaluation.gpu import table
+
+    if not torch.cuda.is_available():
+        raise CommandError(table.NO_CARD, advice="freshet bench retrieval", status=ExitStatus.UNAVAILABLE)
+    with in_sentences(when_memory_ends="--shape ml-20m"):
+        raise typer.Exit(table.measure(shape or (), batches=batch or (32, 1), seed=seed, quick=quick, as_json=as_json))
+
+
+@benchmark(app, "quantization")
+def quantization(request: "Request") -> "Report":
     """Anisotropic codes beside FAISS's at equal bits, on real embeddings.
 
     Example:  freshet bench quantization --quick
     """
-    wait_without_spinning()
     from services.offline.evaluation import benchmarks
 
-    with in_sentences(when_memory_ends="--shape ml-20m"):
-        measured(benchmarks.quantization, out=out, quick=quick, seed=seed, as_json=as_json)
+    return benchmarks.quantization(request)
 
 
-@app.command("mutation")
-@reports_errors
+@benchmark(app, "mutation", less_memory="--shape ml-20m")
 def mutation(
+    request: "Request",
     *,
     shape: Annotated[
         list[str] | None, typer.Option(help="dot-32 or ml-20m (with --quick ml-1m); may be repeated. Default: both.")
@@ -172,69 +183,46 @@ def mutation(
     seconds: Annotated[
         float | None, typer.Option(min=1.0, help="Seconds per row. Default: 60; with --quick 4.")
     ] = None,
-    quick: Quick = False,
-    out: Out = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
-) -> None:
+) -> "Report":
     """Search latency and recall while items are inserted, updated and deleted, beside FAISS and hnswlib.
 
     Example:  freshet bench mutation --quick --json
 
     Example:  freshet bench mutation --shape ml-20m --rate 1000 --seconds 600 --out .freshet/bench
     """
-    wait_without_spinning()
     from services.offline.evaluation import benchmarks
 
-    with in_sentences(when_memory_ends="--shape ml-20m"):
-        measured(
-            lambda request: benchmarks.mutation(
-                request, shapes=shape or (), seconds=seconds, rates=tuple(dict.fromkeys(rate)) if rate else None
-            ),
-            out=out,
-            quick=quick,
-            seed=seed,
-            as_json=as_json,
-        )
+    rates = tuple(dict.fromkeys(rate)) if rate else None
+    return benchmarks.mutation(request, shapes=shape or (), seconds=seconds, rates=rates)
 
 
-@app.command("encoding")
-@reports_errors
+@benchmark(app, "encoding")
 def encoding(
+    request: "Request",
     *,
-    bundle: Annotated[Path, typer.Option(envvar="FRESHET_BUNDLE", help="A trained model, exported.")] = Path(
-        ".freshet/bundle"
-    ),
+    bundle: Bundle = _BUNDLE,
     inference_server: Annotated[
         str, typer.Option(help="host:port of an inference server with the same bundle, for its rows.")
     ] = "",
-    quick: Quick = False,
-    out: Out = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
-) -> None:
+) -> "Report":
     """Encoding one more event: a step from kept keys and values, beside the whole window encoded anew.
 
     Example:  freshet bench encoding --quick --bundle .freshet/bundle
 
     Example:  freshet bench encoding --inference-server 127.0.0.1:18001
     """
-    wait_without_spinning()
     from services.offline.evaluation import benchmarks
 
-    with in_sentences(when_memory_ends="--quick"):
-        measured(
-            lambda request: benchmarks.encoding(request, bundle=bundle, inference_server=inference_server),
-            out=out,
-            quick=quick,
-            seed=seed,
-            as_json=as_json,
-        )
+    return benchmarks.encoding(request, bundle=bundle, inference_server=inference_server)
 
 
-@app.command("generation")
-@reports_errors
+def _not_in_the_catalogue(report: dict[str, Any]) -> str:
+    return "" if report["proof"]["holds"] else f"not in the catalogue: {report['proof']}"
+
+
+@benchmark(app, "generation", less_memory="--phrases 1000000", wrong=_not_in_the_catalogue)
 def generation(
+    request: "Request",
     *,
     phrases: Annotated[
         list[int] | None,
@@ -243,11 +231,7 @@ def generation(
     queries: Annotated[
         int | None, typer.Option(min=100, help="Queries whose answers must be in the catalogue. Default: 100,000.")
     ] = None,
-    quick: Quick = False,
-    out: Out = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
-) -> None:
+) -> "Report":
     """Generating identifiers from phrases: the shortlist beside full softmax and its other approximations.
 
     First random and adversarial queries are asked, and every answer must be in the catalogue: else the exit status
@@ -257,32 +241,166 @@ def generation(
 
     Example:  freshet bench generation --phrases 2000000 --json
     """
-    wait_without_spinning()
     from services.offline.evaluation import benchmarks
 
-    with in_sentences(when_memory_ends="--phrases 1000000"):
-        report = measured(
-            lambda request: benchmarks.generation(
-                request, sizes=tuple(dict.fromkeys(phrases)) if phrases else (), num_queries=queries
-            ),
-            out=out,
-            quick=quick,
-            seed=seed,
-            as_json=as_json,
-        )
-    if not report["proof"]["holds"]:
-        raise CommandError(f"not in the catalogue: {report['proof']}", advice="please report this with the seed")
+    return benchmarks.generation(request, sizes=tuple(dict.fromkeys(phrases)) if phrases else (), num_queries=queries)
 
 
-def _on_gpu(shapes: list[str], batches: list[int], *, quick: bool, seed: int, as_json: bool) -> None:
-    """Hand over to the GPU's table, whose exit status says whether there was a card and whether proofs held."""
-    import torch
+@benchmark(app, "pefa", less_memory="--data scifact")
+def pefa(
+    request: "Request",
+    *,
+    data: Annotated[list[str] | None, typer.Option(help="scifact or medquad; may be repeated. Default: both.")] = None,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Also try titles as the states of this trained model's items.")
+    ] = None,
+) -> "Report":
+    """PEFA on text, its paper's own ground: real queries and documents, a real sentence encoder.
 
-    from services.offline.evaluation.gpu import table as gpu
+    The encoder alone beside PEFA-XS and PEFA-XL: recall, lambda and k swept and chosen on held-out training queries,
+    build time, index size, latency, and how little feedback is enough.
 
-    if not torch.cuda.is_available():
-        raise CommandError(gpu.NO_CARD, advice="--device cpu", status=ExitStatus.UNAVAILABLE)
-    chosen = [word for name in shapes for word in ("--shape", name)]
-    chosen += [word for size in batches for word in ("--batch", str(size))]
-    chosen += ["--seed", str(seed), *(["--quick"] if quick else []), *(["--json"] if as_json else [])]
-    raise typer.Exit(gpu.main(chosen))
+    Example:  freshet bench pefa
+
+    Example:  freshet bench pefa --data scifact --quick --json
+    """
+    from services.offline.evaluation.pefa import report
+    from services.offline.evaluation.pefa.data import NAMES, known
+
+    chosen = [known(name) for name in data or NAMES]
+    return report.run(request, names=list(dict.fromkeys(chosen)), bundle=bundle)
+
+
+@benchmark(app, "pefa-cost")
+def pefa_cost(
+    request: "Request",
+    *,
+    bundle: Bundle = _BUNDLE,
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="May be repeated; with sizes. Default: exact and top_k_avg(1000).")
+    ] = None,
+    neighbours: Annotated[int, typer.Option(min=1)] = 32,
+    remembered: Annotated[int, typer.Option(min=1, help="Interactions in XL's memory.")] = 65_536,
+    turns: Annotated[int, typer.Option(min=3, help="With --quick 3.")] = 15,
+    queries: Annotated[int, typer.Option(min=10, help="With --quick at most 50.")] = 200,
+) -> "Report":
+    """What PEFA costs at query time: searches without it, with refreshed states (XS), and with a memory (XL).
+
+    The bundle's data set must be at hand.
+
+    Example:  freshet bench pefa-cost --bundle .freshet/bundle --algorithm exact --json
+    """
+    from services.offline.evaluation.pefa import cost
+
+    sizes = cost.Sizes(
+        neighbours=neighbours,
+        remembered=remembered,
+        turns=3 if request.quick else turns,
+        num_queries=min(queries, 50) if request.quick else queries,
+        seed=request.seed,
+    )
+    return cost.run(request, bundle, algorithm or ["exact", "top_k_avg(1000)"], sizes)
+
+
+@benchmark(app, "catalogues")
+def catalogues(
+    request: "Request",
+    *,
+    bundle: Bundle = _BUNDLE,
+    queries: Annotated[int, typer.Option(min=40, help="Users whose states are measured.")] = 300,
+) -> "Report":
+    """How near generated catalogues come to a trained model: the generator's constants, fitted to a bundle.
+
+    Example:  freshet bench catalogues --bundle .freshet/bundle
+    """
+    from services.offline.evaluation.catalogues import fit
+
+    return fit.run(request, bundle, num_queries=queries)
+
+
+@benchmark(app, "universality")
+def universality(request: "Request") -> "Report":
+    """Theorem 1: any score matrix is a mixture of two rank-1 logits; the paper's construction beside ours.
+
+    Example:  freshet bench universality --out .freshet/bench
+    """
+    from services.offline.evaluation.retrieval import universality
+
+    return universality.run(request)
+
+
+@benchmark(app, "stream", less_memory="--data ml-latest-small")
+def stream(
+    request: "Request",
+    *,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="A MovieLens name or a table's path; may be repeated. Default: ml-1m and ml-latest-small."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: each trains and walks anew, other items withheld.")] = 3,
+    retrainings: Annotated[int, typer.Option(min=0, help="How often the retrained contender is trained again.")] = 2,
+    predict_every: Annotated[
+        int, typer.Option(min=1, help="Predict every n-th event, learn from all. With --quick at least 8.")
+    ] = 1,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training, preset quick.")] = 4,
+) -> "Report":
+    """A stream walked event by event: what feedback is worth without training, and how soon a new item is found.
+
+    Trains on the first four fifths of time with a tenth of the catalogue withheld, then predicts every later event
+    before learning from it: frozen items, PEFA-XS, XL and both, retrained at intervals, popularity, item-kNN.
+
+    Example:  freshet bench stream
+
+    Example:  freshet bench stream --data ml-latest-small --seeds 1 --retrainings 0 --quick
+    """
+    from services.offline.evaluation.stream import report
+    from services.offline.evaluation.stream.models import quick_fit
+
+    quick = request.quick
+    return report.run(
+        request,
+        fit=quick_fit(epochs),
+        datasets=list(dict.fromkeys(data or report.DATASETS)),
+        seeds=list(range(request.seed, request.seed + (1 if quick else seeds))),
+        retrainings=0 if quick else retrainings,
+        predict_every=max(predict_every, 8) if quick else predict_every,
+    )
+
+
+@benchmark(app, "text", less_memory="--data scifact")
+def text(
+    request: "Request",
+    *,
+    data: Annotated[
+        list[str] | None, typer.Option(help="medquad, medquad-masked or scifact; may be repeated. Default: all.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: each trains what is trained anew.")] = 3,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Training of each phrase model. Default: 4; with --quick 1.")
+    ] = None,
+    train: Annotated[bool, typer.Option(help="Whether to train and ask the models that have to be trained.")] = True,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the rows that --out has of an earlier run, and measure the others.")
+    ] = False,
+) -> "Report":
+    """Text: who answers real questions best, over documents that have training questions of their own.
+
+    BM25, MiniLM, both with PEFA, MiniLM fine-tuned, text MoL, and PIXAR by vocabulary size and tokenizer: recall, hits
+    and MRR over seeds, latency one question at a time, memory, and how long identifiers are in tokens.
+
+    Example:  freshet bench text
+
+    Example:  freshet bench text --data scifact --seeds 1 --no-train
+    """
+    from services.cli.text_training import as_users_have_it
+    from services.offline.datasets.texts import COLLECTIONS
+    from services.offline.evaluation.text import report
+
+    return report.run(
+        request,
+        names=list(dict.fromkeys(data or COLLECTIONS)),
+        seeds=list(range(request.seed, request.seed + (1 if request.quick else seeds))),
+        epochs=epochs,
+        training=as_users_have_it() if train else None,
+        resume=resume,
+    )

@@ -1,21 +1,50 @@
 """`freshet bench`: help that teaches, and wrong requests refused by name before anything is measured."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from services.cli.commands import bench
 from services.cli.main import app
 
 RUNNER = CliRunner()
+SUBJECTS = sorted(command.name or "" for command in bench.app.registered_commands)
+EVALUATION = Path(__file__).resolve().parents[3] / "services" / "offline" / "evaluation"
 
 
-@pytest.mark.parametrize("what", ["retrieval", "quantization", "mutation", "generation"])
-def test_help_has_an_example(what: str) -> None:
+@pytest.mark.parametrize("what", SUBJECTS)
+def test_help_has_an_example_and_json(what: str) -> None:
     result = RUNNER.invoke(app, ["bench", what, "--help"], terminal_width=200)
     assert result.exit_code == 0
     assert f"freshet bench {what}" in result.output
-    assert "--quick" in result.output
+    assert "--json" in result.output
+
+
+def test_every_folder_of_the_evaluation_has_a_subject() -> None:
+    folders = {path.parent.name for path in EVALUATION.glob("*/__init__.py")}
+    assert folders - {"common", "quality"} <= set(SUBJECTS)
+
+
+def test_no_module_of_the_evaluation_is_a_program() -> None:
+    assert [path.name for path in EVALUATION.rglob("*.py") if "__main__" in path.read_text(encoding="utf-8")] == []
+
+
+def test_evaluate_still_works_and_says_its_new_name() -> None:
+    assert "evaluate" not in RUNNER.invoke(app, ["--help"], terminal_width=200).output
+    result = RUNNER.invoke(app, ["evaluate", "pefa", "--data", "nq320k", "--json"])
+    assert "freshet bench" in result.stderr
+    assert "nq320k" in json.loads(result.stdout.splitlines()[-1])["error"]
+
+
+def test_the_figure_of_universality_stands_beside_its_page_and_report(tmp_path: Path) -> None:
+    result = RUNNER.invoke(app, ["bench", "universality", "--out", str(tmp_path), "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report == json.loads((tmp_path / "universality.json").read_text(encoding="utf-8"))
+    assert max(row["constants"] for row in report["rows"]) < 1e-12
+    assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".json", ".png"}
 
 
 def test_an_unknown_shape_is_a_usage_error_that_names_the_known_ones() -> None:
@@ -32,7 +61,7 @@ def test_a_bundle_without_its_shape_is_a_usage_error() -> None:
     assert "ml-1m" in json.loads(result.output.splitlines()[-1])["error"]
 
 
-def test_an_unknown_device_is_a_usage_error() -> None:
-    result = RUNNER.invoke(app, ["bench", "retrieval", "--device", "tpu", "--json"])
+def test_another_device_is_a_usage_error_that_names_the_command_for_a_card() -> None:
+    result = RUNNER.invoke(app, ["bench", "retrieval", "--device", "cuda", "--json"])
     assert result.exit_code == 2
-    assert "tpu" in json.loads(result.output.splitlines()[-1])["error"]
+    assert "freshet bench gpu" in json.loads(result.output.splitlines()[-1])["error"]

@@ -1,4 +1,4 @@
-"""The generator's constants from a bundle: `python -m services.offline.evaluation.catalogues.fit BUNDLE`.
+"""The generator's constants, estimated from a trained bundle: `freshet bench catalogues --bundle BUNDLE`.
 
 Spectra, gates and the pair network are read off the model. Five constants have no closed form, because views and
 normalisation mix them: how much the views share, within which axes the rest of them turns, how much of an item is
@@ -9,8 +9,7 @@ correlation and spread of cosines, popularity share, mean cosine, clustering and
 Letters: X items, B queries, P pairs, d width, G gate hidden width.
 """
 
-import argparse
-import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,6 +30,8 @@ from services.offline.evaluation.catalogues.moments import (
 from services.offline.evaluation.catalogues.scene import Scene
 from services.offline.evaluation.catalogues.shapes import Shape
 from services.offline.evaluation.catalogues.trained import trained_scene
+from services.offline.evaluation.common.report import Report, Request, report_of, written
+from services.offline.evaluation.common.tables import plain_page
 
 _QUERIES = 40
 _ROUNDS = 10
@@ -155,19 +156,19 @@ def _ratio(wanted: float, found: float) -> float:
     return float(np.clip(wanted / max(found, 1e-9), 0.5, 2.0))
 
 
-def main() -> None:
-    """Fit a bundle and print the constants as they stand in `fitted.py`."""
-    parser = argparse.ArgumentParser(description="Estimate the generator's constants from a trained bundle.")
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--queries", type=int, default=300, help="users whose states are measured")
-    arguments = parser.parse_args()
-    scene = trained_scene(arguments.bundle, num_queries=arguments.queries, seed=0)
-    fitted, wanted, found = fit(scene, say=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
-    for name, value in asdict(fitted).items():
-        shown = value if isinstance(value, tuple | int) else round(value, 4)
-        print(f"    {name}={shown},")  # noqa: T201
-    print(f"# trained:   {wanted}\n# generated: {found}")  # noqa: T201
+def run(request: Request, bundle: Path, *, num_queries: int) -> Report:
+    """Fit a bundle; writes catalogues.{md,json}: moments, trained and generated, and `constants` as in `fitted.py`.
 
-
-if __name__ == "__main__":
-    main()
+    Raises: BundleError for a bundle that is none.
+    """
+    began = time.perf_counter()
+    scene = trained_scene(bundle, num_queries=num_queries, seed=request.seed)
+    fitted, wanted, found = fit(scene, say=request.say)
+    generated = asdict(found)
+    rows = [{"moment": name, "trained": value, "generated": generated[name]} for name, value in asdict(wanted).items()]
+    constants = {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(fitted).items()}
+    report = report_of("catalogues", request, rows, began) | {"constants": constants}
+    question = "How near do generated catalogues come to this trained model?"
+    page = plain_page("Catalogues", question, rows, request.how)
+    listed = "\n".join(f"    {name}={value}," for name, value in constants.items())
+    return written(request, report, f"{page}\n{listed}")

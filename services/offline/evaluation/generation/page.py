@@ -24,7 +24,7 @@ def page(report: dict[str, Any]) -> str:
         "What does decoding cost as the vocabulary of phrases grows, and what does a shortlist lose against scoring "
         f"every phrase? Measured by `{report['command']}` on {report['machine']}, one query at a time on one thread.",
         "",
-        f"Weights: {MAKING}. Trained models are in `freshet evaluate text`. All methods share one output layer (int8, "
+        f"Weights: {MAKING}. Trained models are in `freshet bench text`. All methods share one output layer (int8, "
         "384 wide), 8 positions, one trie and 256 nodes a level; `ms` is finding tokens, scoring them and decoding, "
         "the median on a clock; `cpu ms` the same in processor time, which a busy machine moves less. A floor is the "
         f"bytes that must be read at {rates['bytes_read'] / 1e9:.1f} GB a second, decoding not counted. `speedup` is "

@@ -1,7 +1,7 @@
 """The papers' Table 5 on a card: every algorithm at each shape, beside its floor and the paper's printed times.
 
-`python -m services.offline.evaluation.gpu.table` needs a checkout, NumPy, PyTorch and Triton, nothing else that the
-project requires, so that an hour on a rented card is enough. Milliseconds are CUDA events around the device's part of a
+`freshet bench gpu` needs a checkout, NumPy, PyTorch, Triton, typer and rich, nothing else that the project requires, so
+that an hour on a rented card is enough. Milliseconds are CUDA events around the device's part of a
 search, medians over query groups that the call before did not have; `end_to_end_ms` is the wall clock of `search`
 with NumPy in and out. Speed never stands alone: a row has its recall against an exact answer that no kernel had a
 part in (float32 by PyTorch, float64 for what is close); catalogues are synthetic, so that recall says nothing about a
@@ -10,7 +10,6 @@ trained model's. One failing row says so and the others go on.
 Letters: X items, B queries, K = 100 results.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -35,7 +34,7 @@ from services.algorithms.indexes.protocol import TopK, take_queries
 from services.algorithms.ops.mol_scores.device import DeviceScorer
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import Scene
-from services.offline.evaluation.catalogues.shapes import SHAPES, Shape, shape_named
+from services.offline.evaluation.catalogues.shapes import Shape, shape_named
 from services.offline.evaluation.common.floors import Work, average_scan, full_scores, pair_scan, pool_scores
 from services.offline.evaluation.gpu.rates import CardRates, Clock, cuda_events, measure_card
 
@@ -328,22 +327,13 @@ def _pairs(shape: Shape, batch: int, num_items: int, pool: float) -> Work:
     return scan + pool_scores(shape, num_queries=batch, pool=pool)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and write the table; the last line of --json is one object with `rows`. 1: a failure; 2: no card."""
-    parser = argparse.ArgumentParser(
-        prog="python -m services.offline.evaluation.gpu.table", description="The GPU table."
-    )
-    parser.add_argument("--shape", action="append", choices=sorted(SHAPES), help="may be repeated; default: all")
-    parser.add_argument("--batch", action="append", type=int, help="may be repeated; default: 32 and 1")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions and queries")
-    parser.add_argument("--json", action="store_true")
-    chosen = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        sys.stderr.write(NO_CARD + "\n")
-        return 2
+def measure(shapes: Sequence[str], *, batches: Sequence[int], seed: int, quick: bool, as_json: bool) -> int:
+    """Print a line as each row is measured, and with `as_json` one object with `rows` at last. 1: a failure; else 0.
+
+    Raises: ValueError for an unknown shape; RuntimeError without a card.
+    """
     # The largest first: if time runs out, what matters most is there.
-    names = chosen.shape or ["books", "ml-20m", "nq320k", "ml-1m"]
+    names = shapes or ["books", "ml-20m", "nq320k", "ml-1m"]
     found = []
     started = time.perf_counter()
 
@@ -351,12 +341,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"[{time.perf_counter() - started:6.1f} s] {line}\n")
         sys.stderr.flush()
 
-    for row in rows(names, batches=chosen.batch or (32, 1), seed=chosen.seed, quick=chosen.quick, say=say):
+    for row in rows(names, batches=batches, seed=seed, quick=quick, say=say):
         found.append(row)
         sys.stdout.write(table_line(row) + "\n")
         sys.stdout.flush()
-    if chosen.json:
-        record = {"rows": found, "device": torch.cuda.get_device_name(), "seed": chosen.seed}
+    if as_json:
+        record = {"rows": found, "device": torch.cuda.get_device_name(), "seed": seed}
         sys.stdout.write(json.dumps(record) + "\n")
     failed = any("milliseconds" not in row and not row["cuda_graphs"] for row in found)
     wrong = sum(row.get("wrong_proofs", 0) for row in found)
@@ -378,7 +368,3 @@ def table_line(row: Row) -> str:
         f"recall {number('recall_100', '.4f')} exact {number('exact', '.2f')} "
         f"floor {number('floor_ms', '.3f')} ms = 1/{number('floor_ratio', '.1f')} wrong {number('wrong_proofs', 'd')}"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """What PEFA costs at query time: the index as candidates serve it, without, with refreshed states, and with a memory.
 
-`python -m services.offline.evaluation.pefa.cost --bundle PATH` prints one JSON object: per algorithm the median
+`freshet bench pefa-cost` has the rows: per algorithm the median
 milliseconds of a search, by the clock and of CPU, and against no PEFA the ratio of CPU with a 95 % interval. CPU,
 because a search is one thread's work and a shared machine's waiting is nobody's cost. Query by query all settings take
 their turn, in an order that rotates; the ratio is the median over turns, its interval a bootstrap of the turns. Recall
@@ -9,17 +9,15 @@ stands in the same row: the share of the version's own brute-force answer that w
 Letters: B queries, K results, k neighbours, n remembered interactions.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import typer
 
 from services.algorithms.bundle import load_bundle
 from services.algorithms.catalogue import Catalogue, catalogue_from_bundle
@@ -36,6 +34,8 @@ from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import PairGate, QueryStates
 from services.algorithms.voted_answers import joined_answer, num_negative
 from services.offline.evaluation.catalogues.trained import trained_scene
+from services.offline.evaluation.common.report import Report, Request, report_of, written
+from services.offline.evaluation.common.tables import plain_page
 
 Floats = npt.NDArray[np.float64]
 
@@ -213,25 +213,11 @@ def _recall(catalogue: LiveCatalogue, queries: QueryStates, algorithm: str, k: i
     return round(float(np.mean([len({*one} & {*best}) / k for one, best in zip(found, truth, strict=True)])), 4)
 
 
-def main(
-    bundle: Annotated[Path, typer.Option(help="A trained model, whose data set is at hand.")],
-    algorithm: Annotated[list[str] | None, typer.Option(help="May be repeated; with sizes.")] = None,
-    neighbours: Annotated[int, typer.Option(min=1)] = 32,
-    remembered: Annotated[int, typer.Option(min=1)] = 65_536,
-    turns: Annotated[int, typer.Option(min=3)] = 15,
-    queries: Annotated[int, typer.Option(min=10)] = 200,
-    seed: int = 0,
-) -> None:
-    """Milliseconds and ratios of XS and XL at query time, as one JSON object on the last line."""
+def run(request: Request, bundle: Path, algorithms: Sequence[str], sizes: Sizes) -> Report:
+    """One search per query and setting on one thread; writes pefa-cost.{md,json}. Raises: as `rows`."""
+    began = time.perf_counter()
     torch.set_num_threads(1)
-    sizes = Sizes(neighbours=neighbours, remembered=remembered, turns=turns, num_queries=queries, seed=seed)
-    found = rows(bundle, algorithm or ["exact", "top_k_avg(1000)"], sizes)
-    typer.echo(json.dumps({"bundle": bundle.name, "sizes": {**_plain_sizes(sizes)}, "rows": found}))
-
-
-def _plain_sizes(sizes: Sizes) -> dict[str, int]:
-    return {name: getattr(sizes, name) for name in Sizes.__slots__}
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    found = rows(bundle, algorithms, sizes)
+    report = report_of("pefa-cost", request, found, began) | {"bundle": bundle.name, "sizes": asdict(sizes)}
+    question = "What does PEFA cost a search, by the clock and of CPU? `ratio` is of CPU, against no PEFA."
+    return written(request, report, plain_page("PEFA at query time", question, found, request.how))

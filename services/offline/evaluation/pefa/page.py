@@ -1,4 +1,4 @@
-"""docs/benchmarks/pefa.md and its plots, from the rows of `freshet evaluate pefa`. It formats; it measures nothing."""
+"""docs/benchmarks/pefa.md and its plots, from the rows of `freshet bench pefa`. It formats; it measures nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path

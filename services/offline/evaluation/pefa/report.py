@@ -1,4 +1,4 @@
-"""`freshet evaluate pefa`: PEFA on its paper's own ground, real texts with a real sentence encoder.
+"""`freshet bench pefa`: PEFA on its paper's own ground, real texts with a real sentence encoder.
 
 The questions: how much better are answers when training queries and their documents are remembered, with lambda and k
 chosen on held-out training queries alone; what does it cost to build, hold and ask; how little feedback is enough.

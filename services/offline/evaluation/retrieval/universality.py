@@ -3,16 +3,20 @@
 The paper's own construction (its Lemma 2) rescales the first d of A's singular parts entry by entry and mixes the
 extreme scales; where those parts are zero its denominator is zero, and no scale helps: the identity with d = 1 is such
 a matrix. Mixing +c and -c with pi = (c - A) / 2c, c >= max |A|, always works, and exactly. `docs/universality.md`
-tells it; `python -m services.offline.evaluation.retrieval.universality docs/universality.png` draws its figure.
+tells it; `freshet bench universality` measures both constructions and draws its figure.
 
 Letters: n queries, m items, d rank of a part.
 """
 
-import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from services.offline.evaluation.common.report import Report, Request, report_of, written
+from services.offline.evaluation.common.tables import plain_page
 
 DoubleMatrix = npt.NDArray[np.float64]
 
@@ -56,13 +60,43 @@ def mix(gates: DoubleMatrix, logits: DoubleMatrix) -> DoubleMatrix:
     return np.asarray((gates * logits).sum(axis=0))
 
 
+def run(request: Request) -> Report:
+    """The largest error of an entry by both constructions over d; writes universality.{md,json,png}."""
+    began = time.perf_counter()
+    found = rows(seed=request.seed)
+    request.out.mkdir(parents=True, exist_ok=True)
+    draw(request.out / "universality.png", seed=request.seed)
+    report = report_of("universality", request, found, began)
+    question = (
+        "How far from A is the largest entry of each mixture of two?\n\n![both constructions](universality.png)\n\n"
+    )
+    return written(request, report, plain_page("Any matrix is a mixture of two", question, found, request.how))
+
+
+def rows(*, size: int = 16, seed: int = 0) -> list[dict[str, Any]]:
+    """One row per matrix and rank: the largest error of an entry by the paper's construction and by constants."""
+    return [
+        {
+            "matrix": name,
+            "rank": rank,
+            "paper": float(np.abs(mix(*mixture_of_scales(matrix, rank)) - matrix).max()),
+            "constants": float(np.abs(mix(*mixture_of_constants(matrix)) - matrix).max()),
+        }
+        for name, matrix in _matrices(size, seed).items()
+        for rank in range(1, size + 1)
+    ]
+
+
+def _matrices(size: int, seed: int) -> dict[str, DoubleMatrix]:
+    return {"identity": np.eye(size), "Gaussian noise": np.random.default_rng(seed).normal(size=(size, size))}
+
+
 def draw(path: Path, *, size: int = 16, seed: int = 0) -> None:
     """Write the figure: the identity by both constructions with d = 1, and both errors on both matrices over d."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     identity = np.eye(size)
-    noise = np.random.default_rng(seed).normal(size=(size, size))
     gates, logits = mixture_of_constants(identity)
     panels = [
         ("identity", identity),
@@ -79,12 +113,18 @@ def draw(path: Path, *, size: int = 16, seed: int = 0) -> None:
         axes.set_title(title, fontsize=9)
         axes.set_xticks([])
         axes.set_yticks([])
-    ranks = np.arange(1, size + 1)
-    for place, (name, matrix) in enumerate([("identity", identity), ("Gaussian noise", noise)]):
+    found = rows(size=size, seed=seed)
+    for place, name in enumerate(_matrices(size, seed)):
         axes = figure.add_subplot(grid[1, 2 * place : 2 * place + 2])
-        printed = [np.abs(mix(*mixture_of_scales(matrix, int(rank))) - matrix).max() for rank in ranks]
-        ours = np.abs(mix(*mixture_of_constants(matrix)) - matrix).max()
-        axes.semilogy(ranks, np.maximum(printed, 1e-17), "o-", color="black", label="the paper's construction")
+        part = [row for row in found if row["matrix"] == name]
+        ours = part[0]["constants"]
+        axes.semilogy(
+            [row["rank"] for row in part],
+            [max(row["paper"], 1e-17) for row in part],
+            "o-",
+            color="black",
+            label="the paper's construction",
+        )
         axes.axhline(max(ours, 1e-17), color="tab:blue", label="two constants, rank 1 each")
         axes.set_ylim(1e-17, 10)
         axes.set_title(f"{name}, {size} x {size}: largest error of an entry", fontsize=9)
@@ -98,7 +138,3 @@ def _check(scores: DoubleMatrix) -> None:
         raise ValueError(f"scores has shape {scores.shape}; expected (n, m), n and m at least 1")
     if not np.isfinite(scores).all():
         raise ValueError("scores holds NaN or infinite values; every value must be finite")
-
-
-if __name__ == "__main__":
-    draw(Path(sys.argv[1]))

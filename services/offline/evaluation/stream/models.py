@@ -1,13 +1,13 @@
 """Trained models in a stream: the frozen one, and one that is trained again at intervals.
 
 Both encode every event as it comes, so a user's state is always fresh; what stands still between trainings is the
-items. Who trains is handed in: this package and training do not know each other.
+items.
 
 Letters: C predicted events of a batch, X items of the whole vocabulary, K items of a model.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +25,20 @@ class Fit(Protocol):
     """Trains a model on all of some interactions. Equal seeds give equal models."""
 
     def __call__(self, interactions: Interactions, *, seed: int) -> SequentialModel: ...
+
+
+def quick_fit(epochs: int) -> Fit:
+    """Preset quick; small data is trained for more epochs, as `freshet train` does."""
+    from services.offline.training import preset, train
+    from services.offline.training.presets import default_epochs
+    from services.offline.training.sequences import Histories
+
+    def fit(interactions: Interactions, *, seed: int) -> SequentialModel:
+        config = preset("quick", epochs=epochs, seed=seed)
+        enough = default_epochs(config, Histories.of(interactions).num_positions)
+        return train(replace(config, epochs=enough), interactions).model
+
+    return fit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""`freshet evaluate stream`: what feedback without training is worth, event by event; one page, its plots, one report.
+"""`freshet bench stream`: what feedback without training is worth, event by event; one page, its plots, one report.
 
 Per data set: settings are chosen on the end of the training part; then, per seed, a model is trained on the first four
 fifths of the events with a tenth of the catalogue withheld, and the rest is walked through. Who trains is handed in.

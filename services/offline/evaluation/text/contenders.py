@@ -1,4 +1,4 @@
-"""Who answers text questions in `freshet evaluate text`: one shape for all of them, and those that train nothing.
+"""Who answers text questions in `freshet bench text`: one shape for all of them, and those that train nothing.
 
 BM25 over the documents, MiniLM's vectors by their dot product, and the same with PEFA-XS and PEFA-XL, whose lambda and
 k are chosen on held-out training questions. Trained contenders join by `Contender` (see text_trained); what is asked

@@ -1,4 +1,4 @@
-"""docs/benchmarks/text.md and its plots, from the rows of `freshet evaluate text`. It formats; it measures nothing."""
+"""docs/benchmarks/text.md and its plots, from the rows of `freshet bench text`. It formats; it measures nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`freshet evaluate text`: which way of answering words finds most, on real questions and documents.
+"""`freshet bench text`: which way of answering words finds most, on real questions and documents.
 
 Rows: BM25, a sentence encoder, both forms of PEFA, the encoder fine-tuned, text MoL, and PIXAR by vocabulary size and
 tokenizer; recall, hits and MRR over seeds, latency one question at a time, memory. Every contender sees the training

@@ -1,4 +1,4 @@
-"""Trained contenders of `freshet evaluate text`: fine-tuned dot product, text MoL, and PIXAR with several vocabularies.
+"""Trained contenders of `freshet bench text`: fine-tuned dot product, text MoL, and PIXAR with several vocabularies.
 
 Each is trained on the training questions alone, as much as `Budget` says, the same for all of a kind. Who trains is
 handed in (`Training`): this package does not know that one. How answers are judged, it does not know either.

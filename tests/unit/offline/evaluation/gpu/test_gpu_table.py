@@ -5,10 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from services.cli.main import app
 from services.offline.evaluation.catalogues.shapes import Shape
 from services.offline.evaluation.gpu.rates import CardRates
-from services.offline.evaluation.gpu.table import NO_CARD, Card, contenders, main, shape_rows, table_line
+from services.offline.evaluation.gpu.table import NO_CARD, Card, contenders, shape_rows, table_line
 
 SMALL = Shape(
     name="books", num_items=900, num_query_components=2, num_item_components=2, component_width=16, gate_hidden=8
@@ -46,6 +48,7 @@ def test_every_contender_has_a_row_per_batch_and_proofs_are_right() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card: the table would be measured")
-def test_without_a_card_the_command_says_so_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--shape", "books"]) == 2
-    assert NO_CARD in capsys.readouterr().err
+def test_without_a_card_the_command_says_so_and_fails() -> None:
+    result = CliRunner().invoke(app, ["bench", "gpu", "--shape", "books"])
+    assert result.exit_code == 3
+    assert NO_CARD in result.stderr

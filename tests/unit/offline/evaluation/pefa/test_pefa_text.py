@@ -271,7 +271,7 @@ def test_files_become_documents_cut_at_600_characters_and_judged_queries(tmp_pat
 
 
 def test_the_report_has_every_table_and_a_page_with_plots(tmp_path: Path) -> None:
-    request = Request(how="freshet evaluate pefa", out=tmp_path / "out", quick=True, seed=0)
+    request = Request(how="freshet bench pefa", out=tmp_path / "out", quick=True, seed=0)
     report = pefa_text.run(request, names=["scifact"], source=small_scifact(tmp_path))
     tables = {row["table"] for row in report["rows"]}
     assert tables == {"chosen", "sweep", "serving", "share"}
@@ -296,14 +296,8 @@ def test_the_report_has_every_table_and_a_page_with_plots(tmp_path: Path) -> Non
     pefa_text_page.plot_shares(rows_with_titles, tmp_path / "shares.png")
 
 
-def test_evaluate_has_help_with_examples() -> None:
-    result = RUNNER.invoke(app, ["evaluate", "pefa", "--help"], terminal_width=200)
-    assert result.exit_code == 0
-    assert "freshet evaluate pefa --data scifact --quick --json" in result.output
-
-
 def test_an_unknown_set_is_a_usage_error_that_names_the_known_ones() -> None:
-    result = RUNNER.invoke(app, ["evaluate", "pefa", "--data", "nq320k", "--json"])
+    result = RUNNER.invoke(app, ["bench", "pefa", "--data", "nq320k", "--json"])
     assert result.exit_code == 2
     error = json.loads(result.output.splitlines()[-1])["error"]
     assert "nq320k" in error

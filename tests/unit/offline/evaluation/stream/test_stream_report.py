@@ -17,7 +17,7 @@ _CONTENDERS = {"frozen", "XS", "XS, m = 1", "frozen + XL", "XS + XL", "retrained
 
 
 def _request(out: Path, *, quick: bool = False) -> Request:
-    return Request(how="freshet evaluate stream", out=out, quick=quick, seed=0)
+    return Request(how="freshet bench stream", out=out, quick=quick, seed=0)
 
 
 def _csv(path: Path) -> str:

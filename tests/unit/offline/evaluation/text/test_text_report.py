@@ -1,4 +1,4 @@
-"""`freshet evaluate text`: measures as defined, rows over seeds, and a page of what was measured."""
+"""`freshet bench text`: measures as defined, rows over seeds, and a page of what was measured."""
 
 import json
 from collections.abc import Sequence
