@@ -7,13 +7,13 @@ byte that must be read, once, at the measured bandwidth). Selection, gathering a
 Letters: X items, B queries, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, N pool size.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from services.offline.evaluation.catalogues.shapes import Shape
+from services.offline.evaluation.common.timing import Times
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,9 +107,4 @@ def average_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:
 
 def _fastest_seconds(call: Callable[[], object], *, repeats: int = 40) -> float:
     """The fastest run: whatever slows one down on a shared machine is not the machine's rate."""
-    fastest = float("inf")
-    for _ in range(repeats):
-        started = time.perf_counter()
-        call()
-        fastest = min(fastest, time.perf_counter() - started)
-    return fastest
+    return min(Times.of(lambda _: call(), range(repeats)).wall)

@@ -9,7 +9,6 @@ The inference server is a row of its own where one runs, because a call costs mo
 Letters: L = max_history, n events of a window.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
 from services.algorithms.history import trim
 from services.algorithms.incremental_encoding import IncrementalEncoder
+from services.offline.evaluation.common.timing import Times
 
 EVENTS = 400
 _REPEATS, _QUICK_REPEATS = 6, 2
@@ -67,10 +67,10 @@ def rows(
         found.append(
             {
                 "way": name,
-                "events": len(mine.seconds),
-                "milliseconds": 1e3 * float(np.median(mine.seconds)),
-                "p99_milliseconds": 1e3 * float(np.quantile(mine.seconds, 0.99)),
-                "share_of_whole": sum(mine.seconds) / min(sum(other.seconds) for other in whole),
+                "events": len(mine.times.wall),
+                "milliseconds": mine.times.median_ms,
+                "p99_milliseconds": mine.times.quantile_ms(0.99),
+                "share_of_whole": sum(mine.times.wall) / min(sum(other.times.wall) for other in whole),
                 "cpu_milliseconds": 1e3 * mine.least_cpu() / EVENTS if local else None,
                 "cpu_share_of_whole": mine.least_cpu() / min(other.least_cpu() for other in whole) if local else None,
                 "max_error": mine.max_error,
@@ -85,8 +85,7 @@ class _Taken:
     """What one way has cost so far, event by event. CPU: this process's, so nothing that an inference server spends."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.cpu_seconds: list[float] = []
+        self.times = Times()
         self.max_error = 0.0
         self.hits = self.calls = self.reused = 0
 
@@ -94,10 +93,7 @@ class _Taken:
         """Some events one after the other; the answers to all their calls."""
         answers = []
         for calls in events:
-            began, cpu = time.perf_counter(), time.process_time()
-            found = [way(repeat, *call) for call in calls]
-            self.cpu_seconds.append(time.process_time() - cpu)
-            self.seconds.append(time.perf_counter() - began)
+            found = self.times.call(lambda event: [way(repeat, *call) for call in event], calls)
             answers += [outputs for outputs, _ in found]
             self.calls += len(found)
             self.hits += sum(kept > 0 for _, kept in found)
@@ -106,7 +102,7 @@ class _Taken:
 
     def least_cpu(self) -> float:
         """Seconds of CPU of the whole history, each event's the least of its repeats."""
-        return float(np.reshape(self.cpu_seconds, (-1, EVENTS)).min(axis=0).sum())
+        return float(np.reshape(self.times.cpu, (-1, EVENTS)).min(axis=0).sum())
 
 
 def described(bundle: Path) -> dict[str, Any]:

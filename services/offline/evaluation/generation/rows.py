@@ -31,6 +31,7 @@ from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit
 from services.algorithms.quantization import train_inverted_file
 from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
 from services.offline.evaluation.common.floors import Rates
+from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.generation.world import PhraseWorld, WorldShape, make_world
 
 Row = dict[str, Any]
@@ -136,11 +137,10 @@ def _row(
         answers.append(found)
         kept.append(tokens)
     lengths = np.diff(world.offsets)
-    recalls, agreements, firsts = [], [], []
+    recalls, firsts = [], []
     for number, (best, exact) in enumerate(truths):
         positions = int(lengths[wanted[number]])  # beyond its identifier a query says padding and noise
         recalls.append(np.isin(best[:positions], kept[number]).mean())
-        agreements.append(len(set(exact) & set(answers[number])) / max(1, len(exact)))
         firsts.append(exact[:1] == answers[number][:1])
     union = float(np.mean(used))
     floor = (method.bytes_read + union * (world.layer.width + 4)) / rates.bytes_read
@@ -156,7 +156,7 @@ def _row(
         "scores cpu ms": _milliseconds(scores_cpu),
         "floor ms": round(1e3 * floor, 3),
         "top 10 tokens": round(float(np.mean(recalls)), 4),
-        "top 10 identifiers": round(float(np.mean(agreements)), 4),
+        "top 10 identifiers": round(recall(answers[: len(truths)], [exact for _, exact in truths]), 4),
         "first identifier": round(float(np.mean(firsts)), 4),
         "found its own": round(float(np.mean([int(one) in got for one, got in zip(wanted, answers, strict=False)])), 4),
         "extra MB": round(method.source.nbytes / 1e6, 1),

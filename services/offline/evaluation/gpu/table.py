@@ -36,6 +36,8 @@ from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import Scene
 from services.offline.evaluation.catalogues.shapes import Shape, shape_named
 from services.offline.evaluation.common.floors import Work, average_scan, full_scores, pair_scan, pool_scores
+from services.offline.evaluation.common.recall import recall
+from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.gpu.rates import CardRates, Clock, cuda_events, measure_card
 
 Row = dict[str, Any]
@@ -194,11 +196,7 @@ class _Run:
         timed = self._card.clock(
             lambda number: index.device_search(prepared[number % len(prepared)], RESULTS), self._repeats
         )
-        wall = []
-        for number in range(self._repeats):
-            started = time.perf_counter()
-            index.search(groups[number % len(groups)], RESULTS)
-            wall.append(1e3 * (time.perf_counter() - started))
+        wall = Times.of(lambda number: index.search(groups[number % len(groups)], RESULTS), range(self._repeats))
         touched = {found.name: float(found.touched.mean()) for found in answers.passes}
         milliseconds = statistics.median(timed)
         work = contender.floor(self._shape, batch, self._shape.num_items, touched.get("full", 0.0))
@@ -207,8 +205,8 @@ class _Run:
         return {
             **self._frame(contender.name, batch, milliseconds),
             "p95_ms": float(np.quantile(timed, 0.95)),
-            "end_to_end_ms": statistics.median(wall),
-            "recall_100": _recall(answers, self._exact),
+            "end_to_end_ms": wall.median_ms,
+            "recall_100": recall(answers.item_indices, self._exact.item_indices),
             "exact": float(np.mean([one.kind == "exact" for one in answers.certificates])),
             "wrong_proofs": _wrong_proofs(answers, self._exact),
             "touched": touched,
@@ -280,11 +278,6 @@ def _in_groups(index: DeviceIndex, scene: Scene, size: int) -> TopK:
         certificates=tuple(one for answer in found for one in answer.certificates),
         passes=tuple(passes),
     )
-
-
-def _recall(answers: TopK, exact: TopK) -> float:
-    pairs = zip(answers.item_indices, exact.item_indices, strict=True)
-    return float(np.mean([len(np.intersect1d(a[a >= 0], b)) / max(1, (b >= 0).sum()) for a, b in pairs]))
 
 
 def _wrong_proofs(answers: TopK, exact: TopK) -> int:

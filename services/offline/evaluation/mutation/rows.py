@@ -20,6 +20,7 @@ from services.algorithms.ops.mol_scores import mol_scores
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.shapes import Shape, shape_named
+from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.mutation.indexes import Faiss, FloatArray, Hnsw, IntArray, Mutable, Start, Subject
 from services.offline.evaluation.mutation.stream import Stream, make_stream
 
@@ -215,12 +216,7 @@ def _subjects(world: World, algorithms: tuple[str, ...], threads: int) -> list[t
 
 
 def _quiet_median(subject: Subject) -> float:
-    seconds = []
-    for query in range(20):
-        started = time.perf_counter()
-        subject.search(query, K)
-        seconds.append(time.perf_counter() - started)
-    return float(np.median(seconds[5:]))
+    return Times.of(lambda query: subject.search(query, K), range(20), warm_up=5).median_ms / 1e3
 
 
 def _search_and_change(

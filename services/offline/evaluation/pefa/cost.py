@@ -34,8 +34,10 @@ from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import PairGate, QueryStates
 from services.algorithms.voted_answers import joined_answer, num_negative
 from services.offline.evaluation.catalogues.trained import trained_scene
+from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, report_of, written
 from services.offline.evaluation.common.tables import plain_page
+from services.offline.evaluation.common.timing import Times
 
 Floats = npt.NDArray[np.float64]
 
@@ -186,16 +188,13 @@ def _seconds(
     names = list(settings)
     times: dict[str, list[Floats]] = {setting: [] for setting in settings}
     for _ in range(turns):
-        samples: dict[str, list[tuple[float, float]]] = {setting: [] for setting in settings}
+        samples = {setting: Times() for setting in settings}
         for place, query in enumerate(alone):
             first = place % len(names)
             for setting in names[first:] + names[:first]:
-                search = settings[setting]
-                started, worked = time.perf_counter(), time.process_time()
-                search(query)
-                samples[setting].append((time.perf_counter() - started, time.process_time() - worked))
+                samples[setting].call(settings[setting], query)
         for setting, found in samples.items():
-            times[setting].append(np.median(np.array(found), axis=0))
+            times[setting].append(np.median(np.array([found.wall, found.cpu]), axis=1))
     return {setting: np.stack(found, axis=1) for setting, found in times.items()}
 
 
@@ -210,7 +209,7 @@ def _ratio(times: Floats, baseline: Floats, rng: np.random.Generator) -> tuple[f
 def _recall(catalogue: LiveCatalogue, queries: QueryStates, algorithm: str, k: int) -> float:
     found = catalogue.index.search(queries, k, algorithm=algorithm).item_ids
     truth = catalogue.index.search(queries, k, algorithm=_TRUTH).item_ids
-    return round(float(np.mean([len({*one} & {*best}) / k for one, best in zip(found, truth, strict=True)])), 4)
+    return round(recall(found, truth), 4)
 
 
 def run(request: Request, bundle: Path, algorithms: Sequence[str], sizes: Sizes) -> Report:

@@ -7,7 +7,6 @@ with only some cells visited (an approximate index); the memory is the one that 
 Letters: n documents, m training queries, B queries, E pairs, d width, k neighbours, K results.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.paper import Pairs, xl_votes
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import FloatArray, ItemStates, QueryStates
+from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.pefa.data import Judged, TextSet
 from services.offline.evaluation.pefa.graphs import (
     Found,
@@ -229,22 +229,20 @@ def rows(
     """
     builders = builds(data, settings, seed=seed)
     built: dict[tuple[str, str], Retriever] = {}
-    seconds: dict[tuple[str, str], float] = {}
+    building = Times()
     torch.set_num_threads(BUILD_THREADS)
     for key, build in builders.items():
         say(f"{data.name}: building {' '.join(key)}")
-        started = time.process_time()
-        built[key] = build()
-        seconds[key] = time.process_time() - started
+        built[key] = building.call(lambda make: make(), build)
     torch.set_num_threads(1)
     say(f"{data.name}: queries one at a time")
-    milliseconds = _latencies(built, data.test.queries[:num_timed])
+    times = _latencies(built, data.test.queries[:num_timed])
     out = []
-    for key, index in built.items():
+    for (key, index), seconds in zip(built.items(), building.cpu, strict=True):
         index_name, method = key
         found = index.answer(data.test.queries)
         recall = recalls(ranks_of_answers(list(found), data.test.pairs), data.test.pairs, len(data.test))
-        base = milliseconds[index_name, "encoder"]
+        base = times[index_name, "encoder"]
         out.append(
             {
                 "data": data.name,
@@ -252,22 +250,20 @@ def rows(
                 "method": method,
                 "setting": settings.get(method, ENCODER).text,
                 **{name: float(values.mean()) for name, values in recall.items()},
-                "build_cpu_seconds": seconds[key],
+                "build_cpu_seconds": seconds,
                 "index_bytes": index.nbytes,
-                "cpu_milliseconds": float(np.median(milliseconds[key])),
-                "over_encoder": float(np.median(milliseconds[key]) / np.median(base)),
+                "cpu_milliseconds": times[key].cpu_ms,
+                "over_encoder": times[key].cpu_ms / base.cpu_ms,
             }
         )
     return out
 
 
-def _latencies(built: Mapping[tuple[str, str], Retriever], queries: FloatArray) -> dict[tuple[str, str], list[float]]:
-    found: dict[tuple[str, str], list[float]] = {key: [] for key in built}
+def _latencies(built: Mapping[tuple[str, str], Retriever], queries: FloatArray) -> dict[tuple[str, str], Times]:
+    found = {key: Times() for key in built}
     for index in built.values():
         index.answer(queries[:1])  # warm: first touches of memory, lazily made tables
     for query in range(len(queries)):
         for key, index in built.items():
-            started = time.process_time()
-            index.answer(queries[query : query + 1])
-            found[key].append(1e3 * (time.process_time() - started))
+            found[key].call(index.answer, queries[query : query + 1])
     return found

@@ -27,6 +27,8 @@ from services.offline.evaluation.catalogues.fitted import QUICK
 from services.offline.evaluation.catalogues.generator import World, average_items, make_queries
 from services.offline.evaluation.catalogues.shapes import SHAPES
 from services.offline.evaluation.common.embeddings import EmbeddingSource, minilm_queries, mnist
+from services.offline.evaluation.common.recall import recall
+from services.offline.evaluation.common.timing import Times
 
 K = 100
 RECALL = 0.99
@@ -103,7 +105,7 @@ def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> li
 
 def _time(table: list[dict[str, Any]], settings: Sequence[Setting], data: VectorSet, *, rounds: int) -> None:
     """Add milliseconds per query, queries per second and the speed-up over scann to each row, measured in turns."""
-    samples: list[list[float]] = [[] for _ in table]
+    samples = [Times() for _ in table]
     rng = np.random.default_rng(0)
     for _ in range(rounds):
         for row, setting, taken in zip(table, settings, samples, strict=True):
@@ -112,17 +114,13 @@ def _time(table: list[dict[str, Any]], settings: Sequence[Setting], data: Vector
             if row["batch"] == 1:
                 stop = time.perf_counter() + 0.5
                 for query in queries:
-                    started = time.perf_counter()
-                    setting.one(query[None])
-                    taken.append(time.perf_counter() - started)
-                    if started > stop:
+                    taken.call(setting.one, query[None])
+                    if time.perf_counter() > stop:
                         break
             else:
-                started = time.perf_counter()
-                setting.many(queries)
-                taken.append((time.perf_counter() - started) / len(queries))
+                taken.call(setting.many, queries)
     for row, taken in zip(table, samples, strict=True):
-        row["milliseconds"] = 1e3 * float(np.median(taken))
+        row["milliseconds"] = taken.median_ms / row["batch"]
         row["queries_per_second"] = 1e3 / row["milliseconds"]
     for row in table:
         base = [other for other in table if other["algorithm"] == BASELINE and other["batch"] == row["batch"]]
@@ -134,13 +132,13 @@ def _candidates(built: Built, data: VectorSet) -> list[tuple[Setting, float]]:
     found, short = [], []
     for ladder in built.ladders:
         for setting in ladder:
-            recall = _recall(setting.many(data.queries[:_SWEEP_QUERIES]), data.exact[:_SWEEP_QUERIES])
-            if recall >= RECALL - 0.002:  # near enough on a sample to ask all queries
-                recall = _recall(setting.many(data.queries), data.exact)
-            if recall >= RECALL:
-                found.append((setting, recall))
+            share = recall(setting.many(data.queries[:_SWEEP_QUERIES]), data.exact[:_SWEEP_QUERIES])
+            if share >= RECALL - 0.002:  # near enough on a sample to ask all queries
+                share = recall(setting.many(data.queries), data.exact)
+            if share >= RECALL:
+                found.append((setting, share))
                 break
-            short.append((setting, recall))
+            short.append((setting, share))
     return found or [max(short, key=lambda trial: trial[1])]
 
 
@@ -156,16 +154,8 @@ def _seconds(setting: Setting, data: VectorSet, batch: int) -> float:
         search, parts = setting.one, [query[None] for query in data.queries[:100]]
     else:
         search, parts = setting.many, [data.queries] * 3
-    taken = []
-    for part in parts:
-        started = time.perf_counter()
-        search(part)
-        taken.append((time.perf_counter() - started) / len(part))
-    return float(np.median(taken))
-
-
-def _recall(found: Found, exact: Found) -> float:
-    return float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(found, exact, strict=True)]))
+    times = Times.of(search, parts)
+    return float(np.median([seconds / len(part) for seconds, part in zip(times.wall, parts, strict=True)]))
 
 
 def _sets(quick: bool, seed: int, source: EmbeddingSource) -> Iterator[VectorSet]:

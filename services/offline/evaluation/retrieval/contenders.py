@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from services.algorithms.indexes.adaptive import AdaptiveTopK
@@ -253,8 +252,3 @@ def _transcribed_average(paper: Transcription, queries: QueryStates, *, size: in
 
 def _transcribed_combined(paper: Transcription, queries: QueryStates, *, pairs: int, average: int) -> torch.Tensor:
     return paper.combined_top_k(queries, RESULTS, pair_pool_size=pairs, average_pool_size=average)
-
-
-def recall(found: np.ndarray[Any, Any], exact: np.ndarray[Any, Any]) -> float:
-    """Share of the exact answers (B, K) found in (B, K')."""
-    return float(np.mean([np.isin(wanted, row).mean() for wanted, row in zip(exact, found, strict=True)]))

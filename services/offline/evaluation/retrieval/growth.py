@@ -8,7 +8,6 @@ Letters: X items, B queries, d width, N = 4,000 pool size.
 """
 
 import gc
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from services.algorithms.states import ItemStates, QueryStates
 from services.offline.evaluation.catalogues.generator import average_items, generate
 from services.offline.evaluation.catalogues.shapes import SHAPES
 from services.offline.evaluation.common.floors import Rates, Work, average_scan, pool_scores
+from services.offline.evaluation.common.timing import Times
 
 Row = dict[str, Any]
 
@@ -107,11 +107,5 @@ def _row(size: int, batch: int, name: str, milliseconds: float, index: Index, wo
 def _median_ms(call: Callable[[QueryStates], object], queries: QueryStates, batch: int, quick: bool) -> float:
     """The median over calls with different queries, after one to warm up."""
     call(take_queries(queries, 0, 1))
-    seconds = []
-    for number in range(3 if quick else 7):
-        start = number * batch % len(queries)
-        part = take_queries(queries, start, start + batch)
-        started = time.perf_counter()
-        call(part)
-        seconds.append(time.perf_counter() - started)
-    return 1e3 * float(np.median(seconds))
+    starts = [number * batch % len(queries) for number in range(3 if quick else 7)]
+    return Times.of(call, [take_queries(queries, start, start + batch) for start in starts]).median_ms

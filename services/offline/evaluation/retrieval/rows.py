@@ -11,7 +11,6 @@ Letters: X items, B queries, K = 100 results, Q queries that quality is measured
 
 import gc
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -32,13 +31,14 @@ from services.offline.evaluation.catalogues.scene import SYNTHETIC, IntArray, Sc
 from services.offline.evaluation.catalogues.shapes import SHAPES, Shape
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.floors import Rates, measure_rates
+from services.offline.evaluation.common.recall import recall
+from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.retrieval.contenders import (
     RESULTS,
     Bench,
     Contender,
     brute_force_floor,
     contenders,
-    recall,
 )
 
 Row = dict[str, Any]
@@ -164,7 +164,7 @@ class _Run:
             lambda queries, k: call(paper, queries), self._scene.queries, batch, self._plan.seconds, every_query=False
         )
         if contender.name == "brute_force":
-            self._baseline[batch] = timing.median_ms
+            self._baseline[batch] = timing.times.median_ms
         row = self._row(contender, batch, timing, {})
         items = self._scene.items
         row["algorithm"] = TRANSCRIPTION + contender.name
@@ -188,37 +188,29 @@ class _Run:
             "num_items": num_items,
             "batch": batch,
             "algorithm": contender.name,
-            "milliseconds": timing.median_ms,
-            "p95_milliseconds": timing.p95_ms,
-            "runs": len(timing.milliseconds),
+            "milliseconds": timing.times.median_ms,
+            "p95_milliseconds": timing.times.p95_ms,
+            "runs": len(timing.times.wall),
             "queries": len(timing.found),
-            "speedup": None if baseline is None else baseline / timing.median_ms,
+            "speedup": None if baseline is None else baseline / timing.times.median_ms,
             "speedup_same": None,
             "relative_hr_100": relative_hits,
             "recall_100": recall(timing.found, exact),
             "exact": None,
             "touched": None,
             "floor_milliseconds": floor_ms if touched or contender.name == "brute_force" else None,
-            "floor_ratio": timing.median_ms / floor_ms if touched or contender.name == "brute_force" else None,
+            "floor_ratio": timing.times.median_ms / floor_ms if touched or contender.name == "brute_force" else None,
             "bytes_per_item": None,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
-    """Milliseconds per call, the answers' rows (q, K) for the first q queries, and the answers themselves."""
+    """Times per call, the answers' rows (q, K) for the first q queries, and the answers themselves."""
 
-    milliseconds: list[float]
+    times: Times
     found: IntArray
     answers: list[TopK]
-
-    @property
-    def median_ms(self) -> float:
-        return statistics.median(self.milliseconds)
-
-    @property
-    def p95_ms(self) -> float:
-        return float(np.percentile(self.milliseconds, 95))
 
 
 def _timed(
@@ -227,22 +219,20 @@ def _timed(
     """Call with one batch after the other, round and round, for `seconds` and, if so wanted, all queries once."""
     groups = [take_queries(queries, start, start + batch) for start in range(0, len(queries) - batch + 1, batch)]
     search(take_queries(queries, 0, 1), RESULTS)  # warm: first touches of memory, lazily made tables
-    milliseconds: list[float] = []
+    times = Times()
     answers: list[Any] = []
     began = time.perf_counter()
     while True:
-        group = groups[len(milliseconds) % len(groups)]
-        started = time.perf_counter()
-        answer = search(group, RESULTS)
-        milliseconds.append(1e3 * (time.perf_counter() - started))
+        group = groups[len(times.wall) % len(groups)]
+        answer = times.call(lambda part: search(part, RESULTS), group)
         if len(answers) < len(groups):
             answers.append(answer)
         missing = every_query and len(answers) < len(groups)
         if not missing and time.perf_counter() - began >= seconds:
             break
     if isinstance(answers[0], TopK):
-        return _Timing(milliseconds, np.concatenate([one.item_indices for one in answers]), answers)
-    return _Timing(milliseconds, np.concatenate([np.asarray(one.numpy()) for one in answers]), [])
+        return _Timing(times, np.concatenate([one.item_indices for one in answers]), answers)
+    return _Timing(times, np.concatenate([np.asarray(one.numpy()) for one in answers]), [])
 
 
 def _settle(index: Exact, queries: QueryStates, batch: int) -> None:

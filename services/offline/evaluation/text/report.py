@@ -18,6 +18,7 @@ from services.offline.datasets.texts import COLLECTIONS, TextCollection, load_te
 from services.offline.evaluation.common.embeddings import EmbeddingSource
 from services.offline.evaluation.common.report import Report, Request, written
 from services.offline.evaluation.common.tables import machine
+from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.text import page as text_page
 from services.offline.evaluation.text import vocabularies
 from services.offline.evaluation.text.contenders import UNTRAINED, Answering, Asked, Contender
@@ -133,17 +134,11 @@ def _measured(asked: Asked, answering: Answering) -> Row:
     # Evenly spread, since sets are sorted by topic.
     count = min(_QUICK_TIMED if asked.quick else _TIMED, len(questions))
     some = [questions[place] for place in np.linspace(0, len(questions) - 1, count).astype(int)]
-    for question in some[:_WARM]:
-        answering.answer([question])
-    taken = []
-    for question in some:
-        began = time.perf_counter()
-        answering.answer([question])
-        taken.append(time.perf_counter() - began)
+    times = Times.of(lambda question: answering.answer([question]), [*some[:_WARM], *some], warm_up=len(some[:_WARM]))
     return {
         **{name: float(each.mean()) for name, each in values.items()},
-        "milliseconds": float(np.median(taken) * 1e3),
-        "p95_milliseconds": float(np.percentile(taken, 95) * 1e3),
+        "milliseconds": times.median_ms,
+        "p95_milliseconds": times.p95_ms,
         "bytes": answering.nbytes,
         "vocabulary": answering.vocabulary,
         "notes": answering.notes,

@@ -1,0 +1,58 @@
+"""How calls are timed: by the clock and of processor time, after calls to warm up that are not counted.
+
+Processor time is the whole process's, all threads together: a call's waiting for a busy machine is not in it.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Self, TypeVar
+
+import numpy as np
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of each counted call: `wall` by the clock, `cpu` of the processor."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, call: Callable[[Asked], object], inputs: Iterable[Asked], *, warm_up: int = 0) -> Self:
+        """One call after the other, each with its own input; the first `warm_up` of them are not counted."""
+        times = cls()
+        for number, one in enumerate(inputs):
+            if number < warm_up:
+                call(one)
+            else:
+                times.call(call, one)
+        return times
+
+    def call(self, call: Callable[[Asked], Answer], asked: Asked) -> Answer:
+        """One call that counts; returns its answer."""
+        began, cpu_began = time.perf_counter(), time.process_time()
+        answer = call(asked)
+        cpu_ended, ended = time.process_time(), time.perf_counter()
+        self.cpu.append(cpu_ended - cpu_began)
+        self.wall.append(ended - began)
+        return answer
+
+    @property
+    def median_ms(self) -> float:
+        return 1e3 * float(np.median(self.wall))
+
+    @property
+    def p95_ms(self) -> float:
+        return self.quantile_ms(0.95)
+
+    def quantile_ms(self, share: float) -> float:
+        return 1e3 * float(np.quantile(self.wall, share))
+
+    @property
+    def cpu_ms(self) -> float:
+        """The median of processor time."""
+        return 1e3 * float(np.median(self.cpu))
