@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from services.offline.evaluation.catalogues.scene import SYNTHETIC
@@ -133,6 +134,12 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]
         "|" + "---|" * len(header),
         *("| " + " | ".join(line) + " |" for line in lines),
     ]
+
+
+def filled(template: Path, **values: object) -> str:
+    """A page: its sentences with values in their places; a list is lines. Raises: KeyError for a missing value."""
+    texts = {name: "\n".join(value) if isinstance(value, list) else value for name, value in values.items()}
+    return Template(template.read_text(encoding="utf-8")).substitute(texts)
 
 
 def machine() -> str:

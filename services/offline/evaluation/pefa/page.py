@@ -10,9 +10,11 @@ matplotlib.use("Agg")  # no window, wherever it runs
 
 from matplotlib import pyplot as plt
 
-from services.offline.evaluation.common.tables import markdown
+from services.offline.evaluation.common.tables import filled, markdown
 
 Row = dict[str, Any]
+
+_FOLDER = Path(__file__).parent
 
 TITLES = {"scifact": "SciFact", "medquad": "MedQuAD"}
 # A plain NumPy transcription of the paper at the best lambda and k of a sweep: encoder alone, XS, XL (issue 4).
@@ -37,21 +39,14 @@ _RECALLS = ("recall@1", "recall@10", "recall@100")
 def text(report: dict[str, Any]) -> str:
     """The page."""
     rows = report["rows"]
-    lines = [
-        "# PEFA on text",
-        "",
-        "How much better does a sentence encoder answer when the training queries and their documents are remembered, "
-        "without a gradient; what does it cost; and how little feedback is enough? MiniLM vectors (all-MiniLM-L6-v2, "
-        "384 wide) of queries and of documents cut at 600 characters. λ and k are chosen on held-out training queries "
-        f"alone. Measured by `{report['command']}` (seed {report['seed']}) on {report['machine']}, shared.",
-        "",
-    ]
-    for data in _sets(rows):
-        part = [row for row in rows if row["data"] == data]
-        lines += _set_lines(data, part)
-    lines += _content_lines([row for row in rows if row["table"] == "content"])
-    lines += ["![recall over lambda](pefa.png)", "", "![recall over the share of pairs](pefa_shares.png)", ""]
-    return "\n".join(lines)
+    return filled(
+        _FOLDER / "page.template.md",
+        command=report["command"],
+        seed=report["seed"],
+        machine=report["machine"],
+        sets="".join(_set_part(data, [row for row in rows if row["data"] == data]) for data in _sets(rows)),
+        content=_content_part([row for row in rows if row["table"] == "content"]),
+    )
 
 
 def plot_sweep(rows: Sequence[Row], path: Path) -> None:
@@ -124,56 +119,39 @@ def plot_shares(rows: Sequence[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def _set_lines(data: str, rows: Sequence[Row]) -> list[str]:
+def _set_part(data: str, rows: Sequence[Row]) -> str:
     chosen = [row for row in rows if row["table"] == "chosen"]
-    first = chosen[0]
-    return [
-        f"## {TITLES[data]}: {first['queries']:,} test queries, {first['unseen_queries']:,} of them unseen in training",
-        "",
-        f"{_NOTES[data]} Exact search over all documents; λ and k chosen by the mean of "
-        f"{' and '.join(_decided_by(data))} on held-out training queries. The gain is over the encoder alone, with "
-        'its 95 % interval over queries; "transcribed" is what a plain NumPy transcription of the paper reached at '
-        'the best λ and k of a sweep; "unseen" leaves out test queries whose text is also a training query\'s.',
-        "",
-        *_chosen_table(data, chosen),
-        "",
-        f"### λ and k, as in the paper's Table 4: {_decided_by(data)[-1]} of the test queries",
-        "",
-        *_sweep_table(rows, _decided_by(data)[-1]),
-        "",
-        "### Building and serving, as in the paper's Table 6",
-        "",
-        "Seconds and milliseconds are of CPU, all threads together. Built from vectors and pairs, everything included; "
-        "asked one query at a time (median). Bytes of ours are those held in memory, of the "
-        "graphs those on disk. Graphs: M 32, "
-        "efConstruction 500, efSearch 300; libpecos is the paper's authors' own library, run as in their example.",
-        "",
-        *_serving_table(rows),
-        "",
-        "### How much feedback is enough, as in the paper's Figure 3",
-        "",
-        *_share_table(rows, _decided_by(data)),
-        "",
-    ]
+    decided_by = _decided_by(data)
+    return filled(
+        _FOLDER / "set.template.md",
+        title=TITLES[data],
+        note=_NOTES[data],
+        queries=f"{chosen[0]['queries']:,}",
+        unseen_queries=f"{chosen[0]['unseen_queries']:,}",
+        decided_by=" and ".join(decided_by),
+        swept=decided_by[-1],
+        chosen=_chosen_table(data, chosen),
+        sweep=_sweep_table(rows, decided_by[-1]),
+        serving=_serving_table(rows),
+        shares=_share_table(rows, decided_by),
+    )
 
 
-def _content_lines(rows: Sequence[Row]) -> list[str]:
+def _content_part(rows: Sequence[Row]) -> str:
     if not rows:
-        return []
+        return ""
     first = rows[0]
     header = ("state of a withheld item", "cosine to the trained state", "hit rate@50")
     lines = [[row["state"], f"{row['cosine_to_trained']:.3f}", f"{row['hit_rate@50']:.4f}"] for row in rows]
-    return [
-        f"## Titles as states: items of {first['data']} that nobody touched",
-        "",
-        f"{first['withheld']:,} of {first['items']:,} items, drawn at random, lose their state; a ridge from MiniLM "
-        f"vectors of title and categories is fitted on the others. {first['queries']:,} people whose next item is one "
-        f"of them: is it among the first 50 of all items? Chance is {first['chance']:.4f}. The encoder of histories "
-        "was trained with those items.",
-        "",
-        *markdown(header, lines),
-        "",
-    ]
+    return filled(
+        _FOLDER / "content.template.md",
+        data=first["data"],
+        withheld=f"{first['withheld']:,}",
+        items=f"{first['items']:,}",
+        queries=f"{first['queries']:,}",
+        chance=f"{first['chance']:.4f}",
+        table=markdown(header, lines),
+    )
 
 
 def _chosen_table(data: str, rows: Sequence[Row]) -> list[str]:

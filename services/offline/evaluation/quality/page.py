@@ -5,7 +5,6 @@ The sentences are in page.template.md; here are cells. It measures nothing.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import matplotlib
@@ -14,7 +13,7 @@ matplotlib.use("Agg")  # no window, wherever it runs
 
 from matplotlib import pyplot as plt
 
-from services.offline.evaluation.common.tables import markdown
+from services.offline.evaluation.common.tables import filled, markdown
 from services.offline.evaluation.quality.arms import ARMS, NUM_TRIALS, Trial
 
 Row = Mapping[str, Any]
@@ -30,12 +29,13 @@ def page(report: Mapping[str, Any]) -> str:
     done = sum(section["finals"]["done"] for section in sections)
     expected = sum(section["finals"]["expected"] for section in sections)
     progress = "The table is complete." if done >= expected else f"{done} of {expected} final runs are done so far."
-    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+    return filled(
+        _TEMPLATE,
         num_trials=NUM_TRIALS,
         command=report["command"],
         machine=report["machine"],
         progress=progress,
-        sections="\n".join(line for section in sections for line in _section(section)),
+        sections=[line for section in sections for line in _section(section)],
     )
 
 

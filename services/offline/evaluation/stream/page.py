@@ -4,98 +4,65 @@ It formats what it is given; it measures nothing.
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from services.offline.evaluation.common.tables import machine, markdown
+from services.offline.evaluation.common.tables import filled, machine, markdown
 
 Row = dict[str, Any]
 
 ALL, NEW = "all", "new items, from their 3rd interaction"
 _CONTENDERS = ("frozen", "XS", "XS, m = 1", "frozen + XL", "XS + XL", "retrained", "popularity", "item-kNN")
 _MISSING = "–"
-_LETTERS = (
-    "*frozen*: the model's items as trained; each event still moves its own user's state. *XS*: item states follow "
-    "their interactions (PEFA-XS), new items consist of nothing else and are answered with from {users} distinct users "
-    "on (*m = 1*: from the first). *XL*: remembered interactions vote. *retrained*: trained again at intervals on "
-    "everything so far, frozen in between. *popularity* and *item-kNN* learn from every event. HR is the hit rate over "
-    "the whole catalogue less what the user has had; a target that a contender cannot answer with is missed. Intervals "
-    "are 95 %, from drawing items with all their events in all seeds (2,000 draws); a difference is paired on the same "
-    "draws."
-)
+_FOLDER = Path(__file__).parent
 
 
 def page(report: Row) -> str:
     """The whole page."""
-    lines = [
-        "# Freshness: what feedback is worth without training",
-        "",
-        "A model is trained on the first part of time, with some items withheld from it. Then every later event is "
-        "predicted, and only after that learnt from: does what everybody does reach what everybody is answered with, "
-        f"and how soon is a new item found? Measured by `{report['how']}` on {machine()} in "
-        f"{report['seconds'] / 60:.0f} minutes, trainings included.",
-        "",
-        _LETTERS.format(users=report["settings"][0]["distinct users"]),
-        "",
-        "![hit rate over the stream](freshness.png)",
-        "",
-        "![new items by their interactions so far](new_items.png)",
-        "",
-    ]
+    sets, choices = [], []
     for settings in report["settings"]:
-        lines += _data_set(settings, [row for row in report["rows"] if row["dataset"] == settings["dataset"]])
-    for settings in report["settings"]:
-        tried = [row for row in report["choices"] if row["dataset"] == settings["dataset"]]
-        lines += _choices(settings, tried)
-    return "\n".join(lines)
+        sets.append(_data_set(settings, [row for row in report["rows"] if row["dataset"] == settings["dataset"]]))
+        choices.append(_choices(settings, [row for row in report["choices"] if row["dataset"] == settings["dataset"]]))
+    return filled(
+        _FOLDER / "page.template.md",
+        how=report["how"],
+        machine=machine(),
+        minutes=f"{report['seconds'] / 60:.0f}",
+        users=report["settings"][0]["distinct users"],
+        sets="".join(sets),
+        choices="".join(choices).rstrip("\n"),
+    )
 
 
-def _data_set(settings: Row, rows: Sequence[Row]) -> list[str]:
-    return [
-        f"## {settings['dataset']}",
-        "",
-        _sentence(settings),
-        "",
-        *markdown(
+def _data_set(settings: Row, rows: Sequence[Row]) -> str:
+    every = settings["predicted every"]
+    return filled(
+        _FOLDER / "set.template.md",
+        dataset=settings["dataset"],
+        source=settings["source"],
+        before=f"{settings['events before the split']:,}",
+        streamed=f"{settings['events streamed']:,}",
+        first_seed=settings["seeds"][0],
+        on_new=f"{settings['events on new items']:,}",
+        new=f"{settings['new items']:,}",
+        withheld=f"{settings['items withheld']:,}",
+        seeds=", ".join(map(str, settings["seeds"])),
+        predicted=f"{settings['events predicted']:,}",
+        some=f" (every {every}th event; all are learnt from)" if every > 1 else "",
+        without=f"{settings['events without a history']:,}",
+        again=", ".join(f"{place:,}" for place in settings["trained again after"]) or "never",
+        overall=markdown(
             ("", "HR@10, all", "MRR, all", "HR@50, new items from their 3rd interaction", "HR@10, known items"),
             _overall(rows),
         ),
-        "",
-        *_verdicts(rows),
-        "",
-        "Differences, paired:",
-        "",
-        *markdown(
+        verdicts=_verdicts(rows),
+        gaps=markdown(
             ("", "HR@10 less frozen", "MRR less frozen", "new items' HR@50 less popularity", "less item-kNN"),
             _gaps(rows),
         ),
-        "",
-        "What stands behind this, at the stream's end (mean over seeds):",
-        "",
-        *markdown(("", ""), ([label, f"{value:.3f}"] for label, value in settings["behind"].items())),
-        "",
-        "By seed:",
-        "",
-        *_by_seed(rows),
-        "",
-        "By kind of event, HR@10 (events of new items: HR@50):",
-        "",
-        *_by_kind(rows),
-        "",
-    ]
-
-
-def _sentence(settings: Row) -> str:
-    predicted, without = settings["events predicted"], settings["events without a history"]
-    every = settings["predicted every"]
-    some = f" (every {every}th event; all are learnt from)" if every > 1 else ""
-    again = ", ".join(f"{place:,}" for place in settings["trained again after"]) or "never"
-    return (
-        f"{settings['source']}. {settings['events before the split']:,} events before the split, "
-        f"{settings['events streamed']:,} streamed (seed {settings['seeds'][0]}), of which "
-        f"{settings['events on new items']:,} are on {settings['new items']:,} items that the model never saw "
-        f"({settings['items withheld']:,} withheld at random). Seeds {', '.join(map(str, settings['seeds']))}: "
-        f"{predicted:,} predictions{some}; {without:,} events of users without any history are left out for everybody. "
-        f"Trained again after {again} streamed events."
+        behind=markdown(("", ""), ([label, f"{value:.3f}"] for label, value in settings["behind"].items())),
+        by_seed=_by_seed(rows),
+        by_kind=_by_kind(rows),
     )
 
 
@@ -165,33 +132,17 @@ def _by_kind(rows: Sequence[Row]) -> list[str]:
     return markdown(("kind", "events", "items", *names), lines)
 
 
-def _choices(settings: Row, tried: Sequence[Row]) -> list[str]:
-    lines = [
-        f"## Settings for {settings['dataset']}, chosen on held-out time",
-        "",
-        "A walk through the last fifth of the training part, by a model trained on what came before, other items "
-        "withheld. Baselines are chosen by the new items' HR@50. XS is chosen among the settings whose HR@50 of new "
-        "items is a fifth above both baselines' (where none is, the best at new items), by the MRR over all events: "
-        "first the feedback's weights, then lambda of known and of new items. XL is chosen by the MRR over all events. "
-        "Chosen is bold.",
-        "",
-    ]
+def _choices(settings: Row, tried: Sequence[Row]) -> str:
     header = ("contender", "setting", "HR@10, all", "MRR, all", "HR@50, new", "HR@10, known")
-    return [
-        *lines,
-        *markdown(
-            header,
-            (
-                [
-                    row["contender"],
-                    f"**`{row['setting']}`**" if row["chosen"] else f"`{row['setting']}`",
-                    *(f"{row[field]:.4f}" for field in ("all hr@10", "all mrr", "new hr@50", "known hr@10")),
-                ]
-                for row in tried
-            ),
-        ),
-        "",
-    ]
+    lines = (
+        [
+            row["contender"],
+            f"**`{row['setting']}`**" if row["chosen"] else f"`{row['setting']}`",
+            *(f"{row[field]:.4f}" for field in ("all hr@10", "all mrr", "new hr@50", "known hr@10")),
+        ]
+        for row in tried
+    )
+    return filled(_FOLDER / "choices.template.md", dataset=settings["dataset"], table=markdown(header, lines))
 
 
 def _present(rows: Sequence[Row]) -> list[str]:

@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from services.offline.evaluation.text import page as text_page
+
 DOCS = Path(__file__).resolve().parents[5] / "docs" / "benchmarks"
 
 
@@ -23,6 +25,11 @@ def render() -> ModuleType:
 def test_the_published_page_is_its_json(render: ModuleType) -> None:
     measured = json.loads((DOCS / "machine.json").read_text(encoding="utf-8"))
     assert (DOCS / "README.md").read_text(encoding="utf-8") == render.page(measured)
+
+
+def test_the_published_page_on_text_is_its_json() -> None:
+    measured = json.loads((DOCS / "text.json").read_text(encoding="utf-8"))
+    assert (DOCS / "text.md").read_text(encoding="utf-8") == text_page.text(measured).rstrip() + "\n"
 
 
 def test_the_best_baseline_stands_beside_the_model(render: ModuleType) -> None:

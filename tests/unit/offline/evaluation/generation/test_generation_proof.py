@@ -51,7 +51,7 @@ def row(phrases: int, method: str, cpu: float) -> dict[str, object]:
     }  # fmt: skip
 
 
-def test_the_page_names_the_weights_synthetic_and_states_growth_and_proof() -> None:
+def test_the_page_holds_every_row_growth_and_the_proof() -> None:
     rows = [row(10, FULL, 40.0), row(10, SHORTLIST, 2.0), row(30, FULL, 90.0), row(30, SHORTLIST, 2.5)]
     text = page(
         {
@@ -64,10 +64,8 @@ def test_the_page_names_the_weights_synthetic_and_states_growth_and_proof() -> N
             "rates": {"bytes_read": 1e10},
         }
     )
-    assert "**The shortlist from 10 to 30 phrases: 2.00 to 2.50 ms of processor time, 1.25 times.**" in text
-    assert "## 30 phrases (synthetic, int8)" in text
     assert "| shortlist | m 1, r 2 | 20,000 | 0.5 | 2.5 | 0.5 | 9.5 |" in text
-    assert "100,000 random and adversarial queries, 5 answers" in text
+    assert all(figure in text for figure in ("1.25 times", "100,000", "(seed 7)"))
 
 
 def test_one_size_has_no_growth() -> None:

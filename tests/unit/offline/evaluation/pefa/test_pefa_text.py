@@ -278,7 +278,7 @@ def test_the_report_has_every_table_and_a_page_with_plots(tmp_path: Path) -> Non
     assert {row["share"] for row in report["rows"] if row["table"] == "share"} == {0.05, 0.1, 0.25, 0.5, 0.75, 0.95}
     assert json.loads((tmp_path / "out" / "pefa.json").read_text())["rows"] == report["rows"]
     page = (tmp_path / "out" / "pefa.md").read_text()
-    assert "## SciFact: 20 test queries, 19 of them unseen in training" in page
+    assert page == pefa_text_page.text(report).rstrip() + "\n"
     assert (tmp_path / "out" / "pefa.png").stat().st_size > 0
     assert (tmp_path / "out" / "pefa_shares.png").stat().st_size > 0
     content = {
@@ -291,7 +291,7 @@ def test_the_report_has_every_table_and_a_page_with_plots(tmp_path: Path) -> Non
     }
     content |= {"cosine_to_trained": 0.5, "hit_rate@50": 0.25, "chance": 0.1}
     rows_with_titles = [*report["rows"], content]
-    assert "## Titles as states" in pefa_text_page.text({**report, "rows": rows_with_titles})
+    assert "| from the title | 0.500 | 0.2500 |" in pefa_text_page.text({**report, "rows": rows_with_titles})
     pefa_text_page.plot_sweep(rows_with_titles, tmp_path / "sweep.png")
     pefa_text_page.plot_shares(rows_with_titles, tmp_path / "shares.png")
 
