@@ -133,7 +133,9 @@ def _place(name: str, position: object) -> int:
 def _check_position(name: str, position: object, *, least: int) -> None:
     partition, offset = position.partition, position.offset  # type: ignore[attr-defined]
     if not (0 <= partition <= MAX_PARTITION and least <= offset <= MAX_OFFSET):
-        raise InvalidRequest.of(name, f"{partition}:{offset}", f"partition 0-{MAX_PARTITION}, offset 0-{MAX_OFFSET}")
+        raise InvalidRequest.of(
+            name, f"{partition}:{offset}", f"partition 0-{MAX_PARTITION}, offset {least} to {MAX_OFFSET}"
+        )
 
 
 def _ms(stamp: object) -> int:
