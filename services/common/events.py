@@ -16,6 +16,7 @@ from freshet.v1 import events_pb2
 from google.protobuf.message import DecodeError
 
 from services.common.errors import InvalidRequest
+from services.common.stream.times import read_ms, set_ms
 
 MAX_ID_BYTES = 128
 MAX_TYPE_BYTES = 64
@@ -130,7 +131,7 @@ def _validate_context(context: Mapping[str, str]) -> None:
 def from_message(message: events_pb2.Interaction, *, missing_time_ms: int) -> Interaction:
     """The dataclass of a Protobuf message, unchecked; missing_time_ms stands in for an absent event_time."""
     if message.HasField("event_time"):
-        event_time_ms = message.event_time.seconds * 1000 + message.event_time.nanos // 1_000_000
+        event_time_ms = read_ms(message.event_time)
     else:
         event_time_ms = missing_time_ms
     return Interaction(
@@ -158,8 +159,7 @@ def encode_interaction(interaction: Interaction) -> bytes:
         undoes_event_id=interaction.undoes_event_id,
         query=interaction.query,
     )
-    message.event_time.seconds, ms = divmod(interaction.event_time_ms, 1000)
-    message.event_time.nanos = ms * 1_000_000
+    set_ms(message.event_time, interaction.event_time_ms)
     data: bytes = message.SerializeToString()
     return data
 

@@ -12,9 +12,8 @@ from google.protobuf.message import DecodeError
 
 from services.common.errors import InvalidRequest
 from services.common.events import validate_id
-
-MAX_PARTITION = 2**15 - 1
-MAX_OFFSET = 2**48 - 1
+from services.common.stream.position import read_up_to, write_up_to
+from services.common.stream.times import read_ms, set_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +30,8 @@ class Forget:
 def encode_forget(forget: Forget) -> bytes:
     """The value of a record; its key is the user id."""
     message = events_pb2.Forget(forget_id=forget.forget_id, user_id=forget.user_id)
-    for partition in sorted(forget.up_to):
-        message.up_to.add(partition=partition, offset=forget.up_to[partition])
-    message.requested_time.FromMilliseconds(forget.requested_ms)
+    write_up_to(message.up_to, forget.up_to)
+    set_ms(message.requested_time, forget.requested_ms)
     value: bytes = message.SerializeToString()
     return value
 
@@ -50,19 +48,9 @@ def decode_forget(key: bytes | None, value: bytes | None) -> Forget:
     validate_id("user_id", message.user_id)
     if key != message.user_id.encode():
         raise InvalidRequest.of("key", "absent" if key is None else f"{len(key)} other bytes", "the record's user_id")
-    if not message.up_to:
-        raise InvalidRequest.of("up_to", "absent", "at least one place")
-    up_to: dict[int, int] = {}
-    for place in message.up_to:
-        if not (0 <= place.partition <= MAX_PARTITION and -1 <= place.offset <= MAX_OFFSET):
-            raise InvalidRequest.of(
-                "up_to", f"{place.partition}:{place.offset}", f"partition 0-{MAX_PARTITION}, offset -1 to {MAX_OFFSET}"
-            )
-        up_to[place.partition] = max(place.offset, up_to.get(place.partition, -1))
-    requested = message.requested_time
     return Forget(
         forget_id=message.forget_id,
         user_id=message.user_id,
-        up_to=up_to,
-        requested_ms=requested.seconds * 1000 + requested.nanos // 1_000_000,
+        up_to=read_up_to("up_to", message.up_to),
+        requested_ms=read_ms(message.requested_time),
     )

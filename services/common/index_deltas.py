@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from freshet.v1 import events_pb2
 from google.protobuf.message import DecodeError
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.common.errors import InvalidRequest
 from services.common.events import validate_id
+from services.common.stream.times import read_ms, set_ms
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -130,7 +130,7 @@ def encode(delta: IndexDelta) -> bytes:
     )
     message.reflects.partition, message.reflects.offset = delta.partition, delta.offset
     if delta.newest_recorded_ms is not None:
-        _write_ms(message.newest_recorded_time, delta.newest_recorded_ms)
+        set_ms(message.newest_recorded_time, delta.newest_recorded_ms)
     change = delta.change
     num_components, width = change.components.shape
     if isinstance(change, ItemDelta):
@@ -146,7 +146,7 @@ def encode(delta: IndexDelta) -> bytes:
         message.memory.components = change.components.astype(_HALF).tobytes()
         message.memory.num_components, message.memory.component_width = num_components, width
         message.memory.weight, message.memory.type = change.weight, change.type
-        _write_ms(message.memory.event_time, change.event_time_ms)
+        set_ms(message.memory.event_time, change.event_time_ms)
         message.memory.dropped = change.dropped
     value: bytes = message.SerializeToString()
     return value
@@ -171,7 +171,7 @@ def decode(key: bytes | None, value: bytes | None) -> IndexDelta:
         offset=message.reflects.offset,
         batch=message.batch,
         last_of_batch=message.last_of_batch,
-        newest_recorded_ms=_read_ms(message.newest_recorded_time) if message.HasField("newest_recorded_time") else None,
+        newest_recorded_ms=read_ms(message.newest_recorded_time) if message.HasField("newest_recorded_time") else None,
         change=_item(message.item) if kind == "item" else _memory(message.memory),
     )
     if key != delta.key:
@@ -268,7 +268,7 @@ def _memory(message: events_pb2.MemoryEntry) -> MemoryDelta:
         components=_array("components", message.components, _HALF, (message.num_components, message.component_width)),
         weight=message.weight,
         type=message.type,
-        event_time_ms=_read_ms(message.event_time),
+        event_time_ms=read_ms(message.event_time),
     )
 
 
@@ -283,12 +283,3 @@ def _check_matrix(components: FloatArray) -> None:
         raise InvalidRequest.of("components", components.shape, "(components, width), at least 1 of each")
     if not np.isfinite(components).all():
         raise InvalidRequest.of("components", "NaN or infinite values", "finite numbers")
-
-
-def _write_ms(stamp: Timestamp, ms: int) -> None:
-    stamp.seconds, rest = divmod(ms, 1000)
-    stamp.nanos = rest * 1_000_000
-
-
-def _read_ms(stamp: Timestamp) -> int:
-    return int(stamp.seconds * 1000 + stamp.nanos // 1_000_000)

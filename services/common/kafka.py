@@ -21,6 +21,7 @@ from kafka.partitioner.default import murmur2
 
 from services.common.errors import DependencyUnavailable, InvalidRequest, Overloaded
 from services.common.kafka_headers import accept_any_header_name
+from services.common.stream.position import Position
 
 MAX_RECORD_BYTES = 1_000_000
 # Kafka's default for producers: the record with its key, its headers and what surrounds it.
@@ -33,8 +34,6 @@ _REST_MS = 500
 _SETTLING_S = 2.0
 
 Headers = Sequence[tuple[str, bytes]]
-# Where a record landed: (partition, offset).
-Place = tuple[int, int]
 
 
 def partition_for(key: bytes, num_partitions: int) -> int:
@@ -103,7 +102,7 @@ def _close(producer: KafkaProducer, timeout_s: float) -> bool:
 class _Pending:
     record: Record
     loop: asyncio.AbstractEventLoop
-    result: asyncio.Future[Place]
+    result: asyncio.Future[Position]
 
 
 class EventProducer:
@@ -149,7 +148,7 @@ class EventProducer:
 
     async def send(
         self, topic: str, key: bytes, value: bytes | None, headers: Headers = (), timeout_s: float = 2.0
-    ) -> Place:
+    ) -> Position:
         """Write one record and return (partition, offset) once all in-sync replicas have it.
 
         Raises: DependencyUnavailable when that did not happen within timeout_s (the record may still land later);
@@ -182,7 +181,7 @@ class EventProducer:
             self._queue.put(None)
             await asyncio.to_thread(thread.join, timeout_s)
 
-    def _leave(self, pending: _Pending, outcome: Place | Exception) -> None:
+    def _leave(self, pending: _Pending, outcome: Position | Exception) -> None:
         """The record is out of every queue: its slot is free, and its sender is told unless it gave up."""
         with self._count_lock:
             self._outstanding -= 1
@@ -253,7 +252,7 @@ class EventProducer:
         self._leave(pending, DependencyUnavailable(f"Kafka did not take the record: {error}"))
 
 
-def _settle(pending: _Pending, outcome: Place | Exception) -> None:
+def _settle(pending: _Pending, outcome: Position | Exception) -> None:
     def finish() -> None:
         if pending.result.done():
             return
@@ -288,7 +287,7 @@ class BulkProducer:
         self._security = dict(security or {})
         self._producer: KafkaProducer | None = None
 
-    def send_many(self, records: Iterable[Record], timeout_s: float = 15.0) -> list[Place]:
+    def send_many(self, records: Iterable[Record], timeout_s: float = 15.0) -> list[Position]:
         """Write the records, in order per partition; return their places in the same order.
 
         A place has offset -1 when Kafka has the record but no longer says where (a retried batch).
@@ -304,7 +303,7 @@ class BulkProducer:
             places = []
             for future in futures:
                 metadata = future.get(timeout=max(0.0, deadline - time.monotonic()))
-                places.append((metadata.partition, metadata.offset))
+                places.append(Position(metadata.partition, metadata.offset))
             return places
         except (KafkaError, OSError, AssertionError) as exc:
             # A producer that failed half-way is not asked to remember its sequence; the next one must not overtake it.

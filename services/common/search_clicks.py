@@ -15,9 +15,8 @@ from google.protobuf.message import DecodeError
 
 from services.common.errors import InvalidRequest
 from services.common.events import validate_id, validate_query
-
-MAX_PARTITION = 2**15 - 1
-MAX_OFFSET = 2**48 - 1
+from services.common.stream.position import Position, read_position, read_up_to, write_up_to
+from services.common.stream.times import read_ms, set_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,7 @@ class UndoneInteraction:
 
     event_id: str
     item_id: str
-    undoes: tuple[int, int]
+    undoes: Position
     event_time_ms: int
     recorded_ms: int
     partition: int
@@ -71,15 +70,14 @@ def key_of(record: ClickRecord) -> bytes:
 def encode_click(record: ClickRecord) -> bytes:
     """The value of a record."""
     message = events_pb2.SearchClick(user_pseudonym=record.user_pseudonym)
-    _set_ms(message.recorded_time, record.recorded_ms)
+    set_ms(message.recorded_time, record.recorded_ms)
     if isinstance(record, ForgottenUser):
         message.forgets.forget_id = record.forget_id
-        for partition in sorted(record.up_to):
-            message.forgets.up_to.add(partition=partition, offset=record.up_to[partition])
+        write_up_to(message.forgets.up_to, record.up_to)
     else:
         message.event_id, message.item_id = record.event_id, record.item_id
         message.source.partition, message.source.offset = record.partition, record.offset
-        _set_ms(message.event_time, record.event_time_ms)
+        set_ms(message.event_time, record.event_time_ms)
     if isinstance(record, UndoneInteraction):
         message.undoes.partition, message.undoes.offset = record.undoes
     if isinstance(record, SearchClick):
@@ -97,18 +95,18 @@ def decode_click(value: bytes | None) -> ClickRecord:
     except DecodeError as exc:
         raise InvalidRequest.of("value", f"{len(value)} unreadable bytes", "a whole SearchClick message") from exc
     validate_id("user_pseudonym", message.user_pseudonym)
-    recorded_ms = _ms(message.recorded_time)
+    recorded_ms = read_ms(message.recorded_time)
     if message.HasField("forgets"):
         return _forgotten(message, recorded_ms)
     validate_id("event_id", message.event_id)
     validate_id("item_id", message.item_id)
-    partition, offset = _place("source", message.source)
+    partition, offset = read_position("source", message.source)
     if message.HasField("undoes"):
         return UndoneInteraction(
             event_id=message.event_id,
             item_id=message.item_id,
-            undoes=_place("undoes", message.undoes),
-            event_time_ms=_ms(message.event_time),
+            undoes=read_position("undoes", message.undoes),
+            event_time_ms=read_ms(message.event_time),
             recorded_ms=recorded_ms,
             partition=partition,
             offset=offset,
@@ -120,7 +118,7 @@ def decode_click(value: bytes | None) -> ClickRecord:
         query=message.query,
         item_id=message.item_id,
         value=message.value,
-        event_time_ms=_ms(message.event_time),
+        event_time_ms=read_ms(message.event_time),
         recorded_ms=recorded_ms,
         partition=partition,
         offset=offset,
@@ -130,32 +128,9 @@ def decode_click(value: bytes | None) -> ClickRecord:
 
 def _forgotten(message: Any, recorded_ms: int) -> ForgottenUser:
     validate_id("forgets.forget_id", message.forgets.forget_id)
-    up_to: dict[int, int] = {}
-    for found in message.forgets.up_to:
-        partition, offset = _place("forgets.up_to", found, first=-1)
-        up_to[partition] = max(offset, up_to.get(partition, -1))
-    if not up_to:
-        raise InvalidRequest.of("forgets.up_to", "absent", "at least one place")
     return ForgottenUser(
         forget_id=message.forgets.forget_id,
-        up_to=up_to,
+        up_to=read_up_to("forgets.up_to", message.forgets.up_to),
         user_pseudonym=message.user_pseudonym,
         recorded_ms=recorded_ms,
     )
-
-
-def _place(name: str, place: Any, first: int = 0) -> tuple[int, int]:
-    if not (0 <= place.partition <= MAX_PARTITION and first <= place.offset <= MAX_OFFSET):
-        raise InvalidRequest.of(
-            name, f"{place.partition}:{place.offset}", f"partition 0-{MAX_PARTITION}, offset {first} to {MAX_OFFSET}"
-        )
-    return place.partition, place.offset
-
-
-def _set_ms(stamp: Any, unix_ms: int) -> None:
-    stamp.seconds, ms = divmod(unix_ms, 1000)
-    stamp.nanos = ms * 1_000_000
-
-
-def _ms(stamp: Any) -> int:
-    return int(stamp.seconds * 1000 + stamp.nanos // 1_000_000)

@@ -31,6 +31,7 @@ from services.common.state_store import (
     hash_event_id,
     now_ms,
 )
+from services.common.stream.position import Position
 from services.common.topics import INTERACTIONS
 from services.encoder.domain import RECENT_IDS, Attribution, EncodedStates, EncodeJob, Outcome
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
@@ -53,7 +54,7 @@ Progressed = Callable[[str, int, int], None]
 class Writer(Protocol):
     """Writes records in order per partition and waits until all are acknowledged (the real one: BulkProducer)."""
 
-    def send_many(self, records: Sequence[Record], timeout_s: float = ...) -> list[tuple[int, int]]:
+    def send_many(self, records: Sequence[Record], timeout_s: float = ...) -> list[Position]:
         """The places of the records, in the same order."""
 
 

@@ -22,6 +22,7 @@ from services.algorithms.history import trim
 from services.common.events import Interaction
 from services.common.query_state import PackedQueryState
 from services.common.state_store import RecentId, StoredEvent, UserHistory, hash_event_id
+from services.common.stream.position import Position
 from services.common.topics import INTERACTIONS
 
 # Event ids of this many latest records of a user are remembered. What is applied together holds at most half as many
@@ -118,7 +119,7 @@ class Undo:
 
     event_id: str
     item_id: str
-    undoes: tuple[int, int]
+    undoes: Position
     event_time_ms: int
     recorded_ms: int
     partition: int
@@ -163,8 +164,7 @@ class Undone:
     """An event that was taken back: its item, and where it lies."""
 
     item_id: str
-    partition: int
-    offset: int
+    position: Position
 
 
 @dataclass(slots=True)
@@ -272,14 +272,14 @@ def _undo(result: Merge, number: int, id_hash: int) -> Outcome:
     events = result.events
     at = next((i for i, event in enumerate(events) if event.id_hash == id_hash), None)
     if at is not None:
-        undone = Undone(events[at].item_id, events[at].partition, events[at].offset)
+        undone = Undone(events[at].item_id, Position(events[at].partition, events[at].offset))
         result.replace_events([*events[:at], *events[at + 1 :]])
         result.changed = True
     first = max(0, len(result.recent) - RECENT_IDS)
     for place in range(len(result.recent) - 1, first - 1, -1):
         entry = result.recent[place]
         if entry.id_hash == id_hash and entry.item_id:
-            undone = undone or Undone(entry.item_id, entry.partition, entry.offset)
+            undone = undone or Undone(entry.item_id, Position(entry.partition, entry.offset))
             result.recent[place] = entry._replace(item_id="")
             break
     if undone is None:

@@ -5,6 +5,7 @@ from freshet.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 
 from services.common.errors import InvalidRequest
 from services.common.query_state import to_message
+from services.common.stream.times import read_ms
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
 from services.encoder.metrics import EncoderMetrics
@@ -30,8 +31,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         for number, event in enumerate(request.history):
             if not event.HasField("event_time"):
                 raise InvalidRequest.of(f"history[{number}].event_time", "absent", "a time; oldest event first")
-            moment = event.event_time
-            history.append(RequestEvent(event.item_id, moment.seconds * 1000 + moment.nanos // 1_000_000))
+            history.append(RequestEvent(event.item_id, read_ms(event.event_time)))
         encoded = await self._handler.encode(request.user_id, history)
         response = encoder_pb2.EncodeResponse(
             unknown_items=encoded.unknown_items,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from services.common.query_state import PackedQueryState
+from services.common.stream.position import Position
 
 
 class Degradation(IntEnum):
@@ -42,14 +43,6 @@ class Certificate:
 
 
 ESTIMATE = Certificate(CertificateKind.ESTIMATE)
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPosition:
-    """A place in one partition of `interactions`."""
-
-    partition: int
-    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +95,7 @@ class StoredState:
     """A query state that the stream made, with the position that it reflects."""
 
     query_state: PackedQueryState
-    position: StreamPosition
+    position: Position
     event_time_ms: int
     applied_ms: int
 

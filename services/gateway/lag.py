@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from services.gateway.domain import StreamPosition
+from services.common.stream.position import Position
 
 # Marks per partition: one per `_SPACING_S`, so this many cover a grace of several seconds with room.
 _MAX_MARKS = 64
@@ -22,7 +22,7 @@ class AcknowledgedLag:
         self._clock = clock
         self._marks: dict[int, deque[tuple[int, float]]] = {}
 
-    def acknowledged(self, position: StreamPosition) -> None:
+    def acknowledged(self, position: Position) -> None:
         """This position is durable since now."""
         marks = self._marks.setdefault(position.partition, deque())
         now = self._clock()

@@ -11,15 +11,8 @@ from services.common.events import Interaction
 from services.common.forgets import Forget
 from services.common.items import CatalogueItem
 from services.common.query_state import PackedQueryState
-from services.gateway.domain import (
-    Encoded,
-    Filter,
-    HistoryEvent,
-    Pool,
-    Ranking,
-    StreamPosition,
-    UserView,
-)
+from services.common.stream.position import Position
+from services.gateway.domain import Encoded, Filter, HistoryEvent, Pool, Ranking, UserView
 from services.gateway.explanation import Similarity, Votes
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
@@ -121,7 +114,7 @@ class InteractionLog(Protocol):
     def partition_of(self, user_id: str) -> int:
         """Where this user's interactions go."""
 
-    async def append(self, interaction: Interaction, timeout_s: float) -> StreamPosition:
+    async def append(self, interaction: Interaction, timeout_s: float) -> Position:
         """Write one, durably; return where it lies."""
 
 

@@ -11,6 +11,7 @@ from services.common import request_context
 from services.common.errors import InvalidRequest
 from services.common.events import Interaction, from_message
 from services.common.items import item_from_message
+from services.common.stream.times import read_ms
 from services.gateway.domain import (
     Filter,
     FreshnessToken,
@@ -141,7 +142,7 @@ def _timestamp_ms(stamp: Any, field: str) -> int:
     """Milliseconds of a Timestamp whose parts are what Protobuf allows (a raw client may send anything)."""
     if not 0 <= stamp.nanos < 1_000_000_000:
         raise InvalidRequest.of(f"{field}.nanos", stamp.nanos, "0-999999999")
-    return int(stamp.seconds * 1000 + stamp.nanos // 1_000_000)
+    return read_ms(stamp)
 
 
 def _interaction(message: events_pb2.Interaction, now_ms: int, prefix: str) -> Interaction:

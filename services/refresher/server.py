@@ -7,6 +7,8 @@ from freshet.v1 import refresher_pb2, refresher_pb2_grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from services.common.events import validate_id
+from services.common.stream.position import write_up_to
+from services.common.stream.times import set_ms
 from services.refresher.handlers.describe import Describe, PartitionStatus
 
 SERVICE = refresher_pb2.DESCRIPTOR.services_by_name["RefresherService"].full_name
@@ -59,16 +61,15 @@ class RefresherServicer(refresher_pb2_grpc.RefresherServiceServicer):
             remembered=found.remembered,
             partitions=found.partitions,
         )
-        for partition, offset in sorted(found.forgotten_up_to.items()):
-            response.forgotten_up_to.add(partition=partition, offset=offset)
+        write_up_to(response.forgotten_up_to, found.forgotten_up_to)
         return response
 
 
 def _partition(status: PartitionStatus) -> refresher_pb2.RefreshedPartition:
     newest = None
     if status.newest_recorded_ms is not None:
-        seconds, ms = divmod(status.newest_recorded_ms, 1000)
-        newest = Timestamp(seconds=seconds, nanos=ms * 1_000_000)
+        newest = Timestamp()
+        set_ms(newest, status.newest_recorded_ms)
     return refresher_pb2.RefreshedPartition(
         partition=status.partition,
         folded_offset=status.folded_offset,

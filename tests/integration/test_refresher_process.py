@@ -27,10 +27,11 @@ from retrieval_scene import make_bundle
 from services.algorithms.bundle import Bundle
 from services.common.index_deltas import Batches, decode
 from services.common.kafka import BulkProducer, Record, build_consumer, partition_for
+from services.common.stream.position import unpack_position
 from services.common.topics import ATTRIBUTIONS, INDEX_DELTAS
 from services.refresher.bootstrap import run_rebuild
 from services.refresher.config import RefresherSettings
-from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo, split_place
+from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 
 pytestmark = pytest.mark.integration
 
@@ -51,7 +52,7 @@ def encoded(entry: Entry, model_version: str) -> Record:
         return Record(ATTRIBUTIONS, entry.user.encode(), message.SerializeToString())
     assert isinstance(entry, Interaction | Undo)
     message.item_id = entry.item_id
-    partition, offset = split_place(entry.place)
+    partition, offset = unpack_position(entry.place)
     if isinstance(entry, Undo):
         message.undoes.partition, message.undoes.offset = partition, offset
     else:

@@ -2,7 +2,6 @@
 dead letters."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from freshet.v1 import events_pb2
 
@@ -10,6 +9,8 @@ from services.common.dead_letters import dead_letter
 from services.common.kafka import BulkProducer, Record
 from services.common.query_state import to_message
 from services.common.search_clicks import ClickRecord, encode_click, key_of
+from services.common.stream.position import write_up_to
+from services.common.stream.times import set_ms
 from services.common.topics import ATTRIBUTIONS, SEARCH_CLICKS
 from services.encoder.domain import Attributed, Attribution, DeadLetter, Undo, VoidedUser
 
@@ -51,17 +52,16 @@ class KafkaOutbox:
 def encode_attribution(attribution: Attributed) -> bytes:
     """The Protobuf bytes of an attribution, an undo or a voided user."""
     message = events_pb2.Attribution(user_pseudonym=attribution.user_pseudonym)
-    _set_ms(message.recorded_time, attribution.recorded_ms)
+    set_ms(message.recorded_time, attribution.recorded_ms)
     if isinstance(attribution, VoidedUser):
         message.forgets.forget_id = attribution.forget_id
-        for partition in sorted(attribution.up_to):
-            message.forgets.up_to.add(partition=partition, offset=attribution.up_to[partition])
+        write_up_to(message.forgets.up_to, attribution.up_to)
     else:
         message.event_id = attribution.event_id
         message.item_id = attribution.item_id
         message.source.partition = attribution.partition
         message.source.offset = attribution.offset
-        _set_ms(message.event_time, attribution.event_time_ms)
+        set_ms(message.event_time, attribution.event_time_ms)
     if isinstance(attribution, Undo):
         message.undoes.partition, message.undoes.offset = attribution.undoes
     if isinstance(attribution, Attribution):
@@ -70,11 +70,6 @@ def encode_attribution(attribution: Attributed) -> bytes:
         message.query_state.CopyFrom(to_message(attribution.state))
     data: bytes = message.SerializeToString()
     return data
-
-
-def _set_ms(stamp: Any, unix_ms: int) -> None:
-    stamp.seconds, ms = divmod(unix_ms, 1000)
-    stamp.nanos = ms * 1_000_000
 
 
 def dead_letter_record(letter: DeadLetter) -> Record:

@@ -274,7 +274,7 @@ class ApplyRecords:
                 yield Undo(
                     event_id=arrival.interaction.event_id,
                     item_id=undone.item_id,
-                    undoes=(undone.partition, undone.offset),
+                    undoes=undone.position,
                     event_time_ms=arrival.interaction.event_time_ms,
                     recorded_ms=arrival.recorded_ms,
                     partition=arrival.partition,
@@ -310,7 +310,7 @@ class ApplyRecords:
                 yield UndoneInteraction(
                     event_id=arrival.interaction.event_id,
                     item_id=undone.item_id,
-                    undoes=(undone.partition, undone.offset),
+                    undoes=undone.position,
                     event_time_ms=arrival.interaction.event_time_ms,
                     recorded_ms=arrival.recorded_ms,
                     partition=arrival.partition,

@@ -15,6 +15,7 @@ from services.common.errors import FreshetError
 from services.common.forgets import Forget
 from services.common.search_clicks import ForgottenUser
 from services.common.state_store import UserHistory, UserUpdate
+from services.common.stream.position import Position
 from services.common.topics import FORGETS
 from services.encoder.domain import Attributed, DeadLetter, Undo, VoidedUser
 from services.encoder.encoding import cache_key
@@ -155,7 +156,7 @@ class ForgetUsers:
             Undo(
                 event_id="",
                 item_id=event.item_id,
-                undoes=(event.partition, event.offset),
+                undoes=Position(event.partition, event.offset),
                 event_time_ms=event.event_time_ms,
                 recorded_ms=event.event_time_ms,
                 partition=event.partition,

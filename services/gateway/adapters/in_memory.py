@@ -9,6 +9,7 @@ from services.common.events import Interaction
 from services.common.forgets import Forget
 from services.common.items import CatalogueItem
 from services.common.query_state import PackedQueryState
+from services.common.stream.position import Position
 from services.gateway.domain import (
     Certificate,
     CertificateKind,
@@ -20,7 +21,6 @@ from services.gateway.domain import (
     Ranking,
     ScoredItem,
     StoredState,
-    StreamPosition,
     UserView,
 )
 from services.gateway.explanation import PairPart, Similarity, Voters, Votes
@@ -277,12 +277,12 @@ class MemoryInteractionLog(_Failing):
     def partition_of(self, user_id: str) -> int:
         return 3
 
-    async def append(self, interaction: Interaction, timeout_s: float) -> StreamPosition:
+    async def append(self, interaction: Interaction, timeout_s: float) -> Position:
         await self._behave()
         if self.refusal is not None and self.refuse_after is not None and len(self.written) >= self.refuse_after:
             raise self.refusal
         self.written.append(interaction)
-        return StreamPosition(3, len(self.written) - 1)
+        return Position(3, len(self.written) - 1)
 
 
 @dataclass

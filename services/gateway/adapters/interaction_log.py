@@ -2,8 +2,8 @@
 
 from services.common.events import Interaction, encode_interaction
 from services.common.kafka import EventProducer, partition_for
+from services.common.stream.position import Position
 from services.common.topics import INTERACTIONS, NUM_PARTITIONS
-from services.gateway.domain import StreamPosition
 
 
 class KafkaInteractionLog:
@@ -17,9 +17,9 @@ class KafkaInteractionLog:
         """Where Kafka's default partitioner puts this user."""
         return partition_for(user_id.encode(), self._num_partitions)
 
-    async def append(self, interaction: Interaction, timeout_s: float) -> StreamPosition:
+    async def append(self, interaction: Interaction, timeout_s: float) -> Position:
         """Acknowledged by all in-sync replicas when this returns."""
         partition, offset = await self._producer.send(
             INTERACTIONS, interaction.user_id.encode(), encode_interaction(interaction), timeout_s=timeout_s
         )
-        return StreamPosition(partition, offset)
+        return Position(partition, offset)

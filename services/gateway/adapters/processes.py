@@ -16,6 +16,7 @@ from freshet.v1 import (
 
 from services.common import rpc_client
 from services.common.query_state import PackedQueryState, from_message, to_message
+from services.common.stream.times import set_ms
 from services.gateway.domain import (
     Certificate,
     CertificateKind,
@@ -72,8 +73,7 @@ class RemoteEncoder:
         request = encoder_pb2.EncodeRequest(user_id=user_id)
         for event in history:
             message = request.history.add(item_id=event.item_id)
-            seconds, ms = divmod(event.event_time_ms or 0, 1000)
-            message.event_time.seconds, message.event_time.nanos = seconds, ms * 1_000_000
+            set_ms(message.event_time, event.event_time_ms or 0)
         response = await rpc_client.call(self._encode, request, timeout_s=timeout_s, peer="encoder")
         state = from_message(response.query_state) if response.HasField("query_state") else None
         return Encoded(query_state=state, queue_ms=response.queue_ms, encode_ms=response.encode_ms)

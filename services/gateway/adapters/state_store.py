@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from services.common.state_store import StateReader
+from services.common.stream.position import Position
 from services.common.topics import NUM_PARTITIONS
-from services.gateway.domain import HistoryEvent, StoredState, StreamPosition, UserView
+from services.gateway.domain import HistoryEvent, StoredState, UserView
 
 
 class RedisUserStates:
@@ -22,7 +23,7 @@ class RedisUserStates:
         if stored is not None:
             state = StoredState(
                 query_state=stored.query_state,
-                position=StreamPosition(stored.partition, stored.offset),
+                position=Position(stored.partition, stored.offset),
                 event_time_ms=stored.event_time_ms,
                 applied_ms=stored.applied_ms,
             )

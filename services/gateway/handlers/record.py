@@ -14,8 +14,9 @@ from dataclasses import replace
 from services.common import request_context
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest
 from services.common.events import Interaction, validate_id
+from services.common.stream.position import Position
 from services.gateway.breaker import Breaker
-from services.gateway.domain import FreshnessToken, Receipt, StreamPosition
+from services.gateway.domain import FreshnessToken, Receipt
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import InteractionLog, UserStates
@@ -177,7 +178,7 @@ class RecordInteractions:
         if timeout_s <= 0:
             raise DeadlineExceeded("too little of the deadline is left to write the interaction")
 
-        async def append() -> StreamPosition:
+        async def append() -> Position:
             try:
                 async with asyncio.timeout(timeout_s):
                     return await self._interactions.append(interaction, timeout_s + 1)

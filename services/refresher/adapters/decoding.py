@@ -15,9 +15,9 @@ from services.common.errors import InvalidRequest
 from services.common.events import MAX_TYPE_BYTES, validate_id
 from services.common.items import decode_item
 from services.common.query_state import PackedQueryState, from_message
+from services.common.stream.position import pack_position, read_position, read_up_to
+from services.common.stream.times import read_ms
 from services.refresher.domain.records import (
-    MAX_OFFSET,
-    MAX_PARTITION,
     Entry,
     Forgetting,
     Interaction,
@@ -25,7 +25,6 @@ from services.refresher.domain.records import (
     SourceRecord,
     Undo,
     Unreadable,
-    pack_place,
 )
 
 _HALF_BYTES = 2
@@ -67,16 +66,11 @@ def _decode(record: SourceRecord, shape: QueryShape) -> Entry:
         raise InvalidRequest.of("value", f"{len(record.value)} unreadable bytes", "an Attribution message") from exc
     validate_id("user_pseudonym", message.user_pseudonym)
     if message.HasField("forgets"):
-        if not message.forgets.up_to:
-            raise InvalidRequest.of("forgets.up_to", "absent", "at least one place")
-        up_to: dict[int, int] = {}
-        for position in message.forgets.up_to:
-            _check_position("forgets.up_to", position, least=-1)
-            up_to[position.partition] = max(position.offset, up_to.get(position.partition, -1))
+        up_to = read_up_to("forgets.up_to", message.forgets.up_to)
         return Forgetting(record.offset, message.user_pseudonym, up_to)
     validate_id("item_id", message.item_id)
     if message.HasField("undoes"):
-        return Undo(record.offset, _place("undoes", message.undoes), message.item_id, message.user_pseudonym)
+        return Undo(record.offset, _packed("undoes", message.undoes), message.item_id, message.user_pseudonym)
     return _interaction(record, message, shape)
 
 
@@ -93,11 +87,11 @@ def _interaction(record: SourceRecord, message: events_pb2.Attribution, shape: Q
     query = from_message(state)
     if state.model_version == shape.model_version:
         _check_query(query, shape)
-    recorded_ms = _ms(message.recorded_time) if message.HasField("recorded_time") else record.written_ms
-    moment_ms = min(_ms(message.event_time), recorded_ms) if message.HasField("event_time") else recorded_ms
+    recorded_ms = read_ms(message.recorded_time) if message.HasField("recorded_time") else record.written_ms
+    moment_ms = min(read_ms(message.event_time), recorded_ms) if message.HasField("event_time") else recorded_ms
     return Interaction(
         offset=record.offset,
-        place=_place("source", message.source),
+        place=_packed("source", message.source),
         item_id=message.item_id,
         user=message.user_pseudonym,
         query=query,
@@ -125,18 +119,5 @@ def _check_query(query: PackedQueryState, shape: QueryShape) -> None:
         raise InvalidRequest.of("query_state.gate", "NaN or infinite values", "finite numbers")
 
 
-def _place(name: str, position: object) -> int:
-    _check_position(name, position, least=0)
-    return pack_place(position.partition, position.offset)  # type: ignore[attr-defined]
-
-
-def _check_position(name: str, position: object, *, least: int) -> None:
-    partition, offset = position.partition, position.offset  # type: ignore[attr-defined]
-    if not (0 <= partition <= MAX_PARTITION and least <= offset <= MAX_OFFSET):
-        raise InvalidRequest.of(
-            name, f"{partition}:{offset}", f"partition 0-{MAX_PARTITION}, offset {least} to {MAX_OFFSET}"
-        )
-
-
-def _ms(stamp: object) -> int:
-    return int(stamp.seconds * 1000 + stamp.nanos // 1_000_000)  # type: ignore[attr-defined]
+def _packed(name: str, message: object) -> int:
+    return pack_position(*read_position(name, message))

@@ -14,7 +14,8 @@ from enum import Enum
 
 import numpy as np
 
-from services.refresher.domain.records import IntArray, pack_place, place_partition
+from services.common.stream.position import pack_position, packed_partition
+from services.refresher.domain.records import IntArray
 
 
 class Standing(Enum):
@@ -60,8 +61,8 @@ class Ledger:
         account = self._accounts.get(user)
         if account is None:
             return Standing.NEW
-        forgotten = account.up_to.get(place_partition(place))
-        if forgotten is not None and place <= pack_place(place_partition(place), forgotten):
+        forgotten = account.up_to.get(packed_partition(place))
+        if forgotten is not None and place <= pack_position(packed_partition(place), forgotten):
             return Standing.VOID
         return Standing.COUNTED if _find(account, place) is not None else Standing.NEW
 
@@ -214,5 +215,5 @@ def _find(account: _Account, place: int) -> int | None:
 
 
 def _is_covered(place: int, up_to: Mapping[int, int]) -> bool:
-    partition = place_partition(place)
-    return partition in up_to and place <= pack_place(partition, up_to[partition])
+    partition = packed_partition(place)
+    return partition in up_to and place <= pack_position(partition, up_to[partition])

@@ -22,9 +22,10 @@ from services.algorithms.pefa.policy import NEW_ITEM_SHARE, SharePolicy
 from services.algorithms.pefa.share_choice import new_item_share_from_sums
 from services.algorithms.pefa.sums import ItemSums
 from services.algorithms.states import QueryStates
+from services.common.stream.position import unpack_position
 from services.refresher.domain.ledger import Ledger, Standing
 from services.refresher.domain.parked import Parked
-from services.refresher.domain.records import Interaction, hash_text, split_place
+from services.refresher.domain.records import Interaction, hash_text
 from services.refresher.domain.rules import Rules
 
 # Rows whose contributions are computed together: a few megabytes of float64 at 8 x 4 x 64.
@@ -40,7 +41,7 @@ COUNTS = ("folded", "duplicates", "undone", "forgotten", "void", "other_model", 
 
 def entry_id_of(place: int) -> str:
     """The memory's name for the interaction at a place."""
-    partition, offset = split_place(place)
+    partition, offset = unpack_position(place)
     return f"{partition}-{offset}"
 
 

@@ -15,26 +15,7 @@ import numpy.typing as npt
 
 from services.common.query_state import PackedQueryState
 
-_OFFSET_BITS = 48
-MAX_OFFSET = (1 << _OFFSET_BITS) - 1
-MAX_PARTITION = (1 << 15) - 1
-
 IntArray = npt.NDArray[np.int64]
-
-
-def pack_place(partition: int, offset: int) -> int:
-    """A record of `interactions` as one integer; ordered by partition, then offset."""
-    return partition << _OFFSET_BITS | offset
-
-
-def place_partition(place: int) -> int:
-    """The partition of a packed place."""
-    return place >> _OFFSET_BITS
-
-
-def split_place(place: int) -> tuple[int, int]:
-    """Partition and offset of a packed place."""
-    return place >> _OFFSET_BITS, place & MAX_OFFSET
 
 
 def hash_text(text: str) -> int:
@@ -59,7 +40,7 @@ class SourceRecord:
 class Interaction:
     """A user did something with an item.
 
-    offset: of the attribution; place: of the interaction, see `pack_place`. moment_ms: when it happened, by the
+    offset: of the attribution; place: of the interaction, see `pack_position`. moment_ms: when it happened, by the
     producer's clock but never after the broker took it: a clock that runs ahead ages nobody. recorded_ms: when the
     broker took the interaction.
     """

@@ -3,6 +3,7 @@
 from streams import NOW_MS, interaction
 
 from services.common.state_store import UserHistory
+from services.common.stream.position import Position
 from services.encoder.domain import RECENT_IDS, Arrival, Merge, Outcome, Prefix, Undone, chunks, merge
 
 L = 8
@@ -144,12 +145,12 @@ def slid() -> UserHistory:
 
 def test_an_undo_names_the_event_that_it_takes_back() -> None:
     result = merge(UserHistory(), arrivals({}, {}, {"item_id": "", "undoes_event_id": "e1"}), L)
-    assert result.undone == {2: Undone("item-1", 0, 1)}
+    assert result.undone == {2: Undone("item-1", Position(0, 1))}
 
 
 def test_an_undo_names_an_event_that_has_left_the_window_but_is_recent() -> None:
     result = merge(slid(), arrivals({"item_id": "", "undoes_event_id": "e0"}, first_offset=9), L)
-    assert (result.outcomes, result.undone) == ([Outcome.UNDONE], {0: Undone("item-0", 0, 0)})
+    assert (result.outcomes, result.undone) == ([Outcome.UNDONE], {0: Undone("item-0", Position(0, 0))})
     assert (result.changed, result.news, result.unseen) == (False, True, {"item-0"})
     again = merge(after(result), arrivals({"item_id": "", "undoes_event_id": "e0"}, first_offset=10), L)
     assert again.outcomes == [Outcome.UNDO_WITHOUT_EVENT]

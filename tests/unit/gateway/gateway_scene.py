@@ -6,6 +6,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from services.common.query_state import PackedQueryState
+from services.common.stream.position import Position
 from services.gateway.adapters.in_memory import (
     MemoryCandidates,
     MemoryContributionReaders,
@@ -21,7 +22,7 @@ from services.gateway.adapters.in_memory import (
     MemoryUserRecords,
     MemoryUserStates,
 )
-from services.gateway.domain import StoredState, StreamPosition
+from services.gateway.domain import StoredState
 from services.gateway.freshness import PartitionProgress
 from services.gateway.handlers.explain import Explain
 from services.gateway.handlers.forget import ForgetUser
@@ -54,9 +55,7 @@ def query_state(name: str) -> PackedQueryState:
     return PackedQueryState(model_version="m1", components=name.encode(), gate=b"", num_components=1, component_width=1)
 
 
-STORED = StoredState(
-    query_state=query_state("stored"), position=StreamPosition(3, 7), event_time_ms=1000, applied_ms=3500
-)
+STORED = StoredState(query_state=query_state("stored"), position=Position(3, 7), event_time_ms=1000, applied_ms=3500)
 
 
 @dataclass

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, Overloaded
+from services.common.stream.position import Position
 from services.gateway.breaker import Breaker
-from services.gateway.domain import StreamPosition
 from services.gateway.lag import AcknowledgedLag
 
 
@@ -103,7 +103,7 @@ def test_lag_shows_after_the_grace_and_ends_with_the_watermark() -> None:
     clock = Clock()
     lag = AcknowledgedLag(grace_seconds=2.0, clock=clock)
     assert not lag.behind(0, None)
-    lag.acknowledged(StreamPosition(0, 5))
+    lag.acknowledged(Position(0, 5))
     clock.now += 1.9
     assert not lag.behind(0, 4)
     clock.now += 0.2
@@ -117,7 +117,7 @@ def test_lag_of_the_last_event_of_a_burst_shows_too() -> None:
     clock = Clock()
     lag = AcknowledgedLag(grace_seconds=2.0, clock=clock)
     for offset in range(3):
-        lag.acknowledged(StreamPosition(0, offset))
+        lag.acknowledged(Position(0, offset))
         clock.now += 0.01
     clock.now += 3
     assert lag.behind(0, 1)
@@ -129,6 +129,6 @@ def test_lag_of_a_long_outage_is_remembered_within_bounds() -> None:
     lag = AcknowledgedLag(grace_seconds=2.0, clock=clock)
     for offset in range(10_000):
         clock.now += 0.01
-        lag.acknowledged(StreamPosition(0, offset))
+        lag.acknowledged(Position(0, offset))
     assert lag.behind(0, 0)
     assert not lag.behind(0, 9_999)

@@ -14,6 +14,7 @@ from services.common.errors import (
     Overloaded,
     PreconditionFailed,
 )
+from services.common.stream.position import Position
 from services.gateway.domain import (
     CertificateKind,
     Degradation,
@@ -22,7 +23,6 @@ from services.gateway.domain import (
     HistoryEvent,
     Recommendation,
     RecommendQuery,
-    StreamPosition,
 )
 from services.gateway.handlers.recommend import RecommendLimits
 
@@ -210,7 +210,7 @@ async def test_kafka_down_is_served_as_before_and_marked() -> None:
 
 async def test_an_event_acknowledged_long_ago_and_not_applied_marks_the_answer() -> None:
     scene = Scene(lag_grace_s=0.0)
-    scene.lag.acknowledged(StreamPosition(3, 9))
+    scene.lag.acknowledged(Position(3, 9))
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
     assert list(answer.degradations) == [Degradation.NOT_FRESH]
     scene.states.watermarks[3] = 9

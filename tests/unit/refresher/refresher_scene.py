@@ -13,11 +13,12 @@ from services.algorithms.pefa.policy import DEFAULT_FEEDBACK, DEFAULT_SHARE, Sha
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.common.index_deltas import Batches, IndexDelta, ItemDelta, MemoryDelta
 from services.common.query_state import PackedQueryState
+from services.common.stream.position import pack_position
 from services.common.turn_clock import TurnClock
 from services.refresher.adapters.in_memory import LeaseTable, MemoryCheckpoints, MemoryLeases, MemoryLog, MemoryOutbox
 from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.partition import Partition
-from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo, pack_place
+from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.refresher.domain.rules import ModelItems, Rules
 from services.refresher.handlers.content import ContentStates
 from services.refresher.handlers.describe import Describe, Held
@@ -95,7 +96,7 @@ def interaction(
 ) -> Interaction:
     return Interaction(
         offset=0,
-        place=pack_place(*place),
+        place=pack_position(*place),
         item_id=item,
         user=user,
         query=make_query(rng, model),

@@ -19,9 +19,10 @@ from refresher_scene import (
 )
 
 from services.common.errors import DependencyUnavailable, PreconditionFailed
+from services.common.stream.position import pack_position
 from services.refresher.adapters.in_memory import MemoryLog
 from services.refresher.domain.partition import Partition
-from services.refresher.domain.records import Entry, Forgetting, Undo, pack_place
+from services.refresher.domain.records import Entry, Forgetting, Undo
 from services.refresher.handlers.fold import FoldRecords
 
 RULES = make_rules()
@@ -226,7 +227,7 @@ def test_unknown_items_are_parked_and_folded_once_listed() -> None:
 def test_parked_interactions_can_be_undone_and_forgotten() -> None:
     rng = np.random.default_rng(10)
     records: list[Entry] = [interaction(rng, place=(0, n), item="new", user=f"u{n % 2}") for n in range(6)]
-    records += [Undo(0, pack_place(0, 1), "new", "u1"), Forgetting(0, "u0", {0: 100})]
+    records += [Undo(0, pack_position(0, 1), "new", "u1"), Forgetting(0, "u0", {0: 100})]
     listed: dict[str, bool] = {}
     log = log_of(records)
     state = fold_all(RULES, log, listed=listed)

@@ -10,17 +10,9 @@ from freshet.v1 import common_pb2, events_pb2
 from refresher_scene import MODEL, P_Q, P_X, START_MS, D, interaction
 
 from services.common.items import CatalogueItem, encode_item
+from services.common.stream.position import pack_position, unpack_position
 from services.refresher.adapters.decoding import QueryShape, decode_attribution, decode_listing
-from services.refresher.domain.records import (
-    Forgetting,
-    Interaction,
-    Listing,
-    SourceRecord,
-    Undo,
-    Unreadable,
-    pack_place,
-    split_place,
-)
+from services.refresher.domain.records import Forgetting, Interaction, Listing, SourceRecord, Undo, Unreadable
 
 SHAPE = QueryShape(model_version=MODEL, num_components=P_Q, component_width=D, num_pairs=P_Q * P_X)
 Change = Callable[[Any], None]
@@ -59,7 +51,7 @@ def decoded(change: Change = lambda m: None) -> Any:
 def test_an_interaction_is_read_whole() -> None:
     one = decoded()
     assert isinstance(one, Interaction)
-    assert (one.offset, split_place(one.place), one.item_id, one.user) == (9, (2, 77), "item-1", "ab12")
+    assert (one.offset, unpack_position(one.place), one.item_id, one.user) == (9, (2, 77), "item-1", "ab12")
     assert (one.type, one.value, one.moment_ms, one.recorded_ms) == ("click", 1.0, START_MS, START_MS + 50)
 
 
@@ -86,7 +78,7 @@ def test_undo_and_forgetting_are_told_apart() -> None:
         m.forgets.up_to.add(partition=1, offset=4)
         m.forgets.up_to.add(partition=0, offset=-1)
 
-    assert decoded(undo) == Undo(9, pack_place(1, 5), "item-1", "ab12")
+    assert decoded(undo) == Undo(9, pack_position(1, 5), "item-1", "ab12")
     assert decoded(forget) == Forgetting(9, "ab12", {1: 5, 0: -1})
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from gateway.gateway_scene import ITEMS, Scene
 from state_scene import ANN, FragileStore, vocabulary
 
+from services.common.stream.position import Position
 from services.encoder.adapters.in_memory import HashEncoder
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
@@ -17,7 +18,6 @@ from services.gateway.domain import (
     Recommendation,
     RecommendQuery,
     StoredState,
-    StreamPosition,
     UserView,
 )
 
@@ -45,7 +45,7 @@ class StoredUsers:
             if stored is None
             else StoredState(
                 query_state=stored.query_state,
-                position=StreamPosition(stored.partition, stored.offset),
+                position=Position(stored.partition, stored.offset),
                 event_time_ms=stored.event_time_ms,
                 applied_ms=stored.applied_ms,
             ),

@@ -11,12 +11,13 @@ from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append, appen
 from services.common.forgets import Forget
 from services.common.index_deltas import MemoryDelta
 from services.common.search_clicks import SearchClick
+from services.common.stream.position import pack_position
 from services.common.topics import INDEX_DELTAS, INTERACTIONS_DEAD_LETTER, SEARCH_CLICKS, TOPICS
 from services.encoder.adapters.in_memory import MemoryForgetLog, MemoryStream
 from services.encoder.forgetting import pseudonym_of
 from services.gateway.forgetting import StoredUser
 from services.refresher.domain.partition import entry_id_of
-from services.refresher.domain.records import Forgetting, pack_place
+from services.refresher.domain.records import Forgetting
 
 PSEUDONYM = pseudonym_of(ANN, b"key")
 
@@ -65,7 +66,7 @@ def test_what_a_forget_leaves_in_the_topics() -> None:
         SEARCH_CLICKS: [("my illness", PSEUDONYM)],
         INTERACTIONS_DEAD_LETTER: [ANN.encode()],
     }
-    assert left_by_the_refresher() == [entry_id_of(pack_place(0, 0))]
+    assert left_by_the_refresher() == [entry_id_of(pack_position(0, 0))]
 
 
 @pytest.mark.parametrize("topic", [SEARCH_CLICKS, INTERACTIONS_DEAD_LETTER, INDEX_DELTAS])
