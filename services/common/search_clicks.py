@@ -6,7 +6,6 @@ a crash, and what is taken back stays void even if it comes later. Whatever is w
 field; texts are not repeated, since messages end up in logs.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,9 @@ from google.protobuf.message import DecodeError
 
 from services.common.errors import InvalidRequest
 from services.common.events import validate_id, validate_query
-from services.common.stream.position import Position, read_position, read_up_to, write_up_to
-from services.common.stream.times import read_ms, set_ms
+from services.common.stream.position import read_position, read_up_to
+from services.common.stream.retraction import ForgetUpTo, Undo, write_about
+from services.common.stream.times import read_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,52 +34,19 @@ class SearchClick:
     user_pseudonym: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UndoneInteraction:
-    """Takes back what lies at `undoes` (partition, offset) of `interactions`, whether that was a search click or not:
-    the encoder keeps no types. partition, offset: where what undid it lies."""
-
-    event_id: str
-    item_id: str
-    undoes: Position
-    event_time_ms: int
-    recorded_ms: int
-    partition: int
-    offset: int
-    user_pseudonym: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgottenUser:
-    """Takes back everything of a user at or below `up_to` (partition -> offset) of `interactions`."""
-
-    forget_id: str
-    up_to: Mapping[int, int]
-    user_pseudonym: str
-    recorded_ms: int
-
-
-ClickRecord = SearchClick | UndoneInteraction | ForgottenUser
+# The encoder keeps no types, so an undo may take back what was no search click.
+ClickRecord = SearchClick | Undo | ForgetUpTo
 
 
 def key_of(record: ClickRecord) -> bytes:
     """The record's key: an id that a repetition has, too."""
-    return (record.forget_id if isinstance(record, ForgottenUser) else record.event_id).encode()
+    return (record.forget_id if isinstance(record, ForgetUpTo) else record.event_id).encode()
 
 
 def encode_click(record: ClickRecord) -> bytes:
     """The value of a record."""
-    message = events_pb2.SearchClick(user_pseudonym=record.user_pseudonym)
-    set_ms(message.recorded_time, record.recorded_ms)
-    if isinstance(record, ForgottenUser):
-        message.forgets.forget_id = record.forget_id
-        write_up_to(message.forgets.up_to, record.up_to)
-    else:
-        message.event_id, message.item_id = record.event_id, record.item_id
-        message.source.partition, message.source.offset = record.partition, record.offset
-        set_ms(message.event_time, record.event_time_ms)
-    if isinstance(record, UndoneInteraction):
-        message.undoes.partition, message.undoes.offset = record.undoes
+    message = events_pb2.SearchClick()
+    write_about(message, record)
     if isinstance(record, SearchClick):
         message.query, message.value = record.query, record.value
     data: bytes = message.SerializeToString()
@@ -102,7 +69,7 @@ def decode_click(value: bytes | None) -> ClickRecord:
     validate_id("item_id", message.item_id)
     partition, offset = read_position("source", message.source)
     if message.HasField("undoes"):
-        return UndoneInteraction(
+        return Undo(
             event_id=message.event_id,
             item_id=message.item_id,
             undoes=read_position("undoes", message.undoes),
@@ -126,9 +93,9 @@ def decode_click(value: bytes | None) -> ClickRecord:
     )
 
 
-def _forgotten(message: Any, recorded_ms: int) -> ForgottenUser:
+def _forgotten(message: Any, recorded_ms: int) -> ForgetUpTo:
     validate_id("forgets.forget_id", message.forgets.forget_id)
-    return ForgottenUser(
+    return ForgetUpTo(
         forget_id=message.forgets.forget_id,
         up_to=read_up_to("forgets.up_to", message.forgets.up_to),
         user_pseudonym=message.user_pseudonym,

@@ -23,6 +23,7 @@ from services.common.events import Interaction
 from services.common.query_state import PackedQueryState
 from services.common.state_store import RecentId, StoredEvent, UserHistory, hash_event_id
 from services.common.stream.position import Position
+from services.common.stream.retraction import ForgetUpTo, Undo, is_covered
 from services.common.topics import INTERACTIONS
 
 # Event ids of this many latest records of a user are remembered. What is applied together holds at most half as many
@@ -110,35 +111,8 @@ class Attribution:
     user_pseudonym: str
 
 
-@dataclass(frozen=True, slots=True)
-class Undo:
-    """Takes back the interaction that lies at `undoes` (partition, offset), whether it was attributed or not.
-
-    partition, offset: where what undid it lies; event_id, times: that record's.
-    """
-
-    event_id: str
-    item_id: str
-    undoes: Position
-    event_time_ms: int
-    recorded_ms: int
-    partition: int
-    offset: int
-    user_pseudonym: str
-
-
-@dataclass(frozen=True, slots=True)
-class VoidedUser:
-    """Takes back everything of a user at or below `up_to` (partition -> offset); goes into every partition."""
-
-    forget_id: str
-    up_to: Mapping[int, int]
-    user_pseudonym: str
-    recorded_ms: int
-
-
 # What goes onto `attributions`.
-Attributed = Attribution | Undo | VoidedUser
+Attributed = Attribution | Undo | ForgetUpTo
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +200,7 @@ def merge(
             continue
         id_hash = hash_event_id(arrival.interaction.event_id)
         item_id = ""
-        if arrival.offset <= void.get(arrival.partition, -1):
+        if is_covered(void, arrival.partition, arrival.offset):
             outcome = Outcome.FORGOTTEN
         elif last_at.get(id_hash, -1) >= max(0, len(result.recent) - RECENT_IDS):
             outcome = Outcome.DUPLICATE

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from services.common.errors import PreconditionFailed
 from services.common.forgets import Forget
 from services.common.state_store import UserHistory
+from services.common.stream.retraction import furthest, is_covered
 from services.common.topics import FORGETS
 from services.encoder.domain import SourceRecord
 
@@ -35,7 +36,7 @@ class Forgotten:
         """From now on the user is forgotten up to there; what an earlier forget covered stays covered."""
         before = self._up_to.get(forget.user_id)
         # What was handed out is never changed; and most users are forgotten once, so most share the forget's own.
-        self._up_to[forget.user_id] = forget.up_to if before is None else _furthest(before, forget.up_to)
+        self._up_to[forget.user_id] = forget.up_to if before is None else furthest(before, forget.up_to)
 
     def up_to(self, user_id: str) -> Mapping[int, int]:
         """Per partition the last forgotten offset; empty for who was never forgotten."""
@@ -45,17 +46,8 @@ class Forgotten:
         """Per partition the highest offset that any forget names."""
         highest: Mapping[int, int] = {}
         for up_to in self._up_to.values():
-            highest = _furthest(highest, up_to)
+            highest = furthest(highest, up_to)
         return highest
-
-
-def _furthest(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
-    return {partition: max(one.get(partition, -1), other.get(partition, -1)) for partition in one.keys() | other.keys()}
-
-
-def covers(one: Mapping[int, int], other: Mapping[int, int]) -> bool:
-    """Whether `one` (partition -> offset) reaches every place of `other`."""
-    return all(one.get(partition, -1) >= offset for partition, offset in other.items())
 
 
 def check_same_log(forgotten: Forgotten, ends: Mapping[int, int]) -> None:
@@ -79,11 +71,11 @@ def pseudonym_of(user_id: str, key: bytes) -> str:
 def erase(history: UserHistory, up_to: Mapping[int, int]) -> UserHistory:
     """What stays of a user who is forgotten up to there: later events, positions, and of recent ids what a second
     delivery is told by (a hash and an outcome; items only of later ones)."""
-    forgotten = _furthest(history.forgotten, up_to)
+    forgotten = furthest(history.forgotten, up_to)
     return UserHistory(
-        events=[event for event in history.events if event.offset > forgotten.get(event.partition, -1)],
+        events=[event for event in history.events if not is_covered(forgotten, event.partition, event.offset)],
         recent=[
-            entry if entry.offset > forgotten.get(entry.partition, -1) else entry._replace(item_id="")
+            entry._replace(item_id="") if is_covered(forgotten, entry.partition, entry.offset) else entry
             for entry in history.recent
         ],
         positions=dict(history.positions),

@@ -37,8 +37,3 @@ class ForgetReport:
     left: Mapping[str, int]
     is_applied: bool
     remains: Sequence[str]
-
-
-def covers(one: Mapping[int, int], other: Mapping[int, int]) -> bool:
-    """Whether `one` (partition -> offset) reaches every place of `other`."""
-    return all(one.get(partition, -1) >= offset for partition, offset in other.items())

@@ -13,7 +13,8 @@ import structlog
 
 from services.common.catalogue_follower import age_seconds
 from services.common.errors import FreshetError, InvalidRequest
-from services.common.search_clicks import ClickRecord, SearchClick, UndoneInteraction, decode_click
+from services.common.search_clicks import ClickRecord, SearchClick, decode_click
+from services.common.stream.retraction import Undo
 from services.common.turn_clock import TurnClock
 from services.generator.metrics import GeneratorMetrics
 from services.generator.ports import ClicksTopic
@@ -136,4 +137,4 @@ class ClicksFollower:
                 if age is not None and not self.is_behind:
                     self._metrics.click_lag.observe(age)
             else:
-                self._metrics.counted("undone" if isinstance(record, UndoneInteraction) else "forgotten")
+                self._metrics.counted("undone" if isinstance(record, Undo) else "forgotten")

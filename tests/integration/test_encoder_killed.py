@@ -20,10 +20,11 @@ from services.common.events import Interaction, encode_interaction
 from services.common.forgets import Forget, encode_forget
 from services.common.kafka import BulkProducer, Record, build_consumer
 from services.common.state_store import StateWriter, UserHistory
+from services.common.stream.retraction import Undo
 from services.common.topics import ATTRIBUTIONS, Topic, ensure_topics
 from services.encoder.adapters.in_memory import HashEncoder, MemoryOutbox, MemoryStore, MemoryStream
 from services.encoder.adapters.kafka_stream import KafkaStream
-from services.encoder.domain import Attribution, Undo
+from services.encoder.domain import Attribution
 from services.encoder.forgetting import Forgotten, pseudonym_of
 from services.encoder.handlers.apply_records import ApplyRecords
 

@@ -11,11 +11,12 @@ from kafka.admin import KafkaAdminClient
 from services.common.forgets import Forget, encode_forget
 from services.common.kafka import BulkProducer, EventProducer, Record, build_consumer, partition_for
 from services.common.query_state import PackedQueryState
+from services.common.stream.retraction import ForgetUpTo, Undo
 from services.common.topics import ATTRIBUTIONS, INTERACTIONS_DEAD_LETTER, NUM_PARTITIONS, Topic, ensure_topics
 from services.encoder.adapters.kafka_forgets import KafkaForgetLog
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.adapters.kafka_stream import KafkaStream
-from services.encoder.domain import Attribution, DeadLetter, SourceRecord, Undo, VoidedUser
+from services.encoder.domain import Attribution, DeadLetter, SourceRecord
 
 pytestmark = pytest.mark.integration
 
@@ -159,7 +160,7 @@ def test_a_voided_user_goes_into_every_partition(kafka: str, open_stream: Callab
     attributions = open_stream(ATTRIBUTIONS)
     attributions.seek(attributions.end_offsets())
     outbox = KafkaOutbox(BulkProducer(kafka))
-    outbox.publish([VoidedUser("f1", {0: 4, 7: -1}, "p", 2_345_678)], [])
+    outbox.publish([ForgetUpTo(forget_id="f1", up_to={0: 4, 7: -1}, user_pseudonym="p", recorded_ms=2_345_678)], [])
     outbox.close()
     records = read(attributions, NUM_PARTITIONS)
     assert sorted(record.partition for record in records) == list(range(NUM_PARTITIONS))

@@ -10,7 +10,8 @@ from kafka import KafkaConsumer, TopicPartition
 from outside import Outside, event, until
 
 from services.cli.stack import Stack
-from services.common.search_clicks import ClickRecord, ForgottenUser, SearchClick, UndoneInteraction, decode_click
+from services.common.search_clicks import ClickRecord, SearchClick, decode_click
+from services.common.stream.retraction import ForgetUpTo, Undo
 from services.common.topics import SEARCH_CLICKS
 
 pytestmark = pytest.mark.integration
@@ -142,7 +143,7 @@ def test_a_click_is_published_once_taken_back_and_forgotten(stack: Stack, outsid
 
     def published() -> list[ClickRecord] | None:
         found = clicks_since(stack, first)
-        return found if any(isinstance(record, ForgottenUser) for record in found) else None
+        return found if any(isinstance(record, ForgetUpTo) for record in found) else None
 
     records = until("the forgotten user is on search-clicks", published)
     clicks = [record for record in records if isinstance(record, SearchClick)]
@@ -151,10 +152,10 @@ def test_a_click_is_published_once_taken_back_and_forgotten(stack: Stack, outsid
         ("space films", item, again.token.offset),
     ]
     assert {record.partition for record in clicks} == mine
-    (taken_back,) = [record for record in records if isinstance(record, UndoneInteraction)]
+    (taken_back,) = [record for record in records if isinstance(record, Undo)]
     assert taken_back.undoes == (receipt.token.partition, receipt.token.offset)
     assert taken_back.offset == undo.token.offset
-    (void,) = [record for record in records if isinstance(record, ForgottenUser)]
+    (void,) = [record for record in records if isinstance(record, ForgetUpTo)]
     assert void.forget_id == forgotten.forget_id
     assert {record.user_pseudonym for record in records} == {void.user_pseudonym}
     assert user not in void.user_pseudonym

@@ -31,11 +31,6 @@ def unpack_position(packed: int) -> Position:
     return Position(packed >> _OFFSET_BITS, packed & MAX_OFFSET)
 
 
-def packed_partition(packed: int) -> int:
-    """The partition of a packed position."""
-    return packed >> _OFFSET_BITS
-
-
 def read_position(name: str, message: Any, *, least: int = 0) -> Position:
     """The position in a message, its offset at least `least`. Raises: InvalidRequest for the field `name`."""
     if not (0 <= message.partition <= MAX_PARTITION and least <= message.offset <= MAX_OFFSET):

@@ -9,10 +9,9 @@ from services.common.dead_letters import dead_letter
 from services.common.kafka import BulkProducer, Record
 from services.common.query_state import to_message
 from services.common.search_clicks import ClickRecord, encode_click, key_of
-from services.common.stream.position import write_up_to
-from services.common.stream.times import set_ms
+from services.common.stream.retraction import ForgetUpTo, write_about
 from services.common.topics import ATTRIBUTIONS, SEARCH_CLICKS
-from services.encoder.domain import Attributed, Attribution, DeadLetter, Undo, VoidedUser
+from services.encoder.domain import Attributed, Attribution, DeadLetter
 
 # What an import publishes at once would not fit into the producer's buffer (32 MiB; a state has 1-3 kB).
 MAX_TOGETHER = 5_000
@@ -41,7 +40,7 @@ class KafkaOutbox:
         self._producer.close()
 
     def _records(self, attribution: Attributed) -> Iterator[Record]:
-        if not isinstance(attribution, VoidedUser):
+        if not isinstance(attribution, ForgetUpTo):
             yield Record(ATTRIBUTIONS, attribution.item_id.encode(), encode_attribution(attribution))
             return
         key, value = attribution.user_pseudonym.encode(), encode_attribution(attribution)
@@ -51,19 +50,8 @@ class KafkaOutbox:
 
 def encode_attribution(attribution: Attributed) -> bytes:
     """The Protobuf bytes of an attribution, an undo or a voided user."""
-    message = events_pb2.Attribution(user_pseudonym=attribution.user_pseudonym)
-    set_ms(message.recorded_time, attribution.recorded_ms)
-    if isinstance(attribution, VoidedUser):
-        message.forgets.forget_id = attribution.forget_id
-        write_up_to(message.forgets.up_to, attribution.up_to)
-    else:
-        message.event_id = attribution.event_id
-        message.item_id = attribution.item_id
-        message.source.partition = attribution.partition
-        message.source.offset = attribution.offset
-        set_ms(message.event_time, attribution.event_time_ms)
-    if isinstance(attribution, Undo):
-        message.undoes.partition, message.undoes.offset = attribution.undoes
+    message = events_pb2.Attribution()
+    write_about(message, attribution)
     if isinstance(attribution, Attribution):
         message.type = attribution.type
         message.value = attribution.value

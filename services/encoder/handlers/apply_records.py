@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 
 from services.common import events
 from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
-from services.common.search_clicks import SearchClick, UndoneInteraction
+from services.common.search_clicks import SearchClick
 from services.common.state_store import AdvanceStep, StoredState, UserHistory, UserUpdate, now_ms
+from services.common.stream.retraction import Undo
 from services.encoder.domain import (
     MAX_RECORDS_PER_USER,
     Arrival,
@@ -27,7 +28,6 @@ from services.encoder.domain import (
     Merge,
     Outcome,
     SourceRecord,
-    Undo,
     chunks,
     merge,
 )
@@ -192,11 +192,16 @@ class ApplyRecords:
             started = time.perf_counter()
             states = self._encoder.encode(jobs)
             result.encode_seconds = time.perf_counter() - started
+        undos = [undo for user_id, user in work.items() for undo in self._undos(user_id, user)]
         attributions: list[Attribution | Undo] = [
-            a for user_id, user in work.items() for a in self._attributions(user_id, user, states)
+            *(a for user_id, user in work.items() for a in self._attributions(user_id, user, states)),
+            *undos,
         ]
         attributions.sort(key=lambda a: (a.partition, a.offset))
-        clicks = [click for user_id, user in work.items() for click in self._clicks(user_id, user)]
+        clicks: list[SearchClick | Undo] = [
+            *(click for user_id, user in work.items() for click in self._clicks(user_id, user)),
+            *undos,
+        ]
         clicks.sort(key=lambda c: (c.partition, c.offset))
         if attributions or letters or clicks:
             self._outbox.publish(attributions, letters, clicks)
@@ -242,10 +247,8 @@ class ApplyRecords:
     def _is_attributed(self, arrival: Arrival) -> bool:
         return arrival.offset >= self._attribute_from.get(arrival.partition, 0)
 
-    def _attributions(
-        self, user_id: str, user: _UserWork, states: Sequence[EncodedStates]
-    ) -> Iterator[Attribution | Undo]:
-        if not user.merged.preceding and not user.merged.undone:
+    def _attributions(self, user_id: str, user: _UserWork, states: Sequence[EncodedStates]) -> Iterator[Attribution]:
+        if not user.merged.preceding:
             return
         pseudonym = pseudonym_of(user_id, self._pseudonym_key)
         for number, prefix in user.merged.preceding.items():
@@ -268,25 +271,11 @@ class ApplyRecords:
                 offset=arrival.offset,
                 user_pseudonym=pseudonym,
             )
-        for number, undone in user.merged.undone.items():
-            arrival = user.arrivals[number]
-            if self._is_attributed(arrival):
-                yield Undo(
-                    event_id=arrival.interaction.event_id,
-                    item_id=undone.item_id,
-                    undoes=undone.position,
-                    event_time_ms=arrival.interaction.event_time_ms,
-                    recorded_ms=arrival.recorded_ms,
-                    partition=arrival.partition,
-                    offset=arrival.offset,
-                    user_pseudonym=pseudonym,
-                )
 
-    def _clicks(self, user_id: str, user: _UserWork) -> Iterator[SearchClick | UndoneInteraction]:
-        """Search clicks that count, and every event that was taken back: of those only the id is known, not the type.
-        A click too late for the history is left out, since it could not be taken back."""
+    def _clicks(self, user_id: str, user: _UserWork) -> Iterator[SearchClick]:
+        """Search clicks that count. One too late for the history is left out, since it could not be taken back."""
         chosen = [n for n in user.merged.preceding if user.arrivals[n].interaction.type == events.SEARCH_CLICK]
-        if not chosen and not user.merged.undone:
+        if not chosen:
             return
         pseudonym = pseudonym_of(user_id, self._pseudonym_key)
         for number in chosen:
@@ -304,10 +293,16 @@ class ApplyRecords:
                     offset=arrival.offset,
                     user_pseudonym=pseudonym,
                 )
+
+    def _undos(self, user_id: str, user: _UserWork) -> Iterator[Undo]:
+        """Every event that was taken back: only its id is known, not its type, so attributions and clicks have each."""
+        if not user.merged.undone:
+            return
+        pseudonym = pseudonym_of(user_id, self._pseudonym_key)
         for number, undone in user.merged.undone.items():
             arrival = user.arrivals[number]
             if self._is_attributed(arrival):
-                yield UndoneInteraction(
+                yield Undo(
                     event_id=arrival.interaction.event_id,
                     item_id=undone.item_id,
                     undoes=undone.position,

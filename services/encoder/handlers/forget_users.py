@@ -13,13 +13,13 @@ import structlog
 
 from services.common.errors import FreshetError
 from services.common.forgets import Forget
-from services.common.search_clicks import ForgottenUser
 from services.common.state_store import UserHistory, UserUpdate
 from services.common.stream.position import Position
+from services.common.stream.retraction import ForgetUpTo, Undo, covers
 from services.common.topics import FORGETS
-from services.encoder.domain import Attributed, DeadLetter, Undo, VoidedUser
+from services.encoder.domain import Attributed, DeadLetter
 from services.encoder.encoding import cache_key
-from services.encoder.forgetting import ForgetRecord, Forgotten, check_same_log, covers, erase, pseudonym_of
+from services.encoder.forgetting import ForgetRecord, Forgotten, check_same_log, erase, pseudonym_of
 from services.encoder.ports import ForgetLog, Offsets, Outbox, SequenceEncoder, Store
 
 log = structlog.get_logger()
@@ -100,7 +100,8 @@ class ForgetUsers:
         forgets = [record.forget for record in records if record.forget is not None]
         users = {forget.user_id for forget in forgets}
         histories = self._store.load_users(users, self._epoch)
-        messages: list[Attributed] = [self._voided(forget) for forget in forgets]
+        voided = [self._voided(forget) for forget in forgets]
+        messages: list[Attributed] = [*voided]
         updates = []
         for user_id in users:
             history, up_to = histories[user_id], self._forgotten.up_to(user_id)
@@ -111,7 +112,7 @@ class ForgetUsers:
             if len(rest.events) < len(history.events):
                 messages += self._tainted(user_id, rest)
         letters = [DeadLetter(record.record, record.reason, FORGETS) for record in self._unreadable]
-        self._outbox.publish(messages, letters, [self._voided_clicks(forget) for forget in forgets])
+        self._outbox.publish(messages, letters, voided)
         self._store.forget(updates, self._epoch)
         self._drop_cached(users)
         offsets = [record.record.offset for record in (*records, *self._unreadable)]
@@ -131,16 +132,8 @@ class ForgetUsers:
             # Its cache is bounded, in memory, and never decides what a state is: no reason to hold a forget up.
             log.warning("encoder_cache_not_dropped", users=len(users), reason=exc.message)
 
-    def _voided(self, forget: Forget) -> VoidedUser:
-        return VoidedUser(
-            forget_id=forget.forget_id,
-            up_to=forget.up_to,
-            user_pseudonym=pseudonym_of(forget.user_id, self._pseudonym_key),
-            recorded_ms=forget.requested_ms,
-        )
-
-    def _voided_clicks(self, forget: Forget) -> ForgottenUser:
-        return ForgottenUser(
+    def _voided(self, forget: Forget) -> ForgetUpTo:
+        return ForgetUpTo(
             forget_id=forget.forget_id,
             up_to=forget.up_to,
             user_pseudonym=pseudonym_of(forget.user_id, self._pseudonym_key),

@@ -14,7 +14,8 @@ from services.common import request_context
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError
 from services.common.events import validate_id
 from services.common.forgets import Forget
-from services.gateway.forgetting import Contributions, ForgetReport, StoredUser, covers
+from services.common.stream.retraction import covers
+from services.gateway.forgetting import Contributions, ForgetReport, StoredUser
 from services.gateway.ports import ContributionReaders, ForgetLog, StreamEnds, UserRecords
 
 RETRY_AFTER_MS = 500

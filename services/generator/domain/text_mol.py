@@ -24,7 +24,8 @@ from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import FloatArray, QueryStates
 from services.algorithms.voted_answers import joined_answer, num_negative
 from services.common.items import CatalogueItem
-from services.common.search_clicks import ClickRecord, ForgottenUser, SearchClick, UndoneInteraction
+from services.common.search_clicks import ClickRecord, SearchClick
+from services.common.stream.retraction import ForgetUpTo, Undo
 from services.generator.domain.requests import Asked, TextScored
 
 # Queries (B,) to components (B, P_q, d), and which of them hold a word at all (B,).
@@ -155,9 +156,9 @@ class TextMol:
             match record:
                 case SearchClick():
                     clicks.append(_click(record))
-                case UndoneInteraction():
+                case Undo():
                     undone.append(record.undoes)
-                case ForgottenUser():
+                case ForgetUpTo():
                     feedback.forget(record.user_pseudonym, record.up_to)
         # In any order, as the feedback promises: what is undone or forgotten is void whenever it comes.
         feedback.undo(undone)

@@ -14,7 +14,8 @@ from enum import Enum
 
 import numpy as np
 
-from services.common.stream.position import pack_position, packed_partition
+from services.common.stream.position import unpack_position
+from services.common.stream.retraction import is_covered
 from services.refresher.domain.records import IntArray
 
 
@@ -61,8 +62,7 @@ class Ledger:
         account = self._accounts.get(user)
         if account is None:
             return Standing.NEW
-        forgotten = account.up_to.get(packed_partition(place))
-        if forgotten is not None and place <= pack_position(packed_partition(place), forgotten):
+        if account.up_to and is_covered(account.up_to, *unpack_position(place)):
             return Standing.VOID
         return Standing.COUNTED if _find(account, place) is not None else Standing.NEW
 
@@ -109,7 +109,7 @@ class Ledger:
         return [
             (place, offset)
             for place, offset in zip(account.places, account.offsets, strict=True)
-            if _is_covered(place, up_to)
+            if is_covered(up_to, *unpack_position(place))
         ]
 
     def forget(self, user: str, up_to: Mapping[int, int]) -> None:
@@ -127,7 +127,7 @@ class Ledger:
         kept = [
             (place, offset)
             for place, offset in zip(account.places, account.offsets, strict=True)
-            if not _is_covered(place, up_to)
+            if not is_covered(up_to, *unpack_position(place))
         ]
         self._num_places -= len(account.places) - len(kept)
         account.places = array("q", [place for place, _ in kept])
@@ -212,8 +212,3 @@ def _hash(user: str, place: int, offset: int) -> int:
 def _find(account: _Account, place: int) -> int | None:
     at = bisect_left(account.places, place)
     return at if at < len(account.places) and account.places[at] == place else None
-
-
-def _is_covered(place: int, up_to: Mapping[int, int]) -> bool:
-    partition = packed_partition(place)
-    return partition in up_to and place <= pack_position(partition, up_to[partition])

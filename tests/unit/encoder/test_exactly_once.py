@@ -11,9 +11,10 @@ from streams import NOW_MS, VOCABULARY, Crash, append, drain, handler_on, intera
 
 from services.common.errors import Conflict
 from services.common.events import Interaction, decode_interaction
-from services.common.search_clicks import ClickRecord, ForgottenUser
+from services.common.search_clicks import ClickRecord
+from services.common.stream.retraction import ForgetUpTo, Undo
 from services.encoder.adapters.in_memory import MemoryOutbox, MemoryStore, MemoryStream
-from services.encoder.domain import Attributed, Attribution, DeadLetter, Undo
+from services.encoder.domain import Attributed, Attribution, DeadLetter
 
 PARTITIONS = 2
 
@@ -63,7 +64,7 @@ def ones(outbox: MemoryOutbox) -> tuple[dict[object, object], set[object], dict[
     return (
         attributions,
         letters,
-        {(c.partition, c.offset): c for c in outbox.clicks if not isinstance(c, ForgottenUser)},
+        {(c.partition, c.offset): c for c in outbox.clicks if not isinstance(c, ForgetUpTo)},
     )
 
 
@@ -120,7 +121,7 @@ def test_a_lost_state_store_is_filled_again_without_second_attributions(
 
     assert effect(store) == effect(wanted_store)
     places = Counter((a.partition, a.offset) for a in outbox.attributions if isinstance(a, Attribution | Undo))
-    clicks = Counter((c.partition, c.offset) for c in outbox.clicks if not isinstance(c, ForgottenUser))
+    clicks = Counter((c.partition, c.offset) for c in outbox.clicks if not isinstance(c, ForgetUpTo))
     assert ones(outbox)[0].keys() == ones(wanted_outbox)[0].keys()
     assert ones(outbox)[2] == ones(wanted_outbox)[2]
     assert all(count == 1 for count in (*places.values(), *clicks.values()))
@@ -185,7 +186,7 @@ def test_a_batch_goes_out_in_source_order_and_undos_name_what_counted(
         attributions: Sequence[Attributed], dead_letters: Sequence[DeadLetter], clicks: Sequence[ClickRecord] = ()
     ) -> None:
         batches.append([(a.partition, a.offset) for a in attributions if isinstance(a, Attribution | Undo)])
-        batches.append([(c.partition, c.offset) for c in clicks if not isinstance(c, ForgottenUser)])
+        batches.append([(c.partition, c.offset) for c in clicks if not isinstance(c, ForgetUpTo)])
         publish(attributions, dead_letters, clicks)
 
     outbox.publish = watch  # type: ignore[method-assign]

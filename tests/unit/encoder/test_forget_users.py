@@ -12,6 +12,7 @@ from services.common.errors import Conflict, DependencyUnavailable, Precondition
 from services.common.events import Interaction
 from services.common.forgets import Forget
 from services.common.state_store import UserHistory
+from services.common.stream.retraction import ForgetUpTo, Undo
 from services.encoder.adapters.in_memory import (
     HashEncoder,
     MemoryForgetLog,
@@ -19,7 +20,7 @@ from services.encoder.adapters.in_memory import (
     MemoryStore,
     MemoryStream,
 )
-from services.encoder.domain import Attribution, EncodedStates, EncodeJob, Undo, VoidedUser
+from services.encoder.domain import Attribution, EncodedStates, EncodeJob
 from services.encoder.encoding import cache_key
 from services.encoder.forgetting import Forgotten, pseudonym_of
 from services.encoder.handlers.describe_user import DescribeUser
@@ -91,7 +92,7 @@ class World:
 def folded(outbox: MemoryOutbox) -> dict[tuple[int, int], Attribution]:
     """What stands after a reader folded the log: each place once, without what is undone or forgotten."""
     undone = {message.undoes for message in outbox.attributions if isinstance(message, Undo)}
-    voided = [message for message in outbox.attributions if isinstance(message, VoidedUser)]
+    voided = [message for message in outbox.attributions if isinstance(message, ForgetUpTo)]
     standing: dict[tuple[int, int], Attribution] = {}
     for message in outbox.attributions:
         if not isinstance(message, Attribution):
@@ -300,10 +301,10 @@ def test_the_voided_user_is_published_under_the_pseudonym_that_attributions_carr
     world.forgets.append(forget(0, "f7", p0=2, p1=-1))
     world.settle()
     world.settle()
-    voided = [message for message in world.outbox.attributions if isinstance(message, VoidedUser)]
+    voided = [message for message in world.outbox.attributions if isinstance(message, ForgetUpTo)]
     (pseudonym,) = {a.user_pseudonym for a in world.outbox.attributions}
     # Once: a process that starts later finds it applied.
-    assert voided == [VoidedUser("f7", {0: 2, 1: -1}, pseudonym, NOW_MS)]
+    assert voided == [ForgetUpTo(forget_id="f7", up_to={0: 2, 1: -1}, user_pseudonym=pseudonym, recorded_ms=NOW_MS)]
 
 
 def test_a_record_that_cannot_be_read_is_set_aside_and_the_next_one_is_applied() -> None:
@@ -381,7 +382,7 @@ def test_two_processes_that_share_the_partitions_both_forget() -> None:
     first.turn()
     second.turn()
     assert first.forgets.applied_up_to("user-0") == second.forgets.applied_up_to("user-0") == {0: 2}
-    assert {message.forget_id for message in world.outbox.attributions if isinstance(message, VoidedUser)} == {"f1"}
+    assert {message.forget_id for message in world.outbox.attributions if isinstance(message, ForgetUpTo)} == {"f1"}
 
 
 async def test_a_description_counts_what_is_there_and_says_what_was_forgotten() -> None:

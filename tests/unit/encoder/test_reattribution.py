@@ -8,6 +8,7 @@ import pytest
 from streams import NOW_MS, VOCABULARY, append, drain, forget, handler_on, interaction
 
 from services.common.errors import DependencyUnavailable
+from services.common.stream.retraction import Undo
 from services.encoder.adapters.in_memory import (
     HashEncoder,
     MemoryForgetLog,
@@ -15,7 +16,7 @@ from services.encoder.adapters.in_memory import (
     MemoryStore,
     MemoryStream,
 )
-from services.encoder.domain import Attribution, Undo
+from services.encoder.domain import Attribution
 from services.encoder.forgetting import Forgotten
 from services.encoder.reattribution import Reattribution, ReattributionReport
 

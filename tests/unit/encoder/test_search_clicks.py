@@ -7,17 +7,10 @@ from streams import NOW_MS, VOCABULARY, append, drain, forget, forgets_on, handl
 
 from services.common.errors import InvalidRequest
 from services.common.events import Interaction
-from services.common.search_clicks import (
-    ClickRecord,
-    ForgottenUser,
-    SearchClick,
-    UndoneInteraction,
-    decode_click,
-    encode_click,
-    key_of,
-)
+from services.common.search_clicks import ClickRecord, SearchClick, decode_click, encode_click, key_of
+from services.common.stream.retraction import ForgetUpTo, Undo
 from services.encoder.adapters.in_memory import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStore, MemoryStream
-from services.encoder.domain import Attribution, Undo
+from services.encoder.domain import Attribution
 from services.encoder.forgetting import Forgotten, pseudonym_of
 from services.encoder.reattribution import Reattribution
 
@@ -82,9 +75,9 @@ def test_words_that_break_a_limit_make_a_dead_letter_and_no_click() -> None:
 def test_an_undo_names_the_click_that_it_takes_back() -> None:
     undo = interaction(0, item_id="", event_id="u1", undoes_event_id="c1", type="interaction")
     outbox = published(interaction(0, 9, event_id="e1"), click(item=3), undo)
-    assert [type(record) for record in outbox.clicks] == [SearchClick, UndoneInteraction]
+    assert [type(record) for record in outbox.clicks] == [SearchClick, Undo]
     taken_back = outbox.clicks[1]
-    assert isinstance(taken_back, UndoneInteraction)
+    assert isinstance(taken_back, Undo)
     assert (taken_back.undoes, taken_back.offset, taken_back.item_id) == ((0, 1), 2, "item-3")
     assert any(isinstance(a, Undo) for a in outbox.attributions)
 
@@ -105,9 +98,9 @@ def test_a_forgotten_user_is_named_once_whatever_the_number_of_partitions_and_vo
     handler.resync(stream)
     forgets_on(log, store, outbox, forgotten).resync(handler.epoch, stream.end_offsets())
     handler.apply(stream.poll(0, 100))
-    assert [type(record) for record in outbox.clicks] == [ForgottenUser, SearchClick]
+    assert [type(record) for record in outbox.clicks] == [ForgetUpTo, SearchClick]
     void, later = outbox.clicks
-    assert isinstance(void, ForgottenUser)
+    assert isinstance(void, ForgetUpTo)
     assert isinstance(later, SearchClick)
     assert (void.user_pseudonym, void.up_to, void.forget_id) == (PSEUDONYM, {0: 0, 1: -1}, "f1")
     assert later.event_id == "c2"
@@ -122,7 +115,7 @@ def test_a_click_that_came_while_its_user_was_being_forgotten_still_counts() -> 
     drain(handler, stream)
     log.append(forget(p0=0))
     forgets_on(log, store, outbox, forgotten).resync(handler.epoch, stream.end_offsets())
-    assert [type(record) for record in outbox.clicks] == [SearchClick, ForgottenUser]
+    assert [type(record) for record in outbox.clicks] == [SearchClick, ForgetUpTo]
     # Its query state was made of the void event, the words were not.
     assert [a.undoes for a in outbox.attributions if isinstance(a, Undo)] == [(0, 1)]
 
@@ -159,9 +152,9 @@ lying = common | {
 }
 records = st.one_of(
     st.builds(SearchClick, query=words, value=st.floats(allow_nan=False), **lying),
-    st.builds(UndoneInteraction, undoes=places, **lying),
+    st.builds(Undo, undoes=places, **lying),
     st.builds(
-        ForgottenUser,
+        ForgetUpTo,
         forget_id=ids,
         up_to=st.dictionaries(st.integers(0, 99), st.integers(-1, 2**40), min_size=1),
         **common,

@@ -21,7 +21,8 @@ from services.algorithms.text_bundle import TextBundle, TextBundleWriter
 from services.algorithms.word_pieces import WordPieces
 from services.common.items import CatalogueItem
 from services.common.rpc_server import HealthState, RpcServer
-from services.common.search_clicks import ForgottenUser, SearchClick, UndoneInteraction, encode_click
+from services.common.search_clicks import SearchClick, encode_click
+from services.common.stream.retraction import ForgetUpTo, Undo
 from services.generator.adapters.in_memory import MemoryClicks
 from services.generator.bootstrap import Handlers, Ready, Sources, load_sources, make_handlers
 from services.generator.changes import ItemChanges
@@ -190,7 +191,7 @@ def click(offset: int, query: str, item_id: str, user: str = "u") -> bytes:
 
 def undo(offset: int, undone: int, user: str = "u") -> bytes:
     return encode_click(
-        UndoneInteraction(
+        Undo(
             event_id=f"e{offset}",
             item_id="1",
             undoes=(0, undone),
@@ -205,7 +206,7 @@ def undo(offset: int, undone: int, user: str = "u") -> bytes:
 
 def forget(user: str, up_to: int) -> bytes:
     return encode_click(
-        ForgottenUser(forget_id=f"f-{user}-{up_to}", up_to={0: up_to}, user_pseudonym=user, recorded_ms=3_000)
+        ForgetUpTo(forget_id=f"f-{user}-{up_to}", up_to={0: up_to}, user_pseudonym=user, recorded_ms=3_000)
     )
 
 

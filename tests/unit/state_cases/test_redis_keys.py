@@ -16,8 +16,8 @@ from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append_all
 from services.common import state_layout
 from services.common.forgets import Forget
 from services.common.state_store import AdvanceStep, StateWriter, StoredEvent, UserUpdate
+from services.common.stream.retraction import ForgetUpTo
 from services.encoder.adapters.in_memory import MemoryForgetLog, MemoryStream
-from services.encoder.domain import VoidedUser
 from services.encoder.forgetting import pseudonym_of
 from services.refresher.domain.records import Forgetting
 
@@ -101,7 +101,7 @@ def test_a_forget_after_the_pseudonym_key_was_changed_takes_the_users_sums_back(
     forgets.append(Forget(forget_id="f", user_id=ANN, up_to={0: 1}, requested_ms=NOW_MS))
     process = EncoderProcess(stream, store, forget_log=forgets, pseudonym_key=new_key).settle()
     for voided in process.outbox.attributions:
-        if isinstance(voided, VoidedUser):
+        if isinstance(voided, ForgetUpTo):
             world.log.append(0, Forgetting(0, voided.user_pseudonym, voided.up_to))
     running.settle()
     state = running.held.partitions[0]
