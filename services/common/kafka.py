@@ -244,7 +244,7 @@ class EventProducer:
             self._leave(pending, DependencyUnavailable("Kafka has the record but did not say where; send it again"))
             return
         self.reachable = True
-        self._leave(pending, (metadata.partition, metadata.offset))
+        self._leave(pending, Position(metadata.partition, metadata.offset))
 
     def _refused(self, producer: KafkaProducer, pending: _Pending, error: BaseException) -> None:
         self.reachable = False
