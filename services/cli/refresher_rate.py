@@ -17,13 +17,13 @@ from prometheus_client import CollectorRegistry
 from services.algorithms.bundle import Bundle
 from services.algorithms.pefa.policy import SharePolicy
 from services.common import index_deltas
+from services.common.stream.record import DeadLetter, SourceRecord
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.adapters.decoding import QueryShape, decode_attribution
 from services.refresher.adapters.in_memory import LeaseTable, MemoryLeases, MemoryLog
 from services.refresher.bootstrap import fold_rules
 from services.refresher.config import RefresherSettings
 from services.refresher.consumer import Refresher, RefresherLimits
-from services.refresher.domain.records import SourceRecord, Unreadable
 from services.refresher.handlers.describe import Held
 from services.refresher.handlers.publish import Publisher
 from services.refresher.metrics import RefresherMetrics
@@ -81,7 +81,7 @@ class _Counting:
     def __init__(self) -> None:
         self.deltas = self.nbytes = 0
 
-    def publish(self, deltas: Sequence[index_deltas.IndexDelta], unreadable: Sequence[Unreadable]) -> None:
+    def publish(self, deltas: Sequence[index_deltas.IndexDelta], unreadable: Sequence[DeadLetter]) -> None:
         for delta in deltas:
             self.nbytes += len(delta.key) + len(index_deltas.encode(delta))
         self.deltas += len(deltas)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -19,6 +18,7 @@ import structlog
 from services.common.errors import FreshetError, InvalidRequest
 from services.common.index_deltas import Batch, Batches, decode, is_of_model, joined
 from services.common.items import CatalogueItem, decode_item
+from services.common.stream.record import SourceRecord
 from services.common.topics import INDEX_DELTAS, ITEMS
 from services.common.turn_clock import TurnClock
 
@@ -31,17 +31,6 @@ _MAX_PENDING = 4_096  # deltas that may wait for room before they are read no fu
 _SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRecord:
-    """A record of one of the two topics."""
-
-    topic: str
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes]] = ()
-
-
 class CatalogueTopics(Protocol):
     """Both topics, for one thread. Every method raises DependencyUnavailable when Kafka does not answer."""
 
@@ -51,7 +40,7 @@ class CatalogueTopics(Protocol):
     def seek(self, positions: Mapping[str, int]) -> None:
         """Go on reading there."""
 
-    def poll(self, timeout_s: float, *, deltas: bool) -> Sequence[TopicRecord]:
+    def poll(self, timeout_s: float, *, deltas: bool) -> Sequence[SourceRecord]:
         """What has come; without `deltas` of `items` alone. Waits at most so long.
 
         Where a topic was made anew and is shorter than what was read, it comes from its start.
@@ -60,7 +49,7 @@ class CatalogueTopics(Protocol):
     def positions(self) -> dict[str, int]:
         """The next offset to be read, by topic."""
 
-    def set_aside(self, record: TopicRecord, reason: str) -> None:
+    def set_aside(self, record: SourceRecord, reason: str) -> None:
         """Write an item's record to the dead letters, unless that was done before."""
 
     def close(self) -> None: ...
@@ -203,7 +192,7 @@ class CatalogueFollower:
         self._next = dict.fromkeys(self._next, 0)
         self._listener.reset()
 
-    def _take(self, records: Sequence[TopicRecord]) -> None:
+    def _take(self, records: Sequence[SourceRecord]) -> None:
         skipped: Counter[str] = Counter()
         closed: list[Batch] = []
         slice_size = max(_SLICE, len(records) // _MAX_PAUSES)
@@ -226,7 +215,7 @@ class CatalogueFollower:
         for kind, count in skipped.items():
             self._listener.counted(kind, count)
 
-    def _describe(self, records: Sequence[TopicRecord]) -> None:
+    def _describe(self, records: Sequence[SourceRecord]) -> None:
         items = []
         for record in records:
             try:

@@ -12,10 +12,10 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
-from services.common.catalogue_follower import TopicRecord
 from services.common.dead_letters import dead_letter
 from services.common.errors import DependencyUnavailable
 from services.common.kafka import BulkProducer, build_consumer
+from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.topics import INDEX_DELTAS, ITEMS
 
 _DELTAS, _ITEMS = TopicPartition(INDEX_DELTAS, 0), TopicPartition(ITEMS, 0)
@@ -58,13 +58,15 @@ class KafkaCatalogueTopics:
             for tp in (_DELTAS, _ITEMS):
                 consumer.seek(tp, positions[tp.topic])
 
-    def poll(self, timeout_s: float, *, deltas: bool) -> Sequence[TopicRecord]:
+    def poll(self, timeout_s: float, *, deltas: bool) -> Sequence[SourceRecord]:
         with self._errors() as consumer:
             if deltas == (_DELTAS in consumer.paused()):
                 (consumer.resume if deltas else consumer.pause)(_DELTAS)
             batches = consumer.poll(timeout_ms=round(1000 * timeout_s), max_records=_MAX_RECORDS)
         return [
-            TopicRecord(tp.topic, record.offset, record.key, record.value, record.headers)
+            SourceRecord(
+                tp.topic, tp.partition, record.offset, record.timestamp, record.key, record.value, record.headers
+            )
             for tp, batch in batches.items()
             for record in batch
         ]
@@ -73,11 +75,10 @@ class KafkaCatalogueTopics:
         with self._errors() as consumer:
             return {tp.topic: consumer.position(tp, timeout_ms=5_000) or 0 for tp in (_DELTAS, _ITEMS)}
 
-    def set_aside(self, record: TopicRecord, reason: str) -> None:
+    def set_aside(self, record: SourceRecord, reason: str) -> None:
         if self._producer is None or record.offset < self._set_aside_to:
             return
-        letter = dead_letter(ITEMS, 0, record.offset, record.key, record.value, record.headers, reason=reason)
-        self._producer.send_many([letter])
+        self._producer.send_many([dead_letter(DeadLetter(record, reason))])
         self._set_aside_to = record.offset + 1
         with self._errors() as consumer:
             consumer.commit_async({_ITEMS: OffsetAndMetadata(self._set_aside_to, "", -1)})

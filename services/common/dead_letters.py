@@ -1,50 +1,41 @@
 """What becomes of a record that nobody can read: its bytes and headers go to the dead-letter topic, with the reason.
 
 One form for every topic: the original key, value and headers, and in further headers why and from where. It knows how
-large a letter may be, not who writes it.
+large a letter and its reason may be, not who writes it.
 """
 
-from collections.abc import Sequence
-
 from services.common.kafka import Record
+from services.common.stream.record import DeadLetter
 from services.common.topics import DEAD_LETTER_SUFFIX, MAX_DEAD_LETTER_BYTES
 
 # The rest is for the headers that say why, and for what Kafka puts around a record.
 MAX_LETTER_BYTES = MAX_DEAD_LETTER_BYTES - 65_536
+MAX_REASON_BYTES = 512
 
 
-def dead_letter(
-    topic: str,
-    partition: int,
-    offset: int,
-    key: bytes | None,
-    value: bytes | None,
-    # Kafka's header values may be null.
-    headers: Sequence[tuple[str, bytes | None]],
-    *,
-    reason: str,
-) -> Record:
-    """The record to write for one that was read from `topic` and cannot be used.
+def dead_letter(letter: DeadLetter) -> Record:
+    """The record to write.
 
     What no topic of ours could hold is cut, and says how long it was: a letter that cannot be sent would hold the
     stream up for ever. The source position tells where the whole record lies.
     """
-    key, value = key or b"", value or b""
-    kept = [(name, text or b"") for name, text in headers]
+    record = letter.record
+    key, value = record.key or b"", record.value or b""
+    kept = [(name, text or b"") for name, text in record.headers]
     size = len(key) + len(value) + sum(len(name.encode()) + len(text) for name, text in kept)
     if size > MAX_LETTER_BYTES:
         room = MAX_LETTER_BYTES // 2
         key, value = key[:room], value[:room]
         kept = [("freshet-original-bytes", str(size).encode())]
     return Record(
-        topic + DEAD_LETTER_SUFFIX,
+        record.topic + DEAD_LETTER_SUFFIX,
         key,
         value,
         [
             *kept,
-            ("freshet-reason", reason.encode()),
-            ("freshet-source-topic", topic.encode()),
-            ("freshet-source-partition", str(partition).encode()),
-            ("freshet-source-offset", str(offset).encode()),
+            ("freshet-reason", letter.reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore").encode()),
+            ("freshet-source-topic", record.topic.encode()),
+            ("freshet-source-partition", str(record.partition).encode()),
+            ("freshet-source-offset", str(record.offset).encode()),
         ],
     )

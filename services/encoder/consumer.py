@@ -16,8 +16,8 @@ import structlog
 
 from services.common.errors import FreshetError
 from services.common.state_store import now_ms
+from services.common.stream.record import SourceRecord
 from services.common.turn_clock import TurnClock
-from services.encoder.domain import SourceRecord
 from services.encoder.handlers.apply_records import Applied, ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics

@@ -24,7 +24,6 @@ from services.common.query_state import PackedQueryState
 from services.common.state_store import RecentId, StoredEvent, UserHistory, hash_event_id
 from services.common.stream.position import Position
 from services.common.stream.retraction import ForgetUpTo, Undo, is_covered
-from services.common.topics import INTERACTIONS
 
 # Event ids of this many latest records of a user are remembered. What is applied together holds at most half as many
 # records of one user, so that whatever is delivered again is recognised whole.
@@ -44,28 +43,6 @@ class Outcome(IntEnum):
     UNDO_WITHOUT_EVENT = 4
     # At or below the place up to which its user was forgotten.
     FORGOTTEN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRecord:
-    """One record of `interactions` as it lies there. recorded_ms: the broker's append time, Unix milliseconds."""
-
-    partition: int
-    offset: int
-    recorded_ms: int
-    key: bytes | None
-    value: bytes | None
-    # Kafka's header values may be null.
-    headers: Sequence[tuple[str, bytes | None]] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A record that will never be applied, and why. topic: the one that it lies in."""
-
-    record: SourceRecord
-    reason: str
-    topic: str = INTERACTIONS
 
 
 @dataclass(frozen=True, slots=True)

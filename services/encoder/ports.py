@@ -9,7 +9,8 @@ from typing import Protocol
 
 from services.common.search_clicks import ClickRecord
 from services.common.state_store import AdvanceStep, Progress, UserHistory, UserKeys, UserUpdate
-from services.encoder.domain import Attributed, DeadLetter, EncodedStates, EncodeJob, SourceRecord
+from services.common.stream.record import DeadLetter, SourceRecord
+from services.encoder.domain import Attributed, EncodedStates, EncodeJob
 from services.encoder.forgetting import ForgetRecord
 
 Offsets = Mapping[int, int]

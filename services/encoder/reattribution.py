@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from services.common.errors import DependencyUnavailable
 from services.common.search_clicks import ClickRecord
-from services.encoder.domain import Attributed, DeadLetter
+from services.common.stream.record import DeadLetter
+from services.encoder.domain import Attributed
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords

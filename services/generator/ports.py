@@ -4,10 +4,10 @@ Both raise the error tree of `services.common.errors`. The topic `items` is read
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from services.algorithms.states import FloatArray
+from services.common.stream.record import SourceRecord
 
 
 class TextEncoder(Protocol):
@@ -23,16 +23,6 @@ class TextEncoder(Protocol):
         """Give connections and memory back."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClickSource:
-    """A record of `search-clicks` as it lies there."""
-
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]] = ()
-
-
 class ClicksTopic(Protocol):
     """`search-clicks`, for one thread. Every method raises DependencyUnavailable when Kafka does not answer."""
 
@@ -42,13 +32,13 @@ class ClicksTopic(Protocol):
     def seek(self, offset: int) -> None:
         """Go on reading there."""
 
-    def poll(self, timeout_s: float) -> Sequence[ClickSource]:
+    def poll(self, timeout_s: float) -> Sequence[SourceRecord]:
         """What has come, in order; waits at most so long. Where the topic was made anew, it comes from its start."""
 
     def position(self) -> int:
         """The next offset to be read."""
 
-    def set_aside(self, record: ClickSource, reason: str) -> None:
+    def set_aside(self, record: SourceRecord, reason: str) -> None:
         """Write a record that cannot be read to the dead letters, unless that was done before."""
 
     def close(self) -> None:

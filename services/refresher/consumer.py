@@ -17,10 +17,11 @@ import structlog
 
 from services.common.errors import FreshetError, PreconditionFailed
 from services.common.kafka import partition_for
+from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.topics import ATTRIBUTIONS
 from services.common.turn_clock import TurnClock
 from services.refresher.domain.partition import Partition
-from services.refresher.domain.records import Entry, Interaction, Listing, SourceRecord, Unreadable
+from services.refresher.domain.records import Entry, Interaction, Listing
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.describe import Held
 from services.refresher.handlers.fold import FoldRecords
@@ -107,7 +108,7 @@ class Refresher:
         # Records that failed for a bug of ours: how far to go one by one, and which are set aside.
         self._careful_to: dict[int, int] = {}
         self._aside: set[tuple[int, int]] = set()
-        self._unreadable: list[Unreadable] = []
+        self._unreadable: list[DeadLetter] = []
         # When the broker took what was folded and is not published yet, by partition.
         self._waiting: dict[int, list[int]] = {}
         self._checkpoint_at: dict[int, float] = {}
@@ -469,6 +470,6 @@ class Refresher:
             self._report({number: end for number, (_, end) in bounds.items()})
 
 
-def _aside(number: int, entry: Entry) -> Unreadable:
+def _aside(number: int, entry: Entry) -> DeadLetter:
     """Where the record lies; it was readable, so its bytes are not kept."""
-    return Unreadable(SourceRecord(ATTRIBUTIONS, number, entry.offset, 0, None, None), "internal error")
+    return DeadLetter(SourceRecord(ATTRIBUTIONS, number, entry.offset, 0, None, None), "internal error")

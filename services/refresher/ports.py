@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.common.index_deltas import IndexDelta
-from services.refresher.domain.records import Entry, Interaction, Listing, Unreadable
+from services.common.stream.record import DeadLetter
+from services.refresher.domain.records import Entry, Interaction, Listing
 
 
 @dataclass(slots=True)
@@ -21,7 +22,7 @@ class Polled:
 
     entries: dict[int, list[Entry]] = field(default_factory=dict)
     listings: list[Listing] = field(default_factory=list)
-    unreadable: list[Unreadable] = field(default_factory=list)
+    unreadable: list[DeadLetter] = field(default_factory=list)
 
 
 class Log(Protocol):
@@ -30,7 +31,7 @@ class Log(Protocol):
     def partitions(self) -> Sequence[int]:
         """All partitions of `attributions`."""
 
-    def listings(self) -> tuple[Sequence[Listing], Sequence[Unreadable]]:
+    def listings(self) -> tuple[Sequence[Listing], Sequence[DeadLetter]]:
         """Everything that `items` holds now; polls go on behind it."""
 
     def assign(self, offsets: Mapping[int, int]) -> None:
@@ -58,7 +59,7 @@ class Log(Protocol):
 class Outbox(Protocol):
     """What the refresher writes. Returns once everything is acknowledged; a failure may leave some of it written."""
 
-    def publish(self, deltas: Sequence[IndexDelta], unreadable: Sequence[Unreadable]) -> None:
+    def publish(self, deltas: Sequence[IndexDelta], unreadable: Sequence[DeadLetter]) -> None:
         """Write deltas in order, and what could not be read to the dead letters."""
 
     def close(self) -> None:

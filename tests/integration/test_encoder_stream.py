@@ -11,12 +11,13 @@ from kafka.admin import KafkaAdminClient
 from services.common.forgets import Forget, encode_forget
 from services.common.kafka import BulkProducer, EventProducer, Record, build_consumer, partition_for
 from services.common.query_state import PackedQueryState
+from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import ForgetUpTo, Undo
 from services.common.topics import ATTRIBUTIONS, INTERACTIONS_DEAD_LETTER, NUM_PARTITIONS, Topic, ensure_topics
 from services.encoder.adapters.kafka_forgets import KafkaForgetLog
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.adapters.kafka_stream import KafkaStream
-from services.encoder.domain import Attribution, DeadLetter, SourceRecord
+from services.encoder.domain import Attribution
 
 pytestmark = pytest.mark.integration
 
@@ -73,7 +74,7 @@ def test_records_are_read_in_order_from_where_one_is_told(
     assert {(r.partition, r.offset): r.value for r in records} == {
         place: b"%d" % number for number, place in enumerate(places)
     }
-    assert all(r.headers == [("h", b"x")] and r.recorded_ms >= before_ms - 5_000 for r in records)
+    assert all(r.headers == [("h", b"x")] and r.written_ms >= before_ms - 5_000 for r in records)
     for partition in range(PARTITIONS):
         offsets = [r.offset for r in records if r.partition == partition]
         assert offsets == sorted(offsets)
@@ -136,7 +137,9 @@ def test_attributions_and_dead_letters_are_published_whole(kafka: str, open_stre
         user_pseudonym="p",
     )
     outbox = KafkaOutbox(BulkProducer(kafka))
-    outbox.publish([attribution, undo], [DeadLetter(SourceRecord(2, 78, 0, b"ann", b"\xff"), "because")])
+    outbox.publish(
+        [attribution, undo], [DeadLetter(SourceRecord("interactions", 2, 78, 0, b"ann", b"\xff"), "because")]
+    )
     outbox.close()
 
     record, undone = read(attributions, 2)

@@ -16,7 +16,9 @@ from services.common.errors import Conflict
 from services.common.forgets import Forget
 from services.common.search_clicks import ClickRecord
 from services.common.state_store import AdvanceStep, Progress, StoredState, UserHistory, UserKeys, UserUpdate
-from services.encoder.domain import Attributed, DeadLetter, EncodedStates, EncodeJob, SourceRecord
+from services.common.stream.record import DeadLetter, SourceRecord
+from services.common.topics import FORGETS, INTERACTIONS
+from services.encoder.domain import Attributed, EncodedStates, EncodeJob
 from services.encoder.forgetting import ForgetRecord
 from services.encoder.ports import Offsets
 
@@ -40,7 +42,7 @@ class MemoryStream:
     ) -> int:
         """Write one record; return its offset."""
         offset = len(self.log[partition])
-        self.log[partition].append(SourceRecord(partition, offset, recorded_ms, key, value, headers))
+        self.log[partition].append(SourceRecord(INTERACTIONS, partition, offset, recorded_ms, key, value, headers))
         return offset
 
     def partitions(self) -> Sequence[int]:
@@ -106,7 +108,7 @@ class MemoryForgetLog:
 
     def append(self, forget: Forget | None, reason: str = "") -> None:
         """Write one record; None is one that cannot be read."""
-        record = SourceRecord(0, len(self.log), 0, None if forget is None else forget.user_id.encode(), b"")
+        record = SourceRecord(FORGETS, 0, len(self.log), 0, None if forget is None else forget.user_id.encode(), b"")
         self.log.append(ForgetRecord(record, forget, reason))
 
     def reader(self) -> "MemoryForgetLog":

@@ -4,9 +4,9 @@ import time
 
 from services.common.errors import DependencyUnavailable, InvalidRequest, PreconditionFailed
 from services.common.forgets import decode_forget
+from services.common.stream.record import SourceRecord
 from services.common.topics import FORGETS
 from services.encoder.adapters.kafka_stream import KafkaStream
-from services.encoder.domain import SourceRecord
 from services.encoder.forgetting import ForgetRecord
 
 _PARTITION = 0

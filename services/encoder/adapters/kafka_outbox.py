@@ -9,9 +9,10 @@ from services.common.dead_letters import dead_letter
 from services.common.kafka import BulkProducer, Record
 from services.common.query_state import to_message
 from services.common.search_clicks import ClickRecord, encode_click, key_of
+from services.common.stream.record import DeadLetter
 from services.common.stream.retraction import ForgetUpTo, write_about
 from services.common.topics import ATTRIBUTIONS, SEARCH_CLICKS
-from services.encoder.domain import Attributed, Attribution, DeadLetter
+from services.encoder.domain import Attributed, Attribution
 
 # What an import publishes at once would not fit into the producer's buffer (32 MiB; a state has 1-3 kB).
 MAX_TOGETHER = 5_000
@@ -32,7 +33,7 @@ class KafkaOutbox:
     ) -> None:
         records = [record for attribution in attributions for record in self._records(attribution)]
         records += [Record(SEARCH_CLICKS, key_of(click), encode_click(click)) for click in clicks]
-        records += [dead_letter_record(letter) for letter in dead_letters]
+        records += [dead_letter(letter) for letter in dead_letters]
         for start in range(0, len(records), MAX_TOGETHER):
             self._producer.send_many(records[start : start + MAX_TOGETHER], self._timeout_s)
 
@@ -58,17 +59,3 @@ def encode_attribution(attribution: Attributed) -> bytes:
         message.query_state.CopyFrom(to_message(attribution.state))
     data: bytes = message.SerializeToString()
     return data
-
-
-def dead_letter_record(letter: DeadLetter) -> Record:
-    """The original bytes and headers, and in further headers why and from where."""
-    record = letter.record
-    return dead_letter(
-        letter.topic,
-        record.partition,
-        record.offset,
-        record.key,
-        record.value,
-        record.headers,
-        reason=letter.reason,
-    )

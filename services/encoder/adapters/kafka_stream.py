@@ -13,7 +13,7 @@ from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from services.common.errors import DependencyUnavailable
-from services.encoder.domain import SourceRecord
+from services.common.stream.record import SourceRecord
 from services.encoder.ports import Offsets
 
 ANSWER_TIMEOUT_MS = 5_000
@@ -52,7 +52,9 @@ class KafkaStream:
         with self._errors() as consumer:
             batches = consumer.poll(timeout_ms=timeout_ms, max_records=max_records)
         records = [
-            SourceRecord(tp.partition, record.offset, record.timestamp, record.key, record.value, record.headers)
+            SourceRecord(
+                tp.topic, tp.partition, record.offset, record.timestamp, record.key, record.value, record.headers
+            )
             for tp, batch in batches.items()
             for record in batch
         ]

@@ -17,25 +17,22 @@ from services.common import events
 from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
 from services.common.search_clicks import SearchClick
 from services.common.state_store import AdvanceStep, StoredState, UserHistory, UserUpdate, now_ms
+from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import Undo
 from services.encoder.domain import (
     MAX_RECORDS_PER_USER,
     Arrival,
     Attribution,
-    DeadLetter,
     EncodedStates,
     EncodeJob,
     Merge,
     Outcome,
-    SourceRecord,
     chunks,
     merge,
 )
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
 from services.encoder.forgetting import Forgotten, pseudonym_of
 from services.encoder.ports import Outbox, SequenceEncoder, Store, Stream
-
-MAX_REASON_BYTES = 512
 
 _COUNTED_AS = {
     Outcome.APPLIED: ("applied",),
@@ -172,15 +169,15 @@ class ApplyRecords:
     def _read(self, record: SourceRecord) -> Arrival | DeadLetter:
         try:
             interaction = events.decode_interaction(
-                record.value, record.headers, record.key, missing_time_ms=record.recorded_ms
+                record.value, record.headers, record.key, missing_time_ms=record.written_ms
             )
             # Judged by the broker's time of the record, so that reading it again judges the same.
-            events.validate(interaction, record.recorded_ms)
+            events.validate(interaction, record.written_ms)
         except InvalidRequest as exc:
-            return DeadLetter(record, exc.message.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+            return DeadLetter(record, exc.message)
         if not interaction.event_id:
             interaction = replace(interaction, event_id=f"{record.partition}-{record.offset}")
-        return Arrival(record.partition, record.offset, record.recorded_ms, interaction)
+        return Arrival(record.partition, record.offset, record.written_ms, interaction)
 
     def _apply_together(self, entries: Sequence[Arrival | DeadLetter]) -> Applied:
         result = Applied()

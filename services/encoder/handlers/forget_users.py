@@ -15,9 +15,9 @@ from services.common.errors import FreshetError
 from services.common.forgets import Forget
 from services.common.state_store import UserHistory, UserUpdate
 from services.common.stream.position import Position
+from services.common.stream.record import DeadLetter
 from services.common.stream.retraction import ForgetUpTo, Undo, covers
-from services.common.topics import FORGETS
-from services.encoder.domain import Attributed, DeadLetter
+from services.encoder.domain import Attributed
 from services.encoder.encoding import cache_key
 from services.encoder.forgetting import ForgetRecord, Forgotten, check_same_log, erase, pseudonym_of
 from services.encoder.ports import ForgetLog, Offsets, Outbox, SequenceEncoder, Store
@@ -111,7 +111,7 @@ class ForgetUsers:
             updates.append(self._update(user_id, rest))
             if len(rest.events) < len(history.events):
                 messages += self._tainted(user_id, rest)
-        letters = [DeadLetter(record.record, record.reason, FORGETS) for record in self._unreadable]
+        letters = [DeadLetter(record.record, record.reason) for record in self._unreadable]
         self._outbox.publish(messages, letters, voided)
         self._store.forget(updates, self._epoch)
         self._drop_cached(users)

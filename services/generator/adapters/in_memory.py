@@ -7,14 +7,15 @@ import numpy as np
 
 from services.algorithms.states import FloatArray
 from services.common.errors import DependencyUnavailable
-from services.generator.ports import ClickSource
+from services.common.stream.record import SourceRecord
+from services.common.topics import SEARCH_CLICKS
 
 
 class MemoryClicks:
     """A topic that a test writes to; `is_away` makes every call fail."""
 
     def __init__(self) -> None:
-        self.records: list[ClickSource] = []
+        self.records: list[SourceRecord] = []
         self.letters: list[tuple[int, str]] = []
         self.is_away = False
         self._at = 0
@@ -23,7 +24,7 @@ class MemoryClicks:
     def append(self, value: bytes | None, key: bytes | None = None) -> int:
         """Write one record; its offset."""
         with self._written:
-            self.records.append(ClickSource(len(self.records), key, value))
+            self.records.append(SourceRecord(SEARCH_CLICKS, 0, len(self.records), 0, key, value))
             self._written.notify_all()
             return len(self.records) - 1
 
@@ -41,7 +42,7 @@ class MemoryClicks:
         self._check()
         self._at = offset
 
-    def poll(self, timeout_s: float) -> Sequence[ClickSource]:
+    def poll(self, timeout_s: float) -> Sequence[SourceRecord]:
         self._check()
         with self._written:
             self._written.wait_for(lambda: len(self.records) > self._at, timeout_s)
@@ -53,7 +54,7 @@ class MemoryClicks:
         self._check()
         return self._at
 
-    def set_aside(self, record: ClickSource, reason: str) -> None:
+    def set_aside(self, record: SourceRecord, reason: str) -> None:
         self._check()
         self.letters.append((record.offset, reason))
 

@@ -16,8 +16,8 @@ from services.common.catalogue_topics import KafkaCatalogueTopics
 from services.common.dead_letters import dead_letter
 from services.common.errors import DependencyUnavailable
 from services.common.kafka import BulkProducer, build_consumer
+from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.topics import SEARCH_CLICKS, ensure_topics
-from services.generator.ports import ClickSource
 
 _PARTITION = TopicPartition(SEARCH_CLICKS, 0)
 _MAX_RECORDS = 4_096
@@ -63,12 +63,14 @@ class KafkaClicks:
         with self._errors() as consumer:
             consumer.seek(_PARTITION, offset)
 
-    def poll(self, timeout_s: float) -> Sequence[ClickSource]:
+    def poll(self, timeout_s: float) -> Sequence[SourceRecord]:
         with self._errors() as consumer:
             batches = consumer.poll(timeout_ms=round(1000 * timeout_s), max_records=_MAX_RECORDS)
         return [
-            ClickSource(record.offset, record.key, record.value, record.headers)
-            for batch in batches.values()
+            SourceRecord(
+                tp.topic, tp.partition, record.offset, record.timestamp, record.key, record.value, record.headers
+            )
+            for tp, batch in batches.items()
             for record in batch
         ]
 
@@ -76,11 +78,10 @@ class KafkaClicks:
         with self._errors() as consumer:
             return consumer.position(_PARTITION, timeout_ms=5_000) or 0
 
-    def set_aside(self, record: ClickSource, reason: str) -> None:
+    def set_aside(self, record: SourceRecord, reason: str) -> None:
         if record.offset < self._set_aside_to:
             return
-        letter = dead_letter(SEARCH_CLICKS, 0, record.offset, record.key, record.value, record.headers, reason=reason)
-        self._producer.send_many([letter])
+        self._producer.send_many([dead_letter(DeadLetter(record, reason))])
         self._set_aside_to = record.offset + 1
         with self._errors() as consumer:
             consumer.commit_async({_PARTITION: OffsetAndMetadata(self._set_aside_to, "", -1)})

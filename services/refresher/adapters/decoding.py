@@ -1,6 +1,6 @@
 """Kafka's bytes to the refresher's records, every limit checked: the only place that knows `Attribution` and `Item`.
 
-A record that breaks a limit becomes `Unreadable`, with the field named; nothing here raises, so that one careless
+A record that breaks a limit becomes a `DeadLetter`, with the field named; nothing here raises, so that one careless
 producer cannot stop the stream. Ids are not repeated in reasons, since those end up in logs.
 """
 
@@ -16,16 +16,9 @@ from services.common.events import MAX_TYPE_BYTES, validate_id
 from services.common.items import decode_item
 from services.common.query_state import PackedQueryState, from_message
 from services.common.stream.position import pack_position, read_position, read_up_to
+from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.times import read_ms
-from services.refresher.domain.records import (
-    Entry,
-    Forgetting,
-    Interaction,
-    Listing,
-    SourceRecord,
-    Undo,
-    Unreadable,
-)
+from services.refresher.domain.records import Entry, Forgetting, Interaction, Listing, Undo
 
 _HALF_BYTES = 2
 
@@ -45,15 +38,15 @@ def decode_attribution(record: SourceRecord, shape: QueryShape) -> Entry:
     try:
         return _decode(record, shape)
     except InvalidRequest as exc:
-        return Unreadable(record, exc.message)
+        return DeadLetter(record, exc.message)
 
 
-def decode_listing(record: SourceRecord) -> Listing | Unreadable:
+def decode_listing(record: SourceRecord) -> Listing | DeadLetter:
     """One record of `items`."""
     try:
         item = decode_item(record.key, record.value)
     except InvalidRequest as exc:
-        return Unreadable(record, exc.message)
+        return DeadLetter(record, exc.message)
     return Listing(item.item_id, item.withdrawn, item.title, item.categories)
 
 

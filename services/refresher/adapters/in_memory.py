@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from services.common.errors import PreconditionFailed
 from services.common.index_deltas import IndexDelta
-from services.refresher.domain.records import Entry, Interaction, Listing, Unreadable
+from services.common.stream.record import DeadLetter
+from services.refresher.domain.records import Entry, Interaction, Listing
 from services.refresher.ports import Holding, Polled
 
 
@@ -25,8 +26,8 @@ class MemoryLog:
     def append(self, partition: int, entry: Entry) -> int:
         """Write one entry; its own offset is replaced by the one it gets, which is returned."""
         offset = len(self.entries[partition])
-        if isinstance(entry, Unreadable):
-            entry = Unreadable(replace(entry.record, offset=offset), entry.reason)
+        if isinstance(entry, DeadLetter):
+            entry = DeadLetter(replace(entry.record, offset=offset), entry.reason)
         else:
             entry = replace(entry, offset=offset)
         self.entries[partition].append(entry)
@@ -39,7 +40,7 @@ class MemoryLog:
     def partitions(self) -> Sequence[int]:
         return range(len(self.entries))
 
-    def listings(self) -> tuple[Sequence[Listing], Sequence[Unreadable]]:
+    def listings(self) -> tuple[Sequence[Listing], Sequence[DeadLetter]]:
         self._next_listing = len(self.listed)
         return list({listing.item_id: listing for listing in self.listed}.values()), []
 
@@ -80,9 +81,9 @@ class MemoryOutbox:
 
     def __init__(self) -> None:
         self.deltas: list[IndexDelta] = []
-        self.unreadable: list[Unreadable] = []
+        self.unreadable: list[DeadLetter] = []
 
-    def publish(self, deltas: Sequence[IndexDelta], unreadable: Sequence[Unreadable]) -> None:
+    def publish(self, deltas: Sequence[IndexDelta], unreadable: Sequence[DeadLetter]) -> None:
         self.deltas += deltas
         self.unreadable += unreadable
 

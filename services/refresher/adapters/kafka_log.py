@@ -13,9 +13,10 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from services.common.errors import DependencyUnavailable, PreconditionFailed
+from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.topics import ATTRIBUTIONS, ITEMS
 from services.refresher.adapters.decoding import QueryShape, decode_attribution, decode_listing
-from services.refresher.domain.records import Interaction, Listing, SourceRecord, Unreadable
+from services.refresher.domain.records import Interaction, Listing
 from services.refresher.ports import Polled
 
 ANSWER_TIMEOUT_S = 10.0
@@ -49,9 +50,9 @@ class KafkaLog:
         with self._errors():
             return sorted(self._stream().partitions_for_topic(self._topic) or ())
 
-    def listings(self) -> tuple[Sequence[Listing], Sequence[Unreadable]]:
+    def listings(self) -> tuple[Sequence[Listing], Sequence[DeadLetter]]:
         found: dict[str, Listing] = {}
-        unreadable: list[Unreadable] = []
+        unreadable: list[DeadLetter] = []
         with self._errors():
             consumer = self._stream()
             consumer.assign([_ITEMS_PARTITION])
@@ -63,7 +64,7 @@ class KafkaLog:
                     deadline = time.monotonic() + ANSWER_TIMEOUT_S
                     for record in batch:
                         listing = decode_listing(_source(record))
-                        if isinstance(listing, Unreadable):
+                        if isinstance(listing, DeadLetter):
                             unreadable.append(listing)
                         else:
                             found[listing.item_id] = listing
@@ -92,7 +93,7 @@ class KafkaLog:
             if tp.topic == ITEMS:
                 for record in batch:
                     listing = decode_listing(_source(record))
-                    if isinstance(listing, Unreadable):
+                    if isinstance(listing, DeadLetter):
                         polled.unreadable.append(listing)
                     else:
                         polled.listings.append(listing)

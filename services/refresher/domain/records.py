@@ -6,7 +6,7 @@ Knows nothing of what a record does to sums or memory.
 Letters: P_q query components, P component pairs, d component width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.common.query_state import PackedQueryState
+from services.common.stream.record import DeadLetter
 
 IntArray = npt.NDArray[np.int64]
 
@@ -21,19 +22,6 @@ IntArray = npt.NDArray[np.int64]
 def hash_text(text: str) -> int:
     """64 bits of an id."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRecord:
-    """One record as it lies in its topic. written_ms: the broker's or its writer's time of it, Unix milliseconds."""
-
-    topic: str
-    partition: int
-    offset: int
-    written_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +63,7 @@ class Forgetting:
     up_to: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """A record that breaks a limit, and which one."""
-
-    record: SourceRecord
-    reason: str
-
-    @property
-    def offset(self) -> int:
-        return self.record.offset
-
-
-Entry = Interaction | Undo | Forgetting | Unreadable
+Entry = Interaction | Undo | Forgetting | DeadLetter
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ a failure at any point leaves a state that is right for its position: the next a
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
+from services.common.stream.record import DeadLetter
 from services.refresher.domain.partition import Partition
-from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo, Unreadable
+from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.refresher.ports import Log
 
 # At these offsets, whatever the polls, so that what is published stays a function of the log.
@@ -21,7 +22,7 @@ class FoldRecords:
     def __init__(self, log: Log) -> None:
         self._log = log
 
-    def fold(self, partition: Partition, entries: Sequence[Entry]) -> list[Unreadable]:
+    def fold(self, partition: Partition, entries: Sequence[Entry]) -> list[DeadLetter]:
         """Fold entries in order; those at or below the state's position are passed over. Returns the unreadable ones.
 
         Raises: DependencyUnavailable (try again), PreconditionFailed (the log has lost records: fold it anew); the
@@ -29,7 +30,7 @@ class FoldRecords:
         """
         entries = [entry for entry in entries if entry.offset > partition.folded_offset]
         recent = {entry.offset: entry for entry in entries if isinstance(entry, Interaction)}
-        unreadable: list[Unreadable] = []
+        unreadable: list[DeadLetter] = []
         self.mend(partition)
         for kind, run in _runs(entries):
             if kind is Interaction:
@@ -65,7 +66,7 @@ class FoldRecords:
         partition.refill(brought[:wanted])
 
     def _fold_one(
-        self, partition: Partition, entry: Entry, recent: Mapping[int, Interaction], unreadable: list[Unreadable]
+        self, partition: Partition, entry: Entry, recent: Mapping[int, Interaction], unreadable: list[DeadLetter]
     ) -> None:
         ledger = partition.ledger
         if isinstance(entry, Undo):
@@ -79,10 +80,10 @@ class FoldRecords:
             partition.take_back(self._read(partition, offsets, recent))
             ledger.forget(entry.user, entry.up_to)
             partition.counts["forgotten"] += 1
-        elif isinstance(entry, Unreadable):
+        elif isinstance(entry, DeadLetter):
             unreadable.append(entry)
             partition.counts["dead_lettered"] += 1
-        if not isinstance(entry, Unreadable):
+        if not isinstance(entry, DeadLetter):
             # The record is folded; should the refill fail, the next attempt begins with it.
             partition.folded_offset = entry.offset
             self.mend(partition)

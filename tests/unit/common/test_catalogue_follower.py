@@ -10,11 +10,12 @@ from structlog.testing import capture_logs
 
 from services.common import catalogue_follower
 from services.common.catalogue_changes import CatalogueChanges
-from services.common.catalogue_follower import CatalogueFollower, TopicRecord, age_seconds
+from services.common.catalogue_follower import CatalogueFollower, age_seconds
 from services.common.catalogue_metrics import CatalogueMetrics
 from services.common.errors import DependencyUnavailable
 from services.common.index_deltas import Batch, IndexDelta, ItemDelta, MemoryDelta, encode
 from services.common.items import CatalogueItem, encode_item
+from services.common.stream.record import SourceRecord
 from services.common.topics import INDEX_DELTAS, ITEMS
 from services.common.turn_clock import TurnClock
 
@@ -25,7 +26,7 @@ class MemoryTopics:
     """Both topics as lists; `down` makes every call fail, `per_poll` bounds what one poll brings."""
 
     def __init__(self, per_poll: int = 100) -> None:
-        self.logs: dict[str, list[TopicRecord]] = {INDEX_DELTAS: [], ITEMS: []}
+        self.logs: dict[str, list[SourceRecord]] = {INDEX_DELTAS: [], ITEMS: []}
         self.down, self.per_poll = False, per_poll
         self.letters: list[tuple[int, str]] = []
         self._at = {INDEX_DELTAS: 0, ITEMS: 0}
@@ -33,7 +34,7 @@ class MemoryTopics:
 
     def write(self, topic: str, key: bytes | None, value: bytes | None) -> int:
         offset = len(self.logs[topic])
-        self.logs[topic].append(TopicRecord(topic, offset, key, value))
+        self.logs[topic].append(SourceRecord(topic, 0, offset, 0, key, value))
         return offset
 
     def open(self) -> dict[str, int]:
@@ -45,9 +46,9 @@ class MemoryTopics:
         self._check()
         self._at = dict(positions)
 
-    def poll(self, timeout_s: float, *, deltas: bool) -> Sequence[TopicRecord]:
+    def poll(self, timeout_s: float, *, deltas: bool) -> Sequence[SourceRecord]:
         self._check()
-        records: list[TopicRecord] = []
+        records: list[SourceRecord] = []
         for topic in (INDEX_DELTAS, ITEMS) if deltas else (ITEMS,):
             if self._at[topic] > len(self.logs[topic]):
                 self._at[topic] = 0  # as a consumer does that finds its position gone
@@ -60,7 +61,7 @@ class MemoryTopics:
         self._check()
         return dict(self._at)
 
-    def set_aside(self, record: TopicRecord, reason: str) -> None:
+    def set_aside(self, record: SourceRecord, reason: str) -> None:
         self._check()
         self.letters.append((record.offset, reason))
 
@@ -254,7 +255,7 @@ def test_an_item_that_cannot_be_set_aside_now_is_read_again() -> None:
     scene.topics.set_aside = lambda record, reason: scene.topics._check()  # type: ignore[method-assign]
     real_poll = scene.topics.poll
 
-    def poll_then_lose(timeout_s: float, *, deltas: bool) -> Sequence[TopicRecord]:
+    def poll_then_lose(timeout_s: float, *, deltas: bool) -> Sequence[SourceRecord]:
         found = real_poll(timeout_s, deltas=deltas)
         scene.topics.down = True
         return found

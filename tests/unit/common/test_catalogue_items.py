@@ -6,6 +6,7 @@ from freshet.v1 import events_pb2
 from services.common.dead_letters import MAX_LETTER_BYTES, dead_letter
 from services.common.errors import InvalidRequest
 from services.common.items import CatalogueItem, decode_item, encode_item, validate_item
+from services.common.stream.record import DeadLetter, SourceRecord
 
 
 def test_an_item_survives_the_wire() -> None:
@@ -57,7 +58,9 @@ def test_a_malformed_record_is_refused_with_the_field_named(key: bytes | None, v
 
 
 def test_a_letter_holds_the_original_bytes_the_reason_and_the_place() -> None:
-    letter = dead_letter("items", 0, 17, b"k", b"\xff", [("h", b"1")], reason="value=1 unreadable bytes")
+    letter = dead_letter(
+        DeadLetter(SourceRecord("items", 0, 17, 0, b"k", b"\xff", [("h", b"1")]), "value=1 unreadable bytes")
+    )
     assert (letter.topic, letter.key, letter.value) == ("items.dead-letter", b"k", b"\xff")
     assert dict(letter.headers) == {
         "h": b"1",
@@ -69,6 +72,6 @@ def test_a_letter_holds_the_original_bytes_the_reason_and_the_place() -> None:
 
 
 def test_a_letter_too_large_for_its_topic_is_cut_and_says_so() -> None:
-    letter = dead_letter("items", 0, 1, None, b"x" * (MAX_LETTER_BYTES + 1), [], reason="too large")
+    letter = dead_letter(DeadLetter(SourceRecord("items", 0, 1, 0, None, b"x" * (MAX_LETTER_BYTES + 1)), "too large"))
     assert len(letter.value or b"") == MAX_LETTER_BYTES // 2
     assert dict(letter.headers)["freshet-original-bytes"] == str(MAX_LETTER_BYTES + 1).encode()

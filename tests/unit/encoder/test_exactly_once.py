@@ -12,9 +12,10 @@ from streams import NOW_MS, VOCABULARY, Crash, append, drain, handler_on, intera
 from services.common.errors import Conflict
 from services.common.events import Interaction, decode_interaction
 from services.common.search_clicks import ClickRecord
+from services.common.stream.record import DeadLetter
 from services.common.stream.retraction import ForgetUpTo, Undo
 from services.encoder.adapters.in_memory import MemoryOutbox, MemoryStore, MemoryStream
-from services.encoder.domain import Attributed, Attribution, DeadLetter
+from services.encoder.domain import Attributed, Attribution
 
 PARTITIONS = 2
 

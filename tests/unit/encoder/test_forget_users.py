@@ -316,7 +316,7 @@ def test_a_record_that_cannot_be_read_is_set_aside_and_the_next_one_is_applied()
     world.settle()
     world.settle()
     (letter,) = world.outbox.dead_letters
-    assert (letter.topic, letter.record.offset) == ("forgets", 0)
+    assert (letter.record.topic, letter.record.offset) == ("forgets", 0)
     assert world.users()["user-0"].events == []
 
 

@@ -28,9 +28,10 @@ from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.states import ItemStates
 from services.common.errors import DependencyUnavailable
 from services.common.kafka import partition_for
+from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.turn_clock import TurnClock
 from services.refresher.adapters.in_memory import MemoryLog, MemoryOutbox
-from services.refresher.domain.records import Forgetting, SourceRecord, Undo, Unreadable
+from services.refresher.domain.records import Forgetting, Undo
 from services.refresher.handlers.content import ContentStates
 
 RULES = make_rules()
@@ -428,7 +429,7 @@ def test_unreadable_records_are_set_aside_and_the_stream_goes_on() -> None:
     world = World(RULES)
     bad = SourceRecord("attributions", 0, 0, START_MS, b"k", b"\xff\xff", ())
     world.log.append(0, interaction(rng, place=(0, 0), item="item-1", user="a"))
-    world.log.append(0, Unreadable(bad, "value=2 unreadable bytes"))
+    world.log.append(0, DeadLetter(bad, "value=2 unreadable bytes"))
     world.log.append(0, interaction(rng, place=(0, 1), item="item-1", user="b"))
     running = world.refresher()
     running.settle()

@@ -11,8 +11,9 @@ from refresher_scene import MODEL, P_Q, P_X, START_MS, D, interaction
 
 from services.common.items import CatalogueItem, encode_item
 from services.common.stream.position import pack_position, unpack_position
+from services.common.stream.record import DeadLetter, SourceRecord
 from services.refresher.adapters.decoding import QueryShape, decode_attribution, decode_listing
-from services.refresher.domain.records import Forgetting, Interaction, Listing, SourceRecord, Undo, Unreadable
+from services.refresher.domain.records import Forgetting, Interaction, Listing, Undo
 
 SHAPE = QueryShape(model_version=MODEL, num_components=P_Q, component_width=D, num_pairs=P_Q * P_X)
 Change = Callable[[Any], None]
@@ -120,7 +121,7 @@ def _bytes_of(value: float, count: int) -> bytes:
 )
 def test_what_breaks_a_limit_is_unreadable_and_names_the_field(field: str, change: Change) -> None:
     found = decoded(change)
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, DeadLetter)
     assert found.reason.startswith(f"{field}=")
     assert found.offset == 9
 
@@ -129,8 +130,8 @@ def test_what_breaks_a_limit_is_unreadable_and_names_the_field(field: str, chang
 def test_bytes_of_nothing_are_unreadable(value: bytes | None) -> None:
     record = SourceRecord("attributions", 0, 1, 0, b"k", value)
     assert decode_attribution(record, SHAPE).offset == 1
-    assert isinstance(decode_attribution(record, SHAPE), Unreadable)
-    assert isinstance(decode_listing(record), Unreadable)
+    assert isinstance(decode_attribution(record, SHAPE), DeadLetter)
+    assert isinstance(decode_listing(record), DeadLetter)
 
 
 def test_a_listing_is_read() -> None:

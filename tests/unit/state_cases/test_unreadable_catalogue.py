@@ -22,9 +22,10 @@ from services.candidates.domain import SearchQuery, Stage
 from services.candidates.metrics import CandidatesMetrics
 from services.common import topics
 from services.common.catalogue_changes import CatalogueChanges
-from services.common.catalogue_follower import CatalogueFollower, TopicRecord
+from services.common.catalogue_follower import CatalogueFollower
 from services.common.errors import DependencyUnavailable, FreshetError
 from services.common.items import CatalogueItem, encode_item
+from services.common.stream.record import SourceRecord
 from services.gateway.adapters.in_memory import MemoryCandidates
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Degradation, RecommendQuery
@@ -40,13 +41,13 @@ class Topics:
     """Both topics; `down`: the broker cannot give them."""
 
     def __init__(self) -> None:
-        self.items: list[TopicRecord] = []
+        self.items: list[SourceRecord] = []
         self.down = False
         self._at = 0
 
     def withdraw(self, item_id: str) -> None:
         value = encode_item(CatalogueItem(item_id=item_id, withdrawn=True))
-        self.items.append(TopicRecord(topics.ITEMS, len(self.items), item_id.encode(), value))
+        self.items.append(SourceRecord(topics.ITEMS, 0, len(self.items), 0, item_id.encode(), value))
 
     def open(self) -> dict[str, int]:
         if self.down:
@@ -56,14 +57,14 @@ class Topics:
     def seek(self, positions: Mapping[str, int]) -> None:
         self._at = positions[topics.ITEMS]
 
-    def poll(self, timeout_s: float, *, deltas: bool) -> Sequence[TopicRecord]:
+    def poll(self, timeout_s: float, *, deltas: bool) -> Sequence[SourceRecord]:
         found, self._at = self.items[self._at :], len(self.items)
         return found
 
     def positions(self) -> dict[str, int]:
         return {topics.INDEX_DELTAS: 0, topics.ITEMS: self._at}
 
-    def set_aside(self, record: TopicRecord, reason: str) -> None: ...
+    def set_aside(self, record: SourceRecord, reason: str) -> None: ...
 
     def close(self) -> None: ...
 
