@@ -22,6 +22,7 @@ from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build, IndexFullError
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceScorer
 from services.algorithms.pefa.votes import VotingIndex
@@ -189,7 +190,7 @@ def make_follower(
 
 async def run(settings: CandidatesSettings) -> None:
     """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
-    torch.set_num_threads(settings.compute_threads)
+    set_compute_threads(settings.compute_threads)
     base = await asyncio.to_thread(load_catalogue, settings)
     metrics = CandidatesMetrics()
     live = await asyncio.to_thread(make_live, settings, base, metrics)

@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 import structlog
-import torch
 from freshet.v1 import reranker_pb2_grpc
 
 from services.algorithms.bundle import load_bundle
@@ -16,6 +15,7 @@ from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import PairGate
 from services.common.catalogue_changes import CatalogueChanges
@@ -66,7 +66,7 @@ def make_rerank(settings: RerankerSettings, catalogue: LiveCatalogue, metrics: R
 
 async def run(settings: RerankerSettings) -> None:
     """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
-    torch.set_num_threads(settings.compute_threads)
+    set_compute_threads(settings.compute_threads)
     catalogue = await asyncio.to_thread(load_catalogue, settings)
     metrics = RerankerMetrics()
     rerank = make_rerank(settings, catalogue, metrics)

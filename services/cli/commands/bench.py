@@ -63,6 +63,7 @@ def table_3(
     wait_without_spinning()
     import torch
 
+    from services.algorithms.native.threads import set_compute_threads
     from services.offline.datasets.locate import Locator
     from services.offline.evaluation import benchmarks
     from services.offline.evaluation.quality.table import DATA
@@ -73,6 +74,7 @@ def table_3(
             raise CommandError(f"data={name!r}; allowed: {', '.join(known)}", status=ExitStatus.USAGE)
     if threads is not None:
         torch.set_num_threads(threads)
+        set_compute_threads(threads)
     with in_sentences(when_memory_ends="--data ml-latest-small"):
         measured(
             lambda request: benchmarks.quality(

@@ -18,6 +18,7 @@ from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import only
 from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.query_feedback import Click, Encode, Place, QueryFeedback
 from services.algorithms.pefa.votes import VotingIndex
@@ -201,8 +202,9 @@ class TextMol:
 
 
 def limit_threads(compute_threads: int) -> None:
-    """PyTorch's threads of this process; searches run on one thread of their own."""
+    """PyTorch's and the kernels' threads of this process; searches run on one thread of their own."""
     torch.set_num_threads(compute_threads)
+    set_compute_threads(compute_threads)
 
 
 def _click(record: SearchClick) -> Click:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from rich.console import Console
 
+from services.algorithms.native.threads import set_compute_threads
 from services.offline.datasets import Interactions, global_time_split, leave_one_out, load_dataset
 from services.offline.training.bundling import save_bundle
 from services.offline.training.choice import Choice, candidates, choose
@@ -149,6 +150,7 @@ def run_training(
         )
     if threads is not None:
         torch.set_num_threads(threads)
+        set_compute_threads(threads)
     say: Callable[[str], None] = console.print if console is not None else (lambda text: None)
     if interactions is None:
         interactions = load_dataset(dataset)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from mutable_scene import CATEGORIES, MODEL, Build, Oracle, States
 
 from services.algorithms.filters import ItemFilter
@@ -17,6 +16,7 @@ from services.algorithms.indexes.mutable.snapshot import load_snapshot, restore,
 from services.algorithms.indexes.mutable.version import Version, search_version
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.native.threads import compute_threads, set_compute_threads
 
 SEED = 20261121
 IDS = [f"item-{number}" for number in range(700)] + ["å", "日本", "Z" * 128, "item-1 "]
@@ -135,10 +135,10 @@ class Run:
 @pytest.fixture(autouse=True)
 def one_compute_thread():
     """Threads only wait for each other on catalogues this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    threads = compute_threads()
+    set_compute_threads(1)
     yield
-    torch.set_num_threads(threads)
+    set_compute_threads(threads)
 
 
 @pytest.mark.parametrize(

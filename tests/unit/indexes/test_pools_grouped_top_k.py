@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.algorithms.native import INSTRUCTION_SETS, instruction_set
+from services.algorithms.native.threads import compute_threads, set_compute_threads
 from services.algorithms.ops import grouped_top_k as op
 from services.algorithms.ops.grouped_top_k import GroupedBest, GroupedTopK, grouped_top_k
 from services.algorithms.ops.grouped_top_k.reference import grouped_top_k_reference
@@ -137,14 +138,14 @@ def test_the_answer_does_not_depend_on_threads_or_on_the_budget() -> None:
     rng = np.random.default_rng(4)
     items, queries = rng.normal(size=(20_000, 2, 16)).astype(np.float32), rng.normal(size=(6, 4, 16)).astype(np.float32)
     index = GroupedTopK(items)
-    before = torch.get_num_threads()
+    before = compute_threads()
     answers = []
     try:
         for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
+            set_compute_threads(threads)
             answers.append(index.search(queries, 300))
     finally:
-        torch.set_num_threads(before)
+        set_compute_threads(before)
     answers.append(GroupedTopK(items, buffer_bytes=1).search(queries, 300))
     for found in answers[1:]:
         np.testing.assert_array_equal(found.rows, answers[0].rows)

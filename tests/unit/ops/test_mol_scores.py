@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_builds import native_builds
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from services.algorithms.native import INSTRUCTION_SETS
+from services.algorithms.native.threads import compute_threads, set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer, mol_scores
 from services.algorithms.ops.mol_scores.native import NativeScores
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
@@ -112,14 +113,14 @@ def test_several_threads_give_the_answer_of_one(name: str) -> None:
     queries, items = make_queries(rng, 4, 8, 4, 16), make_items(rng, 3000, 8, 4, 16)
     scorer = backend(name, items, make_pair_gate(rng, 32, 64))
     rows = [rng.permutation(3000)[:500] for _ in range(4)]
-    threads = torch.get_num_threads()
+    threads = compute_threads()
     answers = []
     try:
         for count in (1, 3):
-            torch.set_num_threads(count)
+            set_compute_threads(count)
             answers.append((scorer.scores(queries), *scorer.scores_at(queries, rows)))
     finally:
-        torch.set_num_threads(threads)
+        set_compute_threads(threads)
     # The kernel's order of summation does not depend on threads; PyTorch's may.
     tolerance = 1e-6 if name == "torch" else 0
     for one, three in zip(*answers, strict=True):

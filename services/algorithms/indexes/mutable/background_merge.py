@@ -11,9 +11,8 @@ import time
 from types import TracebackType
 from typing import Self
 
-import torch
-
 from services.algorithms.indexes.mutable.index import MutableIndex
+from services.algorithms.native.threads import use_one_compute_thread_here
 
 _NICENESS = 3  # half the weight of a search's thread: on a busy machine a merge still ends before the delta grows long
 _PAUSE_S = 0.0001  # as long as the slices between pauses: half of the interpreter's time stays free
@@ -85,9 +84,4 @@ def _stand_back() -> None:
     """Give this thread a low priority and one compute thread."""
     if sys.platform == "linux":  # elsewhere niceness is the whole process's
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-    others = torch.get_num_threads()
-    torch.set_num_threads(1)
-    # PyTorch remembers the last count for threads to come; a thread that ends right away sets it back for them.
-    back = threading.Thread(target=torch.set_num_threads, args=(others,))
-    back.start()
-    back.join()
+    use_one_compute_thread_here()

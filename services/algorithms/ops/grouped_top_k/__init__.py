@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.native import address, load_kernels
+from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.grouped_top_k.tiled import tiled_top_k
 
 __all__ = ["GroupedBest", "GroupedTopK", "grouped_top_k"]
@@ -120,7 +121,7 @@ class GroupedTopK:
             return best
         library = kernels if kernels is not None else load_kernels("grouped_top_k") if backend == "auto" else None
         queries = np.ascontiguousarray(queries, dtype=np.float32)
-        threads = torch.get_num_threads()
+        threads = compute_threads()
         per_query = num_vectors * self.num_groups * threads * 8 * (2 * (size + 1) + _PANEL)
         step = max(1, self._buffer_bytes // per_query)
         for start in range(0, num_queries, step):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.native import address, load_kernels
+from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.mol_bounds.items import LEVELS, AverageItems
 from services.algorithms.states import QueryStates
 
@@ -49,7 +50,7 @@ def best_averages(
         ctypes.c_int64(0 if mask is None or mask.ndim == 1 else averages.num_items),
         ctypes.c_int64(size),
         address(rows),
-        torch.get_num_threads(),
+        compute_threads(),
     )
     return [np.sort(row[row >= 0]) for row in rows]
 

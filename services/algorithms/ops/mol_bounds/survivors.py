@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.native import address, aligned_zeros, load_kernels
+from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.mol_bounds.int8_network import Int8Network, int8_network
 from services.algorithms.ops.mol_bounds.items import BoundItems
 from services.algorithms.ops.mol_bounds.network import NetworkBounds
@@ -182,7 +183,7 @@ class BoundPass:
         words = -(-num_items // _WORD)
         kept = np.zeros((num_queries, words), dtype=np.uint64)
         tested = np.zeros(num_queries, dtype=np.int64)
-        threads = torch.get_num_threads()
+        threads = compute_threads()
         if items.codes is not None:
             kernels.freshet_bounds_int8(
                 ctypes.byref(self._native_items),

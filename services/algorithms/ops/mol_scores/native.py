@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.native import address
+from services.algorithms.native.threads import compute_threads
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 Rows = npt.NDArray[np.int64]
@@ -104,7 +104,7 @@ class NativeScores:
         """The largest norm over all items of each component: (P_x,)."""
         num_items, parts, width = self._components.shape
         norms = np.zeros(parts)
-        sizes = (num_items, parts, width, torch.get_num_threads())
+        sizes = (num_items, parts, width, compute_threads())
         self._library.freshet_largest_norms(address(self._components), *map(ctypes.c_int64, sizes), address(norms))
         return norms
 
@@ -123,7 +123,7 @@ class NativeScores:
         pairs = query_parts * item_parts
         hidden_width = len(self._weights[1]) if self._weights else 0
         work = num_pairs_scored * pairs * (width + 2 * hidden_width)
-        threads = min(torch.get_num_threads(), 1 + work // _MULTIPLY_ADDS_PER_THREAD)
+        threads = min(compute_threads(), 1 + work // _MULTIPLY_ADDS_PER_THREAD)
         gated = self._gate is not None and queries.gate is not None
         arrays = (
             np.ascontiguousarray(queries.components, dtype=np.float32),

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.native import load_kernels
+from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.quantized_scan.cells import (
     CellCodes,
     FloatMatrix,
@@ -226,7 +226,7 @@ class CellScan:
             self._native.search(
                 queries, allowed, num_allowed, slack,
                 k=k, pool=pool, probes=visit.probes, reach=visit.reach, prove=prove, rescore=rescore,
-                threads=torch.get_num_threads(),
+                threads=compute_threads(),
                 out=(answer.rows, answer.scores, answer.bounds, answer.touched),
             )  # fmt: skip
         return answer

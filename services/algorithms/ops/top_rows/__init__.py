@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.native import address, load_kernels
+from services.algorithms.native.threads import compute_threads
 
 Rows = npt.NDArray[np.int64]
 
@@ -77,7 +77,7 @@ def top_rows_native(
 
 
 def _threads(num_scores: int) -> int:
-    return min(torch.get_num_threads(), 1 + num_scores // _SCORES_PER_THREAD)
+    return min(compute_threads(), 1 + num_scores // _SCORES_PER_THREAD)
 
 
 def _by_partition(

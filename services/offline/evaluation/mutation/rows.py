@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import mol_scores
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.catalogues.generator import generate
@@ -114,6 +115,7 @@ def rows(
     each = seconds or (4.0 if quick else 60.0)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    set_compute_threads(threads)
     try:
         found = []
         for shape, num_items, algorithms in plan:
@@ -127,6 +129,7 @@ def rows(
         return found
     finally:
         torch.set_num_threads(before)
+        set_compute_threads(before)
 
 
 def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

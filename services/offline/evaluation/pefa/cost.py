@@ -27,6 +27,7 @@ from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.indexes.mutable.index import Build
 from services.algorithms.indexes.protocol import Index, take_queries
 from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.refresh import unit
@@ -216,6 +217,7 @@ def run(request: Request, bundle: Path, algorithms: Sequence[str], sizes: Sizes)
     """One search per query and setting on one thread; writes pefa-cost.{md,json}. Raises: as `rows`."""
     began = time.perf_counter()
     torch.set_num_threads(1)
+    set_compute_threads(1)
     found = rows(bundle, algorithms, sizes)
     report = report_of("pefa-cost", request, found, began) | {"bundle": bundle.name, "sizes": asdict(sizes)}
     question = "What does PEFA cost a search, by the clock and of CPU? `ratio` is of CPU, against no PEFA."

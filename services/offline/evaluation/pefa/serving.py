@@ -16,6 +16,7 @@ import torch
 
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.indexes.protocol import Index
+from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import default_cells
 from services.algorithms.pefa.memory import MemoryEntry
@@ -231,10 +232,12 @@ def rows(
     built: dict[tuple[str, str], Retriever] = {}
     building = Times()
     torch.set_num_threads(BUILD_THREADS)
+    set_compute_threads(BUILD_THREADS)
     for key, build in builders.items():
         say(f"{data.name}: building {' '.join(key)}")
         built[key] = building.call(lambda make: make(), build)
     torch.set_num_threads(1)
+    set_compute_threads(1)
     say(f"{data.name}: queries one at a time")
     times = _latencies(built, data.test.queries[:num_timed])
     out = []

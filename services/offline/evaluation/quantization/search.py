@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.indexes.quantized.dot_products import Quantized
+from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, default_cells
 from services.algorithms.quantization import train_inverted_file
 from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
@@ -76,6 +77,7 @@ def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> li
     hnswlib, and anisotropic codebooks of wide vectors.
     """
     torch.set_num_threads(1)
+    set_compute_threads(1)
     results = []
     for data in _sets(quick, seed, source or EmbeddingSource()):
         chosen: list[tuple[Built, Setting, float]] = []

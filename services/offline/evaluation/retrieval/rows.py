@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact.cheapest import Exact
 from services.algorithms.indexes.protocol import TopK, take_queries
+from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import QueryStates
 from services.offline.evaluation.catalogues.generator import generate
@@ -304,5 +304,5 @@ def _shape_of(scene: Scene, shape: Shape) -> Shape:
 
 
 def threads() -> int:
-    """PyTorch's threads, which every row here uses."""
-    return torch.get_num_threads()
+    """The kernels' threads, which every row here uses."""
+    return compute_threads()

@@ -1,0 +1,43 @@
+"""How many threads a call of the compiled kernels may use: a process-wide count, and one for a background thread.
+
+A kernel starts its threads itself and takes the count as an argument. NumPy's BLAS has threads of its own, whose count
+the environment sets before NumPy is imported (OPENBLAS_NUM_THREADS); nothing here changes it.
+"""
+
+import os
+import threading
+
+
+class _Counts(threading.local):
+    here: int | None = None  # of this thread alone
+
+
+_counts = _Counts()
+_process_count: int | None = None
+
+
+def compute_threads() -> int:
+    """Threads that a kernel called from this thread may use: OMP_NUM_THREADS, or one per core, until it is set."""
+    if _counts.here is not None:
+        return _counts.here
+    return _process_count if _process_count is not None else _default_count()
+
+
+def set_compute_threads(count: int) -> None:
+    """Set the count of this process. Raises: ValueError below 1."""
+    global _process_count
+    if count < 1:
+        raise ValueError(f"count={count} allowed: at least 1")
+    _process_count = count
+
+
+def use_one_compute_thread_here() -> None:
+    """Kernels called from the calling thread use one thread from now on, whatever the process's count is."""
+    _counts.here = 1
+
+
+def _default_count() -> int:
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
