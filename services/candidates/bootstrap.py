@@ -86,7 +86,7 @@ class DeviceBuild:
         self._algorithms, self._device, self.copied_nbytes = algorithms, device, 0
 
     def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
-        states = ItemStates(components=items.components.numpy(), gate=items.item_gate)
+        states = ItemStates(components=items.components, gate=items.item_gate)
         scorer = DeviceScorer(states, pair_gate, device=self._device)
         self.copied_nbytes = scorer.nbytes
         ranks = np.arange(items.num_items)

@@ -1,6 +1,6 @@
 """Search: check a request against what is loaded, gather concurrent ones, scan once for all of them.
 
-The event loop only checks and queues. One worker thread runs the index, so PyTorch works on one batch at a time with
+The event loop only checks and queues. One worker thread runs the index, so a kernel works on one batch at a time with
 the threads it was given; the stream's thread changes the catalogue meanwhile, and a batch speaks of one version.
 """
 

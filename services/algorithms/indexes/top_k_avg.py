@@ -194,7 +194,7 @@ class _Averages:
         self._directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
         self._farthest = np.zeros(_FAN)
         self._largest_mean = 0.0
-        components = scorer.components.numpy()
+        components = scorer.components
         step = max(1, _FLOATS_AT_ONCE // (scorer.num_item_components * width))
         for x in range(0, num_items, step):
             rows = slice(x, min(x + step, num_items))

@@ -53,7 +53,7 @@ class TopKPerEmbedding:
         self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
         self.pool_size = pool_size
         self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
-        self._components = GroupedTopK(self.scorer.components.numpy(), tie_ranks=self.ranks)
+        self._components = GroupedTopK(self.scorer.components, tie_ranks=self.ranks)
         self._gate_bounds = GateBounds(self.scorer)
 
     @property

@@ -1,7 +1,7 @@
 """The compiled CPU kernels, where the install could build them: one library per op and instruction set.
 
 An op's `cpu.cpp` exports plain C functions; the op declares their argument types and calls them (ctypes lets go of the
-interpreter lock meanwhile). Where `load_kernels` returns None an op uses its PyTorch path. Nothing here knows any op.
+interpreter lock meanwhile). Where `load_kernels` returns None an op uses its NumPy path. Nothing here knows any op.
 """
 
 import ctypes

@@ -56,8 +56,8 @@ class Builder:
 BUILDERS: list[Builder] = [
     Builder("brute_force", BruteForce, exact=True),
     Builder(
-        "brute_force_torch",
-        lambda items, gate, **o: BruteForce(MolScorer(items, gate, backend="torch"), **o),
+        "brute_force_numpy",
+        lambda items, gate, **o: BruteForce(MolScorer(items, gate, backend="numpy"), **o),
         exact=True,
     ),
     # A pool that is the whole catalogue must make an exact answer, too.

@@ -1,11 +1,10 @@
-"""The bound pass: nothing that reaches the threshold is ever dropped, on every instruction set and in PyTorch."""
+"""The bound pass: nothing that reaches the threshold is ever dropped, on every instruction set and in NumPy."""
 
 import ctypes
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from retrieval_scene import make_items, make_pair_gate, make_queries
@@ -23,8 +22,8 @@ from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 
 def _libraries() -> dict[str, ctypes.CDLL | None]:
-    """PyTorch, and every build that this processor can run."""
-    found: dict[str, ctypes.CDLL | None] = {"pytorch": None}
+    """NumPy, and every build that this processor can run."""
+    found: dict[str, ctypes.CDLL | None] = {"numpy": None}
     best = instruction_set()
     if best is not None:
         for name in INSTRUCTION_SETS[: INSTRUCTION_SETS.index(best) + 1]:
@@ -134,7 +133,7 @@ def test_every_build_keeps_the_same_items_but_for_roundings(low_precision: bool,
         found = bound.survivors(queries, thresholds, centres)
         kept[name] = [set(rows.tolist()) for rows in found.rows]
     for name, sets in kept.items():
-        for mine, reference in zip(sets, kept["pytorch"], strict=True):
+        for mine, reference in zip(sets, kept["numpy"], strict=True):
             # PyTorch takes exp(SiLU) exactly where the kernel reads a table, inside the same allowance.
             assert len(mine ^ reference) <= 0.02 * len(reference) + 8, name
 
@@ -153,13 +152,13 @@ def test_absurd_weights_drop_nothing_rather_than_a_right_item() -> None:
 
 
 def test_the_weight_falls_until_its_turn_and_is_larger_right_of_it() -> None:
-    gates = torch.linspace(-60, 60, 240_001, dtype=torch.float64)
+    gates = np.linspace(-60, 60, 240_001)
     weights = exp_silu(gates)
-    turn = int(torch.argmin(weights))
+    turn = int(np.argmin(weights))
     assert float(gates[turn]) == pytest.approx(TURN, abs=1e-3)
-    assert (weights[: turn + 1].diff() <= 1e-15).all()
-    assert (weights[turn:].diff() >= 0).all()
-    away = torch.linspace(0, 30, 30_001, dtype=torch.float64)
+    assert (np.diff(weights[: turn + 1]) <= 1e-15).all()
+    assert (np.diff(weights[turn:]) >= 0).all()
+    away = np.linspace(0, 30, 30_001)
     assert (exp_silu(TURN + away) >= exp_silu(TURN - away) * (1 - 1e-12)).all()
 
 
@@ -167,20 +166,20 @@ def test_the_weight_falls_until_its_turn_and_is_larger_right_of_it() -> None:
 @given(seed=st.integers(0, 2**32 - 1), pairs=st.integers(1, 12), width=st.sampled_from([0.0, 0.1, 1.0, 5.0]))
 def test_the_bound_is_the_best_over_all_corners_of_the_gate_box(seed: int, pairs: int, width: float) -> None:
     rng = np.random.default_rng(seed)
-    cosines = torch.from_numpy(rng.uniform(-1, 1, pairs))
-    low = torch.from_numpy(rng.normal(scale=2, size=pairs))
-    high = low + width * torch.from_numpy(rng.random(pairs))
+    cosines = rng.uniform(-1, 1, pairs)
+    low = rng.normal(scale=2, size=pairs)
+    high = low + width * rng.random(pairs)
     lightest, heaviest = interval_weights(low, high)
     bound = float(upper_bounds(cosines[None], low[None], high[None])[0])
     # The maximum of a ratio of linear functions over a box lies at a corner: heavy for the largest cosines.
-    order = torch.argsort(-cosines)
-    corners = [torch.where(torch.arange(pairs) < count, heaviest[order], lightest[order]) for count in range(pairs + 1)]
+    order = np.argsort(-cosines)
+    corners = [np.where(np.arange(pairs) < count, heaviest[order], lightest[order]) for count in range(pairs + 1)]
     best = max(float((weights * cosines[order]).sum() / weights.sum()) for weights in corners)
     assert best - 1e-12 <= bound <= best + 1e-9
     for _ in range(20):
-        inside = exp_silu(low + (high - low) * torch.from_numpy(rng.random(pairs)))
+        inside = exp_silu(low + (high - low) * rng.random(pairs))
         assert float((inside * cosines).sum() / inside.sum()) <= bound + 1e-12
-    just_above = torch.tensor(bound + 1e-7)
+    just_above = np.array(bound + 1e-7)
     assert float(excess(cosines, low, high, just_above)) < 0
 
 

@@ -1,4 +1,4 @@
-"""Grouped top-N against its reference: natively for every instruction set that this processor has, and in PyTorch.
+"""Grouped top-N against its reference: natively for every instruction set that this processor has, and in NumPy.
 
 Vectors hold small whole numbers, so that every order of summation gives the same score and ties abound.
 """
@@ -20,7 +20,7 @@ from services.algorithms.ops.grouped_top_k.reference import grouped_top_k_refere
 
 
 def libraries() -> list[ctypes.CDLL | None]:
-    """The PyTorch path (None), and what the install built for instruction sets up to this processor's."""
+    """The NumPy path (None), and what the install built for instruction sets up to this processor's."""
     best = instruction_set()
     names = () if best is None else INSTRUCTION_SETS[: INSTRUCTION_SETS.index(best) + 1]
     paths = [Path(op.__file__).with_name(f"cpu-{name}.so") for name in names]
@@ -28,14 +28,14 @@ def libraries() -> list[ctypes.CDLL | None]:
 
 
 every_backend = pytest.mark.parametrize(
-    "library", libraries(), ids=lambda library: Path(getattr(library, "_name", "torch")).stem
+    "library", libraries(), ids=lambda library: Path(getattr(library, "_name", "numpy")).stem
 )
 
 
 def search(
     index: GroupedTopK, library: ctypes.CDLL | None, queries: np.ndarray, size: int, allowed: np.ndarray | None = None
 ) -> GroupedBest:
-    return index.search(queries, size, allowed, backend="torch" if library is None else "auto", kernels=library)
+    return index.search(queries, size, allowed, backend="numpy" if library is None else "auto", kernels=library)
 
 
 def check(

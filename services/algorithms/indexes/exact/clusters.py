@@ -13,12 +13,12 @@ import time
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.indexes.exact.two_pass import TwoPass
 from services.algorithms.indexes.protocol import Mask, Pass
 from services.algorithms.ops.mol_bounds import AverageItems
 from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.quantized_scan.cells import assign, nearest, sums_of_groups
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 _ITEMS_PER_CLUSTER = 256
@@ -51,7 +51,7 @@ class ExactClusters(TwoPass):
 
     @property
     def nbytes(self) -> int:
-        clusters = int(self._clusters.nbytes) + 4 * self._centres.numel() + int(self._radii.nbytes)
+        clusters = int(self._clusters.nbytes) + int(self._centres.nbytes) + int(self._radii.nbytes)
         return super().nbytes + clusters
 
     def _narrowed(
@@ -60,9 +60,9 @@ class ExactClusters(TwoPass):
         started = time.perf_counter()
         num_queries, _, width = queries.components.shape
         norms = np.linalg.norm(queries.components.astype(np.float64), axis=-1)
-        flat = torch.from_numpy(np.ascontiguousarray(queries.components)).reshape(-1, width)
+        flat = queries.components.reshape(-1, width)
         count, num_components, _ = self._centres.shape
-        cosines = torch.mm(flat, self._centres.view(-1, width).T).view(num_queries, -1, count, num_components).numpy()
+        cosines = (flat @ self._centres.reshape(-1, width).T).reshape(num_queries, -1, count, num_components)
         # Roundings of the product (d) and of the sum, at the largest magnitudes there are.
         error = (width + 8) * 2 * _UNIT * norms[:, :, None, None] * (self.scorer.magnitudes.norms.max() + self._radii)
         bounds = (cosines + norms[:, :, None, None] * self._radii + error).max(axis=(1, 3))
@@ -74,32 +74,22 @@ class ExactClusters(TwoPass):
         return mask, (Pass("clusters", time.perf_counter() - started, touched),)
 
 
-def _cluster(scorer: MolScorer) -> tuple[npt.NDArray[np.int32], torch.Tensor, npt.NDArray[np.float64]]:
+def _cluster(scorer: MolScorer) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float64]]:
     """Each item's cluster (X,), centres (C, P_x, d), radii (C, P_x) in float64 for the centres as stored."""
     flat = scorer.components.reshape(scorer.num_items, -1)
     count = max(1, scorer.num_items // _ITEMS_PER_CLUSTER)
-    generator = torch.Generator().manual_seed(0)
-    sample = flat[torch.randperm(scorer.num_items, generator=generator)[:_LARGEST_SAMPLE]]
+    sample = flat[np.random.default_rng(0).permutation(scorer.num_items)[:_LARGEST_SAMPLE]]
     count = min(count, len(sample))
-    centres = sample[:count].clone()
+    centres = sample[:count]
     for _ in range(_ROUNDS):
-        members = _nearest(sample, centres)
-        sums = torch.zeros_like(centres).index_add_(0, members, sample)
-        sizes = torch.bincount(members, minlength=count)
-        centres = torch.where(sizes[:, None] > 0, sums / sizes.clamp_min(1)[:, None], centres)
-    clusters = _nearest(flat, centres)
-    stacked = centres.view(count, scorer.num_item_components, scorer.width)
-    radii = torch.zeros(count, scorer.num_item_components, dtype=torch.float64)
+        sums, sizes = sums_of_groups(sample, nearest(sample, centres), count)
+        sizes = sizes[:, None]
+        centres = np.where(sizes > 0, sums / np.maximum(sizes, 1).astype(np.float32), centres)
+    clusters = assign(flat, centres)
+    stacked = centres.reshape(count, scorer.num_item_components, scorer.width)
+    radii = np.zeros((count, scorer.num_item_components))
     for start in range(0, scorer.num_items, _CHUNK):
         mine = clusters[start : start + _CHUNK]
-        apart = scorer.components[start : start + _CHUNK].double() - stacked[mine].double()
-        distance = torch.linalg.vector_norm(apart, dim=-1)
-        radii.scatter_reduce_(0, mine[:, None].expand_as(distance), distance, reduce="amax")
-    return clusters.to(torch.int32).numpy(), stacked, radii.numpy() * _UP
-
-
-def _nearest(points: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    """The nearest centre of each point (n,), in chunks."""
-    half_squares = 0.5 * centres.square().sum(dim=1)
-    starts = range(0, len(points), _CHUNK)
-    return torch.cat([torch.argmax(points[x : x + _CHUNK] @ centres.T - half_squares, dim=1) for x in starts])
+        apart = scorer.components[start : start + _CHUNK].astype(np.float64) - stacked[mine]
+        np.maximum.at(radii, mine, np.linalg.norm(apart, axis=-1))
+    return clusters.astype(np.int32), stacked, radii * _UP

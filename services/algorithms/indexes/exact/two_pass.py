@@ -185,8 +185,7 @@ class TwoPass:
                 order = np.argsort(-row)
                 near = order[min(k, len(pool)) // 2 : 2 * k]
                 near = near[:: max(1, len(near) // _CENTRE_ITEMS)]
-                # NumPy takes these few rows at once; a PyTorch gather wakes its threads, 30 ms on a busy machine.
-                components = self.scorer.components.numpy()[pool[near]].mean(axis=0, dtype=np.float64)
+                components = self.scorer.components[pool[near]].mean(axis=0, dtype=np.float64)
                 centres[query] = (queries.components[query] @ components.T).reshape(-1)
         return _Start(pools, scores, thresholds, centres)
 

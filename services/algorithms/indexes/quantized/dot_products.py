@@ -65,7 +65,7 @@ class Quantized:
             raise ValueError(f"items make {self.scorer.num_pairs} pairs; allowed: 1, a plain dot product")
         self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
         self.pool_size, self.visit = pool_size, visit
-        vectors = self.scorer.components.numpy()[:, 0]
+        vectors = self.scorer.components[:, 0]
         if isinstance(cells, CellScan):
             if cells.num_items != self.num_items:
                 raise ValueError(f"cells hold {cells.num_items} items; the index has {self.num_items}")

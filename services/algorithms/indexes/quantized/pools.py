@@ -131,7 +131,7 @@ class QuantizedTopKPerEmbedding:
         self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
         self.pool_size = pool_size
         chosen = default_cells(self.scorer.num_items, self.scorer.width) if cells is None else cells
-        components = self.scorer.components.numpy()
+        components = self.scorer.components
         self.cells = [
             CellScan(
                 np.ascontiguousarray(components[:, p_x]),

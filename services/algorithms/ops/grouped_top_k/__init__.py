@@ -3,7 +3,7 @@
 What arXiv:2407.15462 leaves to a library call per component pair (its Algorithm 2, line 8): every query vector against
 every item component in one pass, with a running threshold per pair, so that (B, Q, S, X) never exists. With one vector
 per query and one component per item it is plain top-N by dot product. `reference.py` is what both paths here, native
-and PyTorch, are tested against. Nothing here knows mixtures, gates or certificates.
+and NumPy, are tested against. Nothing here knows mixtures, gates or certificates.
 
 Letters: B queries, Q vectors per query (P_q), X items, S item components (P_x), d width, N results per pair.
 """
@@ -15,7 +15,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.native import address, load_kernels
 from services.algorithms.native.threads import compute_threads
@@ -100,7 +99,7 @@ class GroupedTopK:
         size: int,
         allowed: npt.NDArray[np.bool_] | None = None,
         *,
-        backend: Literal["auto", "torch"] = "auto",
+        backend: Literal["auto", "numpy"] = "auto",
         kernels: ctypes.CDLL | None = None,
     ) -> GroupedBest:
         """The `size` best allowed items of each query vector and item component.
@@ -129,7 +128,7 @@ class GroupedTopK:
             mask = allowed if allowed is None or allowed.ndim == 1 else allowed[some]
             part = GroupedBest(rows=best.rows[some], scores=best.scores[some], following=best.following[some])
             if library is None:
-                self._search_torch(queries[some], size, mask, part)
+                self._search_numpy(queries[some], size, mask, part)
             else:
                 self._search_native(library, queries[some], size, mask, part, threads)
         return best
@@ -176,42 +175,39 @@ class GroupedTopK:
             ctypes.c_int(threads),
         )
 
-    def _search_torch(
+    def _search_numpy(
         self, queries: FloatArray, size: int, allowed: npt.NDArray[np.bool_] | None, best: GroupedBest
     ) -> None:
         num_queries, num_vectors, width = queries.shape
         keep = min(size + 1, self.num_items)
-        ranks = torch.arange(self.num_items) if self._ranks is None else torch.from_numpy(self._ranks.astype(np.int64))
+        ranks = np.arange(self.num_items) if self._ranks is None else self._ranks.astype(np.int64)
 
-        def mask(start: int, stop: int) -> torch.Tensor:
+        def mask(start: int, stop: int) -> npt.NDArray[np.bool_]:
             rows = np.atleast_2d(np.asarray(allowed))[:, None, start:stop]
-            return torch.from_numpy(np.broadcast_to(rows, (num_queries, num_vectors, stop - start)).copy()).flatten(
-                0, 1
-            )
+            return np.broadcast_to(rows, (num_queries, num_vectors, stop - start)).reshape(-1, stop - start)
 
         for group in range(self.num_groups):
             rows, scores = tiled_top_k(
-                torch.from_numpy(queries).view(-1, width),
+                queries.reshape(-1, width),
                 partial(self._rows, group=group),
                 None if allowed is None else mask,
                 ranks,
                 keep,
             )
             shape = (num_queries, num_vectors, keep)
-            best.rows[:, :, group] = rows.numpy().reshape(shape)[..., :size]
-            best.scores[:, :, group] = scores.numpy().reshape(shape)[..., :size]
+            best.rows[:, :, group] = rows.reshape(shape)[..., :size]
+            best.scores[:, :, group] = scores.reshape(shape)[..., :size]
             if keep > size:
-                best.following[:, :, group] = scores.numpy().reshape(shape)[..., size]
+                best.following[:, :, group] = scores.reshape(shape)[..., size]
 
-    def _rows(self, start: int, stop: int, group: int) -> torch.Tensor:
+    def _rows(self, start: int, stop: int, group: int) -> FloatArray:
         """Vectors start..stop-1 of one component in float32, (n, d); `start` is a multiple of the panel."""
         if self.storage == "rows":
-            return torch.from_numpy(self._items[start:stop, group])
-        panels = self._items[start // _PANEL : -(-stop // _PANEL), group]
-        tensor = torch.from_numpy(np.ascontiguousarray(panels.transpose(0, 2, 1)))
+            return np.asarray(self._items[start:stop, group], dtype=np.float32)
+        panels = self._items[start // _PANEL : -(-stop // _PANEL), group].transpose(0, 2, 1)
         if self.storage == "bfloat16":
-            tensor = tensor.view(torch.bfloat16).float()
-        return tensor.reshape(-1, self.width)[: stop - start]
+            panels = (panels.astype(np.int32) << 16).view(np.float32)
+        return np.asarray(panels.reshape(-1, self.width)[: stop - start], dtype=np.float32)
 
 
 def _panels(items: FloatArray, storage: Storage) -> npt.NDArray[np.generic]:
@@ -224,13 +220,19 @@ def _panels(items: FloatArray, storage: Storage) -> npt.NDArray[np.generic]:
     step = 1024
     for panel in range(0, num_panels, step):
         some = items[panel * _PANEL : (panel + step) * _PANEL].astype(np.float32)
-        whole = np.zeros((-(-len(some) // _PANEL) * _PANEL, num_groups, width), dtype=np.float32)
-        whole[: len(some)] = some
-        tensor = torch.from_numpy(whole.reshape(-1, _PANEL, num_groups, width).transpose(0, 2, 3, 1).copy())
-        if storage == "bfloat16":
-            tensor = tensor.to(torch.bfloat16).view(torch.int16)
-        out[panel : panel + step] = tensor.numpy()
+        whole: npt.NDArray[np.generic] = np.zeros(
+            (-(-len(some) // _PANEL) * _PANEL, num_groups, width), dtype=out.dtype
+        )
+        whole[: len(some)] = some if storage == "float32" else _bfloat16(some)
+        out[panel : panel + step] = whole.reshape(-1, _PANEL, num_groups, width).transpose(0, 2, 3, 1)
     return out
+
+
+def _bfloat16(values: FloatArray) -> npt.NDArray[np.int16]:
+    """The 16 bits of the nearest bfloat16 of finite values, ties to even."""
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    return rounded.astype(np.uint16).view(np.int16)
 
 
 def grouped_top_k(

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.ops.mol_bounds.lanes import VECTOR, Lanes
 from services.algorithms.ops.mol_scores import MolScorer
@@ -65,18 +64,22 @@ class BoundItems:
         self.item_errors = np.empty(self.num_items, dtype=np.float32)
         for start, components in _chunks(scorer.components):
             rows = slice(start, start + len(components))
-            reach = components.abs().amax(dim=(1, 2))
-            scales = torch.where(reach > 0, reach / LEVELS, 1.0).clamp_min(1e-30)
-            codes = torch.round(components / scales[:, None, None]).clamp_(-LEVELS, LEVELS)
-            squares = (
-                components.double().sub_(codes.double().mul_(scales.double()[:, None, None])).square_().sum(dim=-1)
-            )
-            self.scales[rows] = scales.numpy()
-            self.component_errors[rows] = squares.amax(dim=1).sqrt().mul_(_UP).numpy()
-            self.item_errors[rows] = squares.sum(dim=1).sqrt().mul_(_UP).numpy()
-            padded = torch.nn.functional.pad(codes, (0, padded_width - lanes.width))
-            quads = padded.view(len(components), lanes.num_item_components, lanes.quads, 4).transpose(1, 2)
-            self.codes[rows, :, : lanes.num_item_components] = (quads + 128).to(torch.uint8).numpy()
+            reach = np.abs(components).max(axis=(1, 2))
+            scales = np.maximum(np.where(reach > 0, reach / np.float32(LEVELS), 1), 1e-30).astype(np.float32)
+            codes = np.rint(components / scales[:, None, None])
+            np.clip(codes, -LEVELS, LEVELS, out=codes)
+            residuals = codes.astype(np.float64)
+            residuals *= -scales.astype(np.float64)[:, None, None]
+            residuals += components
+            squares = np.einsum("xpd,xpd->xp", residuals, residuals)
+            self.scales[rows] = scales
+            self.component_errors[rows] = np.sqrt(squares.max(axis=1)) * _UP
+            self.item_errors[rows] = np.sqrt(squares.sum(axis=1)) * _UP
+            codes += 128
+            padded = np.full((*codes.shape[:2], padded_width), 128, dtype=np.uint8)
+            padded[:, :, : lanes.width] = codes
+            quads = padded.reshape(len(components), lanes.num_item_components, lanes.quads, 4).swapaxes(1, 2)
+            self.codes[rows, :, : lanes.num_item_components] = quads
 
     def _code_gates(self, scorer: MolScorer) -> None:
         item_gate, reach = scorer.item_gate, scorer.magnitudes.gate
@@ -101,20 +104,20 @@ class AverageItems:
         self.num_items, self.width = scorer.num_items, scorer.width
         self.quads = -(-scorer.width // 4)
         blocks = -(-scorer.num_items // VECTOR)
-        means = torch.empty(scorer.num_items, scorer.width)
+        means = np.empty((scorer.num_items, scorer.width), dtype=np.float32)
         for start, components in _chunks(scorer.components):
-            means[start : start + len(components)] = components.mean(dim=1)
-        scale = float(means.abs().amax()) / LEVELS or 1.0
-        padded = torch.full((blocks * VECTOR, 4 * self.quads), 128, dtype=torch.uint8)
+            means[start : start + len(components)] = components.mean(axis=1)
+        scale = np.float32(np.abs(means).max(initial=0) / LEVELS or 1)
+        padded = np.full((blocks * VECTOR, 4 * self.quads), 128, dtype=np.uint8)
         for start, part in _chunks(means):
-            padded[start : start + len(part), : self.width] = (torch.round(part / scale) + 128).to(torch.uint8)
-        self.codes = padded.view(blocks, VECTOR, self.quads, 4).transpose(1, 2).contiguous().numpy()
+            padded[start : start + len(part), : self.width] = np.rint(part / scale) + 128
+        self.codes = np.ascontiguousarray(padded.reshape(blocks, VECTOR, self.quads, 4).swapaxes(1, 2))
 
     @property
     def nbytes(self) -> int:
         return int(self.codes.nbytes)
 
 
-def _chunks(array: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+def _chunks(array: npt.NDArray[np.float32]) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
     for start in range(0, len(array), _CHUNK):
         yield start, array[start : start + _CHUNK]

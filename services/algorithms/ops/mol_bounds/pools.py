@@ -7,7 +7,6 @@ import ctypes
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.native import address, load_kernels
 from services.algorithms.native.threads import compute_threads
@@ -35,7 +34,7 @@ def best_averages(
     codes[:, :width] = np.rint(means / np.where(reach > 0, reach, 1) * LEVELS)
     library = load_kernels("mol_bounds") if isinstance(kernels, str) else kernels
     if library is None:
-        return _in_pytorch(averages, codes, size, allowed)
+        return _in_numpy(averages, codes, size, allowed)
     corrections = -128 * codes.astype(np.int32).sum(axis=1, dtype=np.int32)
     mask = None if allowed is None else np.ascontiguousarray(allowed)
     rows = np.empty((len(queries), size), dtype=np.int64)
@@ -55,12 +54,12 @@ def best_averages(
     return [np.sort(row[row >= 0]) for row in rows]
 
 
-def _in_pytorch(
+def _in_numpy(
     averages: AverageItems, codes: npt.NDArray[np.int8], size: int, allowed: npt.NDArray[np.bool_] | None
 ) -> list[npt.NDArray[np.int64]]:
-    items = torch.from_numpy(averages.codes).transpose(1, 2).reshape(-1, 4 * averages.quads)[: averages.num_items]
-    scores = torch.from_numpy(codes).float() @ (items.float() - 128).T
+    items = averages.codes.swapaxes(1, 2).reshape(-1, 4 * averages.quads)[: averages.num_items]
+    scores = codes.astype(np.float32) @ (items.astype(np.float32) - 128).T
     if allowed is not None:
-        scores.masked_fill_(~torch.from_numpy(np.ascontiguousarray(allowed)), -torch.inf)
-    found = torch.topk(scores, size, dim=1)
-    return [np.sort(rows[best > -torch.inf].numpy()) for best, rows in zip(found.values, found.indices, strict=True)]
+        scores[~np.broadcast_to(allowed, scores.shape)] = -np.inf
+    found = np.argpartition(scores, averages.num_items - size, axis=1)[:, averages.num_items - size :]
+    return [np.sort(rows[row[rows] > -np.inf]) for row, rows in zip(scores, found, strict=True)]

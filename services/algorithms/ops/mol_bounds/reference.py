@@ -1,73 +1,73 @@
-"""The bound pass in plain PyTorch: the same mathematics as cpu.cpp, for tests and where no kernel was built.
+"""The bound pass in NumPy: the same mathematics as cpu.cpp, for tests and where no kernel was built.
 
 It materialises (b, x, P) for a tile of queries and items.
 
 Letters: B queries, X items, P_q, P_x components, P = P_q * P_x, d component width, L lanes.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.ops.mol_bounds.int8_network import Int8Network
 from services.algorithms.ops.mol_bounds.items import BoundItems
 from services.algorithms.ops.mol_bounds.tables import TURN, QueryTables
 
+Floats = npt.NDArray[Any]  # float32, or float64 in tests
+FloatArray = npt.NDArray[np.float32]
 
-def exp_silu(values: torch.Tensor) -> torch.Tensor:
+
+def exp_silu(values: Floats) -> Floats:
     """The unnormalised weight of a gate, W(g) = exp(SiLU(g)): falls until `TURN`, rises after it."""
-    return torch.exp(torch.nn.functional.silu(values))
+    with np.errstate(over="ignore"):
+        return np.asarray(np.exp(values / (1 + np.exp(-values))))
 
 
-def interval_weights(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def interval_weights(low: Floats, high: Floats) -> tuple[Floats, Floats]:
     """The least and largest W over [low, high]."""
-    turn = torch.full_like(low, TURN)
-    return exp_silu(torch.maximum(torch.minimum(turn, high), low)), torch.maximum(exp_silu(low), exp_silu(high))
+    turn = np.full_like(low, TURN)
+    return exp_silu(np.maximum(np.minimum(turn, high), low)), np.maximum(exp_silu(low), exp_silu(high))
 
 
-def excess(cosines: torch.Tensor, low: torch.Tensor, high: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+def excess(cosines: Floats, low: Floats, high: Floats, threshold: Floats) -> Floats:
     """max over gates in [low, high] (.., P) of sum_p w_p (c_p - S): below 0 iff no gate in there gives s >= S."""
     lightest, heaviest = interval_weights(low, high)
     above = cosines - threshold
-    return (torch.where(above > 0, heaviest, lightest) * above).sum(dim=-1)
+    return np.asarray((np.where(above > 0, heaviest, lightest) * above).sum(axis=-1))
 
 
-def upper_bounds(cosines: torch.Tensor, low: torch.Tensor, high: torch.Tensor, *, steps: int = 6) -> torch.Tensor:
+def upper_bounds(cosines: Floats, low: Floats, high: Floats, *, steps: int = 6) -> Floats:
     """The largest s = sum w c / sum w over gates in [low, high]: (.., P) -> (..), never below it.
 
     Dinkelbach: the corner chosen by U gives the next U, rising to the maximum; the last step adds what weak duality
     says can still be missing, excess(U) / (sum of lightest weights).
     """
     lightest, heaviest = interval_weights(low, high)
-    bound = cosines.amin(dim=-1, keepdim=True)
+    bound = cosines.min(axis=-1, keepdims=True)
     for _ in range(steps):
-        weights = torch.where(cosines > bound, heaviest, lightest)
-        bound = (weights * cosines).sum(dim=-1, keepdim=True) / weights.sum(dim=-1, keepdim=True)
-    missing = excess(cosines, low, high, bound).clamp_min(0) / lightest.sum(dim=-1)
-    return bound[..., 0] + missing
+        weights = np.where(cosines > bound, heaviest, lightest)
+        bound = (weights * cosines).sum(axis=-1, keepdims=True) / weights.sum(axis=-1, keepdims=True)
+    missing = np.maximum(excess(cosines, low, high, bound), 0) / lightest.sum(axis=-1)
+    return np.asarray(bound[..., 0] + missing)
 
 
 def gate_intervals(
-    tables: QueryTables, query: int, cosines: torch.Tensor, gates: torch.Tensor | None, norm_error: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    tables: QueryTables, query: int, cosines: FloatArray, gates: FloatArray | None, norm_error: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """Ends of the gates of n items, (n, L) each, from cosines (n, L) whose vectors are off by norm_error (n,)."""
-
-    def row(values: npt.NDArray[np.float32]) -> torch.Tensor:
-        return torch.from_numpy(values[query])
-
     slack = float(tables.scalars[query, 5])
-    away = cosines - row(tables.centre)
-    along = [(away * row(direction)).sum(dim=-1) for direction in (tables.direction_1, tables.direction_2)]
-    square = (away * away).sum(dim=-1)
-    across = ((square - along[0] ** 2 - along[1] ** 2).clamp_min(0) + slack * square).sqrt()
-    radius = square.sqrt() * (1 + slack) + norm_error
-    middle = (
-        row(tables.middle) + TURN + along[0][:, None] * row(tables.slope_1) + along[1][:, None] * row(tables.slope_2)
-    )
+    away = cosines - tables.centre[query]
+    along = [(away * direction[query]).sum(axis=-1) for direction in (tables.direction_1, tables.direction_2)]
+    square = (away * away).sum(axis=-1)
+    across = np.sqrt(np.maximum(square - along[0] ** 2 - along[1] ** 2, 0) + slack * square)
+    radius = np.sqrt(square) * (1 + slack) + norm_error
+    middle = tables.middle[query] + np.float32(TURN)
+    middle = middle + along[0][:, None] * tables.slope_1[query] + along[1][:, None] * tables.slope_2[query]
     if gates is not None:
-        middle = middle + row(tables.gate) * gates
-    width = row(tables.width) + row(tables.steepness) * (norm_error + slack * radius)[:, None]
-    width = width + row(tables.curvature) * radius.square()[:, None] + row(tables.rest) * across[:, None]
+        middle = middle + tables.gate[query] * gates
+    width = tables.width[query] + tables.steepness[query] * (norm_error + slack * radius)[:, None]
+    width = width + tables.curvature[query] * np.square(radius)[:, None] + tables.rest[query] * across[:, None]
     return middle - width, middle + width
 
 
@@ -75,42 +75,34 @@ def int8_gate_intervals(
     tables: QueryTables,
     network: Int8Network,
     query: int,
-    cosines: torch.Tensor,
-    gates: torch.Tensor | None,
-    norm_error: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    cosines: FloatArray,
+    gates: FloatArray | None,
+    norm_error: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
     """As `gate_intervals`, with the network run in int8."""
 
-    def row(values: npt.NDArray[np.float32]) -> torch.Tensor:
-        return torch.from_numpy(values[query])
-
-    def product(codes: torch.Tensor, weights: npt.NDArray[np.int8]) -> torch.Tensor:
+    def product(codes: FloatArray, weights: npt.NDArray[np.int8]) -> npt.NDArray[np.float64]:
         # (n, 4 quads) x (quads, m, 4) -> (n, m); float64 holds the integers exactly.
-        matrix = torch.from_numpy(weights).transpose(0, 1).flatten(1).double()
-        return codes.double() @ matrix.T
+        matrix = weights.swapaxes(0, 1).reshape(weights.shape[1], -1).astype(np.float64)
+        return np.asarray(codes.astype(np.float64) @ matrix.T)
 
     slack, function_error = float(tables.scalars[query, 5]), float(tables.scalars[query, 7])
-    step = float(tables.cosine_scales[query])
-    codes = torch.floor(cosines / step + 128.5).clamp(1, 255)
-    integers = product(codes, network.hidden) + torch.from_numpy(network.hidden_corrections)
-    hidden = integers.float() * (torch.from_numpy(network.hidden_scales) * step) + torch.from_numpy(network.hidden_bias)
-    segments = (hidden * 2 + 16).clamp(0, 31).long()
-    values, slopes = torch.from_numpy(network.segment_values), torch.from_numpy(network.segment_slopes)
-    active = values[segments] + slopes[segments] * hidden
-    active_step = (active.amax(dim=1, keepdim=True).clamp_min(0) - network.zero) / 254
-    integers = product(torch.floor((active - network.zero) / active_step + 0.5), network.out)
-    middle = integers.float() * (torch.from_numpy(network.out_scales) * active_step)
-    middle = middle + torch.from_numpy(network.out_offsets) + TURN
+    step = np.float32(tables.cosine_scales[query])
+    codes = np.clip(np.floor(cosines / step + np.float32(128.5)), 1, 255)
+    integers = product(codes, network.hidden) + network.hidden_corrections
+    hidden = integers.astype(np.float32) * (network.hidden_scales * step) + network.hidden_bias
+    segments = np.clip(hidden * 2 + 16, 0, 31).astype(np.int64)
+    active = network.segment_values[segments] + network.segment_slopes[segments] * hidden
+    active_step = (np.maximum(active.max(axis=1, keepdims=True), 0) - np.float32(network.zero)) / np.float32(254)
+    integers = product(np.floor((active - np.float32(network.zero)) / active_step + np.float32(0.5)), network.out)
+    middle = integers.astype(np.float32) * (network.out_scales * active_step)
+    middle = middle + network.out_offsets + np.float32(TURN)
     if gates is not None:
-        middle = middle + row(tables.gate) * gates
-
-    def carried(amount: torch.Tensor, factor: npt.NDArray[np.float32]) -> torch.Tensor:
-        return amount[:, None] * torch.from_numpy(factor)
-
-    width = row(tables.width) + carried(norm_error, network.steepness)
-    width = width + carried(cosines.norm(dim=1) * (1 + slack), network.hidden_rounding)
-    width = width + carried(active.norm(dim=1) * (1 + slack), network.out_rounding)
-    width = width + carried(active_step[:, 0] * 0.501 + function_error, network.out_sums)
+        middle = middle + tables.gate[query] * gates
+    width = tables.width[query] + norm_error[:, None] * network.steepness
+    width = width + (np.linalg.norm(cosines, axis=1) * (1 + slack))[:, None] * network.hidden_rounding
+    width = width + (np.linalg.norm(active, axis=1) * (1 + slack))[:, None] * network.out_rounding
+    width = width + (active_step * 0.501 + function_error) * network.out_sums
     return middle - width, middle + width
 
 
@@ -120,7 +112,7 @@ def cannot_be_dropped(
     tables: QueryTables,
     query: int,
     rows: npt.NDArray[np.int64],
-    cosines: torch.Tensor | None,
+    cosines: FloatArray | None,
     *,
     by_gates: bool,
 ) -> tuple[npt.NDArray[np.int64], int]:
@@ -130,37 +122,38 @@ def cannot_be_dropped(
     """
     scalars = tables.scalars[query]
     lanes = items.lanes
-    pairs = torch.tensor(lanes.of_pair)
-    norm_error = torch.full((len(rows),), float(scalars[3]))
-    threshold = torch.full((len(rows),), float(scalars[0] - scalars[1]))
-    spread = torch.zeros(len(rows), lanes.count)
+    pairs = np.array(lanes.of_pair)
+    norm_error = np.full(len(rows), scalars[3], dtype=np.float32)
+    threshold = np.full(len(rows), scalars[0] - scalars[1], dtype=np.float32)
+    spread = np.zeros((len(rows), lanes.count), dtype=np.float32)
     if cosines is not None:
-        spread[:, pairs] = cosines.transpose(0, 1).reshape(len(rows), -1)
+        spread[:, pairs] = cosines.swapaxes(0, 1).reshape(len(rows), -1)
     else:
         assert items.codes is not None
-        norm_error += float(scalars[4]) * torch.from_numpy(items.item_errors[rows])
-        errors = float(scalars[1]) + float(scalars[2]) * torch.from_numpy(items.component_errors[rows])
-        threshold = float(scalars[0]) - errors
+        norm_error += np.float32(scalars[4]) * items.item_errors[rows]
+        errors = np.float32(scalars[1]) + np.float32(scalars[2]) * items.component_errors[rows]
+        threshold = np.float32(scalars[0]) - errors
         # (n, PX, 4 d4) and, one lane each, (L, 4 d4). Float64 holds the integers exactly at any width.
-        codes = torch.from_numpy(items.codes[rows]).transpose(1, 2).flatten(2).double() - 128
-        query_codes = torch.from_numpy(tables.codes[query]).transpose(0, 1).flatten(1).double()
-        item_of_pair = torch.arange(lanes.num_pairs) % lanes.num_item_components
+        codes = items.codes[rows].swapaxes(1, 2).reshape(len(rows), lanes.padded_components, -1).astype(np.float64)
+        codes -= 128
+        query_codes = tables.codes[query].swapaxes(0, 1).reshape(lanes.count, -1).astype(np.float64)
+        item_of_pair = np.arange(lanes.num_pairs) % lanes.num_item_components
         for component in range(lanes.num_item_components):
             mine = pairs[item_of_pair == component]
-            spread[:, mine] = (codes[:, component] @ query_codes[mine].T).float()
-        spread *= torch.from_numpy(tables.scales[query]) * torch.from_numpy(items.scales[rows])[:, None]
-    keep = ~(spread[:, pairs].amax(dim=1) < threshold)
+            spread[:, mine] = codes[:, component] @ query_codes[mine].T
+        spread *= tables.scales[query] * items.scales[rows][:, None]
+    keep = ~(spread[:, pairs].max(axis=1) < threshold)
     tested = 0
     if by_gates:
-        rows, spread, threshold, norm_error = rows[keep.numpy()], spread[keep], threshold[keep], norm_error[keep]
+        rows, spread, threshold, norm_error = rows[keep], spread[keep], threshold[keep], norm_error[keep]
         tested = len(rows)
-        gates = None if items.gates is None else torch.from_numpy(items.gates[rows]).float()
+        gates = None if items.gates is None else items.gates[rows].astype(np.float32)
         if network is None:
             low, high = gate_intervals(tables, query, spread, gates, norm_error)
         else:
             low, high = int8_gate_intervals(tables, network, query, spread, gates, norm_error)
         lightest, heaviest = interval_weights(low[:, pairs], high[:, pairs])
         above = spread[:, pairs] - threshold[:, None]
-        terms = torch.where(above > 0, heaviest, lightest) * above
-        keep = ~(terms.sum(dim=-1) + float(scalars[6]) * terms.abs().sum(dim=-1) < 0)
-    return rows[keep.numpy()], tested
+        terms = np.where(above > 0, heaviest, lightest) * above
+        keep = ~(terms.sum(axis=-1) + float(scalars[6]) * np.abs(terms).sum(axis=-1) < 0)
+    return rows[keep], tested

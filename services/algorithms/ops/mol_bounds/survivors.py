@@ -1,4 +1,4 @@
-"""The bound pass over a whole catalogue, by the compiled kernel where there is one, else in PyTorch.
+"""The bound pass over a whole catalogue, by the compiled kernel where there is one, else in NumPy.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, L lanes.
 """
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.native import address, aligned_zeros, load_kernels
 from services.algorithms.native.threads import compute_threads
@@ -97,7 +96,7 @@ class BoundPass:
         `low_precision`: int8 cosines with their error, and the gate's network in int8, or `expanded` around a centre;
         else float32 cosines, tile by tile, and the expansion. `by_gates` False stops at the largest cosine (plain
         Algorithm 1). `items`: codes of the same scorer and precision, to be shared. `kernels`: a library, None for
-        PyTorch, "best" for this processor's.
+        NumPy, "best" for this processor's.
         """
         self.scorer = scorer
         self.by_gates = by_gates and scorer.num_pairs > 1
@@ -160,7 +159,7 @@ class BoundPass:
         tables.scalars[~sound, 0] = -np.inf
         tables.scalars[~sound, 1:5] = 0
         if self._kernels is None:
-            return self._in_pytorch(queries, tables, allowed)
+            return self._in_numpy(queries, tables, allowed)
         return self._compiled(self._kernels, queries, tables, allowed)
 
     def _compiled(
@@ -201,11 +200,11 @@ class BoundPass:
             part = np.zeros_like(tested)
             for start in range(0, num_items, step):
                 components = self.scorer.components[start : start + step]
-                cosines = torch.mm(flat, components.reshape(-1, lanes.width).T)
+                cosines = flat @ components.reshape(-1, lanes.width).T
                 kernels.freshet_bounds_float32(
                     ctypes.byref(self._native_items),
                     ctypes.byref(native_queries),
-                    ctypes.c_void_p(cosines.data_ptr()),
+                    address(cosines),
                     ctypes.c_int64(start),
                     ctypes.c_int64(len(components)),
                     address(mask),
@@ -222,9 +221,7 @@ class BoundPass:
             kernels.freshet_list_rows(address(kept[query]), ctypes.c_int64(words), address(found))
         return Survivors(rows=rows, tested=tested)
 
-    def _in_pytorch(
-        self, queries: QueryStates, tables: QueryTables, allowed: npt.NDArray[np.bool_] | None
-    ) -> Survivors:
+    def _in_numpy(self, queries: QueryStates, tables: QueryTables, allowed: npt.NDArray[np.bool_] | None) -> Survivors:
         num_queries = len(queries)
         found: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(num_queries)]
         tested = np.zeros(num_queries, dtype=np.int64)
@@ -238,11 +235,14 @@ class BoundPass:
                     continue
                 cosines = None
                 if self.items.codes is None:
-                    components = self.scorer.components[torch.from_numpy(rows)]
-                    cosines = torch.einsum("qd,xpd->qxp", torch.tensor(queries.components[query]), components)
-                kept, count = cannot_be_dropped(
-                    self.items, self._int8, tables, query, rows, cosines, by_gates=self.by_gates
-                )
+                    components = self.scorer.components[rows]
+                    flat = queries.components[query] @ components.reshape(-1, components.shape[2]).T
+                    cosines = flat.reshape(len(flat), *components.shape[:2])
+                # What overflows compares as nothing with 0: such an item is kept.
+                with np.errstate(over="ignore", invalid="ignore"):
+                    kept, count = cannot_be_dropped(
+                        self.items, self._int8, tables, query, rows, cosines, by_gates=self.by_gates
+                    )
                 found[query].append(kept)
                 tested[query] += count
         nothing = np.zeros(0, dtype=np.int64)
@@ -253,9 +253,9 @@ class BoundPass:
         return max(1, _COSINE_BYTES // (per_item * _WORD)) * _WORD
 
 
-def _flat(queries: QueryStates) -> torch.Tensor:
+def _flat(queries: QueryStates) -> npt.NDArray[np.float32]:
     """Query components as a matrix (B * P_q, d)."""
-    return torch.from_numpy(np.ascontiguousarray(queries.components)).reshape(-1, queries.components.shape[-1])
+    return queries.components.reshape(-1, queries.components.shape[-1])
 
 
 def _aligned(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:

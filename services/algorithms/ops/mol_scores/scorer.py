@@ -1,7 +1,7 @@
 """Item states prepared for scoring: float32 scores with a proven error bound, and float64 re-evaluation.
 
-The compiled kernel does the work where the install built one (cpu.cpp), PyTorch elsewhere (tiled.py); the bound holds
-for both. Plain dot products of everything (P = 1) are one matrix product, which PyTorch does best.
+The compiled kernel does the work where the install built one (cpu.cpp), NumPy elsewhere (tiled.py); the bound holds for
+both. Plain dot products of everything (P = 1) are a matrix product, which NumPy's BLAS does best.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
@@ -11,14 +11,13 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.lazy import lazy_property
 from services.algorithms.native import load_kernels
 from services.algorithms.ops.mol_scores import rounding
 from services.algorithms.ops.mol_scores.native import NativeScores
 from services.algorithms.ops.mol_scores.shapes import check_items, check_queries
-from services.algorithms.ops.mol_scores.tiled import DEFAULT_TILE_BYTES, TiledScores, as_tensor
+from services.algorithms.ops.mol_scores.tiled import DEFAULT_TILE_BYTES, TiledScores
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 FloatMatrix = npt.NDArray[np.float32]
@@ -30,7 +29,7 @@ Rows = npt.NDArray[np.int64]
 class MolScorer:
     """X items ready to be scored. Holds their arrays as given, memory maps included. Safe to use from several threads.
 
-    Memory beside results: about 200 KB per thread (the kernel), or `tile_bytes` per array (PyTorch).
+    Memory beside results: about 200 KB per thread (the kernel), or `tile_bytes` per array (NumPy).
     """
 
     def __init__(
@@ -39,9 +38,9 @@ class MolScorer:
         pair_gate: PairGate | None,
         *,
         tile_bytes: int = DEFAULT_TILE_BYTES,
-        backend: Literal["auto", "torch"] = "auto",
+        backend: Literal["auto", "numpy"] = "auto",
     ) -> None:
-        """Prepare X items; `backend` "torch" leaves the kernel out.
+        """Prepare X items; `backend` "numpy" leaves the kernel out.
 
         Raises: ValueError if gates and components disagree, or if one pair exceeds `tile_bytes`.
         """
@@ -49,7 +48,7 @@ class MolScorer:
         self.num_items, self.num_item_components, self.width = (int(size) for size in items.components.shape)
         self.num_query_components = self.num_pairs // self.num_item_components
         self.pair_gate = pair_gate
-        self._components = as_tensor(items.components)
+        self._components = np.ascontiguousarray(items.components)
         self._item_gate = items.gate
         self._tiled = TiledScores(items, pair_gate, tile_bytes=tile_bytes)
         library = load_kernels("mol_scores") if backend == "auto" else None
@@ -62,7 +61,7 @@ class MolScorer:
         return self._item_gate is not None
 
     @property
-    def components(self) -> torch.Tensor:
+    def components(self) -> FloatMatrix:
         """The item components (X, P_x, d), not to be written to."""
         return self._components
 
@@ -85,13 +84,13 @@ class MolScorer:
 
     def components_of(self, rows: Rows) -> FloatMatrix:
         """Components of some items: (len(rows), P_x, d)."""
-        return np.asarray(self._components[torch.from_numpy(np.ascontiguousarray(rows))].numpy())
+        return self._components[rows]
 
     @property
     def nbytes(self) -> int:
         """Bytes of everything held per item: components and gate as they were given, nothing else."""
         gate = 0 if self._item_gate is None else self._item_gate.size * 4
-        return self._components.numel() * 4 + gate
+        return self._components.size * 4 + gate
 
     @lazy_property
     def magnitudes(self) -> rounding.ItemMagnitudes:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 FloatMatrix = npt.NDArray[np.float32]
 LANES = 16
@@ -169,18 +168,29 @@ def train_centres(
     generator = np.random.default_rng(seed)
     count = min(len(vectors), sample_per_cell * num_cells)
     chosen = np.sort(generator.choice(len(vectors), size=count, replace=False))
-    sample = torch.from_numpy(np.ascontiguousarray(vectors[chosen]))
+    sample = np.ascontiguousarray(vectors[chosen])
     num_cells = min(num_cells, count)
-    centres = sample[torch.from_numpy(np.sort(generator.choice(count, size=num_cells, replace=False)))].clone()
+    centres = sample[np.sort(generator.choice(count, size=num_cells, replace=False))]
     for _ in range(rounds):
-        cells = _nearest(sample, centres)
-        sums = torch.zeros_like(centres).index_add_(0, cells, sample)
-        counts = torch.bincount(cells, minlength=num_cells)
-        lost = torch.nonzero(counts == 0)[:, 0]
-        centres = sums / counts.clamp(min=1)[:, None]
+        cells = nearest(sample, centres)
+        sums, counts = sums_of_groups(sample, cells, num_cells)
+        lost = np.flatnonzero(counts == 0)
+        centres = sums / np.maximum(counts, 1).astype(np.float32)[:, None]
         if len(lost):
-            centres[lost] = sample[torch.from_numpy(generator.choice(count, size=len(lost)))]
-    return np.asarray(centres.numpy())
+            centres[lost] = sample[generator.choice(count, size=len(lost))]
+    return centres
+
+
+def sums_of_groups(
+    rows: FloatMatrix, groups: npt.NDArray[np.int64], num_groups: int
+) -> tuple[FloatMatrix, npt.NDArray[np.int64]]:
+    """Sums (C, d) of the rows (n, d) of each group (n,), added in their order, and how many each has (C,)."""
+    counts = np.bincount(groups, minlength=num_groups)
+    used = np.flatnonzero(counts)
+    starts = np.cumsum(counts)[used] - counts[used]
+    sums = np.zeros((num_groups, rows.shape[1]), dtype=np.float32)
+    sums[used] = np.add.reduceat(rows[np.argsort(groups, kind="stable")], starts, axis=0)
+    return sums, counts
 
 
 def principal_directions(
@@ -203,24 +213,23 @@ def principal_directions(
 
 def assign(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]:
     """The nearest centre of each vector: (X,)."""
-    targets = torch.from_numpy(centres)
     cells = np.empty(len(vectors), dtype=np.int64)
     step = max(1, _CHUNK_FLOATS // vectors.shape[1])
     for start in range(0, len(vectors), step):
-        chunk = torch.from_numpy(np.array(vectors[start : start + step]))
-        cells[start : start + step] = _nearest(chunk, targets).numpy()
+        cells[start : start + step] = nearest(np.asarray(vectors[start : start + step]), centres)
     return cells
 
 
-def _nearest(vectors: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    half_squares = 0.5 * (centres * centres).sum(dim=1)
+def nearest(vectors: FloatMatrix, centres: FloatMatrix) -> npt.NDArray[np.int64]:
+    """The nearest centre (C, d) of each of some vectors (n, d): (n,)."""
+    half_squares = np.float32(0.5) * (centres * centres).sum(axis=1)
     step = max(1, (16 << 20) // (4 * len(centres)))
     parts = []
     for start in range(0, len(vectors), step):
-        products = torch.addmm(-half_squares, vectors[start : start + step], centres.T)
-        # NumPy's argmax is vectorised, PyTorch's is not: it took four times the product's time.
-        parts.append(products.numpy().argmax(axis=1))
-    return torch.from_numpy(np.concatenate(parts))
+        products = vectors[start : start + step] @ centres.T
+        products -= half_squares
+        parts.append(products.argmax(axis=1))
+    return np.concatenate(parts)
 
 
 def _residuals(
