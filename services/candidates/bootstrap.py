@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
 import structlog
-import torch
 from freshet.v1 import candidates_pb2_grpc
 
 from services.algorithms.bundle import load_bundle
@@ -17,16 +16,14 @@ from services.algorithms.catalogue import Catalogue, catalogue_from_bundle, requ
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import Algorithm, make_index, parse_algorithm
 from services.algorithms.indexes.exact.cheapest import going_on
-from services.algorithms.indexes.gpu.by_name import make_device_index
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build, IndexFullError
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.live_catalogue import LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.ops.mol_scores.device import DeviceScorer
 from services.algorithms.pefa.votes import VotingIndex
-from services.algorithms.states import ItemStates, PairGate
+from services.algorithms.states import PairGate
 from services.candidates.audit import TRUTH, Audit
 from services.candidates.config import MEMORY_VARIABLE, CandidatesSettings
 from services.candidates.handlers import Search
@@ -40,6 +37,9 @@ from services.common.config import ConfigError
 from services.common.memory import available_bytes, require_memory
 from services.common.rpc_server import HealthState, serve
 from services.common.tracing import configure_tracing
+
+if TYPE_CHECKING:
+    from services.candidates.on_device import DeviceBuild
 
 log = structlog.get_logger()
 
@@ -75,25 +75,6 @@ def host_build(algorithms: Sequence[Algorithm]) -> Build:
     return going_on(build)
 
 
-class DeviceBuild:
-    """Every algorithm over one copy of the item states on a device; the audit's truth stays on this machine.
-
-    It raises ValueError for an algorithm that a card does not serve. `copied_nbytes`: what the device holds of the
-    states.
-    """
-
-    def __init__(self, algorithms: Sequence[Algorithm], device: torch.device) -> None:
-        self._algorithms, self._device, self.copied_nbytes = algorithms, device, 0
-
-    def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
-        states = ItemStates(components=items.components, gate=items.item_gate)
-        scorer = DeviceScorer(states, pair_gate, device=self._device)
-        self.copied_nbytes = scorer.nbytes
-        ranks = np.arange(items.num_items)
-        indexes: dict[str, Index] = {one.text: make_device_index(one, scorer, ranks) for one in self._algorithms}
-        return {**indexes, TRUTH: BruteForce(items)}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Live:
     """What serves: the catalogue, the memory if there is one, and the handler in front."""
@@ -109,10 +90,7 @@ def make_live(settings: CandidatesSettings, base: Catalogue, metrics: Candidates
     Raises: ConfigError for algorithms that can't be had; MemoryError, naming both values, when they take too much.
     """
     algorithms = [parse_algorithm(word) for word in settings.algorithms.split()]
-    on_device = settings.device == "cuda"
-    if on_device and not torch.cuda.is_available():
-        raise ConfigError("FRESHET_CANDIDATES_DEVICE='cuda' but PyTorch sees no CUDA card here; allowed: cpu")
-    on_card = DeviceBuild(algorithms, torch.device(settings.device)) if on_device else None
+    on_card = _card_build(algorithms) if settings.device == "cuda" else None
     limit = settings.max_memory_mb << 20 if settings.max_memory_mb else available_bytes()
     try:
         catalogue = LiveCatalogue(base, build=on_card or host_build(algorithms), max_bytes=limit)
@@ -137,6 +115,16 @@ def make_live(settings: CandidatesSettings, base: Catalogue, metrics: Candidates
             variable=MEMORY_VARIABLE,
         )
     return Live(catalogue=catalogue, votes=votes, search=search)
+
+
+def _card_build(algorithms: Sequence[Algorithm]) -> "DeviceBuild":
+    try:
+        from services.candidates.on_device import cuda_build
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigError("FRESHET_CANDIDATES_DEVICE='cuda' but PyTorch is not installed; allowed: cpu") from error
+    return cuda_build(algorithms)
 
 
 def make_votes(

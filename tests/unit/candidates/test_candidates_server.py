@@ -20,9 +20,10 @@ from services.algorithms.indexes.by_name import parse_algorithm
 from services.algorithms.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import QueryStates
-from services.candidates.bootstrap import DeviceBuild, load_catalogue, make_live
+from services.candidates.bootstrap import load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
+from services.candidates.on_device import DeviceBuild
 from services.candidates.server import SERVICE, CandidatesServicer
 from services.common.config import ConfigError
 from services.common.rpc_server import RpcServer

@@ -1,0 +1,42 @@
+"""The indexes of a CUDA card: the only module of this process that loads PyTorch, and only where one is asked for."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.by_name import Algorithm
+from services.algorithms.indexes.gpu.by_name import make_device_index
+from services.algorithms.indexes.protocol import Index
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.mol_scores.device import DeviceScorer
+from services.algorithms.states import ItemStates, PairGate
+from services.candidates.audit import TRUTH
+from services.common.config import ConfigError
+
+
+class DeviceBuild:
+    """Every algorithm over one copy of the item states on a device; the audit's truth stays on this machine.
+
+    It raises ValueError for an algorithm that a card does not serve. `copied_nbytes`: what the device holds of the
+    states.
+    """
+
+    def __init__(self, algorithms: Sequence[Algorithm], device: torch.device) -> None:
+        self._algorithms, self._device, self.copied_nbytes = algorithms, device, 0
+
+    def __call__(self, items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
+        states = ItemStates(components=items.components, gate=items.item_gate)
+        scorer = DeviceScorer(states, pair_gate, device=self._device)
+        self.copied_nbytes = scorer.nbytes
+        ranks = np.arange(items.num_items)
+        indexes: dict[str, Index] = {one.text: make_device_index(one, scorer, ranks) for one in self._algorithms}
+        return {**indexes, TRUTH: BruteForce(items)}
+
+
+def cuda_build(algorithms: Sequence[Algorithm]) -> DeviceBuild:
+    """The build for this machine's card. Raises: ConfigError where PyTorch sees none."""
+    if not torch.cuda.is_available():
+        raise ConfigError("FRESHET_CANDIDATES_DEVICE='cuda' but PyTorch sees no CUDA card here; allowed: cpu")
+    return DeviceBuild(algorithms, torch.device("cuda"))
