@@ -36,8 +36,10 @@ from services.common.forgets import decode_forget
 from services.common.index_deltas import Batches, IndexDelta, ItemDelta, decode
 from services.common.items import decode_item
 from services.common.kafka import Record, partition_for
-from services.common.search_clicks import ForgottenUser, SearchClick, UndoneInteraction, decode_click
+from services.common.search_clicks import SearchClick, decode_click
 from services.common.state_store import StateReader, StateWriter
+from services.common.stream import retraction
+from services.common.stream.record import DeadLetter, SourceRecord
 from services.encoder.adapters.in_memory import MemoryForgetLog, MemoryStore, MemoryStream
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
@@ -56,7 +58,7 @@ from services.refresher.adapters.in_memory import MemoryLog
 from services.refresher.bootstrap import fold_rules
 from services.refresher.config import RefresherSettings
 from services.refresher.domain.partition import Partition
-from services.refresher.domain.records import Entry, Forgetting, SourceRecord, Undo, Unreadable
+from services.refresher.domain.records import Entry, Forgetting, Undo
 from services.refresher.domain.records import Interaction as Attributed
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.checkpoints import from_bytes
@@ -236,8 +238,8 @@ def test_interactions_in_protobuf_and_json_decode_to_what_was_written() -> None:
 
 def described(entry: Entry) -> dict[str, Any]:
     """An attribution as that commit described it."""
-    if isinstance(entry, Unreadable):
-        return {"class": "Unreadable", "offset": entry.offset}
+    if isinstance(entry, DeadLetter):
+        return {"class": "Unreadable", "offset": entry.record.offset}
     if isinstance(entry, Forgetting):
         up_to = {str(partition): offset for partition, offset in entry.up_to.items()}
         return {"class": "Forgetting", "offset": entry.offset, "user": entry.user, "up_to": up_to}
@@ -316,7 +318,11 @@ def test_items_and_forgets_decode_to_what_was_written() -> None:
 
 
 def test_search_clicks_decode_to_what_was_written() -> None:
-    kinds = {"SearchClick": SearchClick, "UndoneInteraction": UndoneInteraction, "ForgottenUser": ForgottenUser}
+    kinds = {
+        "SearchClick": SearchClick,
+        "UndoneInteraction": retraction.Undo,
+        "ForgottenUser": retraction.ForgetUpTo,
+    }
     records = topic("search-clicks")
     for record in records:
         fields = {name: one for name, one in record["content"].items() if name != "class"}
