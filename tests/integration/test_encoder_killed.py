@@ -155,7 +155,7 @@ def applied_once(
     deadline = time.monotonic() + 30
     while sum(map(len, copy.log)) < total and time.monotonic() < deadline:
         for record in stream.poll(200, 1_000):
-            copy.append(record.partition, record.key, record.value, record.recorded_ms)
+            copy.append(record.partition, record.key, record.value, record.written_ms)
     stream.close()
     forgotten, memory, outbox = Forgotten(), MemoryStore(), MemoryOutbox()
     forgotten.add(Forget(forget_id="f1", user_id=gone, up_to=void, requested_ms=1))
