@@ -12,11 +12,15 @@ from services.common import errors, request_context
 
 R = TypeVar("R")
 
-# A restarted peer is found again within a second; the library's default backs off to two minutes.
-_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+# A restarted peer is found again within a second; the library's default backs off to two minutes. The second option
+# also limits one attempt: a machine under load needs more than 0.1 s to accept a connection.
+RECONNECT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *RECONNECT_OPTIONS,
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),

@@ -21,6 +21,7 @@ from services.common.errors import (
     FreshetError,
     PreconditionFailed,
 )
+from services.common.rpc_client import RECONNECT_OPTIONS
 from services.encoder.adapters.batches import PADDING_ITEM, IntArray, calls, length_buckets, pad_jobs
 from services.encoder.domain import EncodedStates, EncodeJob
 
@@ -66,10 +67,7 @@ class InferenceServerEncoder:
             channel_args=[
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_receive_message_length", -1),
-                # A server that comes back is found within half a second.
-                ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.min_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 500),
+                *RECONNECT_OPTIONS,
             ],
         )
 

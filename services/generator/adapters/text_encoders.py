@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 from services.algorithms.states import FloatArray
 from services.algorithms.word_pieces import WordPieces
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
+from services.common.rpc_client import RECONNECT_OPTIONS
 
 INPUTS = ("input_ids", "attention_mask")
 
@@ -145,12 +146,7 @@ class InferenceServerText:
         self._output = ""  # known once the server's version was checked
         self._client = InferenceServerClient(
             url=address,
-            channel_args=[
-                # A server that comes back is found within half a second.
-                ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.min_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 500),
-            ],
+            channel_args=list(RECONNECT_OPTIONS),
         )
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
