@@ -123,7 +123,8 @@ def test_a_token_that_is_not_reached_is_waited_for_within_the_deadline_only(outs
     request = gateway_pb2.RecommendRequest(user_id=user, k=10, freshness_token=token)
     answer = outside.gateway.Recommend(request, timeout=1.0)
     assert not answer.token_honoured
-    assert marks(answer) == {"TOKEN_NOT_HONOURED"}
+    # What the wait leaves of the deadline may be too little for the reranker.
+    assert {"TOKEN_NOT_HONOURED"} <= marks(answer) <= {"TOKEN_NOT_HONOURED", "FIRST_STAGE_ORDER"}
     assert len(answer.items) == 10
 
 

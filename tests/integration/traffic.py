@@ -111,6 +111,16 @@ class Traffic:
     def asked_between(self, start: float, end: float) -> list[Answer]:
         return [answer for answer in self.answers if start <= answer.at < end]
 
+    async def all_well(self, *, for_s: float, within_s: float) -> None:
+        """Return when every answer of the last `for_s` seconds was OK; fails after `within_s`."""
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            await asyncio.sleep(for_s)
+            last = self.asked_between(time.monotonic() - for_s, time.monotonic())
+            if last and all(answer.status == grpc.StatusCode.OK for answer in last):
+                return
+        raise AssertionError(f"answers of the last {for_s} s: {Counter(answer.status.name for answer in last)}")
+
     async def fresh_answer(self, *, within_s: float) -> gateway_pb2.RecommendResponse:
         """A Recommend without any degradation, for the last user written; fails after `within_s`."""
         deadline = time.monotonic() + within_s

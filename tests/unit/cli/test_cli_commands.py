@@ -272,7 +272,6 @@ def test_help_shows_measuring_commands_in_a_panel_of_their_own_at_the_end() -> N
     last = lines[max(number for number, line in enumerate(lines) if line.startswith("╭")) :]
     assert {line.split()[1] for line in last if line.startswith("│ ") and line[2] != " "} == {
         "bench",
-        "evaluate",
         "loadtest",
     }
 

@@ -120,10 +120,11 @@ def test_another_document_of_the_query_is_no_negative(folder: Path) -> None:
 def test_the_mutual_information_loss_is_part_of_it(folder: Path) -> None:
     without, heavy = (
         train_text_mol(PAIRS, DOCUMENTS, replace(SMALL, steps=5, mutual_information_weight=weight), 0, folder=folder)
-        for weight in (0.0, 50.0)
+        for weight in (0.0, 1e4)
     )
-    # Pair weights begin nearly even, where there is next to none.
-    assert heavy.losses[-1] < without.losses[-1] - 1e-4
+    # Pair weights begin nearly even, with 1e-6 nats of mutual information; five steps make more of it.
+    assert heavy.losses[0] < without.losses[0]
+    assert heavy.losses[-1] < 0 < without.losses[-1]
 
 
 def test_progress_is_told_from_beginning_to_end(folder: Path) -> None:

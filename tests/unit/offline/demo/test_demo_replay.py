@@ -142,7 +142,8 @@ async def test_each_predicted_event_is_asked_twice_and_before_it_is_sent() -> No
 
 
 async def test_the_token_is_that_of_the_users_event_before() -> None:
-    plan = plan_of(100, 10, duplicate_every=1000, malformed_every=1000)
+    # 200 ms from one event of a user to the next: its acknowledgement is there when the next one is predicted.
+    plan = plan_of(100, 10, rate_per_s=50.0, duplicate_every=1000, malformed_every=1000)
     result, _, gateway = await replayed(plan)
     tokens = [request for _, request in gateway.asked if request.HasField("freshness_token")]
     assert len(tokens) == 18  # 20 predicted events, two of them the first of their user
