@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from mutable_as_index import MutableAsIndex
 
-from services.algorithms.indexes.adaptive import AdaptiveTopK
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact.cheapest import Exact
@@ -36,6 +35,7 @@ from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, Visit
 from services.algorithms.states import ItemStates, PairGate
+from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK
 
 
 class Build(Protocol):

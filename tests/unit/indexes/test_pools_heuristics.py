@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from retrieval_scene import make_items, make_pair_gate, make_queries, unit
 
-from services.algorithms.indexes.adaptive import AdaptiveTopK, Target, parse_target
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.pools import PooledIndex
-from services.algorithms.indexes.recall_estimate import agreement, calibrate
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK, Target, parse_target
+from services.offline.evaluation.retrieval.recall_estimate import agreement, calibrate
 
 
 def pair_cosines(queries: QueryStates, items: ItemStates) -> np.ndarray:

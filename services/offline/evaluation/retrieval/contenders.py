@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from services.algorithms.indexes.adaptive import AdaptiveTopK
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact.cheapest import Exact
@@ -27,13 +26,14 @@ from services.algorithms.indexes.exact.two_pass import (
 )
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg
-from services.algorithms.indexes.recall_estimate import calibrate
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import QueryStates
 from services.offline.evaluation.catalogues.shapes import Shape
 from services.offline.evaluation.common.floors import Work, average_scan, full_scores, pair_scan, pool_scores
+from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK
+from services.offline.evaluation.retrieval.recall_estimate import calibrate
 from services.offline.evaluation.retrieval.transcription import Transcription
 
 RESULTS = 100

@@ -30,9 +30,9 @@ from services.algorithms.indexes.protocol import (
     check_request,
     empty_answer,
 )
-from services.algorithms.indexes.recall_estimate import RecallEstimate, agreement
 from services.algorithms.indexes.rescoring import finish
 from services.algorithms.states import QueryStates
+from services.offline.evaluation.retrieval.recall_estimate import RecallEstimate, agreement
 
 _AHEAD = 8  # a scan goes this many times deeper than the pool it is for: longer lists cost far less than a second scan
 _LARGE_POOL = 0.25  # share of X from which scoring everything, in order, costs no more than gathering a pool
