@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.metrics.ranking import Ranks
 from services.offline.datasets import Interactions, leave_one_out
+from services.offline.evaluation.common.ranking import Ranks
 from services.offline.statistics import Difference, paired_difference
 from services.offline.training.evaluation import ModelScorer, rank_events
 from services.offline.training.loop import ProgressListener, train

@@ -8,11 +8,11 @@ from pefa_scene import make_scene, take
 from retrieval_scene import make_items
 
 from services.algorithms.pefa.contribution import SCALE, mean_gate, newcomers
-from services.algorithms.pefa.paper import Pairs, xs_passages
 from services.algorithms.pefa.policy import DEFAULT_SHARE, NEW_ITEM_SHARE, SharePolicy
 from services.algorithms.pefa.refresh import model_shares, refreshed, unit
 from services.algorithms.pefa.sums import ItemSums
 from services.algorithms.states import ItemStates, QueryStates
+from services.offline.evaluation.pefa.paper import Pairs, xs_passages
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1))

@@ -11,9 +11,9 @@ from pefa_scene import Scene, make_scene, take
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.pefa.memory import MemoryEntry
-from services.algorithms.pefa.paper import Pairs, nearest_queries, xl_votes
 from services.algorithms.pefa.votes import VotingIndex, with_votes
 from services.algorithms.states import QueryStates
+from services.offline.evaluation.pefa.paper import Pairs, nearest_queries, xl_votes
 
 
 def index_of(scene: Scene, *, leave_out: int | None = None, max_bytes: int | None = None) -> VotingIndex:

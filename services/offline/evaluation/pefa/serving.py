@@ -20,7 +20,6 @@ from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import default_cells
 from services.algorithms.pefa.memory import MemoryEntry
-from services.algorithms.pefa.paper import Pairs, xl_votes
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.common.timing import Times
@@ -35,6 +34,7 @@ from services.offline.evaluation.pefa.graphs import (
     installed,
     pecos_xs,
 )
+from services.offline.evaluation.pefa.paper import Pairs, xl_votes
 from services.offline.evaluation.pefa.recall import ranks_of_answers, recalls
 from services.offline.evaluation.pefa.sweep import ENCODER, Setting, relevance, xs_vectors
 

@@ -1,6 +1,6 @@
 """lambda and k of PEFA on text: recall over a grid by exact search, and the choice on held-out training queries.
 
-All scores come from the library's transcription of the paper (algorithms/pefa/paper.py). Two readings of equation 8
+All scores come from the library's transcription of the paper (paper.py). Two readings of equation 8
 for a document without feedback: as printed it keeps lambda of its vector, as served all of it. Test queries are never
 looked at here.
 
@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.pefa.paper import Pairs, nearest_queries, xl_scores, xl_votes, xs_passages
 from services.algorithms.states import FloatArray
 from services.offline.evaluation.pefa.data import Judged, TextSet, folds
+from services.offline.evaluation.pefa.paper import Pairs, nearest_queries, xl_scores, xl_votes, xs_passages
 from services.offline.evaluation.pefa.recall import pair_ranks, recalls
 
 Method = Literal["encoder", "xs", "xl"]

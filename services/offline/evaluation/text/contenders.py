@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from services.algorithms.lexical import LexicalIndex
 from services.algorithms.models.sentence_encoder import MiniLM, model_folder
-from services.algorithms.pefa.paper import nearest_queries, xl_scores, xl_votes
 from services.algorithms.states import FloatArray
 from services.offline.datasets.texts import Question, TextCollection
 from services.offline.evaluation.common.embeddings import EmbeddingSource, sentence_vectors
 from services.offline.evaluation.pefa import sweep
 from services.offline.evaluation.pefa.data import DOCUMENT_CHARACTERS, Judged, TextSet
+from services.offline.evaluation.pefa.paper import nearest_queries, xl_scores, xl_votes
 from services.offline.evaluation.text.measures import MOST
 
 Ranked = Sequence[npt.NDArray[np.int64]]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.algorithms.pefa.paper import Pairs, nearest_queries, xl_scores, xl_votes, xs_passages
+from services.offline.evaluation.pefa.paper import Pairs, nearest_queries, xl_scores, xl_votes, xs_passages
 
 
 def unit(array: np.ndarray) -> np.ndarray:
