@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from services.algorithms.manifest import HeadShape
-from services.algorithms.models.mol import MolHead
 from services.algorithms.states import PairGate
+from services.offline.training.models.mol import MolHead
 
 Values = dict[str, Tensor]
 

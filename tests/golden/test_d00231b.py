@@ -22,7 +22,6 @@ from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, load_bun
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.sequential import Dropouts
 from services.algorithms.packed_state import unpack_query_state
 from services.candidates.bootstrap import Live, load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
@@ -52,6 +51,7 @@ from services.encoder.ports import Store
 from services.offline.datasets import Interactions
 from services.offline.training import TrainConfig, train
 from services.offline.training.bundling import load_model
+from services.offline.training.models.sequential import Dropouts
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.adapters.decoding import QueryShape, decode_attribution
 from services.refresher.adapters.in_memory import MemoryLog

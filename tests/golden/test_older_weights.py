@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.sequential import SequentialModel
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import QueryStates
+from services.offline.training.models.sequential import SequentialModel
 
 HEAD = HeadShape(
     kind="mol",

@@ -5,8 +5,8 @@ import torch
 from published_values import Values, close, filled, published
 
 from services.algorithms.manifest import EncoderShape
-from services.algorithms.models.hstu import HstuEncoder, time_buckets
-from services.algorithms.models.sasrec import SasRecEncoder
+from services.offline.training.models.hstu import HstuEncoder, time_buckets
+from services.offline.training.models.sasrec import SasRecEncoder
 
 LENGTHS = (8, 5)
 

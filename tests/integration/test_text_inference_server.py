@@ -22,9 +22,9 @@ TINY_TEXT = """
 import json, sys
 from pathlib import Path
 import numpy as np, torch
-from services.algorithms.models.phrase_nar import PhraseEncoder, PhraseShape
+from services.offline.training.models.phrase_nar import PhraseEncoder, PhraseShape
 from services.algorithms.models.text_bodies import BertBody, BodyShape
-from services.algorithms.models.text_mol import TextMol
+from services.offline.training.models.text_mol import TextMol
 from services.algorithms.states import ItemStates
 from services.algorithms.text_bundle import HeadShape, TextBundleWriter
 from services.algorithms.word_pieces import WordPieces

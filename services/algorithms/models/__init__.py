@@ -1,1 +1,1 @@
-"""Sequence encoders and similarity heads in PyTorch: shapes in, states out. Nothing here trains, exports or serves."""
+"""Encoders of texts in PyTorch, from a folder of published weights. Nothing here trains."""

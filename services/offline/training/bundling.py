@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from services.algorithms.bundle import Bundle, BundleContent, write_bundle
-from services.algorithms.models.sequential import SequentialModel
 from services.offline.datasets import Interactions
 from services.offline.training.loop import TrainReport
+from services.offline.training.models.sequential import SequentialModel
 
 
 def save_bundle(

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from services.algorithms.models.mol import PairGateMlp
+from services.offline.training.models.mol import PairGateMlp
 
 FORMAT = 1
 _TENSORS, _PROGRESS = "state.safetensors", "progress.json"

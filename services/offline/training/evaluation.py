@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.algorithms.models.sequential import SequentialModel
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import QueryStates
 from services.offline.datasets import Interactions
 from services.offline.evaluation.common.ranking import Ranks, summary, target_ranks
+from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.sequences import Histories, IntArray, windows_before
 
 _EVENTS_PER_BATCH = 256

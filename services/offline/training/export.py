@@ -29,9 +29,9 @@ from services.algorithms.bundle import (
     load_bundle,
     note_new_item_length,
 )
-from services.algorithms.models.sequential import SequentialModel
 from services.offline.datasets import Interactions
 from services.offline.training.bundling import load_model
+from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.new_items import measure_new_item_length
 from services.offline.training.onnx_graphs import ExportError, session, write_graph
 from services.offline.training.sequences import Histories, windows_before

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from services.algorithms.item_buckets import item_buckets
-from services.algorithms.models.sequential import SequentialModel
 from services.offline.datasets import Interactions
 from services.offline.training import checkpoint
 from services.offline.training.loss import batch_loss
+from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.presets import ADDED_LATER, TrainConfig
 from services.offline.training.sequences import Batch, EpochBatches, Histories, IntArray, StandIns
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.algorithms.models.mol import DotHead, MolHead
-from services.algorithms.models.sequential import SequentialModel
-from services.algorithms.ops.mol_sampled_softmax import GateWeights, Negatives, States, mol_sampled_softmax
-from services.algorithms.ops.sampled_objectives import Objective, corrected_softmax, gbce, sampled_softmax
+from services.offline.training.models.mol import DotHead, MolHead
+from services.offline.training.models.sequential import SequentialModel
+from services.offline.training.mol_sampled_softmax import GateWeights, Negatives, States, mol_sampled_softmax
 from services.offline.training.presets import TrainConfig
+from services.offline.training.sampled_objectives import Objective, corrected_softmax, gbce, sampled_softmax
 
 # Positions times negatives of a group, which is one tile. Measured on two EPYC cores, P = 8, G = 64: 8k pairs 11.4,
 # 16k 10.2, 4k 13.4 microseconds per position; larger tiles leave the cache. Which positions share negatives is part of

@@ -11,13 +11,13 @@ Letters: B users, M places in each history, n interactions, k items, q queries, 
 import numpy as np
 import torch
 
-from services.algorithms.models.sequential import SequentialModel
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.contribution import contributions, mean_gate, newcomers
 from services.algorithms.pefa.refresh import refreshed
 from services.algorithms.pefa.share_choice import new_item_length
 from services.algorithms.states import FloatArray, ItemStates, QueryStates
 from services.offline.datasets import Interactions
+from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.sequences import Histories, IntArray, windows_before
 
 # One pass over a thousand histories: two seconds at 2 blocks, twenty at 8 blocks of 200.

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.sequential import Dropouts
+from services.offline.training.models.sequential import Dropouts
 
 # A mixture scored against the whole catalogue at every position would cost X / K times its sampled softmax.
 LOSSES = ("sampled-softmax", "corrected-softmax", "gbce", "full-softmax")

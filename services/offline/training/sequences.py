@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.history import window_start
-from services.algorithms.models.sequential import PADDING
 from services.offline.datasets import Interactions
+from services.offline.training.models.sequential import PADDING
 
 IntArray = npt.NDArray[np.int64]
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from services.algorithms.history import window_start
 from services.algorithms.incremental_encoding import IncrementalEncoder
-from services.algorithms.models.hstu import HstuEncoder, Past
-from services.algorithms.models.sequential import SequentialModel
+from services.offline.training.models.hstu import HstuEncoder, Past
+from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.onnx_graphs import write_graph
 
 _CHECKED_BYTES = 1 << 26

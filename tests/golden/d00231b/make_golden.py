@@ -34,7 +34,6 @@ from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.sequential import Dropouts
 from services.algorithms.packed_state import unpack_query_state
 from services.candidates.bootstrap import load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
@@ -57,6 +56,7 @@ from services.encoder.bootstrap import vocabulary_of
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
+from services.offline.training.models.sequential import Dropouts
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.adapters.decoding import QueryShape, decode_attribution
 from services.refresher.adapters.in_memory import LeaseTable, MemoryLeases, MemoryLog

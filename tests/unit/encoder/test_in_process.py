@@ -10,7 +10,6 @@ from onnx import TensorProto, helper
 from streams import NOW_MS
 
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.sequential import SequentialModel
 from services.common.errors import PreconditionFailed
 from services.common.events import Interaction, encode_interaction
 from services.encoder.adapters.in_memory import MemoryOutbox, MemoryStore, MemoryStream
@@ -19,6 +18,7 @@ from services.encoder.domain import Attribution, EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.training.export import write_onnx
+from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.step_export import write_step_onnx
 
 L, NUM_ITEMS, NUM_BUCKETS = 16, 20, 3

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.algorithms.models.hstu import Past
-from services.algorithms.models.sequential import SequentialModel
+from services.offline.training.models.hstu import Past
+from services.offline.training.models.sequential import SequentialModel
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.hstu import HstuBlock, HstuEncoder, Past, time_buckets
-from services.algorithms.models.sequential import PADDING, SequentialModel
+from services.offline.training.models.hstu import HstuBlock, HstuEncoder, Past, time_buckets
+from services.offline.training.models.sequential import PADDING, SequentialModel
 
 HSTU = EncoderShape(
     kind="hstu", num_blocks=2, num_heads=2, width=12, d_qk=5, d_v=7, max_history=16, num_time_buckets=64
@@ -132,7 +132,7 @@ def test_time_buckets_are_exact_for_every_distance_that_could_be_near_an_edge() 
 
 
 def test_counted_gradients_of_the_time_bias_equal_autograd() -> None:
-    from services.algorithms.models.hstu import _lookup
+    from services.offline.training.models.hstu import _lookup
 
     table, buckets = torch.randn(6, requires_grad=True), torch.randint(0, 6, (3, 4, 4))
     weight = torch.randn(3, 4, 4)

@@ -12,7 +12,7 @@ from step_session import StepSession
 from services.algorithms.history import trim
 from services.algorithms.incremental_encoding import IncrementalEncoder
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.sequential import SequentialModel
+from services.offline.training.models.sequential import SequentialModel
 
 L = 16
 SHAPE = EncoderShape(

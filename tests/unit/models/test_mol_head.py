@@ -6,10 +6,10 @@ import torch
 from torch.nn import functional
 
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.mol import DotHead, MolHead, PairGateMlp
-from services.algorithms.models.sequential import SequentialModel
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.offline.training.models.mol import DotHead, MolHead, PairGateMlp
+from services.offline.training.models.sequential import SequentialModel
 
 SHAPE = HeadShape(
     kind="mol",

@@ -10,9 +10,9 @@ import torch
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.manifest import HeadShape
 from services.algorithms.models.text_model_folder import load_body
-from services.algorithms.models.text_mol import TextMol
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, QueryStates
+from services.offline.training.models.text_mol import TextMol
 from tests.unit.text.model_folder_scene import T5, bert_folder, t5_weights, write_folder
 
 HEAD = HeadShape(kind="mol", num_query_components=2, num_item_components=3, component_width=16, tau=0.05, gate_hidden=5)

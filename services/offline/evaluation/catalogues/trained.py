@@ -13,10 +13,10 @@ import torch
 
 from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.history import window_start
-from services.algorithms.models.sequential import PADDING, SequentialModel
 from services.algorithms.states import QueryStates
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.catalogues.scene import IntArray, Scene
+from services.offline.training.models.sequential import PADDING, SequentialModel
 
 _QUERIES_PER_BATCH = 128
 

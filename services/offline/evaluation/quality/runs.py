@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.models.sequential import SequentialModel
 from services.offline.datasets import MeasuredSplit
 from services.offline.evaluation.common.ranking import summary
 from services.offline.evaluation.quality.arms import Arm, Trial, bytes_per_item
 from services.offline.training.evaluation import EventScorer, ModelScorer, RankedEvents, rank_events
 from services.offline.training.loop import EarlyStopping, Step, dense_users, train
+from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.presets import TrainConfig
 
 Row = dict[str, Any]

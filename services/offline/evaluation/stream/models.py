@@ -12,13 +12,13 @@ from typing import Protocol
 
 import numpy as np
 
-from services.algorithms.models.sequential import SequentialModel
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.datasets import Interactions
 from services.offline.evaluation.stream.setting import IntArray, StreamSetting, TrainingPart, training_part
 from services.offline.evaluation.stream.states import EventStates, states_before
 from services.offline.evaluation.stream.walk import EventBatch, Scores
+from services.offline.training.models.sequential import SequentialModel
 
 
 class Fit(Protocol):

@@ -14,10 +14,10 @@ import torch
 
 from services.algorithms.history import windows
 from services.algorithms.item_buckets import item_buckets
-from services.algorithms.models.sequential import PADDING, SequentialModel
 from services.algorithms.states import QueryStates
 from services.offline.datasets import Interactions
 from services.offline.evaluation.stream.setting import BoolArray, IntArray, TrainingPart
+from services.offline.training.models.sequential import PADDING, SequentialModel
 
 _WINDOWS_PER_BATCH = 64
 

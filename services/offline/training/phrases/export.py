@@ -18,10 +18,10 @@ from torch import nn
 
 from services.algorithms.generation.phrases_part import PhraseParts, save_phrases
 from services.algorithms.generation.vocabulary import PhraseVocabulary
-from services.algorithms.models.phrase_nar import PhraseEncoder
 from services.algorithms.text_bundle import TextBundle, TextBundleWriter
 from services.algorithms.word_pieces import Tokens
 from services.offline.training.int8_graphs import add_int8_graphs
+from services.offline.training.models.phrase_nar import PhraseEncoder
 from services.offline.training.onnx_graphs import ExportError, session, write_graph
 from services.offline.training.phrases.fit import TrainedPhrases
 from services.offline.training.text_server import add_server_folders

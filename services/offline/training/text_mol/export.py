@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from services.algorithms.models.text_mol import TextMol
 from services.algorithms.text_bundle import TextBundle, TextBundleWriter
 from services.algorithms.word_pieces import Tokens, WordPieces
 from services.offline.training.int8_graphs import add_int8_graphs
+from services.offline.training.models.text_mol import TextMol
 from services.offline.training.onnx_graphs import ExportError, session, write_graph
 from services.offline.training.text_mol.fit import TextFit
 from services.offline.training.text_server import add_server_folders

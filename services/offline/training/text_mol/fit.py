@@ -22,9 +22,9 @@ from torch.nn import functional
 from services.algorithms.models.sentence_encoder import model_folder
 from services.algorithms.models.text_bodies import TextBody
 from services.algorithms.models.text_model_folder import TextTokenizer, load_body, load_tokenizer
-from services.algorithms.models.text_mol import Aggregation, TextMol
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
 from services.offline.training.loss import mutual_information
+from services.offline.training.models.text_mol import Aggregation, TextMol
 from services.offline.training.text_mol.kept import KeptTexts
 from services.offline.training.text_mol.settings import TextMolSettings
 

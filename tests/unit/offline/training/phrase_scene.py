@@ -2,8 +2,8 @@
 
 import torch
 
-from services.algorithms.models.phrase_nar import PhraseEncoder, PhraseShape
 from services.algorithms.word_pieces import WordPieces
+from services.offline.training.models.phrase_nar import PhraseEncoder, PhraseShape
 
 COLOURS = ("red", "green", "blue", "white", "black")
 THINGS = ("house", "river", "horse", "ship", "stone")

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from training_scene import CONFIG
 
-from services.algorithms.models.mol import MolHead
-from services.algorithms.models.sequential import Dropouts, SequentialModel
 from services.offline.training.loss import batch_loss
+from services.offline.training.models.mol import MolHead
+from services.offline.training.models.sequential import Dropouts, SequentialModel
 
 
 def test_pair_dropout_reaches_the_negatives() -> None:

@@ -6,10 +6,10 @@ import torch
 from training_scene import CONFIG, cyclic_interactions
 
 from services.algorithms.history import window_start
-from services.algorithms.models.sequential import SequentialModel
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import QueryStates
 from services.offline.training.evaluation import evaluate
+from services.offline.training.models.sequential import SequentialModel
 
 
 @torch.no_grad()

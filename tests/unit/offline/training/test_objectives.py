@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.algorithms.ops.sampled_objectives import Objective, corrected_softmax, gbce, sampled_softmax
 from services.offline.training.loss import _FullSoftmax
+from services.offline.training.sampled_objectives import Objective, corrected_softmax, gbce, sampled_softmax
 
 X, K = 900, 5
 

@@ -8,7 +8,7 @@ import torch
 from phrase_scene import WordTokens, corpus, tiny_encoder
 
 from services.algorithms.generation.generator import Generator, GeneratorSettings
-from services.algorithms.models.phrase_nar import PhraseEncoder, PhraseShape
+from services.offline.training.models.phrase_nar import PhraseEncoder, PhraseShape
 from services.offline.training.phrases.fit import PhraseSettings, train_phrases
 from services.offline.training.phrases.identifiers import identifiers_of
 from services.offline.training.phrases.questions import drawn_targets, training_questions

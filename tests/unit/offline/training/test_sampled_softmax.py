@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.algorithms.ops.mol_sampled_softmax import GateWeights, Negatives, States, mol_sampled_softmax
-from services.algorithms.ops.mol_sampled_softmax.reference import mol_sampled_softmax_reference
+from services.offline.training.mol_sampled_softmax import GateWeights, Negatives, States, mol_sampled_softmax
+from services.offline.training.mol_sampled_softmax.reference import mol_sampled_softmax_reference
 
 Inputs = tuple[list[Tensor], Negatives]
 

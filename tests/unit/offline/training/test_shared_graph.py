@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from services.algorithms.models.phrase_nar import PhraseEncoder, PhraseShape
+from services.offline.training.models.phrase_nar import PhraseEncoder, PhraseShape
 from services.offline.training.onnx_graphs import session, write_graph
 from services.offline.training.phrases.export import INPUTS, write_phrase_onnx
 from services.offline.training.shared_graph import write_shared

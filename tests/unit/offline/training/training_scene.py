@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.sequential import Dropouts
 from services.offline.datasets import Interactions
 from services.offline.training import TrainConfig
+from services.offline.training.models.sequential import Dropouts
 
 CONFIG = TrainConfig(
     encoder=EncoderShape(

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.sequential import SequentialModel
 from services.offline.datasets import Interactions
+from services.offline.training.models.sequential import SequentialModel
 
 WINDOW = 8
 

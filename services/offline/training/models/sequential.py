@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.hstu import HstuEncoder, Past
-from services.algorithms.models.mol import DotHead, MolHead
-from services.algorithms.models.sasrec import SasRecEncoder
 from services.algorithms.states import ItemStates, PairGate
+from services.offline.training.models.hstu import HstuEncoder, Past
+from services.offline.training.models.mol import DotHead, MolHead
+from services.offline.training.models.sasrec import SasRecEncoder
 
 PADDING = -1
 

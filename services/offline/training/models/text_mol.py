@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from services.algorithms.manifest import HeadShape
-from services.algorithms.models.mol import PairGateMlp
 from services.algorithms.models.text_bodies import TextBody
 from services.algorithms.models.text_model_folder import mean_of_tokens
 from services.algorithms.states import PairGate
+from services.offline.training.models.mol import PairGateMlp
 
 
 class Aggregation(nn.Module):

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.algorithms.ops.mol_sampled_softmax.types import GateWeights, Negatives, States
-from services.algorithms.ops.sampled_objectives import Objective, sampled_softmax
+from services.offline.training.mol_sampled_softmax.types import GateWeights, Negatives, States
+from services.offline.training.sampled_objectives import Objective, sampled_softmax
 
 
 def mol_sampled_softmax(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from services.algorithms.manifest import EncoderShape
-from services.algorithms.models.hstu import normalized_states
+from services.offline.training.models.hstu import normalized_states
 
 
 class SasRecBlock(nn.Module):

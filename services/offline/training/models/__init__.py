@@ -1,0 +1,1 @@
+"""What training fits: encoders over histories, heads, and the models over texts."""
