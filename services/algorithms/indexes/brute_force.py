@@ -22,16 +22,14 @@ from services.algorithms.indexes.protocol import (
     Pass,
     Pool,
     TopK,
-    check_request,
-    check_tie_ranks,
     empty_answer,
     take_queries,
 )
 from services.algorithms.indexes.rescoring import finish
-from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores.rounding import FLOAT64_PER_FLOAT32
 from services.algorithms.ops.top_rows import top_rows
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.states import QueryStates
 
 # Queries are taken in groups whose (b, X) scores stay below this, so a large catalogue doesn't cost B times its scores
 # (one query's scores where those alone are more). Nothing else here grows with X.
@@ -52,37 +50,14 @@ class _Part:
     allowed: Mask | None
 
 
-class BruteForce:
+class BruteForce(ScoredIndex):
     """Scores every allowed item. Certificate: always exact."""
 
     name = "brute_force"
 
-    def __init__(
-        self,
-        items: ItemStates | MolScorer,
-        pair_gate: PairGate | None = None,
-        *,
-        tie_ranks: npt.NDArray[np.integer] | None = None,
-    ) -> None:
-        """Prepare X items; `tie_ranks` (X,) is each item's place in id order (the row number when not given).
-
-        A MolScorer is shared, not copied. Raises: ValueError for an empty index or shapes that disagree.
-        """
-        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
-        self._ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
-
-    @property
-    def num_items(self) -> int:
-        return self.scorer.num_items
-
-    @property
-    def nbytes(self) -> int:
-        return self.scorer.nbytes + int(self._ranks.nbytes)
-
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The exact top `k` among the allowed items. See `Index.search`."""
-        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        self.scorer.check(queries)
+        self.check(queries, k, allowed)
         started = time.perf_counter()
         error = self.scorer.error_bounds(queries)
         reach = 2 * (1 + FLOAT64_PER_FLOAT32) * error
@@ -96,7 +71,7 @@ class BruteForce:
             scores += [row[rows] for row, rows in zip(part.scores, found, strict=True)]
             touched[part.queries] = part.scores.shape[1]
         full = Pass("full", time.perf_counter() - started, touched)
-        answer = finish(self.scorer, queries, pools, scores, k, self._ranks, error=error)
+        answer = finish(self.scorer, queries, pools, scores, k, self.ranks, error=error)
         return TopK(
             item_indices=answer.item_indices,
             scores=answer.scores,
@@ -106,8 +81,7 @@ class BruteForce:
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best by the float32 pass, and the best score left out plus its error bound."""
-        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        self.scorer.check(queries)
+        self.check(queries, size, allowed)
         started = time.perf_counter()
         error = self.scorer.error_bounds(queries)
         item_indices, out = empty_answer(len(queries), min(size, self.num_items))
@@ -118,7 +92,7 @@ class BruteForce:
             found = top_rows(part.scores, size + 1, np.zeros(len(part.scores)), part.allowed)
             for query, (scores, near) in enumerate(zip(part.scores, found, strict=True), part.queries.start):
                 rows = near if part.rows is None else part.rows[near]
-                order = np.lexsort((self._ranks[rows], -scores[near]))
+                order = np.lexsort((self.ranks[rows], -scores[near]))
                 if len(rows) > size:
                     bounds[query] = float(scores[near[order[size]]]) + error[query]
                 order = order[:size]

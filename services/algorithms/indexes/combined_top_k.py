@@ -14,16 +14,19 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.indexes.pools import answer_from, check_pool_size
-from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, TopK, check_request, empty_answer
+from services.algorithms.indexes.pools import PooledIndex, check_pool_size
+from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, TopK, empty_answer
 from services.algorithms.indexes.top_k_avg import AverageScan, TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import PairScan, TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 
-class CombinedTopK:
-    """The union of the N1 best per component pair and the N2 best by the average, reordered by s."""
+class CombinedTopK(PooledIndex):
+    """The union of the N1 best per component pair and the N2 best by the average, reordered by s.
+
+    `pool_size` is N1, `average_pool_size` N2, raised to k where a search asks for more.
+    """
 
     name = "combined_top_k"
 
@@ -36,39 +39,31 @@ class CombinedTopK:
         average_pool_size: int,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """Prepare X items; `pair_pool_size` is N1, `average_pool_size` N2, raised to k where a search asks for more.
-
-        A MolScorer is shared, not copied. Raises: ValueError for an empty index, sizes below 1, or shapes that
-        disagree.
-        """
+        """As `ScoredIndex`. Raises: ValueError also for sizes below 1."""
         check_pool_size("pair_pool_size", pair_pool_size)
         check_pool_size("average_pool_size", average_pool_size)
-        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
-        self._average = TopKAvg(self.scorer, pool_size=average_pool_size, tie_ranks=tie_ranks)
-        self._pairs = TopKPerEmbedding(self.scorer, pool_size=pair_pool_size, tie_ranks=self._average.ranks)
-        self.ranks = self._average.ranks
-        self.pool_size = pair_pool_size
         self.average_pool_size = average_pool_size
+        super().__init__(items, pair_gate, pool_size=pair_pool_size, tie_ranks=tie_ranks)
 
-    @property
-    def num_items(self) -> int:
-        return self.scorer.num_items
+    def _prepare(self) -> None:
+        self._average = TopKAvg(self.scorer, pool_size=self.average_pool_size, tie_ranks=self.ranks)
+        self._pairs = TopKPerEmbedding(self.scorer, pool_size=self.pool_size, tie_ranks=self.ranks)
 
     @property
     def nbytes(self) -> int:
-        return self._average.nbytes + self._pairs.nbytes - self.scorer.nbytes - int(self.ranks.nbytes)
+        return self._average.nbytes + self._pairs.nbytes - super().nbytes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of the union, and how far from the exact top `k` that can be."""
-        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.check(queries, k, allowed)
         pairs = self._pairs.scan(queries, self.pool_size, allowed)
         average = self._average.scan(queries, max(k, self.average_pool_size), allowed)
         scan = CombinedScan(pairs, average, pair_share=pairs.depth, average_share=average.depth)
-        return answer_from(self, scan, queries, k, scan.depth)
+        return self._answer(scan, queries, k)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """A pool of `size`: one half from the pairs' lists, filled up by the average, which scores all of them."""
-        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.check(queries, size, allowed)
         pairs = self._pairs.first_stage(queries, -(-size // 2), allowed)
         scan = self._average.scan(queries, size, allowed)
         started = time.perf_counter()
@@ -85,10 +80,8 @@ class CombinedTopK:
             if len(rows) < size:
                 bounds[query] = -np.inf  # the average's list ended before the pool was full: every allowed item is in
         seconds = pairs.passes[0].seconds + scan.seconds + time.perf_counter() - started
-        touched = np.full(len(queries), self.num_items, dtype=np.int64)
-        return Pool(
-            item_indices=item_indices, scores=scores, bounds=bounds, passes=(Pass("first_stage", seconds, touched),)
-        )
+        first = Pass("first_stage", seconds, self.every_item(queries))
+        return Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
 
     def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> "CombinedScan":
         """The `depth` best of every pair, and N2 / N1 times as many by the average."""

@@ -1,20 +1,22 @@
 """What the pool heuristics share: one scan from which pools of any size up to its depth can be cut, and the answer
 that full scores within such a pool make, with its certificate.
 
-A scan is kept apart from the answer so that a larger pool of the same queries costs no second pass over the items
-(the adaptive variants rest on it).
+A scan is kept apart from the answer so that a larger pool of the same queries costs no second pass over the items.
 
 Letters: B queries, X items, K results, N pool size (items per list of the scan).
 """
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from services.algorithms.indexes.protocol import Certificate, Indices, Mask, Pass, Pool, Scores, TopK, certificate
 from services.algorithms.indexes.rescoring import Rescored, rescore
+from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import QueryStates
+from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 
 class PoolScan(Protocol):
@@ -38,45 +40,48 @@ class PoolScan(Protocol):
         """
 
 
-class PooledIndex(Protocol):
-    """An index whose answers come from full scores within the pool of a first pass."""
+class PooledIndex(ScoredIndex, ABC):
+    """An index whose answers come from full scores within the pool of a first pass; `pool_size` is N of a search."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
-    @property
-    def scorer(self) -> MolScorer: ...
+    def __init__(
+        self,
+        items: ItemStates | MolScorer,
+        pair_gate: PairGate | None = None,
+        *,
+        pool_size: int,
+        tie_ranks: npt.NDArray[np.integer] | None = None,
+    ) -> None:
+        """As `ScoredIndex`. Raises: ValueError also for a pool_size below 1."""
+        check_pool_size("pool_size", pool_size)
+        self.pool_size = pool_size
+        super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
-    @property
-    def ranks(self) -> Indices: ...
+    @abstractmethod
+    def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> PoolScan:
+        """The first pass. `depth` is cut to the number of items. Raises: ValueError for shapes that disagree."""
 
-    @property
-    def pool_size(self) -> int:
-        """N of an ordinary search."""
-
-    @property
-    def nbytes(self) -> int: ...
-
+    @abstractmethod
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """See `Index.first_stage`."""
 
-    def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> PoolScan:
-        """The first pass. `depth` is cut to the number of items."""
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+        """The top `k` by s of a pool of max(N, k), and how far from the exact top `k` that can be."""
+        self.check(queries, k, allowed)
+        return self._answer(self.scan(queries, max(k, self.pool_size), allowed), queries, k)
 
-
-def answer_from(index: PooledIndex, scan: PoolScan, queries: QueryStates, k: int, size: int) -> TopK:
-    """The top `k` by s within the pools of `size`, and how far from the exact top `k` that can be."""
-    num_queries = len(queries)
-    pools = [scan.pool(query, size) for query in range(num_queries)]
-    answer = rescore(index.scorer, queries, pools, k, index.ranks)
-    bounds = scan.bounds(size, answer.kth_scores)
-    touched = np.full(num_queries, index.scorer.num_items, dtype=np.int64)
-    return TopK(
-        item_indices=answer.item_indices,
-        scores=answer.scores,
-        certificates=certificates(bounds, answer),
-        passes=(Pass("first_stage", scan.seconds, touched), *answer.passes),
-    )
+    def _answer(self, scan: PoolScan, queries: QueryStates, k: int) -> TopK:
+        """The top `k` by s within the largest pools of a scan, and how far from the exact top `k` that can be."""
+        pools = [scan.pool(query, scan.depth) for query in range(len(queries))]
+        answer = rescore(self.scorer, queries, pools, k, self.ranks)
+        bounds = scan.bounds(scan.depth, answer.kth_scores)
+        return TopK(
+            item_indices=answer.item_indices,
+            scores=answer.scores,
+            certificates=certificates(bounds, answer),
+            passes=(Pass("first_stage", scan.seconds, self.every_item(queries)), *answer.passes),
+        )
 
 
 def certificates(bounds: Scores, answer: Rescored) -> tuple[Certificate, ...]:

@@ -23,20 +23,11 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.indexes.pools import answer_from, check_pool_size
-from services.algorithms.indexes.protocol import (
-    Indices,
-    Mask,
-    Pass,
-    Pool,
-    Scores,
-    TopK,
-    check_request,
-    check_tie_ranks,
-)
-from services.algorithms.ops.grouped_top_k import GroupedTopK
+from services.algorithms.indexes.pools import PooledIndex
+from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores
+from services.algorithms.ops.grouped_top_k import GroupedTopK, Storage, from_bfloat16, to_bfloat16
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.states import QueryStates
 
 _UNIT = 2.0**-24  # float32 roundoff
 _WITNESSES = 32  # items beyond the pool whose reach is looked at first
@@ -45,59 +36,32 @@ _FLOATS_AT_ONCE = 1 << 17
 _FAN = 17  # directions of (Delta, ||f||) for which the farthest item is known
 
 
-class TopKAvg:
+class TopKAvg(PooledIndex):
     """The N best by averaged components, reordered by s. Certificate: bounded by the design's radius bound."""
 
     name = "top_k_avg"
 
-    def __init__(
-        self,
-        items: ItemStates | MolScorer,
-        pair_gate: PairGate | None = None,
-        *,
-        pool_size: int,
-        tie_ranks: npt.NDArray[np.integer] | None = None,
-    ) -> None:
-        """Average X items' components; `pool_size` is N, raised to k where a search asks for more.
-
-        A MolScorer is shared, not copied. Raises: ValueError for an empty index, a pool_size below 1, or shapes that
-        disagree.
-        """
-        check_pool_size("pool_size", pool_size)
-        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
-        self.pool_size = pool_size
-        self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
+    def _prepare(self) -> None:
         self._averages = _Averages(self.scorer, self.ranks)
 
     @property
-    def num_items(self) -> int:
-        return self.scorer.num_items
-
-    @property
     def nbytes(self) -> int:
-        return self.scorer.nbytes + int(self.ranks.nbytes) + self._averages.nbytes
-
-    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
-        """The top `k` by s of a pool of max(N, k), and how far from the exact top `k` that can be."""
-        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        scan = self.scan(queries, max(k, self.pool_size), allowed)
-        return answer_from(self, scan, queries, k, scan.depth)
+        return super().nbytes + self._averages.nbytes
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best by averaged components: scores mean over p_q of <f_pq, g-bar>, and the bound on the rest."""
-        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.check(queries, size, allowed)
         scan = self.scan(queries, size, allowed)
         bounds = scan.bounds(scan.depth)
-        touched = np.full(len(queries), self.num_items, dtype=np.int64)
         return Pool(
             item_indices=scan.rows[:, : scan.depth].copy(),
             scores=scan.scores[:, : scan.depth].astype(np.float64),
             bounds=bounds,
-            passes=(Pass("first_stage", scan.seconds, touched),),
+            passes=(Pass("first_stage", scan.seconds, self.every_item(queries)),),
         )
 
     def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> "AverageScan":
-        """The `depth` best by averaged components of each query. Raises ValueError for shapes that disagree."""
+        """The `depth` best by averaged components of each query."""
         self.scorer.check(queries)
         return AverageScan(self._averages, queries, min(depth, self.num_items), allowed)
 
@@ -174,8 +138,8 @@ class AverageScan:
         left_out = np.ones((len(chosen), num_items), dtype=np.bool_)
         if self._allowed is not None:
             left_out &= self._allowed if self._allowed.ndim == 1 else self._allowed[chosen]
-        for place, query in enumerate(chosen):
-            left_out[place, self.pool(int(query), size)] = False
+        for number, query in enumerate(chosen):
+            left_out[number, self.pool(int(query), size)] = False
         components = self._queries.components[chosen]
         norms = np.linalg.norm(components.astype(np.float64), axis=-1, keepdims=True)
         extended = np.concatenate([components, _round_up(norms)], axis=2)
@@ -188,7 +152,7 @@ class _Averages:
 
     def __init__(self, scorer: MolScorer, ranks: Indices) -> None:
         num_items, width = scorer.num_items, scorer.width
-        storage = "bfloat16" if scorer.num_item_components > 1 else "float32"
+        storage: Storage = "bfloat16" if scorer.num_item_components > 1 else "float32"
         vectors = np.empty((num_items, 1, width + 1), dtype=np.float32)
         angles = np.linspace(0, np.pi / 2, _FAN)
         self._directions = np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -201,7 +165,7 @@ class _Averages:
             exact = components[rows].astype(np.float64)
             means = exact.mean(axis=1).astype(np.float32)
             if storage == "bfloat16":
-                means = _to_bfloat16(means)
+                means = from_bfloat16(to_bfloat16(means))
             exact -= means[:, None].astype(np.float64)
             radii = np.sqrt(np.einsum("xpd,xpd->xp", exact, exact).max(axis=1))
             stored = _round_up(radii, bfloat16=storage == "bfloat16")
@@ -212,7 +176,7 @@ class _Averages:
             self._farthest = np.maximum(self._farthest, spread.max(axis=0))
         self._largest_radius = float(vectors[:, 0, -1].max())
         self.largest_norm = float(scorer.magnitudes.norms.max(initial=0))
-        self.scan = GroupedTopK(vectors, tie_ranks=ranks, storage="bfloat16" if storage == "bfloat16" else "float32")
+        self.scan = GroupedTopK(vectors, tie_ranks=ranks, storage=storage)
 
     @property
     def nbytes(self) -> int:
@@ -229,24 +193,18 @@ class _Averages:
         That is a convex function of the direction, so between two directions of the fan the chord lies above it.
         """
         angle = np.arctan2(norms, apart)
-        place = np.clip((angle / (np.pi / 2) * (_FAN - 1)).astype(np.int64), 0, _FAN - 2)
-        (ax, ay), (bx, by) = self._directions[place].T, self._directions[place + 1].T
+        left = np.clip((angle / (np.pi / 2) * (_FAN - 1)).astype(np.int64), 0, _FAN - 2)
+        (ax, ay), (bx, by) = self._directions[left].T, self._directions[left + 1].T
         determinant = ax * by - ay * bx
         a, b = (apart * by - norms * bx) / determinant, (norms * ax - apart * ay) / determinant
         # Where rounding put the angle outside its segment a weight is a hair below 0: 0 is above it.
-        chord = np.maximum(a, 0) * self._farthest[place] + np.maximum(b, 0) * self._farthest[place + 1]
+        chord = np.maximum(a, 0) * self._farthest[left] + np.maximum(b, 0) * self._farthest[left + 1]
         return np.asarray(chord * (1 + 1e-12))
 
     def error(self, norms: Scores) -> Scores:
         """Roundings of a dot product of d + 1 terms, of the query's average and of the sum: (B,)."""
         terms = self.scan.width + 8
         return np.asarray(terms * _UNIT * norms * (self._largest_mean + self._largest_radius))
-
-
-def _to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Values rounded to the nearest that bfloat16 holds, ties to even."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def _round_up(values: Scores, *, bfloat16: bool = False) -> npt.NDArray[np.float32]:

@@ -11,73 +11,45 @@ Cost: X P d multiply-adds per query, then full scores on N to N P items. Memory:
 import time
 
 import numpy as np
-import numpy.typing as npt
 
 from services.algorithms.indexes.gate_bounds import GateBounds
-from services.algorithms.indexes.pools import answer_from, check_pool_size
-from services.algorithms.indexes.protocol import (
-    Indices,
-    Mask,
-    Pass,
-    Pool,
-    Scores,
-    TopK,
-    check_request,
-    check_tie_ranks,
-    empty_answer,
-)
+from services.algorithms.indexes.pools import PooledIndex
+from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, TopK, empty_answer
 from services.algorithms.ops.grouped_top_k import GroupedTopK
 from services.algorithms.ops.mol_scores import MolScorer, rounding
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.states import QueryStates
 
 
-class TopKPerEmbedding:
-    """The union of the N best per component pair, reordered by s. Certificate: bounded by what the lists left out."""
+class TopKPerEmbedding(PooledIndex):
+    """The union of the N best per component pair, reordered by s. Certificate: bounded by what the lists left out.
+
+    N is doubled while the union of a search has fewer than k items.
+    """
 
     name = "top_k_per_embedding"
 
-    def __init__(
-        self,
-        items: ItemStates | MolScorer,
-        pair_gate: PairGate | None = None,
-        *,
-        pool_size: int,
-        tie_ranks: npt.NDArray[np.integer] | None = None,
-    ) -> None:
-        """Prepare X items; `pool_size` is N per pair, doubled while the union of a search has fewer than k items.
-
-        A MolScorer is shared, not copied. Raises: ValueError for an empty index, a pool_size below 1, or shapes that
-        disagree.
-        """
-        check_pool_size("pool_size", pool_size)
-        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
-        self.pool_size = pool_size
-        self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
+    def _prepare(self) -> None:
         self._components = GroupedTopK(self.scorer.components, tie_ranks=self.ranks)
         self._gate_bounds = GateBounds(self.scorer)
 
     @property
-    def num_items(self) -> int:
-        return self.scorer.num_items
-
-    @property
     def nbytes(self) -> int:
-        return self.scorer.nbytes + int(self.ranks.nbytes) + self._components.nbytes
+        return super().nbytes + self._components.nbytes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of the union of the N best per pair, and how far from the exact top `k` that can be."""
-        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.check(queries, k, allowed)
         scan = self.scan(queries, self.pool_size, allowed)
         while scan.depth < min(k, self.num_items) and scan.smallest_pool(scan.depth) < k:
             scan = self.scan(queries, min(2 * scan.depth, k), allowed)
-        return answer_from(self, scan, queries, k, scan.depth)
+        return self._answer(scan, queries, k)
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """A pool of `size`: what the lists hold down to one common depth, then some of the next depth by cosine.
 
         Scores are an item's best cosine among the pairs that listed it.
         """
-        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.check(queries, size, allowed)
         scan = self.scan(queries, -(-2 * size // self.scorer.num_pairs), allowed)
         while scan.smallest_pool(scan.depth) < min(size, self.num_items) and scan.depth < min(size, self.num_items):
             scan = self.scan(queries, min(4 * scan.depth, size), allowed)
@@ -94,17 +66,11 @@ class TopKPerEmbedding:
         bounds = scan.bounds_at(depths)
         num_allowed = self.num_items if allowed is None else np.count_nonzero(allowed, axis=-1)
         bounds[np.count_nonzero(item_indices >= 0, axis=1) == num_allowed] = -np.inf
-        touched = np.full(len(queries), self.num_items, dtype=np.int64)
-        seconds = scan.seconds + time.perf_counter() - started
-        return Pool(
-            item_indices=item_indices,
-            scores=scores,
-            bounds=bounds,
-            passes=(Pass("first_stage", seconds, touched),),
-        )
+        first = Pass("first_stage", scan.seconds + time.perf_counter() - started, self.every_item(queries))
+        return Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
 
     def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> "PairScan":
-        """The `depth` best of every pair of each query. Raises ValueError for shapes that disagree."""
+        """The `depth` best of every pair of each query."""
         self.scorer.check(queries)
         return PairScan(self._components, self._gate_bounds, self.scorer, self.ranks, queries, depth, allowed)
 
@@ -162,14 +128,14 @@ class PairScan:
         return bounds
 
     def levels(self, query: int) -> tuple[Indices, Indices, Scores]:
-        """Listed rows by the best place they have in any list: rows, places and best listed cosines (n,) each."""
+        """Listed rows by their best position in any list: rows, positions and best listed cosines (n,) each."""
         rows, cosines = self._rows[query].ravel(), self._scores[query].ravel().astype(np.float64)
-        places = np.tile(np.arange(self._rows.shape[2]), self._rows.shape[1])
+        positions = np.tile(np.arange(self._rows.shape[2]), self._rows.shape[1])
         listed = rows >= 0
-        rows, places, cosines = rows[listed], places[listed], cosines[listed]
+        rows, positions, cosines = rows[listed], positions[listed], cosines[listed]
         found, inverse = np.unique(rows, return_inverse=True)
         level = np.full(len(found), self._rows.shape[2])
-        np.minimum.at(level, inverse, places)
+        np.minimum.at(level, inverse, positions)
         best = np.full(len(found), -np.inf)
         np.maximum.at(best, inverse, cosines)
         order = np.lexsort((self._ranks[found], -best, level))

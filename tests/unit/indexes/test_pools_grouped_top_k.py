@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from services.algorithms.native import INSTRUCTION_SETS, instruction_set
 from services.algorithms.native.threads import compute_threads, set_compute_threads
 from services.algorithms.ops import grouped_top_k as op
-from services.algorithms.ops.grouped_top_k import GroupedBest, GroupedTopK, grouped_top_k
+from services.algorithms.ops.grouped_top_k import GroupedBest, GroupedTopK
 from services.algorithms.ops.grouped_top_k.reference import grouped_top_k_reference
 
 
@@ -190,4 +190,4 @@ def test_what_does_not_fit_is_refused_by_name(change: dict, message: str) -> Non
     queries = np.ones(change.get("queries", (1, 1, 3)), dtype=np.float32)
     allowed = np.ones(change["allowed"], dtype=bool) if "allowed" in change else None
     with pytest.raises(ValueError, match=message):
-        grouped_top_k(queries, items, change.get("size", 2), allowed=allowed)
+        GroupedTopK(items).search(queries, change.get("size", 2), allowed)

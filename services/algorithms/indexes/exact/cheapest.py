@@ -10,7 +10,9 @@ Letters: B queries, X items, K results.
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +26,8 @@ from services.algorithms.indexes.exact.two_pass import (
     TwoPass,
 )
 from services.algorithms.indexes.mutable.index import Build
-from services.algorithms.indexes.protocol import Index, Mask, Pass, Pool, TopK, check_request, check_tie_ranks
+from services.algorithms.indexes.protocol import Index, Mask, Pass, Pool, TopK
+from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_bounds import AverageItems, BoundItems
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
@@ -38,9 +41,10 @@ _TURNS = 3
 _LOOK_AGAIN_EVERY, _WORTH_LOOKING_AT = 200, 4.0
 
 _Kind = tuple[int, int]
+_Found = TypeVar("_Found")
 
 
-class Exact:
+class Exact(ScoredIndex):
     """The cheapest exact strategy, BruteForce included. Certificate: always exact.
 
     The first pass of an answer is named "strategy:<name>" and takes no time. Memory: exact_low_precision's, and the
@@ -57,35 +61,25 @@ class Exact:
         tie_ranks: npt.NDArray[np.integer] | None = None,
         pool_size: int | None = None,
     ) -> None:
-        """Prepare X items; `tie_ranks` (X,) is each item's place in id order (the row number when not given).
-
-        `pool_size`: as in `TwoPass`. A MolScorer is shared, not copied.
-        Raises: ValueError for an empty index, a pool_size below 1, or shapes that disagree.
-        """
-        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
-        self._ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
+        """As `ScoredIndex`; `pool_size` as in `TwoPass`."""
+        super().__init__(items, pair_gate, tie_ranks=tie_ranks)
         self._averages = AverageItems(self.scorer)
 
         def strategy(kind: type[TwoPass], codes: BoundItems | None = None) -> TwoPass:
-            return kind(self.scorer, tie_ranks=self._ranks, pool_size=pool_size, averages=self._averages, codes=codes)
+            return kind(self.scorer, tie_ranks=self.ranks, pool_size=pool_size, averages=self._averages, codes=codes)
 
         coded, by_gates = strategy(ExactLowPrecision), strategy(ExactGateBounds)
         self._codes = (coded.codes, by_gates.codes)
-        self._bounding = (coded, strategy(ExactExpandedGates, coded.codes), by_gates, strategy(ExactAlgorithm1))
-        self.strategies = (*self._bounding, BruteForce(self.scorer, tie_ranks=self._ranks))
+        bounding = (coded, strategy(ExactExpandedGates, coded.codes), by_gates, strategy(ExactAlgorithm1))
+        self.strategies = (*bounding, BruteForce(self.scorer, tie_ranks=self.ranks))
         self._lock = threading.Lock()
         # Seconds per query of each strategy's turns so far, in the order of `strategies`.
         self._measured: dict[_Kind, list[list[float]]] = defaultdict(lambda: [[] for _ in self.strategies])
         self._started: dict[_Kind, int] = defaultdict(int)
 
     @property
-    def num_items(self) -> int:
-        return self.scorer.num_items
-
-    @property
     def nbytes(self) -> int:
-        codes = sum(codes.nbytes for codes in self._codes)
-        return self.scorer.nbytes + int(self._ranks.nbytes) + self._averages.nbytes + codes
+        return super().nbytes + self._averages.nbytes + sum(codes.nbytes for codes in self._codes)
 
     def chosen(self, *, batch: int, k: int) -> str | None:
         """The name of the strategy that such requests have settled on, None while they take turns."""
@@ -106,31 +100,28 @@ class Exact:
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The exact top `k` among the allowed items. See `Index.search`."""
-        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        self.scorer.check(queries)
-        kind = _kind(len(queries), k)
-        number = self._turn(kind)
-        started = time.thread_time()
-        answer = self.strategies[number].search(queries, k, allowed)
-        self._note(kind, number, (time.thread_time() - started) / max(1, len(queries)))
-        return TopK(
-            item_indices=answer.item_indices,
-            scores=answer.scores,
-            certificates=answer.certificates,
-            passes=(self._said(number, len(queries)), *answer.passes),
-        )
+        self.check(queries, k, allowed)
+        answer, strategy = self._by_turn(queries, k, lambda strategy: strategy.search(queries, k, allowed))
+        return replace(answer, passes=(strategy, *answer.passes))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best by s in float32, and the best score left out plus its error bound."""
-        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        self.scorer.check(queries)
-        kind = _kind(len(queries), size)
+        self.check(queries, size, allowed)
+        pool, strategy = self._by_turn(queries, size, lambda strategy: strategy.first_stage(queries, size, allowed))
+        return replace(pool, passes=(strategy, *pool.passes))
+
+    def _by_turn(self, queries: QueryStates, k: int, ask: Callable[[Index], _Found]) -> tuple[_Found, Pass]:
+        """What the strategy whose turn it is finds, and a pass that names it; its time is noted."""
+        kind = _kind(len(queries), k)
         number = self._turn(kind)
         started = time.thread_time()
-        pool = self.strategies[number].first_stage(queries, size, allowed)
-        self._note(kind, number, (time.thread_time() - started) / max(1, len(queries)))
-        passes = (self._said(number, len(queries)), *pool.passes)
-        return Pool(item_indices=pool.item_indices, scores=pool.scores, bounds=pool.bounds, passes=passes)
+        found = ask(self.strategies[number])
+        seconds = (time.thread_time() - started) / max(1, len(queries))
+        with self._lock:
+            turns = self._measured[kind][number]
+            turns[:] = sorted([*turns, seconds])[:_TURNS]
+        nothing = np.zeros(len(queries), dtype=np.int64)
+        return found, Pass(f"strategy:{self.strategies[number].name}", 0.0, nothing)
 
     def _turn(self, kind: _Kind) -> int:
         """Whose turn it is: each strategy's in order, then the cheapest's."""
@@ -146,14 +137,6 @@ class Exact:
             limit = _WORTH_LOOKING_AT * min(measured[cheapest])
             others = [number for number, turns in enumerate(measured) if number != cheapest and min(turns) <= limit]
             return others[started // _LOOK_AGAIN_EVERY % len(others)] if others else cheapest
-
-    def _note(self, kind: _Kind, number: int, seconds: float) -> None:
-        with self._lock:
-            turns = self._measured[kind][number]
-            turns[:] = sorted([*turns, seconds])[:_TURNS]
-
-    def _said(self, number: int, num_queries: int) -> Pass:
-        return Pass(f"strategy:{self.strategies[number].name}", 0.0, np.zeros(num_queries, dtype=np.int64))
 
 
 def going_on(build: Build) -> Build:

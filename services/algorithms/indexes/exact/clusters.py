@@ -16,10 +16,9 @@ import numpy.typing as npt
 
 from services.algorithms.indexes.exact.two_pass import TwoPass
 from services.algorithms.indexes.protocol import Mask, Pass
-from services.algorithms.ops.mol_bounds import AverageItems
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan.cells import assign, nearest, sums_of_groups
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.states import QueryStates
 
 _ITEMS_PER_CLUSTER = 256
 _LARGEST_SAMPLE = 65_536
@@ -30,23 +29,13 @@ _UNIT = 2.0**-24
 
 
 class ExactClusters(TwoPass):
-    """Low precision on the clusters that may hold an answer. Certificate: always exact."""
+    """Low precision on the clusters, of about 256 items, that may hold an answer. Certificate: always exact."""
 
     name = "exact_clusters"
     _low_precision = True
     _by_gates = True
 
-    def __init__(
-        self,
-        items: ItemStates | MolScorer,
-        pair_gate: PairGate | None = None,
-        *,
-        tie_ranks: npt.NDArray[np.integer] | None = None,
-        pool_size: int | None = None,
-        averages: AverageItems | None = None,
-    ) -> None:
-        """As the other strategies; clusters hold about 256 items."""
-        super().__init__(items, pair_gate, tie_ranks=tie_ranks, pool_size=pool_size, averages=averages)
+    def _prepare(self) -> None:
         self._clusters, self._centres, self._radii = _cluster(self.scorer)
 
     @property

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.indexes.pools import check_pool_size
 from services.algorithms.indexes.protocol import (
     EXACT,
     Indices,
@@ -21,12 +22,11 @@ from services.algorithms.indexes.protocol import (
     Pass,
     Pool,
     TopK,
-    check_request,
-    check_tie_ranks,
     empty_answer,
 )
 from services.algorithms.indexes.ranking import best_rows
 from services.algorithms.indexes.rescoring import finish
+from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_bounds import AverageItems, BoundItems, BoundPass, best_averages
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
@@ -51,7 +51,7 @@ class _Start:
     centres: npt.NDArray[np.float64]
 
 
-class TwoPass:
+class TwoPass(ScoredIndex):
     """What the strategies share. Certificate: always exact."""
 
     name: str
@@ -69,16 +69,14 @@ class TwoPass:
         averages: AverageItems | None = None,
         codes: BoundItems | None = None,
     ) -> None:
-        """Prepare X items; `tie_ranks` (X,) is each item's place in id order (the row number when not given).
+        """As `ScoredIndex`; `averages` and `codes` of the same items are shared.
 
         `pool_size`: items scored for a threshold, raised to 4 k where that is more; None: 1,000, or a sixteenth of the
-        items where that is less. A MolScorer is shared, not copied, and so are `averages` and `codes` of the same
-        items. Raises: ValueError for an empty index, a pool_size below 1, or shapes that disagree.
+        items where that is less. Raises: ValueError also for a pool_size below 1.
         """
-        if pool_size is not None and pool_size < 1:
-            raise ValueError(f"pool_size={pool_size} allowed: at least 1")
-        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
-        self._ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
+        if pool_size is not None:
+            check_pool_size("pool_size", pool_size)
+        super().__init__(items, pair_gate, tie_ranks=tie_ranks)
         self._pool_size = min(_POOL, self.num_items // _POOL_OF_ITEMS) if pool_size is None else pool_size
         self._averages = AverageItems(self.scorer) if averages is None else averages
         self._bounds = BoundPass(
@@ -95,19 +93,14 @@ class TwoPass:
         return self._bounds.items
 
     @property
-    def num_items(self) -> int:
-        return self.scorer.num_items
-
-    @property
     def nbytes(self) -> int:
-        return self.scorer.nbytes + int(self._ranks.nbytes) + self._averages.nbytes + self._bounds.nbytes
+        return super().nbytes + self._averages.nbytes + self._bounds.nbytes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The exact top `k` among the allowed items. See `Index.search`."""
-        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        self.scorer.check(queries)
+        self.check(queries, k, allowed)
         pools, scores, _, passes = self._reaching(queries, k, allowed)
-        answer = finish(self.scorer, queries, pools, scores, k, self._ranks)
+        answer = finish(self.scorer, queries, pools, scores, k, self.ranks)
         return TopK(
             item_indices=answer.item_indices,
             scores=answer.scores,
@@ -117,8 +110,7 @@ class TwoPass:
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best by s in float32, and the best score left out plus its error bound."""
-        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        self.scorer.check(queries)
+        self.check(queries, size, allowed)
         pools, all_scores, thresholds, passes = self._reaching(queries, size + 1, allowed)
         error = self.scorer.error_bounds(queries)
         item_indices, out = empty_answer(len(queries), min(size, self.num_items))
@@ -126,7 +118,7 @@ class TwoPass:
         for query, (pool, scores) in enumerate(zip(pools, all_scores, strict=True)):
             if not len(pool):
                 continue
-            best = best_rows(scores, size + 1, self._ranks[pool])
+            best = best_rows(scores, size + 1, self.ranks[pool])
             if len(best) > size:
                 bounds[query] = max(float(scores[best[size]]) + error[query], thresholds[query])
                 best = best[:size]
@@ -139,7 +131,7 @@ class TwoPass:
     ) -> tuple[list[Indices], list[npt.NDArray[np.float32]], npt.NDArray[np.float64], tuple[Pass, ...]]:
         """Rows and float32 scores of all that may be among the top `k`; every other item is below `thresholds`."""
         num_queries = len(queries)
-        everything = np.full(num_queries, self.num_items, dtype=np.int64)
+        everything = self.every_item(queries)
         started = time.perf_counter()
         size = max(self._pool_size, _POOL_PER_RESULT * k)
         pools = best_averages(self._averages, queries, size, allowed)

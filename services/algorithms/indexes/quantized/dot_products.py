@@ -27,9 +27,8 @@ from services.algorithms.indexes.protocol import (
     Scores,
     TopK,
     certificate,
-    check_request,
-    check_tie_ranks,
 )
+from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, default_cells
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
@@ -38,7 +37,7 @@ from services.algorithms.states import FloatArray, ItemStates, PairGate, QuerySt
 _SMALLEST = 1e-35
 
 
-class Quantized:
+class Quantized(ScoredIndex):
     """The top K by dot product. Certificate: exact when everything is scanned, else bounded by the cells' radii."""
 
     name = "quantized"
@@ -54,16 +53,15 @@ class Quantized:
         seed: int = 0,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """Code X items; `pool_size` is N, the best by code that are evaluated exactly (raised to k).
+        """As `ScoredIndex`; `pool_size` is N, the best by code that are evaluated exactly (raised to k).
 
-        `visit` None: exact. `cells` None: `default_cells`. A MolScorer and a CellScan of the same items are shared.
-        Raises: ValueError for an empty index, more than one component pair, or shapes and sizes that disagree.
+        `visit` None: exact. `cells` None: `default_cells`; a CellScan of the same items is shared.
+        Raises: ValueError also for more than one component pair, or sizes that disagree.
         """
         check_pool_size("pool_size", pool_size)
-        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
+        super().__init__(items, pair_gate, tie_ranks=tie_ranks)
         if self.scorer.num_pairs != 1:
             raise ValueError(f"items make {self.scorer.num_pairs} pairs; allowed: 1, a plain dot product")
-        self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
         self.pool_size, self.visit = pool_size, visit
         vectors = self.scorer.components[:, 0]
         if isinstance(cells, CellScan):
@@ -80,17 +78,12 @@ class Quantized:
         self._error_per_norm = float(self.scorer.error_bounds_float64(QueryStates(components=direction))[0])
 
     @property
-    def num_items(self) -> int:
-        return self.scorer.num_items
-
-    @property
     def nbytes(self) -> int:
-        return self.scorer.nbytes + int(self.ranks.nbytes) + self.cells.nbytes
+        return super().nbytes + self.cells.nbytes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by dot product. See `Index.search`."""
-        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        self.scorer.check(queries)
+        self.check(queries, k, allowed)
         started = time.perf_counter()
         vectors = queries.components[:, 0]
         norms = _norms(vectors)
@@ -114,19 +107,14 @@ class Quantized:
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best by code, their scores by code, and the bound on the rest. See `Index.first_stage`."""
-        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        self.scorer.check(queries)
+        self.check(queries, size, allowed)
         started = time.perf_counter()
         visit = self.visit or Visit(probes=self.cells.num_cells)
         answer = self.cells.pool(queries.components[:, 0], size, visit=visit, allowed=allowed)
-        return Pool(
-            item_indices=answer.rows,
-            scores=answer.scores,
-            bounds=np.where(
-                answer.bounds < _norms(queries.components[:, 0]) * self._largest_norm, answer.bounds, np.nan
-            ),
-            passes=(Pass("first_stage", time.perf_counter() - started, answer.touched[:, 0]),),
-        )
+        trivial = _norms(queries.components[:, 0]) * self._largest_norm
+        bounds = np.where(answer.bounds < trivial, answer.bounds, np.nan)
+        first = Pass("first_stage", time.perf_counter() - started, answer.touched[:, 0])
+        return Pool(item_indices=answer.rows, scores=answer.scores, bounds=bounds, passes=(first,))
 
     def _certificates(
         self, bounds: Scores, norms: Scores, kth_scores: Scores, *, whole: bool

@@ -22,22 +22,19 @@ from services.algorithms.indexes.protocol import (
     Pool,
     Scores,
     TopK,
-    check_request,
-    check_tie_ranks,
     empty_answer,
 )
 from services.algorithms.indexes.rescoring import rescore
+from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, default_cells
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
 
 _CHUNK = 65_536
 
 
-class QuantizedTopKAvg:
-    """The N best by averaged components as coded, reordered by s. Certificate: TopKAvg's, plus the codes' error."""
-
-    name = "quantized_top_k_avg"
+class _CodedIndex(ScoredIndex):
+    """What both share. `pool_size`: N; `visit`: the cells that a scan visits, None for all of them."""
 
     def __init__(
         self,
@@ -50,32 +47,38 @@ class QuantizedTopKAvg:
         seed: int = 0,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """Average and code X items' components; `pool_size` is N, raised to k where a search asks for more.
-
-        `visit` None: every cell. `cells` None: `default_cells`. A MolScorer is shared, not copied.
-        Raises: ValueError for an empty index, a pool_size below 1, or shapes that disagree.
-        """
+        """As `ScoredIndex`; `cells` None: `default_cells`. Raises: ValueError also for a pool_size below 1."""
         check_pool_size("pool_size", pool_size)
-        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
-        self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
-        self.pool_size = pool_size
+        self.pool_size, self._visit, self._chosen, self._seed = pool_size, visit, cells, seed
+        super().__init__(items, pair_gate, tie_ranks=tie_ranks)
+
+    def _coded(self, vectors: FloatArray) -> CellScan:
+        """X vectors (X, d) in cells."""
+        cells = self._chosen or default_cells(*vectors.shape)
+        return CellScan(vectors, cells=cells, seed=self._seed, tie_ranks=self.ranks, keep_vectors=False)
+
+
+class QuantizedTopKAvg(_CodedIndex):
+    """The N best by averaged components as coded, reordered by s. Certificate: TopKAvg's, plus the codes' error.
+
+    N is raised to k where a search asks for more.
+    """
+
+    name = "quantized_top_k_avg"
+
+    def _prepare(self) -> None:
         means, self._largest_radius, self._largest_mean = _averages(self.scorer)
-        chosen = default_cells(*means.shape) if cells is None else cells
-        self.cells = CellScan(means, cells=chosen, seed=seed, tie_ranks=self.ranks, keep_vectors=False)
-        self.visit = Visit(probes=self.cells.num_cells) if visit is None else visit
+        self.cells = self._coded(means)
+        self.visit = self._visit or Visit(probes=self.cells.num_cells)
         self._largest_norm = float(self.scorer.magnitudes.norms.max(initial=0))
 
     @property
-    def num_items(self) -> int:
-        return self.scorer.num_items
-
-    @property
     def nbytes(self) -> int:
-        return self.scorer.nbytes + int(self.ranks.nbytes) + self.cells.nbytes
+        return super().nbytes + self.cells.nbytes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of a pool of max(N, k), and how far from the exact top `k` that can be."""
-        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.check(queries, k, allowed)
         pool = self.first_stage(queries, max(k, self.pool_size), allowed)
         answer = rescore(self.scorer, queries, [row[row >= 0] for row in pool.item_indices], k, self.ranks)
         return TopK(
@@ -87,8 +90,7 @@ class QuantizedTopKAvg:
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best by code: scores mean over p_q of <f_pq, g-bar> as coded, and the bound on the rest."""
-        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        self.scorer.check(queries)
+        self.check(queries, size, allowed)
         started = time.perf_counter()
         components = queries.components.astype(np.float64)
         average = components.mean(axis=1).astype(np.float32)
@@ -105,56 +107,27 @@ class QuantizedTopKAvg:
         )
 
 
-class QuantizedTopKPerEmbedding:
-    """The union of the N best per component pair as coded, reordered by s. Certificate: what the lists left out."""
+class QuantizedTopKPerEmbedding(_CodedIndex):
+    """The union of the N best per component pair as coded, reordered by s. Certificate: what the lists left out.
+
+    Cells are per component; N is doubled while a union has fewer than k items.
+    """
 
     name = "quantized_top_k_per_embedding"
 
-    def __init__(
-        self,
-        items: ItemStates | MolScorer,
-        pair_gate: PairGate | None = None,
-        *,
-        pool_size: int,
-        visit: Visit | None = None,
-        cells: Cells | None = None,
-        seed: int = 0,
-        tie_ranks: npt.NDArray[np.integer] | None = None,
-    ) -> None:
-        """Code every component of X items; `pool_size` is N per pair, doubled while a union has fewer than k items.
-
-        `visit` None: every cell. `cells` None: `default_cells`, per component. A MolScorer is shared, not copied.
-        Raises: ValueError for an empty index, a pool_size below 1, or shapes that disagree.
-        """
-        check_pool_size("pool_size", pool_size)
-        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
-        self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
-        self.pool_size = pool_size
-        chosen = default_cells(self.scorer.num_items, self.scorer.width) if cells is None else cells
+    def _prepare(self) -> None:
         components = self.scorer.components
         self.cells = [
-            CellScan(
-                np.ascontiguousarray(components[:, p_x]),
-                cells=chosen,
-                seed=seed,
-                tie_ranks=self.ranks,
-                keep_vectors=False,
-            )
-            for p_x in range(self.scorer.num_item_components)
+            self._coded(np.ascontiguousarray(components[:, p_x])) for p_x in range(self.scorer.num_item_components)
         ]
-        self._visit = visit
-
-    @property
-    def num_items(self) -> int:
-        return self.scorer.num_items
 
     @property
     def nbytes(self) -> int:
-        return self.scorer.nbytes + int(self.ranks.nbytes) + sum(cells.nbytes for cells in self.cells)
+        return super().nbytes + sum(cells.nbytes for cells in self.cells)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of the union of the N best per pair, and how far from the exact top `k` that can be."""
-        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.check(queries, k, allowed)
         lists = self._lists(queries, self.pool_size, k, allowed)
         pools = [lists.union(query)[0] for query in range(len(queries))]
         answer = rescore(self.scorer, queries, pools, k, self.ranks)
@@ -169,7 +142,7 @@ class QuantizedTopKPerEmbedding:
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best of the union of the lists, by an item's best cosine as coded among the lists that have it."""
-        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.check(queries, size, allowed)
         lists = self._lists(queries, -(-2 * size // self.scorer.num_pairs), size, allowed)
         started = time.perf_counter()
         item_indices, scores = empty_answer(len(queries), min(size, self.num_items))
@@ -184,16 +157,11 @@ class QuantizedTopKPerEmbedding:
             order = order[:size]
             item_indices[query, : len(order)], scores[query, : len(order)] = rows[order], best[order]
         bounds[np.count_nonzero(item_indices >= 0, axis=1) == lists.num_allowed] = -np.inf
-        return Pool(
-            item_indices=item_indices,
-            scores=scores,
-            bounds=bounds,
-            passes=(Pass("first_stage", lists.seconds + time.perf_counter() - started, lists.touched),),
-        )
+        first = Pass("first_stage", lists.seconds + time.perf_counter() - started, lists.touched)
+        return Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
 
     def _lists(self, queries: QueryStates, depth: int, wanted: int, allowed: Mask | None) -> "_Lists":
         """Lists of at least `depth`, deep enough for unions of `wanted` items where as many are allowed."""
-        self.scorer.check(queries)
         while True:
             lists = _Lists(self.cells, queries, min(depth, self.num_items), self._visit, allowed)
             if depth >= min(wanted, self.num_items) or lists.smallest_union() >= wanted:
@@ -241,9 +209,9 @@ class _Lists:
         """The distinct rows of a query's lists, by row number, and the best score of each."""
         rows, scores = self._rows[query].reshape(-1), self._scores[query].reshape(-1)
         rows, scores = rows[rows >= 0], scores[rows >= 0]
-        distinct, place = np.unique(rows, return_inverse=True)
+        distinct, inverse = np.unique(rows, return_inverse=True)
         best = np.full(len(distinct), -np.inf)
-        np.maximum.at(best, place, scores)
+        np.maximum.at(best, inverse, scores)
         return distinct, best
 
     def smallest_union(self) -> int:

@@ -20,7 +20,7 @@ from services.algorithms.native import address, load_kernels
 from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.grouped_top_k.tiled import tiled_top_k
 
-__all__ = ["GroupedBest", "GroupedTopK", "grouped_top_k"]
+__all__ = ["GroupedBest", "GroupedTopK", "Storage", "from_bfloat16", "to_bfloat16"]
 
 FloatArray = npt.NDArray[np.float32]
 Storage = Literal["rows", "float32", "bfloat16"]
@@ -89,9 +89,7 @@ class GroupedTopK:
         if self.storage == "rows":
             return np.asarray(self._items[rows], dtype=np.float32)
         found = self._items[rows // _PANEL, :, :, rows % _PANEL]
-        if self.storage == "bfloat16":
-            return (found.astype(np.int32) << 16).view(np.float32)
-        return np.asarray(found, dtype=np.float32)
+        return from_bfloat16(found) if self.storage == "bfloat16" else np.asarray(found, dtype=np.float32)
 
     def search(
         self,
@@ -206,7 +204,7 @@ class GroupedTopK:
             return np.asarray(self._items[start:stop, group], dtype=np.float32)
         panels = self._items[start // _PANEL : -(-stop // _PANEL), group].transpose(0, 2, 1)
         if self.storage == "bfloat16":
-            panels = (panels.astype(np.int32) << 16).view(np.float32)
+            panels = from_bfloat16(panels)
         return np.asarray(panels.reshape(-1, self.width)[: stop - start], dtype=np.float32)
 
 
@@ -223,25 +221,18 @@ def _panels(items: FloatArray, storage: Storage) -> npt.NDArray[np.generic]:
         whole: npt.NDArray[np.generic] = np.zeros(
             (-(-len(some) // _PANEL) * _PANEL, num_groups, width), dtype=out.dtype
         )
-        whole[: len(some)] = some if storage == "float32" else _bfloat16(some)
+        whole[: len(some)] = some if storage == "float32" else to_bfloat16(some)
         out[panel : panel + step] = whole.reshape(-1, _PANEL, num_groups, width).transpose(0, 2, 3, 1)
     return out
 
 
-def _bfloat16(values: FloatArray) -> npt.NDArray[np.int16]:
+def from_bfloat16(bits: npt.NDArray[np.generic]) -> FloatArray:
+    """The values of the 16 bits of bfloat16."""
+    return (bits.astype(np.int32) << 16).view(np.float32)
+
+
+def to_bfloat16(values: FloatArray) -> npt.NDArray[np.int16]:
     """The 16 bits of the nearest bfloat16 of finite values, ties to even."""
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
     return rounded.astype(np.uint16).view(np.int16)
-
-
-def grouped_top_k(
-    queries: FloatArray,
-    items: FloatArray,
-    size: int,
-    *,
-    allowed: npt.NDArray[np.bool_] | None = None,
-    tie_ranks: npt.NDArray[np.int64] | None = None,
-) -> GroupedBest:
-    """The `size` best items of each query vector (B, Q, d) and item component (X, S, d). See `GroupedTopK`."""
-    return GroupedTopK(items, tie_ranks=tie_ranks).search(queries, size, allowed)

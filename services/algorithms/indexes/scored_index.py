@@ -1,0 +1,51 @@
+"""What every index on the CPU begins with: items prepared for scoring, their ranks, and the checks of a request.
+
+Letters: B queries, X items, K results.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.protocol import Indices, Mask, check_request, check_tie_ranks
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+
+class ScoredIndex:
+    """X items, their `scorer`, and `ranks` (X,) that settle ties."""
+
+    def __init__(
+        self,
+        items: ItemStates | MolScorer,
+        pair_gate: PairGate | None = None,
+        *,
+        tie_ranks: npt.NDArray[np.integer] | None = None,
+    ) -> None:
+        """Prepare X items; `tie_ranks` (X,) is each item's position in id order (the row number when not given).
+
+        A MolScorer is shared, not copied. Raises: ValueError for an empty index or shapes that disagree.
+        """
+        self.scorer = items if isinstance(items, MolScorer) else MolScorer(items, pair_gate)
+        self.ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make what an algorithm keeps beside the scorer."""
+
+    @property
+    def num_items(self) -> int:
+        return self.scorer.num_items
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the scorer and the ranks; an index adds what it holds beside them."""
+        return self.scorer.nbytes + int(self.ranks.nbytes)
+
+    def check(self, queries: QueryStates, k: int, allowed: Mask | None) -> None:
+        """Raise ValueError, naming what is wrong with `k`, `allowed` or the queries' shapes."""
+        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        self.scorer.check(queries)
+
+    def every_item(self, queries: QueryStates) -> Indices:
+        """X for each query, as a pass over everything reports it: (B,)."""
+        return np.full(len(queries), self.num_items, dtype=np.int64)
