@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +41,19 @@ from services.algorithms.indexes.protocol import (
     check_tie_ranks,
     empty_answer,
 )
-from services.algorithms.ops.grouped_top_k.device import best_of_groups
+from services.algorithms.ops.grouped_top_k.device import DeviceBest, best_of_groups
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.device import DeviceQueries, DeviceScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """B queries as given and as prepared on the device, and the mask (1 or B, X) uint8 of what they allow."""
+
+    queries: QueryStates
+    prepared: DeviceQueries
+    mask: torch.Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +89,7 @@ class DeviceIndex(ABC):
         tie_ranks: npt.NDArray[np.integer] | None = None,
         max_graphs: int = 8,
     ) -> None:
-        """Prepare X items on `device`, or share a DeviceScorer; `tie_ranks` (X,) is each item's place in id order.
+        """Prepare X items on `device`, or share a DeviceScorer; `tie_ranks` (X,) is each item's position in id order.
 
         `max_graphs` bounds the CUDA graphs kept, one per batch size and K in use. Raises: ValueError for an empty
         index or shapes that disagree.
@@ -92,10 +101,9 @@ class DeviceIndex(ABC):
         ranks = check_tie_ranks(tie_ranks, self.scorer.num_items)
         # Ranks as a permutation 0..X-1, whatever distinct numbers they were.
         order = np.argsort(ranks)
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        self._host_ranks = places
-        self._ranks = torch.from_numpy(places).to(self.scorer.device)
+        self._host_ranks = np.empty_like(order)
+        self._host_ranks[order] = np.arange(len(order))
+        self._ranks = torch.from_numpy(self._host_ranks).to(self.scorer.device)
         self._row_of_rank = torch.from_numpy(order).to(self.scorer.device)
         self._lock = threading.Lock()
         self._graphs: CapturedCalls[_Found] = CapturedCalls(max_graphs=max_graphs)
@@ -112,30 +120,25 @@ class DeviceIndex(ABC):
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """See `Index.search`."""
-        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        self.scorer.check(queries)
         started = time.perf_counter()
         with self._lock:
-            prepared = self.scorer.prepare(queries)
-            mask = self._mask(allowed)
-            size = self.pool_size
-            found = self._found(prepared, mask, size, k)
-            kth_scores = found.answer.kth_scores.cpu().numpy()
-            bounds = self._bounds(queries, prepared, mask, found.pool, kth_scores)
-            if size < k and bool(((kth_scores == -np.inf) & (bounds != -np.inf)).any()):
-                # A union of fewer than k items with others left out: k per list are enough for anybody.
-                found = self._found(prepared, mask, k, k)
+            request = self._request(queries, k, allowed)
+            for size in (self.pool_size, k):
+                found = self._found(request.prepared, request.mask, size, k)
                 kth_scores = found.answer.kth_scores.cpu().numpy()
-                bounds = self._bounds(queries, prepared, mask, found.pool, kth_scores)
+                bounds = self._bounds(request, found.pool, kth_scores)
+                # A union of fewer than k items with others left out: k per list are enough for anybody.
+                if size >= k or not ((kth_scores == -np.inf) & (bounds != -np.inf)).any():
+                    break
             rows, scores = found.answer.rows.cpu().numpy(), found.answer.scores.cpu().numpy()
             evaluated = found.answer.evaluated.cpu().numpy().astype(np.int64)
             scored = self._everything(queries)
             if found.pool.rows is not None:
                 scored = (found.pool.rows >= 0).sum(dim=1).cpu().numpy()
-        passes = [Pass("full", time.perf_counter() - started, scored), Pass("float64", 0.0, evaluated)]
+        seconds = time.perf_counter() - started
+        passes = [Pass("full", seconds, scored), Pass("float64", 0.0, evaluated)]
         if found.pool.rows is not None:
-            passes = [Pass("first_stage", passes[0].seconds, self._everything(queries)), Pass("full", 0.0, scored)]
-            passes.append(Pass("float64", 0.0, evaluated))
+            passes = [Pass("first_stage", seconds, self._everything(queries)), Pass("full", 0.0, scored), passes[1]]
         return TopK(
             item_indices=rows,
             scores=scores,
@@ -168,14 +171,7 @@ class DeviceIndex(ABC):
                 return found
 
     def _on_device(
-        self,
-        prepared: DeviceQueries,
-        *,
-        mask: torch.Tensor | None,
-        size: int,
-        k: int,
-        capacity: int,
-        plain: bool,
+        self, prepared: DeviceQueries, *, mask: torch.Tensor | None, size: int, k: int, capacity: int, plain: bool
     ) -> _Found:
         pool = self._pool(prepared, mask, max(size, self._least_pool(k)), plain)
         answer = exact_answer(self.scorer, prepared, self._ranks, pool.rows, mask, k=k, capacity=capacity)
@@ -194,29 +190,19 @@ class DeviceIndex(ABC):
         """First-stage pools, without waiting for the device."""
 
     @abstractmethod
-    def _bounds(
-        self,
-        queries: QueryStates,
-        prepared: DeviceQueries,
-        mask: torch.Tensor | None,
-        pool: _DevicePool,
-        kth_scores: Scores,
-    ) -> Scores:
+    def _bounds(self, request: _Request, pool: _DevicePool, kth_scores: Scores) -> Scores:
         """No allowed item outside the pool has s above this: (B,); -inf: nothing left out; NaN: no proof."""
 
-    def _mask(self, allowed: Mask | None) -> torch.Tensor | None:
-        if allowed is None:
-            return None
-        return torch.from_numpy(np.atleast_2d(allowed).view(np.uint8).copy()).to(self.scorer.device)
+    def _request(self, queries: QueryStates, k: int, allowed: Mask | None) -> _Request:
+        """Check a request and put it on the device. Raises as `Index.search`."""
+        check_request(k=k, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
+        mask = None
+        if allowed is not None:
+            mask = torch.from_numpy(np.atleast_2d(allowed).view(np.uint8).copy()).to(self.scorer.device)
+        return _Request(queries, self.scorer.prepare(queries), mask)
 
     def _everything(self, queries: QueryStates) -> Indices:
         return np.full(len(queries), self.num_items, dtype=np.int64)
-
-    def _vectors(self, prepared: DeviceQueries) -> tuple[torch.Tensor, torch.Tensor, bool]:
-        """Item and query components as first stages read them, and whether kernels take them."""
-        if prepared.half_fits and self.scorer.half is not None:
-            return self.scorer.half, prepared.half, True
-        return self.scorer.components, prepared.components, False
 
 
 class DeviceBruteForce(DeviceIndex):
@@ -234,17 +220,11 @@ class DeviceBruteForce(DeviceIndex):
         return Pool(item_indices=answer.item_indices, scores=answer.scores, bounds=bounds, passes=answer.passes)
 
     def _pool(self, prepared: DeviceQueries, mask: torch.Tensor | None, size: int, plain: bool) -> _DevicePool:
-        return _DevicePool(rows=None, evidence=(), overflowed=_no(self.scorer))
+        overflowed = torch.zeros((), dtype=torch.bool, device=self.scorer.device)
+        return _DevicePool(rows=None, evidence=(), overflowed=overflowed)
 
-    def _bounds(
-        self,
-        queries: QueryStates,
-        prepared: DeviceQueries,
-        mask: torch.Tensor | None,
-        pool: _DevicePool,
-        kth_scores: Scores,
-    ) -> Scores:
-        return np.full(len(queries), -np.inf)
+    def _bounds(self, request: _Request, pool: _DevicePool, kth_scores: Scores) -> Scores:
+        return np.full(len(request.queries), -np.inf)
 
 
 class DeviceTopKAvg(DeviceIndex):
@@ -252,19 +232,10 @@ class DeviceTopKAvg(DeviceIndex):
 
     name = "top_k_avg"
 
-    def __init__(
-        self,
-        items: ItemStates | DeviceScorer,
-        pair_gate: PairGate | None = None,
-        *,
-        pool_size: int,
-        device: torch.device | str = "cuda",
-        tie_ranks: npt.NDArray[np.integer] | None = None,
-        max_graphs: int = 8,
-    ) -> None:
+    def __init__(self, *items: Any, pool_size: int, **options: Any) -> None:
         """As `DeviceIndex`; `pool_size` is N, raised to k where a search asks for more."""
         check_pool_size("pool_size", pool_size)
-        super().__init__(items, pair_gate, device=device, tie_ranks=tie_ranks, max_graphs=max_graphs)
+        super().__init__(*items, **options)
         self.pool_size = pool_size
         self._averages = Averages(self.scorer)
 
@@ -274,16 +245,14 @@ class DeviceTopKAvg(DeviceIndex):
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best by averaged components, scored by that average, and the bound on the rest."""
-        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        self.scorer.check(queries)
         started = time.perf_counter()
         with self._lock:
-            prepared, mask = self.scorer.prepare(queries), self._mask(allowed)
-            pool = self._pool(prepared, mask, size, False)
+            request = self._request(queries, size, allowed)
+            pool = self._pool(request.prepared, request.mask, size, False)
             if bool(pool.overflowed):
-                pool = self._pool(prepared, mask, size, True)
+                pool = self._pool(request.prepared, request.mask, size, True)
             assert pool.rows is not None
-            bounds = self._bounds(queries, prepared, mask, pool, np.full(len(queries), -np.inf))
+            bounds = self._bounds(request, pool, np.full(len(queries), -np.inf))
             rows = pool.rows.cpu().numpy()
             scores = pool.evidence[2].double().cpu().numpy()
         first = Pass("first_stage", time.perf_counter() - started, self._everything(queries))
@@ -293,23 +262,17 @@ class DeviceTopKAvg(DeviceIndex):
         return k
 
     def _pool(self, prepared: DeviceQueries, mask: torch.Tensor | None, size: int, plain: bool) -> _DevicePool:
-        rows, scores, *evidence, overflowed = self._averages.best(
+        rows, scores, left_out, witnessed, overflowed = self._averages.best(
             prepared, self._ranks, self._row_of_rank, size, mask, plain=plain
         )
-        left_out, witnessed = evidence
         return _DevicePool(rows=rows, evidence=(left_out, witnessed, scores), overflowed=overflowed)
 
-    def _bounds(
-        self,
-        queries: QueryStates,
-        prepared: DeviceQueries,
-        mask: torch.Tensor | None,
-        pool: _DevicePool,
-        kth_scores: Scores,
-    ) -> Scores:
+    def _bounds(self, request: _Request, pool: _DevicePool, kth_scores: Scores) -> Scores:
         assert pool.rows is not None
-        left_out, witnessed = (pool.evidence[place].double().cpu().numpy() for place in (0, 1))
-        return self._averages.bounds(queries, prepared, mask, pool.rows, left_out, witnessed, kth_scores)
+        left_out, witnessed = (values.double().cpu().numpy() for values in pool.evidence[:2])
+        return self._averages.bounds(
+            request.queries, request.prepared, request.mask, pool.rows, left_out, witnessed, kth_scores
+        )
 
 
 class DeviceTopKPerEmbedding(DeviceIndex):
@@ -317,41 +280,25 @@ class DeviceTopKPerEmbedding(DeviceIndex):
 
     name = "top_k_per_embedding"
 
-    def __init__(
-        self,
-        items: ItemStates | DeviceScorer,
-        pair_gate: PairGate | None = None,
-        *,
-        pool_size: int,
-        device: torch.device | str = "cuda",
-        tie_ranks: npt.NDArray[np.integer] | None = None,
-        max_graphs: int = 8,
-    ) -> None:
+    def __init__(self, *items: Any, pool_size: int, **options: Any) -> None:
         """As `DeviceIndex`; `pool_size` is N per pair, raised to k where a union has fewer than k items."""
         check_pool_size("pool_size", pool_size)
-        super().__init__(items, pair_gate, device=device, tie_ranks=tie_ranks, max_graphs=max_graphs)
+        super().__init__(*items, **options)
         self.pool_size = pool_size
         # Reads the magnitudes, gate range and pair gate alone, which both scorers have.
         self._gate_bounds = GateBounds(cast(MolScorer, self.scorer))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` items with the best cosines, whichever pair's, scored by them; no other has s above the next."""
-        check_request(k=size, allowed=allowed, num_queries=len(queries), num_items=self.num_items)
-        self.scorer.check(queries)
         started = time.perf_counter()
         with self._lock:
-            prepared, mask = self.scorer.prepare(queries), self._mask(allowed)
-            vectors = self._vectors(prepared)
-            found = best_of_groups(
-                *vectors[:2], self._ranks, self._row_of_rank, size + 1, mask, fused=vectors[2], plain=False
-            )
+            request = self._request(queries, size, allowed)
+            found = self._lists(request.prepared, request.mask, size + 1, False)
             if bool(found.overflowed):
-                found = best_of_groups(
-                    *vectors[:2], self._ranks, self._row_of_rank, size + 1, mask, fused=False, plain=True
-                )
+                found = self._lists(request.prepared, request.mask, size + 1, True)
             all_rows = found.rows.flatten(1).cpu().numpy()
             all_cosines = found.scores.flatten(1).double().cpu().numpy()
-            error = self.scorer.cosine_errors(queries, prepared).max(axis=1, initial=0)
+            error = self.scorer.cosine_errors(queries, request.prepared).max(axis=1, initial=0)
         item_indices, scores = empty_answer(len(queries), min(size, self.num_items))
         bounds = np.full(len(queries), -np.inf)
         for query, (rows, cosines) in enumerate(zip(all_rows, all_cosines, strict=True)):
@@ -367,21 +314,20 @@ class DeviceTopKPerEmbedding(DeviceIndex):
         return Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first_pass,))
 
     def _pool(self, prepared: DeviceQueries, mask: torch.Tensor | None, size: int, plain: bool) -> _DevicePool:
-        items, components, fused = self._vectors(prepared)
-        found = best_of_groups(items, components, self._ranks, self._row_of_rank, size, mask, fused=fused, plain=plain)
+        found = self._lists(prepared, mask, size, plain)
         rows = _each_once(found.rows.flatten(1))
         return _DevicePool(rows=rows, evidence=(found.following.flatten(1),), overflowed=found.overflowed)
 
-    def _bounds(
-        self,
-        queries: QueryStates,
-        prepared: DeviceQueries,
-        mask: torch.Tensor | None,
-        pool: _DevicePool,
-        kth_scores: Scores,
-    ) -> Scores:
-        thresholds = pool.evidence[0].double().cpu().numpy()
-        return self._gate_bounds.upper_bounds(queries, thresholds + self.scorer.cosine_errors(queries, prepared))
+    def _lists(self, prepared: DeviceQueries, mask: torch.Tensor | None, size: int, plain: bool) -> DeviceBest:
+        """The `size` best of each pair, by the kernels where half precision holds the vectors."""
+        items, components, fused = self.scorer.components, prepared.components, False
+        if prepared.half_fits and self.scorer.half is not None:
+            items, components, fused = self.scorer.half, prepared.half, True
+        return best_of_groups(items, components, self._ranks, self._row_of_rank, size, mask, fused=fused, plain=plain)
+
+    def _bounds(self, request: _Request, pool: _DevicePool, kth_scores: Scores) -> Scores:
+        errors = self.scorer.cosine_errors(request.queries, request.prepared)
+        return self._gate_bounds.upper_bounds(request.queries, pool.evidence[0].double().cpu().numpy() + errors)
 
 
 class DeviceCombinedTopK(DeviceTopKPerEmbedding):
@@ -389,23 +335,11 @@ class DeviceCombinedTopK(DeviceTopKPerEmbedding):
 
     name = "combined_top_k"
 
-    def __init__(
-        self,
-        items: ItemStates | DeviceScorer,
-        pair_gate: PairGate | None = None,
-        *,
-        pair_pool_size: int,
-        average_pool_size: int,
-        device: torch.device | str = "cuda",
-        tie_ranks: npt.NDArray[np.integer] | None = None,
-        max_graphs: int = 8,
-    ) -> None:
+    def __init__(self, *items: Any, pair_pool_size: int, average_pool_size: int, **options: Any) -> None:
         """As `DeviceIndex`; `pair_pool_size` is N1 per pair, `average_pool_size` N2, raised to k."""
         check_pool_size("pair_pool_size", pair_pool_size)
         check_pool_size("average_pool_size", average_pool_size)
-        super().__init__(
-            items, pair_gate, pool_size=pair_pool_size, device=device, tie_ranks=tie_ranks, max_graphs=max_graphs
-        )
+        super().__init__(*items, pool_size=pair_pool_size, **options)
         self.average_pool_size = average_pool_size
         self._averages = Averages(self.scorer)
 
@@ -428,10 +362,6 @@ def _each_once(rows: torch.Tensor) -> torch.Tensor:
     ordered = torch.sort(rows, dim=1).values
     ordered[:, 1:].masked_fill_(ordered[:, 1:] == ordered[:, :-1].clone(), -1)
     return ordered
-
-
-def _no(scorer: DeviceScorer) -> torch.Tensor:
-    return torch.zeros((), dtype=torch.bool, device=scorer.device)
 
 
 def _certificate(bound: float, kth_score: float) -> Certificate:
