@@ -4,7 +4,7 @@ One place for the names and for what their sizes mean, so that a benchmark's row
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.algorithms.indexes.brute_force import BruteForce
@@ -20,48 +20,25 @@ from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Visit
 
-Make = Callable[[MolScorer, Indices, Sequence[int]], Index]
+_NOTHING: dict[str, tuple[str, ...]] = {"": ()}
+_POOL: dict[str, tuple[str, ...]] = {"N": ("pool_size",)}
+_POOL_AND_CELLS = {**_POOL, "N,C": ("pool_size", "visit")}
 
-
-def _visit(probes: Sequence[int]) -> Visit | None:
-    return Visit(probes=probes[0]) if probes else None
-
-
-# Name -> (the ways its sizes are written, what makes it). N: pool size; C: cells visited, all of them where left out.
-_ALGORITHMS: dict[str, tuple[tuple[str, ...], Make]] = {
-    "brute_force": (("",), lambda scorer, ranks, sizes: BruteForce(scorer, tie_ranks=ranks)),
-    "exact": (("",), lambda scorer, ranks, sizes: Exact(scorer, tie_ranks=ranks)),
-    "exact_algorithm_1": (("",), lambda scorer, ranks, sizes: ExactAlgorithm1(scorer, tie_ranks=ranks)),
-    "exact_gate_bounds": (("",), lambda scorer, ranks, sizes: ExactGateBounds(scorer, tie_ranks=ranks)),
-    "exact_low_precision": (("",), lambda scorer, ranks, sizes: ExactLowPrecision(scorer, tie_ranks=ranks)),
-    "exact_clusters": (("",), lambda scorer, ranks, sizes: ExactClusters(scorer, tie_ranks=ranks)),
-    "top_k_avg": (("N",), lambda scorer, ranks, sizes: TopKAvg(scorer, pool_size=sizes[0], tie_ranks=ranks)),
-    "top_k_per_embedding": (
-        ("N",),
-        lambda scorer, ranks, sizes: TopKPerEmbedding(scorer, pool_size=sizes[0], tie_ranks=ranks),
-    ),
-    "combined_top_k": (
-        ("N1,N2",),
-        lambda scorer, ranks, sizes: CombinedTopK(
-            scorer, pair_pool_size=sizes[0], average_pool_size=sizes[1], tie_ranks=ranks
-        ),
-    ),
-    "quantized": (
-        ("N", "N,C"),
-        lambda scorer, ranks, sizes: Quantized(scorer, pool_size=sizes[0], visit=_visit(sizes[1:]), tie_ranks=ranks),
-    ),
-    "quantized_top_k_avg": (
-        ("N", "N,C"),
-        lambda scorer, ranks, sizes: QuantizedTopKAvg(
-            scorer, pool_size=sizes[0], visit=_visit(sizes[1:]), tie_ranks=ranks
-        ),
-    ),
-    "quantized_top_k_per_embedding": (
-        ("N", "N,C"),
-        lambda scorer, ranks, sizes: QuantizedTopKPerEmbedding(
-            scorer, pool_size=sizes[0], visit=_visit(sizes[1:]), tie_ranks=ranks
-        ),
-    ),
+# Name -> (what makes it, how its sizes are written and which arguments they are). N: pool size; C: cells visited, all
+# of them where left out.
+_ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] = {
+    "brute_force": (BruteForce, _NOTHING),
+    "exact": (Exact, _NOTHING),
+    "exact_algorithm_1": (ExactAlgorithm1, _NOTHING),
+    "exact_gate_bounds": (ExactGateBounds, _NOTHING),
+    "exact_low_precision": (ExactLowPrecision, _NOTHING),
+    "exact_clusters": (ExactClusters, _NOTHING),
+    "top_k_avg": (TopKAvg, _POOL),
+    "top_k_per_embedding": (TopKPerEmbedding, _POOL),
+    "combined_top_k": (CombinedTopK, {"N1,N2": ("pair_pool_size", "average_pool_size")}),
+    "quantized": (Quantized, _POOL_AND_CELLS),
+    "quantized_top_k_avg": (QuantizedTopKAvg, _POOL_AND_CELLS),
+    "quantized_top_k_per_embedding": (QuantizedTopKPerEmbedding, _POOL_AND_CELLS),
 }
 MAX_SIZE = 1_000_000
 
@@ -78,10 +55,18 @@ class Algorithm:
         """As it is written: "combined_top_k(50,500)"."""
         return f"{self.name}({','.join(map(str, self.sizes))})" if self.sizes else self.name
 
+    @property
+    def arguments(self) -> dict[str, int | Visit]:
+        """Its sizes as the algorithm's constructor takes them."""
+        forms = _ALGORITHMS[self.name][1].values()
+        names = next(names for names in forms if len(names) == len(self.sizes))
+        sizes = zip(names, self.sizes, strict=True)
+        return {name: Visit(probes=size) if name == "visit" else size for name, size in sizes}
+
 
 def known_algorithms() -> list[str]:
     """Every name as it is written, with letters for its sizes."""
-    return [f"{name}({form})" if form else name for name, (forms, _) in _ALGORITHMS.items() for form in forms]
+    return [f"{name}({form})" if form else name for name, (_, forms) in _ALGORITHMS.items() for form in forms]
 
 
 def parse_algorithm(text: str) -> Algorithm:
@@ -89,8 +74,7 @@ def parse_algorithm(text: str) -> Algorithm:
     match = re.fullmatch(r"([a-z0-9_]+)(?:\(([\d,]*)\))?", text)
     if match and match[1] in _ALGORITHMS:
         sizes = tuple(int(size) for size in (match[2] or "").split(",") if size)
-        lengths = [len(form.split(",")) if form else 0 for form in _ALGORITHMS[match[1]][0]]
-        if len(sizes) in lengths and all(1 <= size <= MAX_SIZE for size in sizes):
+        if len(sizes) in map(len, _ALGORITHMS[match[1]][1].values()) and all(1 <= size <= MAX_SIZE for size in sizes):
             return Algorithm(match[1], sizes)
     raise ValueError(f"algorithm={text!r}; allowed: {', '.join(known_algorithms())}; sizes 1-{MAX_SIZE}")
 
@@ -100,5 +84,4 @@ def make_index(algorithm: Algorithm, scorer: MolScorer, tie_ranks: Indices) -> I
 
     Raises: ValueError for an empty index, or for a mixture where the algorithm needs plain dot products.
     """
-    _, make = _ALGORITHMS[algorithm.name]
-    return make(scorer, tie_ranks, algorithm.sizes)
+    return _ALGORITHMS[algorithm.name][0](scorer, tie_ranks=tie_ranks, **algorithm.arguments)
