@@ -56,16 +56,6 @@ def new_item_share_from_sums(known: ItemStates, said: SumsOf, *, prior: float = 
     return SharePolicy(prior=prior, least=1.0 - min(max(length, 0.0), 1.0))
 
 
-def new_item_share(
-    model: npt.NDArray[np.floating], memory: npt.NDArray[np.floating], *, prior: float = NEW_ITEM_SHARE.prior
-) -> SharePolicy:
-    """The policy of new items under which they score as trained ones do, in closed form: `new_item_length` as a policy.
-
-    Raises: ValueError as `new_item_length` does.
-    """
-    return SharePolicy(prior=prior, least=1.0 - new_item_length(model, memory))
-
-
 def new_item_length(model: npt.NDArray[np.floating], memory: npt.NDArray[np.floating]) -> float:
     """How long new items' components may become so that they score as trained ones do: the ratio of the means, 0 to 1.
 

@@ -19,7 +19,7 @@ from services.algorithms.pefa.policy import (
     TypeWeight,
 )
 from services.algorithms.pefa.share_choice import (
-    new_item_share,
+    new_item_length,
     new_item_share_from_sums,
     share_of_length,
 )
@@ -196,10 +196,9 @@ def test_a_new_item_has_nine_tenths_of_its_length_from_its_third_interaction_on_
 def test_new_items_come_to_score_as_trained_ones_do() -> None:
     rng = np.random.default_rng(1)
     memory = rng.uniform(0.3, 0.5, 100)
-    policy = new_item_share(0.6 * memory, memory)
-    assert 1 - policy.model_share(1e9, 1.0, 0.0) == pytest.approx(0.6)
-    assert new_item_share(-memory, memory).model_share(1e9, 1.0, 0.0) == 1
-    assert new_item_share(2 * memory, memory).least == 0
+    assert new_item_length(0.6 * memory, memory) == pytest.approx(0.6)
+    assert new_item_length(-memory, memory) == 0
+    assert new_item_length(2 * memory, memory) == 1
     for model, other in ((memory, -memory), (memory[1:], memory), (memory[:0], memory[:0]), (memory * np.nan, memory)):
         with pytest.raises(ValueError, match=r"similarities|expected"):
-            new_item_share(model, other)
+            new_item_length(model, other)

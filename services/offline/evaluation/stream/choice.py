@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
-from services.algorithms.pefa.share_choice import new_item_share
+from services.algorithms.pefa.share_choice import new_item_length
 from services.offline.evaluation.stream.baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
 from services.offline.evaluation.stream.measures import METRICS, chosen, columns, kinds
 from services.offline.evaluation.stream.models import StreamModel, TrainedModels
@@ -177,7 +177,8 @@ class _Observed(RefreshedItems):
         model, memory = (np.concatenate(parts) for parts in zip(*self._similarities, strict=True))
         if not len(model) or memory.mean() <= 0:
             return []
-        return [new_item_share(model, memory, prior=prior).text for prior in _CLOSED_FORM_PRIORS]
+        least = 1.0 - new_item_length(model, memory)
+        return [SharePolicy(prior=prior, least=least).text for prior in _CLOSED_FORM_PRIORS]
 
 
 class _Trial:
