@@ -65,6 +65,12 @@ class Int8Network:
         return np.asarray(self.segment_error + 64 * UNIT * (largest_hidden + 1))
 
 
+# As cpu.cpp takes them.
+NETWORK_ARRAYS = tuple(
+    field.name for field in fields(Int8Network) if field.name not in ("zero", "segment_error", "reach")
+)
+
+
 def int8_network(pair_gate: PairGate, lanes: Lanes, turn: float) -> Int8Network:
     """Code the network for cosines in lanes; `turn` is taken off the outputs, as the pass counts gates from there."""
     hidden, bias = pair_gate.hidden_weight.astype(np.float64), pair_gate.hidden_bias.astype(np.float64)

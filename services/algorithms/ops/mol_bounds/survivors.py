@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from services.algorithms.native import address, aligned_zeros, load_kernels
 from services.algorithms.native.threads import compute_threads
-from services.algorithms.ops.mol_bounds.int8_network import Int8Network, int8_network
+from services.algorithms.ops.mol_bounds.int8_network import NETWORK_ARRAYS, Int8Network, int8_network
 from services.algorithms.ops.mol_bounds.items import BoundItems
 from services.algorithms.ops.mol_bounds.network import NetworkBounds
 from services.algorithms.ops.mol_bounds.reference import cannot_be_dropped
@@ -20,21 +20,6 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import QueryStates
 
 _ITEM_ARRAYS = ("codes", "scales", "component_errors", "item_errors", "gates")
-_NETWORK_ARRAYS = (
-    "hidden",
-    "hidden_corrections",
-    "hidden_scales",
-    "hidden_bias",
-    "out",
-    "out_scales",
-    "out_offsets",
-    "steepness",
-    "hidden_rounding",
-    "out_rounding",
-    "out_sums",
-    "segment_values",
-    "segment_slopes",
-)
 _WORD = 64  # items per word of the kernel's answer
 _COSINE_BYTES = 8 << 20  # one tile of (B, P_q, x, P_x) float32 cosines
 _REFERENCE_ITEMS = 4096
@@ -72,7 +57,7 @@ class _Network(ctypes.Structure):
     """`FreshetNetwork` of cpu.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in _NETWORK_ARRAYS),
+        *((name, ctypes.c_void_p) for name in NETWORK_ARRAYS),
         ("zero", ctypes.c_float),
         ("hidden_vectors", ctypes.c_int32),
     )
@@ -117,7 +102,7 @@ class BoundPass:
         if low_precision and not expanded and self.by_gates and scorer.pair_gate is not None:
             self._int8 = int8_network(scorer.pair_gate, self.items.lanes, TURN)
             self._is_sound = self._int8.is_sound
-            self._network_arrays = {name: _aligned(getattr(self._int8, name)) for name in _NETWORK_ARRAYS}
+            self._network_arrays = {name: _aligned(getattr(self._int8, name)) for name in NETWORK_ARRAYS}
             self._native_network = _Network(
                 **{name: address(array) for name, array in self._network_arrays.items()},
                 zero=self._int8.zero,
@@ -195,8 +180,8 @@ class BoundPass:
                 threads,
             )
         else:
-            flat = _flat(queries)
-            step = self._items_per_tile(num_queries)
+            flat = queries.components.reshape(-1, lanes.width)
+            step = max(1, _COSINE_BYTES // (4 * num_queries * lanes.num_pairs * _WORD)) * _WORD
             part = np.zeros_like(tested)
             for start in range(0, num_items, step):
                 components = self.scorer.components[start : start + step]
@@ -247,15 +232,6 @@ class BoundPass:
                 tested[query] += count
         nothing = np.zeros(0, dtype=np.int64)
         return Survivors(rows=[np.concatenate([nothing, *parts]) for parts in found], tested=tested)
-
-    def _items_per_tile(self, num_queries: int) -> int:
-        per_item = 4 * num_queries * self.items.lanes.num_pairs
-        return max(1, _COSINE_BYTES // (per_item * _WORD)) * _WORD
-
-
-def _flat(queries: QueryStates) -> npt.NDArray[np.float32]:
-    """Query components as a matrix (B * P_q, d)."""
-    return queries.components.reshape(-1, queries.components.shape[-1])
 
 
 def _aligned(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:

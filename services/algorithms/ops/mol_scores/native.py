@@ -27,31 +27,10 @@ class _Problem(ctypes.Structure):
     """`FreshetMolProblem` of cpu.cpp."""
 
     _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "query_components",
-                "query_gate",
-                "item_components",
-                "item_gate",
-                "hidden_weight",
-                "hidden_bias",
-                "out_weight",
-                "out_bias",
-            )
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                "num_queries",
-                "num_items",
-                "query_parts",
-                "item_parts",
-                "width",
-                "hidden_width",
-                "threads",
-            )
-        ),
+        *((name, ctypes.c_void_p) for name in ("query_components", "query_gate", "item_components", "item_gate")),
+        *((name, ctypes.c_void_p) for name in ("hidden_weight", "hidden_bias", "out_weight", "out_bias")),
+        *((name, ctypes.c_int64) for name in ("num_queries", "num_items", "query_parts", "item_parts")),
+        *((name, ctypes.c_int64) for name in ("width", "hidden_width", "threads")),
     )
 
 
