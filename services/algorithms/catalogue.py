@@ -48,9 +48,7 @@ class Catalogue:
 
     def states_of(self, item_ids: Sequence[str]) -> ItemStates:
         """The states of some items (KeyError for one that is not here)."""
-        rows = [self.rows[item_id] for item_id in item_ids]
-        gate = self.states.gate
-        return ItemStates(components=self.states.components[rows], gate=None if gate is None else gate[rows])
+        return self.states.take([self.rows[item_id] for item_id in item_ids])
 
 
 def make_catalogue(

@@ -10,7 +10,7 @@ Letters: n items of a change, P_x item components, P = P_q * P_x pairs, d compon
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +20,6 @@ from services.algorithms.indexes.mutable.index import Build, MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.version import Version
-from services.algorithms.ops.mol_scores.shapes import check_queries
 from services.algorithms.states import FloatArray, ItemStates, QueryStates
 
 NO_CHANGE = -1  # the position before any
@@ -169,14 +168,7 @@ class LiveCatalogue:
 
     def check(self, queries: QueryStates) -> None:
         """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
-        shape = self.index.shape
-        check_queries(
-            queries,
-            num_pairs=shape.num_pairs,
-            num_item_components=shape.num_components,
-            width=shape.width,
-            gated=shape.gated,
-        )
+        self.index.shape.check_queries(queries)
 
     # -- the writer -------------------------------------------------------------------------------------------------
 
@@ -310,13 +302,7 @@ class LiveCatalogue:
         newest = self.index.version
         if newest is served.version or newest.number != served.version.number:
             return served
-        return Served(
-            name=served.name,
-            position=served.position,
-            version=newest,
-            newest_recorded_ms=served.newest_recorded_ms,
-            lag_s=served.lag_s,
-        )
+        return replace(served, version=newest)
 
     def _keep_aside(self, item_ids: Sequence[str]) -> None:
         for item_id in item_ids:

@@ -6,7 +6,9 @@ that only carries states (the gateway, say) never loads PyTorch.
 Letters: B batch, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,50 +22,49 @@ def _check_finite(name: str, array: npt.NDArray[np.floating]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QueryStates:
+class _States:
+    """n states of finite values: components (n, P_q or P_x, d) and gate (n, P) or None."""
+
+    axes: ClassVar[str]
+    components: FloatArray
+    gate: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        if self.components.ndim != 3:
+            raise ValueError(f"components has shape {self.components.shape}; expected {self.axes}")
+        _check_finite("components", self.components)
+        if self.gate is not None:
+            if self.gate.ndim != 2 or len(self.gate) != len(self.components):
+                raise ValueError(f"gate has shape {self.gate.shape}; expected ({len(self.components)}, P)")
+            _check_finite("gate", self.gate)
+
+    def __len__(self) -> int:
+        return len(self.components)
+
+    def take(self, rows: slice | Sequence[int] | npt.NDArray[np.integer]) -> Self:
+        """Some states, in that order."""
+        return type(self)(components=self.components[rows], gate=None if self.gate is None else self.gate[rows])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryStates(_States):
     """B query states.
 
     Shapes: components (B, P_q, d), rows l2-normalised or zero (an absent user-id component); gate (B, P), or None
     for a plain dot product.
     """
 
-    components: FloatArray
-    gate: FloatArray | None = None
-
-    def __post_init__(self) -> None:
-        if self.components.ndim != 3:
-            raise ValueError(f"components has shape {self.components.shape}; expected (B, P_q, d)")
-        _check_finite("components", self.components)
-        if self.gate is not None:
-            if self.gate.ndim != 2 or len(self.gate) != len(self.components):
-                raise ValueError(f"gate has shape {self.gate.shape}; expected ({len(self.components)}, P)")
-            _check_finite("gate", self.gate)
-
-    def __len__(self) -> int:
-        return len(self.components)
+    axes = "(B, P_q, d)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ItemStates:
+class ItemStates(_States):
     """X item states, precomputed so that scoring a pair never touches the encoder.
 
     Shapes: components (X, P_x, d), l2-normalised; gate (X, P), or None for a plain dot product.
     """
 
-    components: FloatArray
-    gate: FloatArray | None = None
-
-    def __post_init__(self) -> None:
-        if self.components.ndim != 3:
-            raise ValueError(f"components has shape {self.components.shape}; expected (X, P_x, d)")
-        _check_finite("components", self.components)
-        if self.gate is not None:
-            if self.gate.ndim != 2 or len(self.gate) != len(self.components):
-                raise ValueError(f"gate has shape {self.gate.shape}; expected ({len(self.components)}, P)")
-            _check_finite("gate", self.gate)
-
-    def __len__(self) -> int:
-        return len(self.components)
+    axes = "(X, P_x, d)"
 
     @property
     def bytes_per_item(self) -> float:

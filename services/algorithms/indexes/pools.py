@@ -6,6 +6,7 @@ A scan is kept apart from the answer so that a larger pool of the same queries c
 Letters: B queries, X items, K results, N pool size (items per list of the scan).
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import Protocol
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.indexes.protocol import Certificate, Indices, Mask, Pass, Pool, Scores, TopK, certificate
-from services.algorithms.indexes.rescoring import Rescored, rescore
+from services.algorithms.indexes.rescoring import rescore
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
@@ -79,16 +80,16 @@ class PooledIndex(ScoredIndex, ABC):
         return TopK(
             item_indices=answer.item_indices,
             scores=answer.scores,
-            certificates=certificates(bounds, answer),
+            certificates=certificates(bounds, answer.kth_scores),
             passes=(Pass("first_stage", scan.seconds, self.every_item(queries)), *answer.passes),
         )
 
 
-def certificates(bounds: Scores, answer: Rescored) -> tuple[Certificate, ...]:
-    """One per query, from the bound on what its pool left out (B,) and its K-th score."""
+def certificates(bounds: Scores, kth_scores: Scores) -> tuple[Certificate, ...]:
+    """One per query, from the bound on what its pool left out and its K-th score, NaN for none: (B,) each."""
     return tuple(
-        certificate(bound=None if np.isnan(bound) else float(bound), kth_score=answer.kth_score(query))
-        for query, bound in enumerate(bounds)
+        certificate(bound=None if math.isnan(bound) else bound, kth_score=None if math.isnan(kth_score) else kth_score)
+        for bound, kth_score in zip(bounds.tolist(), kth_scores.tolist(), strict=True)
     )
 
 

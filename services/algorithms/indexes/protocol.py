@@ -161,5 +161,4 @@ def empty_answer(num_queries: int, width: int) -> tuple[Indices, Scores]:
 
 def take_queries(queries: QueryStates, start: int, stop: int) -> QueryStates:
     """Queries start..stop-1."""
-    gate = None if queries.gate is None else queries.gate[start:stop]
-    return QueryStates(components=queries.components[start:stop], gate=gate)
+    return queries.take(slice(start, stop))

@@ -33,11 +33,6 @@ class Rescored:
     kth_scores: Scores
     passes: tuple[Pass, ...]
 
-    def kth_score(self, query: int) -> float | None:
-        """The lower bound of one query's K-th score, or None where its pool was too small."""
-        value = float(self.kth_scores[query])
-        return None if np.isnan(value) else value
-
 
 def rescore(scorer: MolScorer, queries: QueryStates, pools: Sequence[Indices], k: int, ranks: Indices) -> Rescored:
     """The exact top `k` of each query's pool of distinct rows (n,); `ranks` (X,) settles ties."""

@@ -26,17 +26,14 @@ from services.algorithms.indexes.gate_bounds import GateBounds
 from services.algorithms.indexes.gpu.answer import DeviceAnswer, exact_answer
 from services.algorithms.indexes.gpu.averages import Averages
 from services.algorithms.indexes.gpu.graphs import CapturedCalls
-from services.algorithms.indexes.pools import check_pool_size
+from services.algorithms.indexes.pools import certificates, check_pool_size
 from services.algorithms.indexes.protocol import (
-    EXACT,
-    Certificate,
     Indices,
     Mask,
     Pass,
     Pool,
     Scores,
     TopK,
-    certificate,
     check_request,
     check_tie_ranks,
     empty_answer,
@@ -142,7 +139,7 @@ class DeviceIndex(ABC):
         return TopK(
             item_indices=rows,
             scores=scores,
-            certificates=tuple(_certificate(bound, kth) for bound, kth in zip(bounds, kth_scores, strict=True)),
+            certificates=certificates(bounds, np.where(kth_scores == -np.inf, np.nan, kth_scores)),
             passes=tuple(passes),
         )
 
@@ -362,15 +359,6 @@ def _each_once(rows: torch.Tensor) -> torch.Tensor:
     ordered = torch.sort(rows, dim=1).values
     ordered[:, 1:].masked_fill_(ordered[:, 1:] == ordered[:, :-1].clone(), -1)
     return ordered
-
-
-def _certificate(bound: float, kth_score: float) -> Certificate:
-    if bound == -np.inf:
-        return EXACT
-    return certificate(
-        bound=None if np.isnan(bound) else float(bound),
-        kth_score=None if kth_score == -np.inf else float(kth_score),
-    )
 
 
 def _power_of_two(size: int) -> int:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.algorithms.indexes.mutable.item_batch import ItemShape
 from services.algorithms.indexes.mutable.merged_answer import PartialAnswer
 from services.algorithms.indexes.mutable.segment import Hashes, Segment, rows_of
 from services.algorithms.indexes.mutable.segment_merge import Source, gather, order_by_id
 from services.algorithms.indexes.protocol import Indices, Mask, Scores
 from services.algorithms.indexes.rescoring import within_reach
 from services.algorithms.lazy import lazy_property
+from services.algorithms.state_shapes import ItemShape
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 TAIL_ROWS = 256

@@ -18,13 +18,14 @@ import numpy as np
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.delta import TAIL_ROWS, Tail, TailView, join_blocks
-from services.algorithms.indexes.mutable.item_batch import Change, ItemBatch, check_ids, shape_of
+from services.algorithms.indexes.mutable.item_batch import Change, ItemBatch, check_ids
 from services.algorithms.indexes.mutable.merged_answer import Answer, PoolAnswer
 from services.algorithms.indexes.mutable.segment import Segment, hash_ids, rows_of
 from services.algorithms.indexes.mutable.segment_merge import Pause, Source, gather, order_by_id
 from services.algorithms.indexes.mutable.version import Version, pool_of_version, search_version
 from services.algorithms.indexes.protocol import Index, Indices
 from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.state_shapes import shape_of
 from services.algorithms.states import PairGate, QueryStates
 
 # A merge is wanted when this share of the main segment's rows are delta or dead: searches score at most so much more
@@ -180,7 +181,7 @@ class MutableIndex:
         """
         check_ids("removals", removals)
         if upserts is not None:
-            self.shape.check(upserts.states)
+            self.shape.check_items(upserts.states)
             if both := set(upserts.item_ids).intersection(removals):
                 raise ValueError(f"item {min(both)!r} is both in upserts and in removals; a batch names each item once")
             self._make_room(len(upserts))

@@ -237,9 +237,7 @@ def rows_of(item_ids: Sequence[str], hashes: Hashes, states: ItemStates, categor
     return Rows(
         ids=object_array([item_ids[row] for row in order]),
         hashes=hashes[order],
-        states=ItemStates(
-            components=states.components[order], gate=None if states.gate is None else states.gate[order]
-        ),
+        states=states.take(order),
         categories=CategoryLists.of([categories[row] for row in order]),
         id_bytes=id_bytes,
     )

@@ -14,7 +14,6 @@ import numpy as np
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.delta import TailView, all_scores, candidates
-from services.algorithms.indexes.mutable.item_batch import ItemShape
 from services.algorithms.indexes.mutable.merged_answer import (
     Answer,
     PartialAnswer,
@@ -27,7 +26,7 @@ from services.algorithms.indexes.mutable.merged_answer import (
 from services.algorithms.indexes.mutable.segment import HashedFilter, Segment
 from services.algorithms.indexes.mutable.segment_merge import Order, Pause, Source, order_by_id
 from services.algorithms.indexes.protocol import EXACT, Index, Mask, Pass, check_request, empty_answer
-from services.algorithms.ops.mol_scores.shapes import check_queries
+from services.algorithms.state_shapes import ItemShape
 from services.algorithms.states import QueryStates
 
 Wanted = tuple[HashedFilter | None, ...]  # one for all queries, or one per query
@@ -175,13 +174,7 @@ def _checked(
     codes: Mapping[str, int],
 ) -> Wanted:
     check_request(k=k, allowed=None, num_queries=len(queries), num_items=version.num_items)
-    check_queries(
-        queries,
-        num_pairs=shape.num_pairs,
-        num_item_components=shape.num_components,
-        width=shape.width,
-        gated=shape.gated,
-    )
+    shape.check_queries(queries)
     return _hashed(filters, len(queries), codes)
 
 

@@ -84,7 +84,7 @@ class QuantizedTopKAvg(_CodedIndex):
         return TopK(
             item_indices=answer.item_indices,
             scores=answer.scores,
-            certificates=certificates(pool.bounds, answer),
+            certificates=certificates(pool.bounds, answer.kth_scores),
             passes=(*pool.passes, *answer.passes),
         )
 
@@ -136,7 +136,7 @@ class QuantizedTopKPerEmbedding(_CodedIndex):
         return TopK(
             item_indices=answer.item_indices,
             scores=answer.scores,
-            certificates=certificates(bounds, answer),
+            certificates=certificates(bounds, answer.kth_scores),
             passes=(Pass("first_stage", lists.seconds, lists.touched), *answer.passes),
         )
 

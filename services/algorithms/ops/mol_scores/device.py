@@ -18,7 +18,7 @@ import torch
 
 from services.algorithms.ops.mol_scores import rounding
 from services.algorithms.ops.mol_scores.kernel_error import LARGEST, KernelErrorModel, StoredItems
-from services.algorithms.ops.mol_scores.shapes import check_items, check_queries
+from services.algorithms.state_shapes import shape_of
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
 
 if TYPE_CHECKING:
@@ -79,11 +79,11 @@ class DeviceScorer:
         """
         if precision not in LARGEST:
             raise ValueError(f"precision={precision!r}; allowed: float16, bfloat16")
-        self.num_pairs = check_items(items, pair_gate)
+        self.shape = shape_of(items, pair_gate)
+        self.num_pairs, self.num_query_components = self.shape.num_pairs, self.shape.num_query_components
         self.num_items, self.num_item_components, self.width = (int(size) for size in items.components.shape)
         if not self.num_items:
             raise ValueError("the index is empty: num_items=0 allowed: at least 1")
-        self.num_query_components = self.num_pairs // self.num_item_components
         self.pair_gate, self.device, self.precision = pair_gate, device, precision
         self.gated = items.gate is not None
         self._chunk_bytes = chunk_bytes
@@ -115,13 +115,7 @@ class DeviceScorer:
 
     def check(self, queries: QueryStates) -> None:
         """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
-        check_queries(
-            queries,
-            num_pairs=self.num_pairs,
-            num_item_components=self.num_item_components,
-            width=self.width,
-            gated=self.gated,
-        )
+        self.shape.check_queries(queries)
 
     def prepare(self, queries: QueryStates) -> DeviceQueries:
         """Copy B queries to the device and bound the errors of their scores. Raises as `check` does."""

@@ -16,8 +16,8 @@ from services.algorithms.lazy import lazy_property
 from services.algorithms.native import load_kernels
 from services.algorithms.ops.mol_scores import rounding
 from services.algorithms.ops.mol_scores.native import NativeScores
-from services.algorithms.ops.mol_scores.shapes import check_items, check_queries
 from services.algorithms.ops.mol_scores.tiled import DEFAULT_TILE_BYTES, TiledScores
+from services.algorithms.state_shapes import shape_of
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 FloatMatrix = npt.NDArray[np.float32]
@@ -44,9 +44,9 @@ class MolScorer:
 
         Raises: ValueError if gates and components disagree, or if one pair exceeds `tile_bytes`.
         """
-        self.num_pairs = check_items(items, pair_gate)
+        self.shape = shape_of(items, pair_gate)
+        self.num_pairs, self.num_query_components = self.shape.num_pairs, self.shape.num_query_components
         self.num_items, self.num_item_components, self.width = (int(size) for size in items.components.shape)
-        self.num_query_components = self.num_pairs // self.num_item_components
         self.pair_gate = pair_gate
         self._components = np.ascontiguousarray(items.components)
         self._item_gate = items.gate
@@ -101,13 +101,7 @@ class MolScorer:
 
     def check(self, queries: QueryStates) -> None:
         """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
-        check_queries(
-            queries,
-            num_pairs=self.num_pairs,
-            num_item_components=self.num_item_components,
-            width=self.width,
-            gated=self.gated,
-        )
+        self.shape.check_queries(queries)
 
     def scores(self, queries: QueryStates) -> FloatMatrix:
         """Score every item: (B, X) float32, each within `error_bounds` of the exact value."""
@@ -131,9 +125,7 @@ class MolScorer:
 
     def scores_float64(self, queries: QueryStates, query: int, rows: Rows) -> DoubleVector:
         """Score item `rows` for query number `query` in float64: (len(rows),)."""
-        gate = None if queries.gate is None else queries.gate[query : query + 1]
-        alone = QueryStates(components=queries.components[query : query + 1], gate=gate)
-        return self.scores_float64_at(alone, [rows])[0]
+        return self.scores_float64_at(queries.take(slice(query, query + 1)), [rows])[0]
 
     def error_bounds(self, queries: QueryStates) -> DoubleVector:
         """Bound |float32 score - exact value| for every item, per query: (B,)."""

@@ -121,7 +121,7 @@ class AdaptiveTopK:
             pools, pool_scores = [growth.rows[query] for query in done], [growth.scores[query] for query in done]
             answer = finish(self._index.scorer, _take(queries, done), pools, pool_scores, k, self._index.ranks)
             item_indices[done], scores[done] = answer.item_indices, answer.scores
-            for query, one in zip(done, certificates(growth.bounds[done], answer), strict=True):
+            for query, one in zip(done, certificates(growth.bounds[done], answer.kth_scores), strict=True):
                 proven[query] = one
             float64[done], float64_s = answer.passes[-1].touched, answer.passes[-1].seconds
         rest = np.flatnonzero(growth.too_large)
@@ -238,10 +238,7 @@ class _Growth:
 
 def _take(queries: QueryStates, chosen: Indices) -> QueryStates:
     """Some queries, in order."""
-    if len(chosen) == len(queries):
-        return queries
-    gate = None if queries.gate is None else queries.gate[chosen]
-    return QueryStates(components=queries.components[chosen], gate=gate)
+    return queries if len(chosen) == len(queries) else queries.take(chosen)
 
 
 def _take_mask(allowed: Mask | None, chosen: Indices) -> Mask | None:
