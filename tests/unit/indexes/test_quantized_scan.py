@@ -14,6 +14,7 @@ from services.algorithms.ops import quantized_scan
 from services.algorithms.ops.quantized_scan import CellAnswer, Cells, CellScan, Visit, default_cells
 from services.algorithms.ops.quantized_scan.cells import assign, encode, principal_directions, train_centres
 from services.algorithms.ops.quantized_scan.native import NativeCells
+from services.algorithms.ops.quantized_scan.question import CellQuestion
 from services.algorithms.ops.quantized_scan.reference import search_reference
 
 _BUILT = instruction_set()
@@ -213,10 +214,14 @@ def test_the_reference_is_what_the_scan_falls_back_to() -> None:
     cells = Cells(num_cells=4, bits=8)
     fallback = CellScan(vectors, cells=cells, seed=0, native=False)
     answer = fallback.best(queries, 5, pool=20, visit=Visit(probes=2))
-    rows, scores = np.full((2, 5), -1), np.full((2, 5), -np.inf)
-    search_reference(
-        fallback.codes, vectors, np.arange(200), queries, None, np.full(2, 200), np.zeros(2),
-        k=5, pool=20, probes=2, reach=0.0, prove=False, rescore=True,
-        out=(rows, scores, np.empty(2), np.zeros((2, 2), dtype=np.int64)),
-    )  # fmt: skip
-    assert answer.rows.tolist() == rows.tolist()
+    wanted = CellAnswer(
+        rows=np.full((2, 5), -1),
+        scores=np.full((2, 5), -np.inf),
+        bounds=np.empty(2),
+        touched=np.zeros((2, 2), dtype=np.int64),
+    )
+    question = CellQuestion(
+        queries, None, np.full(2, 200), np.zeros(2), k=5, pool=20, visit=Visit(probes=2), prove=False, rescore=True
+    )
+    search_reference(fallback.codes, vectors, np.arange(200), question, wanted)
+    assert answer.rows.tolist() == wanted.rows.tolist()

@@ -23,6 +23,7 @@ from services.algorithms.ops.quantized_scan.cells import (
     train_centres,
 )
 from services.algorithms.ops.quantized_scan.native import NativeCells
+from services.algorithms.ops.quantized_scan.question import CellAnswer, CellQuestion, Visit
 from services.algorithms.ops.quantized_scan.reference import search_reference
 
 __all__ = ["CellAnswer", "CellScan", "Cells", "Visit", "default_cells"]
@@ -43,38 +44,6 @@ class Cells:
             raise ValueError(f"bits={self.bits} allowed: 4, 8")
         if self.coded_width is not None and self.coded_width < 1:
             raise ValueError(f"coded_width={self.coded_width} allowed: at least 1")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Visit:
-    """How far a search goes: the `probes` nearest cells (more until the pool is full).
-
-    `reach`: cells are taken in order of <q, centre> + reach ||q|| (the cell's root mean square residual) and left
-    unvisited once that is below the worst of the pool; 0: by <q, centre> alone, all `probes`.
-    """
-
-    probes: int
-    reach: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.probes < 1:
-            raise ValueError(f"probes={self.probes} allowed: at least 1")
-        if not 0 <= self.reach < 100:
-            raise ValueError(f"reach={self.reach} allowed: 0 up to 100")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CellAnswer:
-    """The best of B queries, best first, ties by rank.
-
-    Shapes: rows (B, n), scores (B, n), -1 and -inf beyond a shorter answer; bounds (B,): no allowed item left out of
-    the pool scores above it, -inf when nothing was left out; touched (B, 2): items scanned, exact products.
-    """
-
-    rows: npt.NDArray[np.int64]
-    scores: npt.NDArray[np.float64]
-    bounds: npt.NDArray[np.float64]
-    touched: npt.NDArray[np.int64]
 
 
 def default_cells(num_items: int, width: int) -> Cells:
@@ -210,6 +179,7 @@ class CellScan:
             allowed = np.ascontiguousarray(allowed)
             num_allowed = np.broadcast_to(np.count_nonzero(allowed, axis=-1), num_queries).copy()
         slack = np.zeros(num_queries) if tolerances is None else np.ascontiguousarray(tolerances, dtype=np.float64)
+        question = CellQuestion(queries, allowed, num_allowed, slack, k, pool, visit, prove, rescore)
         answer = CellAnswer(
             rows=np.full((num_queries, k), -1),
             scores=np.full((num_queries, k), -np.inf),
@@ -217,16 +187,7 @@ class CellScan:
             touched=np.zeros((num_queries, 2), dtype=np.int64),
         )
         if self._native is None:
-            search_reference(
-                self.codes, self._vectors, self._ranks, queries, allowed, num_allowed, slack,
-                k=k, pool=pool, probes=visit.probes, reach=visit.reach, prove=prove, rescore=rescore,
-                out=(answer.rows, answer.scores, answer.bounds, answer.touched),
-            )  # fmt: skip
+            search_reference(self.codes, self._vectors, self._ranks, question, answer)
         else:
-            self._native.search(
-                queries, allowed, num_allowed, slack,
-                k=k, pool=pool, probes=visit.probes, reach=visit.reach, prove=prove, rescore=rescore,
-                threads=compute_threads(),
-                out=(answer.rows, answer.scores, answer.bounds, answer.touched),
-            )  # fmt: skip
+            self._native.search(question, answer, compute_threads())
         return answer

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from services.algorithms.native import address
 from services.algorithms.ops.quantized_scan.cells import LANES, CellCodes, FloatMatrix
+from services.algorithms.ops.quantized_scan.question import CellAnswer, CellQuestion
 
 _INT64, _FLOAT, _DOUBLE, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_double, ctypes.c_void_p
 
@@ -50,66 +51,35 @@ class NativeCells:
         self._centres = np.ascontiguousarray(centres.reshape(-1, LANES, codes.width).transpose(0, 2, 1))
         spreads, radii = (np.pad(array, (0, padded - codes.num_cells)) for array in (codes.spreads, codes.radii))
         self._alive = (codes, vectors, ranks, spreads, radii)
-        self._cells = _Cells(
-            codes.num_items,
-            codes.num_cells,
-            codes.width,
-            codes.coded_width,
-            codes.codes.shape[1],
-            codes.bits,
-            address(self._centres),
-            address(spreads),
-            address(radii),
-            *(
-                address(array)
-                for array in (codes.scales, codes.errors, codes.code_norms, codes.counts, codes.starts, codes.rows)
-            ),
-            address(codes.codes),
-            address(ranks),
-            address(vectors),
-            address(codes.projection),
-            float(codes.errors.max()),
-            float(codes.code_norms.max()),
-            float(np.linalg.norm(codes.centres.astype(np.float64), axis=1).max()),
-        )
+        sizes = (codes.num_items, codes.num_cells, codes.width, codes.coded_width, codes.codes.shape[1], codes.bits)
+        arrays: tuple[npt.NDArray[np.generic] | None, ...]
+        arrays = (self._centres, spreads, radii, codes.scales, codes.errors, codes.code_norms, codes.counts)
+        arrays += (codes.starts, codes.rows, codes.codes, ranks, vectors, codes.projection)
+        largest_centre_norm = np.linalg.norm(codes.centres.astype(np.float64), axis=1).max()
+        largest = (float(codes.errors.max()), float(codes.code_norms.max()), float(largest_centre_norm))
+        self._cells = _Cells(*sizes, *map(address, arrays), *largest)
         self._cells_address = ctypes.addressof(self._cells)
 
-    def search(
-        self,
-        queries: FloatMatrix,
-        allowed: npt.NDArray[np.bool_] | None,
-        num_allowed: npt.NDArray[np.int64],
-        tolerances: npt.NDArray[np.float64],
-        *,
-        k: int,
-        pool: int,
-        probes: int,
-        reach: float,
-        prove: bool,
-        rescore: bool,
-        threads: int,
-        out: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.int64]],
-    ) -> None:
-        """Fill rows (B, n), scores (B, n), bounds (B,) and touched (B, 2); arrays are C-contiguous."""
-        rows, scores, bounds, touched = out
-        stride = 0 if allowed is None or allowed.ndim == 1 else allowed.shape[1]
+    def search(self, question: CellQuestion, answer: CellAnswer, threads: int) -> None:
+        """Fill the answer."""
+        allowed = question.allowed
         search = _Search(
-            len(queries),
-            k,
-            pool,
-            probes,
-            prove,
-            rescore,
-            reach,
-            queries.ctypes.data,
-            tolerances.ctypes.data,
+            len(question.queries),
+            question.k,
+            question.pool,
+            question.visit.probes,
+            question.prove,
+            question.rescore,
+            question.visit.reach,
+            question.queries.ctypes.data,
+            question.tolerances.ctypes.data,
             None if allowed is None else allowed.ctypes.data,
-            stride,
-            rows.ctypes.data,
-            scores.ctypes.data,
-            rows.shape[1],
-            bounds.ctypes.data,
-            num_allowed.ctypes.data,
-            touched.ctypes.data,
+            0 if allowed is None or allowed.ndim == 1 else allowed.shape[1],
+            answer.rows.ctypes.data,
+            answer.scores.ctypes.data,
+            answer.rows.shape[1],
+            answer.bounds.ctypes.data,
+            question.num_allowed.ctypes.data,
+            answer.touched.ctypes.data,
         )
         self._search(self._cells_address, ctypes.addressof(search), threads)

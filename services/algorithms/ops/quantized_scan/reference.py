@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.ops.quantized_scan.cells import LANES, CellCodes, FloatMatrix
+from services.algorithms.ops.quantized_scan.question import CellAnswer, CellQuestion
 
 _UNIT = 2.0**-24
 _CELLS_AT_ONCE = 16
@@ -17,25 +18,16 @@ def search_reference(
     codes: CellCodes,
     vectors: FloatMatrix | None,
     ranks: npt.NDArray[np.int64],
-    queries: FloatMatrix,
-    allowed: npt.NDArray[np.bool_] | None,
-    num_allowed: npt.NDArray[np.int64],
-    tolerances: npt.NDArray[np.float64],
-    *,
-    k: int,
-    pool: int,
-    probes: int,
-    reach: float,
-    prove: bool,
-    rescore: bool,
-    out: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.int64]],
+    question: CellQuestion,
+    answer: CellAnswer,
 ) -> None:
-    """Fill rows (B, n), scores (B, n), bounds (B,) and touched (B, 2), as `CellScan` says."""
+    """Fill the answer, as `CellScan` says."""
+    k, pool, visit = question.k, question.pool, question.visit
+    prove, rescore = question.prove, question.rescore
     integers = codes.integers().astype(np.float32)  # sums stay below 2^24, where float32 is exact
-    rows_out, scores_out, bounds_out, touched = out
     largest_centre = np.linalg.norm(codes.centres, axis=1).max()
     spread = 1.0 if codes.projection is None else codes.coded_width**0.5
-    for number, query in enumerate(queries):
+    for number, query in enumerate(question.queries):
         norm = float(np.linalg.norm(query.astype(np.float64)))
         coded = query if codes.projection is None else query @ codes.projection
         unit = float(np.abs(coded).max(initial=0)) / 127 or 1.0
@@ -44,9 +36,10 @@ def search_reference(
         rounding = (codes.width + 16) * _UNIT * norm * (largest_centre + spread * float(codes.code_norms.max()))
         bases = codes.centres @ query
         slacks = norm * codes.errors + code_error * codes.code_norms + rounding if prove else np.zeros(len(bases))
-        keys = bases + norm * codes.radii if prove else bases + reach * norm * codes.spreads
-        mask = None if allowed is None else allowed if allowed.ndim == 1 else allowed[number]
-        wanted = min(k if prove else pool, int(num_allowed[number]))
+        keys = bases + norm * codes.radii if prove else bases + visit.reach * norm * codes.spreads
+        mask = question.allowed if question.allowed is None or question.allowed.ndim == 1 else question.allowed[number]
+        num_allowed = int(question.num_allowed[number])
+        wanted = min(k if prove else pool, num_allowed)
         found_rows = np.empty(0, dtype=np.int64)
         found, slack = np.empty(0), np.empty(0)
         threshold = -np.inf
@@ -58,12 +51,12 @@ def search_reference(
             full = len(found) >= wanted
             most = _CELLS_AT_ONCE
             if not prove:
-                most = min(most, max(probes - start, 0 if full else 1))
+                most = min(most, max(visit.probes - start, 0 if full else 1))
             cells = order[start : start + most]
             start += most
             if full:
                 hopeless = keys[cells] + (rounding if prove else 0) < threshold
-                cells = cells[~hopeless] if prove or reach > 0 else cells
+                cells = cells[~hopeless] if prove or visit.reach > 0 else cells
             if not len(cells):
                 break
             visited[cells] = True
@@ -82,20 +75,20 @@ def search_reference(
                 threshold = np.partition(lows, len(lows) - wanted)[len(lows) - wanted]
                 keep = found + slack >= threshold
                 found_rows, found, slack = found_rows[keep], found[keep], slack[keep]
-        touched[number] = scanned, len(found) if rescore else 0
+        answer.touched[number] = scanned, len(found) if rescore else 0
         scores = found
         if rescore and vectors is not None:
             scores = vectors[found_rows].astype(np.float64) @ query.astype(np.float64)
-        rows, scores = _ordered(found_rows, scores, ranks, float(tolerances[number]) if rescore else 0.0)
+        rows, scores = _ordered(found_rows, scores, ranks, float(question.tolerances[number]) if rescore else 0.0)
         size = min(k if rescore else pool, len(rows))
-        rows_out[number, :size], scores_out[number, :size] = rows[:size], scores[:size]
-        if len(found) == num_allowed[number] and (rescore or size == len(found)):
-            bounds_out[number] = -np.inf
+        answer.rows[number, :size], answer.scores[number, :size] = rows[:size], scores[:size]
+        if len(found) == num_allowed and (rescore or size == len(found)):
+            answer.bounds[number] = -np.inf
             continue
         worst = threshold if rescore or not size else scores[size - 1]
         error = norm * codes.errors.max() + code_error * codes.code_norms.max() + rounding
         beyond = (bases + norm * codes.radii + rounding)[~visited]
-        bounds_out[number] = max(worst + error, beyond.max(initial=-np.inf))
+        answer.bounds[number] = max(worst + error, beyond.max(initial=-np.inf))
 
 
 def _ordered(
