@@ -13,7 +13,7 @@ from services.algorithms.indexes.exact.cheapest import Exact
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.snapshot import load_snapshot, restore, write_snapshot
-from services.algorithms.indexes.mutable.version import Version, search_version
+from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.native.threads import compute_threads, set_compute_threads
@@ -123,7 +123,7 @@ class Run:
         assert version.num_items == len(oracle)
         numbers = self.rng.integers(len(self.states.queries), size=self.rng.integers(1, 4)).tolist()
         queries = self.states.query(numbers)
-        answer = search_version(version, self.index.shape, queries, k, wanted, self.index.category_codes)
+        answer = version.search(queries, k, wanted)
         for place, query in enumerate(numbers):
             ids, scores = oracle.top(query, k, wanted)
             assert answer.certificates[place].kind == "exact"

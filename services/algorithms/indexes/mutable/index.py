@@ -22,7 +22,7 @@ from services.algorithms.indexes.mutable.item_batch import Change, ItemBatch, ch
 from services.algorithms.indexes.mutable.merged_answer import Answer, PoolAnswer
 from services.algorithms.indexes.mutable.segment import Segment, hash_ids, rows_of
 from services.algorithms.indexes.mutable.segment_merge import Pause, Source, gather, order_by_id
-from services.algorithms.indexes.mutable.version import Version, pool_of_version, search_version
+from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.protocol import Index, Indices
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.state_shapes import shape_of
@@ -153,7 +153,7 @@ class MutableIndex:
         An index without items makes empty, exact answers.
         Raises: ValueError naming what is wrong with `k`, the filters, the algorithm or the queries' shapes.
         """
-        return search_version(version or self._version, self.shape, queries, k, filters, self._codes, algorithm)
+        return (version or self._version).search(queries, k, filters, algorithm)
 
     def first_stage(
         self,
@@ -169,7 +169,7 @@ class MutableIndex:
         While there is a delta, the first stage's pool is scored in full and the `size` best of it and the delta are
         taken by s; then the pool's scores are s, too. Raises as `search` does.
         """
-        return pool_of_version(version or self._version, self.shape, queries, size, filters, self._codes, algorithm)
+        return (version or self._version).first_stage(queries, size, filters, algorithm)
 
     def apply(self, *, upserts: ItemBatch | None = None, removals: Sequence[str] = ()) -> Change:
         """Insert or replace some items and remove others, as one version.
@@ -317,6 +317,8 @@ class MutableIndex:
         main = None if self._main is None else Source(self._main, self._main.num_dead)
         blocks = tuple(Source(block, block.num_dead) for block in self._blocks)
         self._version = Version(
+            shape=self.shape,
+            codes=self._codes,
             name=f"{self.model_version}.{self._number}-{self._digest[:8]}",
             number=self._number,
             digest=self._digest,

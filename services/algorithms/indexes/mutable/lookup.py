@@ -54,9 +54,8 @@ class FoundItems:
 
 def score_error(version: Version, queries: QueryStates, query: int) -> float:
     """How far a float64 score of one query may be from the exact value, for every item of the version."""
-    sources = (*(() if version.main is None else (version.main,)), *version.delta())
     # Of all queries, as the search before had them: a scorer keeps what it was asked last.
-    bounds = (source.segment.scorer.error_bounds_float64(queries)[query] for source in sources)
+    bounds = (source.segment.scorer.error_bounds_float64(queries)[query] for source in version.sources())
     return max(map(float, bounds), default=0.0)
 
 
@@ -65,7 +64,7 @@ def find_items(version: Version, item_ids: Sequence[str]) -> FoundItems:
     hashes = hash_ids(item_ids)
     found = np.zeros(len(item_ids), dtype=bool)
     parts = []
-    for source in (*(() if version.main is None else (version.main,)), *version.delta()):
+    for source in version.sources():
         rows = source.segment.find(item_ids, hashes)
         alive = source.segment.alive(source.num_dead)
         if alive is not None:

@@ -34,8 +34,13 @@ Wanted = tuple[HashedFilter | None, ...]  # one for all queries, or one per quer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version:
-    """Immutable. `name` is the index version of its answers: model version, number of changes, digest of them all."""
+    """Immutable. `name` is the index version of its answers: model version, number of changes, digest of them all.
 
+    `codes` maps category names to codes; it is the index's own and only grows.
+    """
+
+    shape: ItemShape
+    codes: Mapping[str, int]
     name: str
     number: int
     digest: str
@@ -53,106 +58,109 @@ class Version:
         parts = (*self.blocks, self.tail.source)
         return [part for part in parts if part is not None and part.num_living]
 
+    def sources(self) -> list[Source]:
+        """All segments that have a living row, the main one first."""
+        return [*([self.main] if self.main is not None and self.main.num_living else []), *self.delta()]
+
     def in_order(self, pause: Pause) -> Order:
         """All living items in order of their ids; `pause` as in `MutableIndex.merge`."""
-        main = [self.main] if self.main is not None and self.main.num_living else []
-        return order_by_id([*main, *self.delta()], pause)
+        return order_by_id(self.sources(), pause)
 
-
-def search_version(
-    version: Version,
-    shape: ItemShape,
-    queries: QueryStates,
-    k: int,
-    filters: ItemFilter | Sequence[ItemFilter] | None,
-    codes: Mapping[str, int],
-    algorithm: str | None = None,
-) -> Answer:
-    """The top `k` of s in one version; `codes` maps category names. See `MutableIndex.search`."""
-    wanted = _checked(version, shape, queries, k, filters, codes)
-    thresholds = np.full(len(queries), -np.inf)
-    parts: list[PartialAnswer] = []
-    passes: tuple[Pass, ...] = ()
-    top = None
-    if version.main is not None and version.main.num_living:
-        segment = version.main.segment
-        top = _named(segment, algorithm).search(queries, k, _mask(version.main, wanted))
-        passes = top.passes
-        error = segment.scorer.error_bounds_float64(queries)
-        parts.append(as_partial(segment, top, error))
-        if top.scores.shape[1] == k:
-            thresholds = top.scores[:, k - 1] - 2 * error
-    started = time.perf_counter()
-    touched = 0
-    for source in version.delta() if len(queries) else ():
-        parts.append(candidates(source, queries, k, thresholds, _mask(source, wanted)))
-        touched += len(source.segment)
-    item_ids, certificates = [], []
-    _, scores = empty_answer(len(queries), min(k, version.num_items))
-    for query in range(len(queries)):
-        tolerance = tie_tolerance(parts, query)
-        ids, best = merge_query(parts, query, k, tolerance)
-        item_ids.append(ids)
-        scores[query, : len(best)] = best
-        certificates.append(
-            EXACT if top is None else merged_certificate(top.certificates[query], top.scores[query], best, k, tolerance)
-        )
-    delta = Pass("delta", time.perf_counter() - started, np.full(len(queries), touched, dtype=np.int64))
-    return Answer(
-        item_ids=tuple(item_ids),
-        scores=scores,
-        certificates=tuple(certificates),
-        version=version.name,
-        passes=(*passes, delta),
-    )
-
-
-def pool_of_version(
-    version: Version,
-    shape: ItemShape,
-    queries: QueryStates,
-    size: int,
-    filters: ItemFilter | Sequence[ItemFilter] | None,
-    codes: Mapping[str, int],
-    algorithm: str | None = None,
-) -> PoolAnswer:
-    """The main segment's first stage and the delta, as one pool. See `MutableIndex.first_stage`."""
-    wanted = _checked(version, shape, queries, size, filters, codes)
-    bounds = np.full(len(queries), -np.inf)
-    parts: list[PartialAnswer] = []
-    passes: tuple[Pass, ...] = ()
-    delta = version.delta() if len(queries) else []
-    if version.main is not None and version.main.num_living:
-        segment = version.main.segment
-        pool = _named(segment, algorithm).first_stage(queries, size, _mask(version.main, wanted))
-        bounds, passes = pool.bounds.copy(), pool.passes
-        rows = [row[row >= 0] for row in pool.item_indices]
-        scores = [row[: len(kept)] for row, kept in zip(pool.scores, rows, strict=True)]
+    def search(
+        self,
+        queries: QueryStates,
+        k: int,
+        filters: ItemFilter | Sequence[ItemFilter] | None,
+        algorithm: str | None = None,
+    ) -> Answer:
+        """The top `k` of s in this version. See `MutableIndex.search`."""
+        wanted = self._checked(queries, k, filters)
+        thresholds = np.full(len(queries), -np.inf)
+        parts: list[PartialAnswer] = []
+        passes: tuple[Pass, ...] = ()
+        top = None
+        if self.main is not None and self.main.num_living:
+            segment = self.main.segment
+            top = _named(segment, algorithm).search(queries, k, _mask(self.main, wanted))
+            passes = top.passes
+            error = segment.scorer.error_bounds_float64(queries)
+            parts.append(as_partial(segment, top, error))
+            if top.scores.shape[1] == k:
+                thresholds = top.scores[:, k - 1] - 2 * error
         started = time.perf_counter()
-        if delta:
-            scores = [found.astype(np.float64) for found in segment.scorer.scores_at(queries, rows)]
-            sizes = np.array([len(row) for row in rows], dtype=np.int64)
-            passes = (*passes, Pass("full", time.perf_counter() - started, sizes))
-        error = segment.scorer.error_bounds(queries)
-        parts.append(PartialAnswer(segment=segment, found=list(zip(rows, scores, strict=True)), error=error))
-    started = time.perf_counter()
-    parts += [all_scores(source, queries, _mask(source, wanted)) for source in delta]
-    item_ids = []
-    _, out = empty_answer(len(queries), min(size, version.num_items))
-    for query in range(len(queries)):
-        ids, best = merge_query(parts, query, size + 1, 0.0)
-        if len(ids) > size:  # the best that is left out bounds all that go with it
-            bounds[query] = max(bounds[query], best[size] + tie_tolerance(parts, query) / 2)  # NaN stays NaN
-        item_ids.append(ids[:size])
-        out[query, : len(best[:size])] = best[:size]
-    touched = np.full(len(queries), sum(len(source.segment) for source in delta), dtype=np.int64)
-    return PoolAnswer(
-        item_ids=tuple(item_ids),
-        scores=out,
-        bounds=bounds,
-        version=version.name,
-        passes=(*passes, Pass("delta", time.perf_counter() - started, touched)),
-    )
+        touched = 0
+        for source in self.delta() if len(queries) else ():
+            parts.append(candidates(source, queries, k, thresholds, _mask(source, wanted)))
+            touched += len(source.segment)
+        item_ids, certificates = [], []
+        _, scores = empty_answer(len(queries), min(k, self.num_items))
+        for query in range(len(queries)):
+            tolerance = tie_tolerance(parts, query)
+            ids, best = merge_query(parts, query, k, tolerance)
+            item_ids.append(ids)
+            scores[query, : len(best)] = best
+            proof = EXACT
+            if top is not None:
+                proof = merged_certificate(top.certificates[query], top.scores[query], best, k, tolerance)
+            certificates.append(proof)
+        delta = Pass("delta", time.perf_counter() - started, np.full(len(queries), touched, dtype=np.int64))
+        return Answer(
+            item_ids=tuple(item_ids),
+            scores=scores,
+            certificates=tuple(certificates),
+            version=self.name,
+            passes=(*passes, delta),
+        )
+
+    def first_stage(
+        self,
+        queries: QueryStates,
+        size: int,
+        filters: ItemFilter | Sequence[ItemFilter] | None,
+        algorithm: str | None = None,
+    ) -> PoolAnswer:
+        """The main segment's first stage and the delta, as one pool. See `MutableIndex.first_stage`."""
+        wanted = self._checked(queries, size, filters)
+        bounds = np.full(len(queries), -np.inf)
+        parts: list[PartialAnswer] = []
+        passes: tuple[Pass, ...] = ()
+        delta = self.delta() if len(queries) else []
+        if self.main is not None and self.main.num_living:
+            segment = self.main.segment
+            pool = _named(segment, algorithm).first_stage(queries, size, _mask(self.main, wanted))
+            bounds, passes = pool.bounds.copy(), pool.passes
+            rows = [row[row >= 0] for row in pool.item_indices]
+            scores = [row[: len(kept)] for row, kept in zip(pool.scores, rows, strict=True)]
+            started = time.perf_counter()
+            if delta:
+                scores = [found.astype(np.float64) for found in segment.scorer.scores_at(queries, rows)]
+                sizes = np.array([len(row) for row in rows], dtype=np.int64)
+                passes = (*passes, Pass("full", time.perf_counter() - started, sizes))
+            error = segment.scorer.error_bounds(queries)
+            parts.append(PartialAnswer(segment=segment, found=list(zip(rows, scores, strict=True)), error=error))
+        started = time.perf_counter()
+        parts += [all_scores(source, queries, _mask(source, wanted)) for source in delta]
+        item_ids = []
+        _, out = empty_answer(len(queries), min(size, self.num_items))
+        for query in range(len(queries)):
+            ids, best = merge_query(parts, query, size + 1, 0.0)
+            if len(ids) > size:  # the best that is left out bounds all that go with it
+                bounds[query] = max(bounds[query], best[size] + tie_tolerance(parts, query) / 2)  # NaN stays NaN
+            item_ids.append(ids[:size])
+            out[query, : len(best[:size])] = best[:size]
+        touched = np.full(len(queries), sum(len(source.segment) for source in delta), dtype=np.int64)
+        return PoolAnswer(
+            item_ids=tuple(item_ids),
+            scores=out,
+            bounds=bounds,
+            version=self.name,
+            passes=(*passes, Pass("delta", time.perf_counter() - started, touched)),
+        )
+
+    def _checked(self, queries: QueryStates, k: int, filters: ItemFilter | Sequence[ItemFilter] | None) -> Wanted:
+        check_request(k=k, allowed=None, num_queries=len(queries), num_items=self.num_items)
+        self.shape.check_queries(queries)
+        return _hashed(filters, len(queries), self.codes)
 
 
 def _named(segment: Segment, algorithm: str | None) -> Index:
@@ -163,19 +171,6 @@ def _named(segment: Segment, algorithm: str | None) -> Index:
     if algorithm not in indexes:
         raise ValueError(f"algorithm={algorithm!r} allowed: {', '.join(indexes)}")
     return indexes[algorithm]
-
-
-def _checked(
-    version: Version,
-    shape: ItemShape,
-    queries: QueryStates,
-    k: int,
-    filters: ItemFilter | Sequence[ItemFilter] | None,
-    codes: Mapping[str, int],
-) -> Wanted:
-    check_request(k=k, allowed=None, num_queries=len(queries), num_items=version.num_items)
-    shape.check_queries(queries)
-    return _hashed(filters, len(queries), codes)
 
 
 def _hashed(filters: ItemFilter | Sequence[ItemFilter] | None, num_queries: int, codes: Mapping[str, int]) -> Wanted:
