@@ -8,7 +8,7 @@ Letters: X items, P_x item components, P pairs, d component width.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -29,13 +29,23 @@ class Catalogue:
     """
 
     model_version: str
-    index_version: str
+    index_version: str = field(init=False)
     item_ids: Sequence[str]
     titles: Sequence[str]
     categories: Sequence[tuple[str, ...]]
     states: ItemStates
     pair_gate: PairGate | None
     user_component: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if columns disagree in length or an id repeats."""
+        for name in ("titles", "categories", "states"):
+            if len(getattr(self, name)) != len(self.item_ids):
+                raise ValueError(f"{len(self.item_ids)} item ids but {name} of {len(getattr(self, name))} items")
+        if len(self.rows) != len(self.item_ids):
+            raise ValueError(f"{len(self.item_ids)} item ids but only {len(self.rows)} distinct ones")
+        version = f"{self.model_version}.{_content_hash(self.item_ids, self.states)}"
+        object.__setattr__(self, "index_version", version)
 
     @property
     def num_items(self) -> int:
@@ -51,45 +61,16 @@ class Catalogue:
         return self.states.take([self.rows[item_id] for item_id in item_ids])
 
 
-def make_catalogue(
-    *,
-    model_version: str,
-    item_ids: Sequence[str],
-    titles: Sequence[str],
-    categories: Sequence[tuple[str, ...]],
-    items: ItemStates,
-    pair_gate: PairGate | None,
-    user_component: int | None = None,
-) -> Catalogue:
-    """Name a model's items. Raises ValueError if columns disagree in length or an id repeats."""
-    for name, column in (("titles", titles), ("categories", categories), ("states", items)):
-        if len(column) != len(item_ids):
-            raise ValueError(f"{len(item_ids)} item ids but {name} of {len(column)} items")
-    catalogue = Catalogue(
-        model_version=model_version,
-        index_version=f"{model_version}.{_content_hash(item_ids, items)}",
-        item_ids=item_ids,
-        titles=titles,
-        categories=categories,
-        states=items,
-        pair_gate=pair_gate,
-        user_component=user_component,
-    )
-    if len(catalogue.rows) != len(item_ids):
-        raise ValueError(f"{len(item_ids)} item ids but only {len(catalogue.rows)} distinct ones")
-    return catalogue
-
-
 def catalogue_from_bundle(bundle: Bundle) -> Catalogue:
     """A bundle's items. Raises ValueError if its files disagree with each other."""
     encoder = bundle.manifest.encoder
     has_users = encoder is not None and encoder.uses_user_index
-    return make_catalogue(
+    return Catalogue(
         model_version=bundle.model_version,
         item_ids=bundle.item_ids,
         titles=bundle.titles,
         categories=bundle.categories,
-        items=bundle.item_states,
+        states=bundle.item_states,
         pair_gate=bundle.pair_gate,
         user_component=bundle.num_query_components - 1 if has_users else None,
     )

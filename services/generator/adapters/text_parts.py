@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from services.algorithms.catalogue import Catalogue, make_catalogue
+from services.algorithms.catalogue import Catalogue
 from services.algorithms.manifest import BundleError
 from services.algorithms.native import instruction_set
 from services.algorithms.sealed_files import MANIFEST
@@ -46,12 +46,12 @@ def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
 
 def documents_catalogue(bundle: TextBundle, categories: Mapping[str, tuple[str, ...]]) -> Catalogue:
     """The text model's documents as a catalogue of that text version. Raises: BundleError without a text model."""
-    return make_catalogue(
+    return Catalogue(
         model_version=bundle.text_version,
         item_ids=bundle.item_ids,
         titles=[""] * bundle.num_items,
         categories=[categories.get(item_id, ()) for item_id in bundle.item_ids],
-        items=bundle.item_states,
+        states=bundle.item_states,
         pair_gate=bundle.pair_gate,
     )
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
-from services.algorithms.catalogue import make_catalogue
+from services.algorithms.catalogue import Catalogue
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.protocol import EXACT, Certificate
@@ -26,9 +26,7 @@ IDS = [f"{row:03}" for row in range(200)]
 
 
 def make_live() -> LiveCatalogue:
-    base = make_catalogue(
-        model_version="m", item_ids=IDS, titles=IDS, categories=[()] * 200, items=ITEMS, pair_gate=GATE
-    )
+    base = Catalogue(model_version="m", item_ids=IDS, titles=IDS, categories=[()] * 200, states=ITEMS, pair_gate=GATE)
     return LiveCatalogue(base, build=lambda items, gate: {TRUTH: BruteForce(items)})
 
 

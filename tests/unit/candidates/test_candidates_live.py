@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_items, make_pair_gate, make_queries, state_fields, unit
 
-from services.algorithms.catalogue import make_catalogue
+from services.algorithms.catalogue import Catalogue
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.by_name import parse_algorithm
 from services.algorithms.indexes.mutable.index import IndexFullError
@@ -283,7 +283,7 @@ QUERY = make_queries(np.random.default_rng(10), 1, 2, 2, 4)
 S = mol_scores_reference(QUERY, ITEMS, GATE).numpy()[0]
 ALGORITHMS = ["top_k_avg(6)", "top_k_per_embedding(3)", "exact"]
 CATALOGUE = LiveCatalogue(
-    make_catalogue(model_version="m", item_ids=IDS, titles=IDS, categories=[()] * 30, items=ITEMS, pair_gate=GATE),
+    Catalogue(model_version="m", item_ids=IDS, titles=IDS, categories=[()] * 30, states=ITEMS, pair_gate=GATE),
     build=host_build([parse_algorithm(name) for name in ALGORITHMS]),
 )
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from retrieval_scene import make_items, make_pair_gate, make_queries, unit
 
-from services.algorithms.catalogue import Catalogue, make_catalogue
+from services.algorithms.catalogue import Catalogue
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import IndexFullError
@@ -55,12 +55,12 @@ def refreshed(item_id: str, seed: int) -> Change:
 
 
 def base() -> Catalogue:
-    return make_catalogue(
+    return Catalogue(
         model_version="m",
         item_ids=IDS,
         titles=[f"Title {item_id}" for item_id in IDS],
         categories=[("even",) if row % 2 == 0 else ("odd",) for row in range(8)],
-        items=STATES,
+        states=STATES,
         pair_gate=GATE,
     )
 
