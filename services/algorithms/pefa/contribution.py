@@ -45,7 +45,15 @@ class Contributions:
         self._network = None if pair_gate is None else _Network(pair_gate)
 
     def __call__(self, queries: QueryStates, weights: npt.NDArray[np.float64], items: ItemStates) -> FixedPoint:
-        """Row i: what interaction i adds to its item. See `contributions`."""
+        """What n interactions add to their items' sums, one row each.
+
+        Shapes: queries (n, P_q, d) and (n, P), weights (n,), items (n, P_x, d) and (n, P): row i is the bundle state of
+                interaction i's item, or `cold_start_items`'s -> (n, P_x, d) int64, in units of 2**-30.
+        Exact:  a row's bits depend on that row alone, whatever the batch, the BLAS or the processor.
+        Raises: ValueError naming the field for shapes that disagree, values beyond the allowed sizes, or NaN.
+        Source: arXiv:2312.02429, equation 7 (P = 1); the mixture's form is the design's, "PEFA, streamed".
+        Cost:   n P (2 d + 2 G) multiply-adds in float64 and n (G + P) exponentials.
+        """
         components, weights = self._checked(queries, weights, items)
         if components.shape[1] * items.components.shape[1] == 1:
             per_item = components
@@ -99,27 +107,7 @@ class Contributions:
         return shares.reshape(num_rows, num_query_components, items.components.shape[1])
 
 
-def contributions(
-    queries: QueryStates,
-    weights: npt.NDArray[np.float64],
-    items: ItemStates,
-    pair_gate: PairGate | None,
-    *,
-    leave_out: int | None = None,
-) -> FixedPoint:
-    """What n interactions add to their items' sums, one row each.
-
-    Shapes: queries (n, P_q, d) and (n, P), weights (n,), items (n, P_x, d) and (n, P): row i is the bundle state of
-            interaction i's item, or `newcomers` where the bundle has none -> (n, P_x, d) int64, in units of 2**-30.
-    Exact:  a row's bits depend on that row alone, whatever the batch, the BLAS or the processor.
-    Raises: ValueError naming the field for shapes that disagree, values beyond the allowed sizes, or NaN.
-    Source: arXiv:2312.02429, equation 7 (P = 1); the mixture's form is the design's, "PEFA, streamed".
-    Cost:   n P (2 d + 2 G) multiply-adds in float64 and n (G + P) exponentials.
-    """
-    return Contributions(pair_gate, leave_out=leave_out)(queries, weights, items)
-
-
-def newcomers(count: int, *, num_components: int, width: int, mean_gate: FloatArray | None) -> ItemStates:
+def cold_start_items(count: int, *, num_components: int, width: int, mean_gate: FloatArray | None) -> ItemStates:
     """Rows that stand for items without a bundle state: no components, the catalogue's mean gate.
 
     With zero components every cosine is 0, so the pair weights come from the query's part of the gate alone.

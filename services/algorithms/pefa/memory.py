@@ -98,7 +98,7 @@ class QueryMemory:
 
     @property
     def bytes_per_entry(self) -> int:
-        """Bytes of one remembered query: 2 P_q d, and 800 for its ids and its place."""
+        """Bytes of one remembered query: 2 P_q d, and 800 for its ids and its entry in the tables."""
         return 2 * self.num_components * self.width + _OBJECT_BYTES
 
     @property
@@ -137,12 +137,12 @@ class QueryMemory:
             pair = (hash_of(entry.entry_id), entry.entry_id)
             if pair[0] >= self._bound:
                 continue
-            place = bisect.bisect_left(self._order, pair)
-            self._order.insert(place, pair)
+            position = bisect.bisect_left(self._order, pair)
+            self._order.insert(position, pair)
             self._entries[entry.entry_id] = entry
             if entry.user:
                 self._by_user.setdefault(entry.user, set()).add(entry.entry_id)
-            if place < self.capacity:
+            if position < self.capacity:
                 self._note(entry.entry_id, None)
                 if len(self._order) > self.capacity:
                     hidden = self._order[self.capacity][1]
@@ -166,6 +166,12 @@ class QueryMemory:
     def forget(self, user: str) -> tuple[str, ...]:
         """Take everything of a user out; returns the ids."""
         return self.remove(self.entries_of(user))
+
+    def emptied(self) -> "QueryMemory":
+        """A memory of the same sizes that holds nothing."""
+        return QueryMemory(
+            capacity=self.capacity, reserve=self.reserve, num_components=self.num_components, width=self.width
+        )
 
     def take_changes(self) -> MemoryChanges:
         """What became visible and what ceased to be since the last call."""
@@ -241,15 +247,15 @@ class QueryMemory:
         texts = [text[start:end].decode() for start, end in itertools.pairwise(ends)]
         out.add(
             MemoryEntry(
-                entry_id=texts[4 * place],
-                item_id=texts[4 * place + 1],
-                interaction_type=texts[4 * place + 2],
-                user=texts[4 * place + 3],
-                components=components[place],
-                weight=float(weights[place]),
-                event_seconds=int(seconds[place]),
+                entry_id=texts[4 * row],
+                item_id=texts[4 * row + 1],
+                interaction_type=texts[4 * row + 2],
+                user=texts[4 * row + 3],
+                components=components[row],
+                weight=float(weights[row]),
+                event_seconds=int(seconds[row]),
             )
-            for place in range(num)
+            for row in range(num)
         )
         out._bound = int(arrays["bound"].tolist()[0]) if bounded else _NO_BOUND
         out._changed.clear()
@@ -261,9 +267,9 @@ class QueryMemory:
         while self._order and self._order[-1][0] >= bound:
             self._take_out(len(self._order) - 1)
 
-    def _take_out(self, place: int) -> None:
-        entry_id = self._order.pop(place)[1]
-        if place < self.capacity:
+    def _take_out(self, position: int) -> None:
+        entry_id = self._order.pop(position)[1]
+        if position < self.capacity:
             self._note(entry_id, self._entries[entry_id])
             if len(self._order) >= self.capacity:
                 self._note(self._order[self.capacity - 1][1], None)
@@ -288,11 +294,6 @@ def hash_of(entry_id: str) -> int:
 
 def offer_all(memory: QueryMemory, entries: Sequence[MemoryEntry]) -> QueryMemory:
     """A memory like `memory` made anew from everything that survives: what a refill ends in."""
-    anew = QueryMemory(
-        capacity=memory.capacity,
-        reserve=memory.reserve,
-        num_components=memory.num_components,
-        width=memory.width,
-    )
+    anew = memory.emptied()
     anew.add(entries)
     return anew

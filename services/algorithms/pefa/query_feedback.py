@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.pefa.contribution import Contributions, FixedPoint, newcomers
+from services.algorithms.pefa.contribution import Contributions, FixedPoint, cold_start_items
 from services.algorithms.pefa.memory import MemoryChanges, MemoryEntry, QueryMemory, hash_of
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.refresh import refreshed
@@ -25,14 +25,14 @@ from services.algorithms.pefa.sums import ItemSums, SumsOf
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
 
 # (partition, offset) of the interaction: what makes a click count once.
-Place = tuple[int, int]
+SourcePosition = tuple[int, int]
 # A query's components (P_q, d) in float32; None where the text has no word to be encoded.
 Encode = Callable[[str], FloatArray | None]
 # `ItemSums.add` or `ItemSums.remove`.
 Into = Callable[[Sequence[str], FixedPoint, npt.NDArray[np.float64], npt.NDArray[np.int64]], None]
 
 CLICK = "search_click"
-_CLICK_BYTES = 580  # a click with its texts of 30 bytes, its places in two tables and its user's set, measured 574
+_CLICK_BYTES = 580  # a click with its texts of 30 bytes, its entries in two tables and its user's set, measured 574
 _CACHED_QUERIES = 4_096
 _FOLDED = 1_024  # clicks whose contributions are computed together
 
@@ -41,7 +41,7 @@ _FOLDED = 1_024  # clicks whose contributions are computed together
 class Click:
     """One click, whole; `user` is a pseudonym."""
 
-    place: Place
+    source_position: SourcePosition
     query: str
     item_id: str
     user: str
@@ -71,7 +71,7 @@ class QueryFeedback:
     ) -> None:
         """`states` (X, P_x, d) are the model's, `index` their rows by id; other items start from zero components.
 
-        `capacity`: queries that may vote, those with the smallest hashes of their places.
+        `capacity`: queries that may vote, those with the smallest hashes of their positions.
         Raises: ValueError for states with a gate of their own, which a text model has not; a capacity below 1.
         """
         if states.gate is not None:
@@ -82,9 +82,9 @@ class QueryFeedback:
         self._sums = ItemSums(num_components=num_components, width=width)
         self._shape = (num_query_components, width)
         self._memory = QueryMemory(capacity=capacity, num_components=num_query_components, width=width)
-        self._clicks: dict[Place, Click] = {}
-        self._by_user: dict[str, set[Place]] = {}
-        self._undone: set[Place] = set()
+        self._clicks: dict[SourcePosition, Click] = {}
+        self._by_user: dict[str, set[SourcePosition]] = {}
+        self._undone: set[SourcePosition] = set()
         self._forgotten: dict[str, dict[int, int]] = {}
         self._changed: dict[str, None] = {}
         self._cached: OrderedDict[str, FloatArray | None] = OrderedDict()
@@ -111,28 +111,28 @@ class QueryFeedback:
 
         Raises: ValueError for a query state of another shape than the model's.
         """
-        new: dict[Place, Click] = {}
+        new: dict[SourcePosition, Click] = {}
         for click in clicks:
-            if click.place not in self._clicks and not self._is_void(click):
-                new.setdefault(click.place, click)
+            if click.source_position not in self._clicks and not self._is_void(click):
+                new.setdefault(click.source_position, click)
         arriving = list(new.values())
         for start in range(0, len(arriving), _FOLDED):
             # Encoded before anything changes: what cannot be encoded leaves no half of a click.
             here = self._with_states(arriving[start : start + _FOLDED])
             for click, _ in here:
-                self._clicks[click.place] = click
-                self._by_user.setdefault(click.user, set()).add(click.place)
+                self._clicks[click.source_position] = click
+                self._by_user.setdefault(click.user, set()).add(click.source_position)
                 self._mix += _hash(click)
             self._fold(here, self._sums.add)
             self._memory.add(
                 _entry(click, state)
                 for click, state in here
-                if state is not None and self._memory.admits(_entry_id(click.place))
+                if state is not None and self._memory.admits(_entry_id(click.source_position))
             )
 
-    def undo(self, places: Iterable[Place]) -> None:
+    def undo(self, positions: Iterable[SourcePosition]) -> None:
         """Void what lies there, whether it came already or comes later."""
-        wanted = set(places)
+        wanted = set(positions)
         self._undone |= wanted
         self._take_out(wanted & self._clicks.keys())
 
@@ -141,7 +141,7 @@ class QueryFeedback:
         known = self._forgotten.setdefault(user, {})
         for partition, offset in up_to.items():
             known[partition] = max(offset, known.get(partition, -1))
-        self._take_out({place for place in self._by_user.get(user, ()) if place[1] <= up_to.get(place[0], -1)})
+        self._take_out({at for at in self._by_user.get(user, ()) if at[1] <= up_to.get(at[0], -1)})
 
     def take_changes(self) -> FeedbackChanges:
         """What is to be served anew since the last call."""
@@ -186,21 +186,21 @@ class QueryFeedback:
         return digest.hexdigest()
 
     def _is_void(self, click: Click) -> bool:
-        partition, offset = click.place
-        return click.place in self._undone or offset <= self._forgotten.get(click.user, {}).get(partition, -1)
+        partition, offset = click.source_position
+        return click.source_position in self._undone or offset <= self._forgotten.get(click.user, {}).get(partition, -1)
 
-    def _take_out(self, places: set[Place]) -> None:
-        for start in range(0, len(leaving := sorted(places)), _FOLDED):
-            gone = self._with_states([self._clicks[place] for place in leaving[start : start + _FOLDED]])
+    def _take_out(self, positions: set[SourcePosition]) -> None:
+        for start in range(0, len(leaving := sorted(positions)), _FOLDED):
+            gone = self._with_states([self._clicks[position] for position in leaving[start : start + _FOLDED]])
             for click, _ in gone:
-                del self._clicks[click.place]
+                del self._clicks[click.source_position]
                 of_user = self._by_user[click.user]
-                of_user.discard(click.place)
+                of_user.discard(click.source_position)
                 if not of_user:
                     del self._by_user[click.user]
                 self._mix -= _hash(click)
             self._fold(gone, self._sums.remove)
-            self._memory.remove(_entry_id(click.place) for click, _ in gone)
+            self._memory.remove(_entry_id(click.source_position) for click, _ in gone)
 
     def _fold(self, clicks: Sequence[tuple[Click, FloatArray | None]], into: Into) -> None:
         here = [(click, state) for click, state in clicks if state is not None]
@@ -215,15 +215,12 @@ class QueryFeedback:
 
     def _refill(self) -> None:
         """Offer the surviving clicks to a new memory in order of their hashes; only what it holds is encoded."""
-        memory = self._memory
-        anew = QueryMemory(
-            capacity=memory.capacity, reserve=memory.reserve, num_components=memory.num_components, width=memory.width
-        )
-        for click in sorted(self._clicks.values(), key=lambda click: hash_of(_entry_id(click.place))):
+        anew = self._memory.emptied()
+        for click in sorted(self._clicks.values(), key=lambda click: hash_of(_entry_id(click.source_position))):
             state = self._state(click.query)
             if state is None:
                 continue
-            if not anew.admits(_entry_id(click.place)):  # and so it knows that it does not hold all
+            if not anew.admits(_entry_id(click.source_position)):  # and so it knows that it does not hold all
                 break
             anew.add([_entry(click, state)])
         self._memory, self._refilled = anew, True
@@ -248,7 +245,7 @@ class QueryFeedback:
 
     def _rows(self, item_ids: Sequence[str]) -> ItemStates:
         _, num_components, width = self._states.components.shape
-        found = newcomers(len(item_ids), num_components=num_components, width=width, mean_gate=None)
+        found = cold_start_items(len(item_ids), num_components=num_components, width=width, mean_gate=None)
         rows = np.array([self._index.get(item_id, -1) for item_id in item_ids], dtype=np.int64)
         found.components[rows >= 0] = self._states.components[rows[rows >= 0]]
         return found
@@ -256,7 +253,7 @@ class QueryFeedback:
 
 def _entry(click: Click, state: FloatArray) -> MemoryEntry:
     return MemoryEntry(
-        entry_id=_entry_id(click.place),
+        entry_id=_entry_id(click.source_position),
         item_id=click.item_id,
         components=state.astype(np.float16),
         weight=1.0,
@@ -266,10 +263,12 @@ def _entry(click: Click, state: FloatArray) -> MemoryEntry:
     )
 
 
-def _entry_id(place: Place) -> str:
-    return f"{place[0]}:{place[1]}"
+def _entry_id(position: SourcePosition) -> str:
+    return f"{position[0]}:{position[1]}"
 
 
 def _hash(click: Click) -> int:
-    text = "\0".join((_entry_id(click.place), click.user, click.item_id, click.query, str(click.event_seconds)))
+    text = "\0".join(
+        (_entry_id(click.source_position), click.user, click.item_id, click.query, str(click.event_seconds))
+    )
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")

@@ -18,7 +18,7 @@ def refreshed(base: ItemStates, sums: Doubles, share: npt.NDArray[np.floating]) 
 
     Shapes: base (n, P_x, d) and (n, P), sums (n, P_x, d), share (n,) or (n, P_x) in [0, 1] -> as `base`.
     A component whose sum is zero stays the model's whatever the share. An item that the model never saw comes as
-    `contribution.newcomers` (zero components, the catalogue's mean gate) with `policy.NEW_ITEM_SHARE`'s share.
+    `contribution.cold_start_items` (zero components, the catalogue's mean gate) with `policy.NEW_ITEM_SHARE`'s share.
     Raises: ValueError for shapes that disagree, a share outside [0, 1] and sums that are not finite.
     Source: arXiv:2312.02429, equation 8.
     """

@@ -146,8 +146,8 @@ class ItemSums:
         fixed, seconds = self._checked(item_ids, contributions, weights, event_seconds)
         segments = self.decay.segments(seconds).tolist()
         rows = np.empty(len(item_ids), dtype=np.int64)
-        for place, (item_id, segment) in enumerate(zip(item_ids, segments, strict=True)):
-            rows[place] = self._row(item_id, segment)
+        for position, (item_id, segment) in enumerate(zip(item_ids, segments, strict=True)):
+            rows[position] = self._row(item_id, segment)
         delta = _Delta.of(rows, contributions, fixed)
         full = self._weights[delta.rows] > MAX_TOTAL_WEIGHT * SCALE - delta.weights
         if full.any():
@@ -180,12 +180,12 @@ class ItemSums:
         segments = self.decay.segments(seconds).tolist()
         rows = np.empty(len(item_ids), dtype=np.int64)
         leaving: dict[tuple[str, int], int] = {}
-        for place, (item_id, segment, second) in enumerate(zip(item_ids, segments, seconds.tolist(), strict=True)):
+        for position, (item_id, segment, second) in enumerate(zip(item_ids, segments, seconds.tolist(), strict=True)):
             leaving[item_id, second] = leaving.get((item_id, second), 0) + 1
             item = self._items.get(item_id)
             if item is None or _count(item.seconds, second) < leaving[item_id, second]:
                 raise ValueError(f"item {item_id!r} has no (further) interaction at {second} to remove")
-            rows[place] = item.rows[segment]
+            rows[position] = item.rows[segment]
         delta = _Delta.of(rows, contributions, fixed)
         sums, total = self._sums[delta.rows] - delta.sums, self._weights[delta.rows] - delta.weights
         counts = self._counts[delta.rows] - delta.counts
@@ -206,20 +206,24 @@ class ItemSums:
         sums, weights = np.zeros((num, self.num_components, self.width)), np.zeros(num)
         counts, last = np.zeros(num, dtype=np.int64), np.full(num, NEVER, dtype=np.int64)
         found = [self._items.get(item_id) for item_id in item_ids]
-        places = [place for place, item in enumerate(found) if item is not None and len(item.rows) == 1]
+        positions = [position for position, item in enumerate(found) if item is not None and len(item.rows) == 1]
         rows = [next(iter(item.rows.values())) for item in found if item is not None and len(item.rows) == 1]
-        sums[places], weights[places], counts[places] = self._sums[rows], self._weights[rows], self._counts[rows]
-        for place, item in enumerate(found):
+        sums[positions], weights[positions], counts[positions] = (
+            self._sums[rows],
+            self._weights[rows],
+            self._counts[rows],
+        )
+        for position, item in enumerate(found):
             if item is None:
                 continue
-            last[place] = item.seconds[-1]
+            last[position] = item.seconds[-1]
             if len(item.rows) > 1:
                 newest = max(item.rows)
                 for segment in sorted(item.rows):  # one order, so that equal states read equal
                     row, shift = item.rows[segment], SEGMENT_HALF_LIVES * max(segment - newest, -128)
-                    sums[place] += np.ldexp(self._sums[row].astype(np.float64), shift)
-                    weights[place] += np.ldexp(float(self._weights[row]), shift)
-                    counts[place] += self._counts[row]
+                    sums[position] += np.ldexp(self._sums[row].astype(np.float64), shift)
+                    weights[position] += np.ldexp(float(self._weights[row]), shift)
+                    counts[position] += self._counts[row]
         if self.decay.half_life_seconds and num:
             factors = np.where(counts > 0, self.decay.factors(np.where(counts > 0, last, self.decay.epoch_seconds)), 1)
             sums /= factors[:, None, None]
@@ -308,13 +312,13 @@ class ItemSums:
             raise ValueError(f"counts add up to {int(counts.sum())} but there are {len(arrays['seconds'])} seconds")
         text = arrays["id_text"].tobytes()
         segments, seconds = arrays["segments"].tolist(), arrays["seconds"].astype(np.int64)
-        row = place = start = 0
+        row = time = start = 0
         for end, own in zip(ends.tolist(), num_segments.tolist(), strict=True):
             number = int(counts[row : row + own].sum())
             item = _Item({int(segments[at]): at for at in range(row, row + own)})
-            item.seconds.frombytes(np.ascontiguousarray(seconds[place : place + number]).tobytes())
+            item.seconds.frombytes(np.ascontiguousarray(seconds[time : time + number]).tobytes())
             out._items[text[start:end].decode()] = item
-            row, place, start = row + own, place + number, end
+            row, time, start = row + own, time + number, end
         out._sums, out._counts = sums.copy(), counts.copy()
         out._weights = np.array(arrays["weights"], dtype=np.int64)
         out._used = len(sums)
@@ -366,9 +370,9 @@ class ItemSums:
             new[: self._used] = old[: self._used]
             setattr(self, name, new)
 
-    def _release(self, places: Mapping[tuple[str, int], None]) -> None:
+    def _release(self, segments: Mapping[tuple[str, int], None]) -> None:
         """Forget rows that hold no interaction any more, so that they are as if never seen."""
-        for item_id, segment in places:
+        for item_id, segment in segments:
             item = self._items[item_id]
             row = item.rows[segment]
             if not self._counts[row]:

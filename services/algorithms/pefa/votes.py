@@ -30,7 +30,7 @@ from services.algorithms.states import FloatArray, ItemStates, PairGate, QuerySt
 # 227 cells) 14 ms and 5 s; all vectors 23 ms. On 4,000: 0.13 ms.
 _CELLS = 64
 _SCANNED = 512  # vectors up to which scanning them is as quick
-_OBJECT_BYTES = 340  # an entry's id, numbers and places in tables as Python objects, measured 320
+_OBJECT_BYTES = 340  # an entry's id, numbers and entries in tables as Python objects, measured 320
 _ATTEMPTS = 100
 
 

@@ -20,7 +20,7 @@ from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.live_catalogue import LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.pefa.policy import SharePolicy
-from services.algorithms.pefa.query_feedback import Click, Encode, Place, QueryFeedback
+from services.algorithms.pefa.query_feedback import Click, Encode, QueryFeedback, SourcePosition
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import FloatArray, QueryStates
 from services.algorithms.voted_answers import joined_answer, num_negative
@@ -152,7 +152,7 @@ class TextMol:
         """Take records of `search-clicks`, the last of which lies before `next_offset`."""
         feedback = self._feedback
         clicks: list[Click] = []
-        undone: list[Place] = []
+        undone: list[SourcePosition] = []
         for record in records:
             match record:
                 case SearchClick():

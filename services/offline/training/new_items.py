@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.pefa.contribution import contributions, mean_gate, newcomers
+from services.algorithms.pefa.contribution import Contributions, cold_start_items, mean_gate
 from services.algorithms.pefa.refresh import refreshed
 from services.algorithms.pefa.share_choice import new_item_length
 from services.algorithms.states import FloatArray, ItemStates, QueryStates
@@ -116,10 +116,10 @@ def _directions(model: SequentialModel, early: QueryStates, trained: ItemStates,
     """
     num_items, num_components, width = trained.components.shape
     leave_out = early.components.shape[1] - 1 if model.encoder_shape.uses_user_index else None
-    rows = newcomers(len(early), num_components=num_components, width=width, mean_gate=gate)
-    added = contributions(early, np.ones(len(early)), rows, model.pair_gate(), leave_out=leave_out)
+    rows = cold_start_items(len(early), num_components=num_components, width=width, mean_gate=gate)
+    added = Contributions(model.pair_gate(), leave_out=leave_out)(early, np.ones(len(early)), rows)
     sums = added.reshape(num_items, _EARLY, num_components, width).sum(axis=1).astype(np.float64)
-    base = newcomers(num_items, num_components=num_components, width=width, mean_gate=gate)
+    base = cold_start_items(num_items, num_components=num_components, width=width, mean_gate=gate)
     return refreshed(base, sums, np.zeros(num_items))
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from services.algorithms.pefa.contribution import Contributions, mean_gate, newcomers
+from services.algorithms.pefa.contribution import Contributions, cold_start_items, mean_gate
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import FeedbackPolicy
 from services.algorithms.states import FloatArray, ItemStates, PairGate
@@ -50,13 +50,15 @@ class ModelItems:
         return Contributions(self.pair_gate, leave_out=self.leave_out)
 
     def rows(self, item_ids: Sequence[str]) -> ItemStates:
-        """The bundle's states of these items (n,), newcomers' where it has none."""
+        """The bundle's states of these items (n,), `cold_start_items` where it has none."""
         rows = np.fromiter((self.index.get(item_id, -1) for item_id in item_ids), np.int64, len(item_ids))
         known = rows >= 0
         if known.all():
             gate = None if self.states.gate is None else self.states.gate[rows]
             return ItemStates(components=self.states.components[rows], gate=gate)
-        found = newcomers(len(item_ids), num_components=self.num_components, width=self.width, mean_gate=self.mean_gate)
+        found = cold_start_items(
+            len(item_ids), num_components=self.num_components, width=self.width, mean_gate=self.mean_gate
+        )
         found.components[known] = self.states.components[rows[known]]
         if found.gate is not None and self.states.gate is not None:
             found.gate[known] = self.states.gate[rows[known]]

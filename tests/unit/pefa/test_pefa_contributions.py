@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pefa_scene import make_scene, take
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
-from services.algorithms.pefa.contribution import SCALE, Contributions, contributions, mean_gate, newcomers
+from services.algorithms.pefa.contribution import SCALE, Contributions, cold_start_items, mean_gate
 from services.algorithms.pefa.exact_floats import exp_of_negative, silu, spare_bits, to_multiples
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
@@ -88,7 +88,7 @@ def test_large_gates_stay_near_the_formula() -> None:
     rng = np.random.default_rng(4)
     queries, items = make_queries(rng, 100, 8, 4, 64), make_items(rng, 100, 8, 4, 64)
     pair_gate = make_pair_gate(rng, 32, 128, scale=2.0)
-    got = contributions(queries, np.ones(100), items, pair_gate) / SCALE
+    got = Contributions(pair_gate)(queries, np.ones(100), items) / SCALE
     # Sums of about 100 large terms leave fewer bits for each factor; queries come unrounded here.
     assert np.abs(got - formula(queries, np.ones(100), items, pair_gate, None)).max() < 1e-3
 
@@ -117,8 +117,8 @@ def test_a_new_item_takes_pair_weights_from_the_query_alone() -> None:
     gate = mean_gate(catalogue)
     assert gate is not None
     assert np.allclose(gate, catalogue.gate.mean(axis=0), atol=1e-6)
-    rows = newcomers(10, num_components=2, width=8, mean_gate=gate)
-    got = contributions(queries, np.ones(10), rows, pair_gate) / SCALE
+    rows = cold_start_items(10, num_components=2, width=8, mean_gate=gate)
+    got = Contributions(pair_gate)(queries, np.ones(10), rows) / SCALE
     flat = silu(pair_gate.hidden_bias.astype(np.float64)) @ pair_gate.out_weight.T.astype(np.float64)
     logits = queries.gate.astype(np.float64) * gate + flat + pair_gate.out_bias
     pi = softmax(logits / (1 + np.exp(-logits))).reshape(10, 3, 2)
@@ -126,7 +126,7 @@ def test_a_new_item_takes_pair_weights_from_the_query_alone() -> None:
 
 
 def test_a_new_item_of_a_plain_dot_product_has_no_gate() -> None:
-    rows = newcomers(2, num_components=1, width=4, mean_gate=None)
+    rows = cold_start_items(2, num_components=1, width=4, mean_gate=None)
     assert rows.gate is None
     assert mean_gate(ItemStates(components=np.zeros((1, 1, 4), np.float32))) is None
 
@@ -162,16 +162,15 @@ def test_what_does_not_fit_is_refused_by_name(change: dict[str, object], message
     if "scale" in change:
         queries = QueryStates(components=queries.components * np.float32(9), gate=queries.gate)
     items = take(scene.items, slice(0, change.get("items", 5)))
+    add = Contributions(scene.pair_gate, leave_out=change.get("leave_out"))
     with pytest.raises(ValueError, match=message):
-        contributions(
-            queries, change.get("weights", scene.weights), items, scene.pair_gate, leave_out=change.get("leave_out")
-        )
+        add(queries, change.get("weights", scene.weights), items)
 
 
 def test_states_of_other_shapes_are_refused() -> None:
     scene, other = make_scene(12, 5), make_scene(12, 5, d=4)
     with pytest.raises(ValueError, match="width"):
-        contributions(other.queries, scene.weights, scene.items, scene.pair_gate)
+        Contributions(scene.pair_gate)(other.queries, scene.weights, scene.items)
     with pytest.raises(ValueError, match="NaN"):
         QueryStates(components=np.full((1, 3, 8), np.nan, np.float32))
     with pytest.raises(ValueError, match="0 items"):

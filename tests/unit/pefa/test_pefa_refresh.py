@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pefa_scene import make_scene, take
 from retrieval_scene import make_items
 
-from services.algorithms.pefa.contribution import SCALE, mean_gate, newcomers
+from services.algorithms.pefa.contribution import SCALE, cold_start_items, mean_gate
 from services.algorithms.pefa.policy import DEFAULT_SHARE, NEW_ITEM_SHARE, SharePolicy
 from services.algorithms.pefa.refresh import model_shares, refreshed, unit
 from services.algorithms.pefa.sums import ItemSums
@@ -65,7 +65,7 @@ def test_a_component_without_a_sum_stays_the_models() -> None:
 def test_a_new_item_is_what_its_takers_were() -> None:
     rng = np.random.default_rng(3)
     catalogue = make_items(rng, 9, 3, 2, 8)
-    rows = newcomers(2, num_components=2, width=8, mean_gate=mean_gate(catalogue))
+    rows = cold_start_items(2, num_components=2, width=8, mean_gate=mean_gate(catalogue))
     sums = rng.normal(size=(2, 2, 8))
     sums[1] = 0
     got = refreshed(rows, sums, np.zeros(2))
@@ -77,7 +77,7 @@ def test_a_new_item_is_what_its_takers_were() -> None:
 def test_a_new_item_whose_feedback_nearly_cancels_stays_short() -> None:
     _, sums = torn(1e-3)
     read = sums.of(["item-0"])
-    rows = newcomers(1, num_components=2, width=8, mean_gate=np.zeros(6, np.float32))
+    rows = cold_start_items(1, num_components=2, width=8, mean_gate=np.zeros(6, np.float32))
     share = NEW_ITEM_SHARE.model_share(read.evidence, read.coherence, 0.0)
     got = refreshed(rows, read.sums, share)
     assert np.linalg.norm(got.components[0], axis=1).max() < 1e-2

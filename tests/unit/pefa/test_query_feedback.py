@@ -79,7 +79,7 @@ CLICKS = st.builds(
 
 
 def one_per_place(clicks: list[Click]) -> list[Click]:
-    return list({one.place: one for one in clicks}.values())
+    return list({one.source_position: one for one in clicks}.values())
 
 
 @st.composite
@@ -93,9 +93,9 @@ def histories(draw: st.DrawFn) -> tuple[list[Click], list[object], list[Click]]:
     survivors = [
         one
         for one in clicks
-        if one.place not in undone
+        if one.source_position not in undone
         and not any(
-            user == one.user and partition == one.place[0] and one.place[1] <= offset
+            user == one.user and partition == one.source_position[0] and one.source_position[1] <= offset
             for user, partition, offset in forgotten
         )
     ]
