@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.algorithms.generation.generator import Generator
-from services.algorithms.generation.vocabulary import TargetTokenizer
 from services.algorithms.states import FloatArray
 from services.offline.evaluation.text.trained import FineTune, Pairs, Training, Tuned
 from services.offline.training.phrases import fit as phrases
+from services.offline.training.phrases.identifiers import TargetTokenizer
 from services.offline.training.text_mol import TextMolSettings, train_text_mol
 from services.offline.training.text_mol.fit import Prepared
 

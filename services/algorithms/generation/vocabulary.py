@@ -2,8 +2,8 @@
 
 A token is a phrase of whole words, a word, a piece of a word or one character; bytes stand for characters that are no
 token, so every text has an encoding. A token's flag says that the joint before it is unusual (see vocabulary_text), as
-"##" does in word pieces. It knows how to encode, decode and keep itself; what is worth a token is decided in
-vocabulary_candidates and vocabulary_pruning.
+"##" does in word pieces. It knows how to encode, decode and keep itself; which texts are worth a token is decided when
+it is fitted (services/offline/training/phrases/vocabulary_fit).
 
 Letters: V tokens, T texts, N words of all texts together.
 """
@@ -16,14 +16,11 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.generation.vocabulary_candidates import Corpus, Progress, candidates
 from services.algorithms.generation.vocabulary_lattice import Lattice, Way
-from services.algorithms.generation.vocabulary_pruning import pruned
 from services.algorithms.generation.vocabulary_segments import Integers, Matches, PieceTrie, flat
 from services.algorithms.generation.vocabulary_text import (
     Cut,
@@ -53,25 +50,6 @@ FIXED_TOKENS = NUM_BYTE_TOKENS + 2 * len(ASCII)
 
 _CHARACTERS = 2 * 0x110000  # symbols of the trie of pieces: 2 * code point + flag
 _TEXTS_AT_ONCE = 1 << 16
-
-
-class TargetTokenizer(Protocol):
-    """What the phrase model writes its answers in. Token 0 is [PAD], phrase(0) == ""."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for equal tokenizers; a model and its identifiers carry it."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Each text's tokens; [] for a text with nothing in it."""
-        ...
-
-    def phrase(self, token: int) -> str:
-        """What a token stands for, for people."""
-        ...
 
 
 class PhraseVocabulary:
@@ -264,42 +242,6 @@ class PhraseVocabulary:
         tokens = out.tolist()
         bounds = np.concatenate([[0], ends])[np.searchsorted(places, lattice.text.starts)].tolist()
         return [tokens[start:stop] for start, stop in pairwise(bounds)]
-
-
-def build_vocabulary(
-    texts: Iterable[str], *, size: int, min_count: int, strict: bool = True, progress: Progress | None = None
-) -> PhraseVocabulary:
-    """A vocabulary of at most `size` tokens for texts like these; fewer where they have fewer candidates.
-
-    `min_count`: how often a candidate comes at least (20 in the paper, for tens of millions of identifiers). `strict`:
-    variants of a phrase share one token, see vocabulary_candidates. Equal texts, in whatever order and however often
-    the whole of them is handed in, make an equal vocabulary; a text that comes twice counts twice.
-
-    Raises: ValueError for a size below FIXED_TOKENS, a min_count below 1, or texts with nothing in them.
-    Source: PIXAR section 4.1 after TokenMonster; it differs in drawing test vocabularies by hash.
-    """
-    if size < FIXED_TOKENS:
-        raise ValueError(f"size={size}; allowed: at least {FIXED_TOKENS}, which every vocabulary has")
-    if min_count < 1:
-        raise ValueError(f"min_count={min_count}; allowed: at least 1")
-    corpus = Corpus.of(texts)
-    found = candidates(corpus, min_count=min_count, strict=strict, progress=progress)
-    fixed = ascii_pieces()
-    pieces = fixed + sorted(found.keys() - set(fixed))
-    counts = [found.get(piece, 0) for piece in pieces]
-    everything = PhraseVocabulary(pieces, counts)
-    stays = pruned(
-        everything.lattice(corpus.texts),
-        corpus.word_weights,
-        [("", False)] * NUM_BYTE_TOKENS + pieces,
-        size=size,
-        required=FIXED_TOKENS,
-        progress=progress,
-    )[NUM_BYTE_TOKENS:]
-    rows = np.flatnonzero(stays).tolist()
-    learnt = sorted(rows[len(fixed) :], key=lambda row: (-counts[row], pieces[row]))
-    rows = rows[: len(fixed)] + learnt
-    return PhraseVocabulary([pieces[row] for row in rows], [counts[row] for row in rows])
 
 
 def ascii_pieces() -> list[Piece]:

@@ -1,7 +1,7 @@
 """All ways to cut a set of texts into pieces, and the cheapest of them.
 
 Two levels: a word is cut into parts, each distinct word once; a text is cut into phrases, and words between them at
-their parts' cost. Encoding takes the cheapest way with all pieces, building a vocabulary tries many with some of them
+their parts' cost. Encoding takes the cheapest way with all pieces, fitting a vocabulary tries many with some of them
 hidden: which piece begins where is found once. It knows pieces by number only.
 
 Letters: T texts, N words of all of them, F distinct words with flags, M characters of those, C pieces.
@@ -73,17 +73,6 @@ class Lattice:
             part_form=form,
             costs=costs,
         )
-
-    def uses(self, way: Way, weights: Integers) -> Integers:
-        """How often each piece (C,) stands in the way; `weights` (N,) are the places'."""
-        num_pieces, num_forms = len(self.counts), len(way.costs)
-        many, alone = np.flatnonzero(way.steps > 1), np.flatnonzero(way.steps == 1)
-        # Of nothing NumPy makes integers, whatever the weights.
-        used = np.bincount(way.phrases[many], weights=weights[many], minlength=num_pieces).astype(np.float64)
-        of_form = np.bincount(self.form_of[alone], weights=weights[alone], minlength=num_forms)
-        there = way.parts >= 0
-        used += np.bincount(way.parts[there], weights=of_form[way.part_form[there]], minlength=num_pieces)
-        return used.astype(np.int64)
 
 
 def _visible(matches: Matches, shown: Shown | None) -> Matches:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import structlog
 
 from services.algorithms.generation.generator import Answer, Generator
-from services.algorithms.generation.vocabulary import TargetTokenizer
+from services.algorithms.generation.vocabulary import PhraseVocabulary
 from services.algorithms.states import FloatArray
 from services.generator.domain.items import Changes, ItemTable
 from services.generator.domain.requests import Asked, Generated
@@ -31,7 +31,7 @@ class Phrases:
     def __init__(
         self,
         generator: Generator,
-        vocabulary: TargetTokenizer,
+        vocabulary: PhraseVocabulary,
         items: ItemTable,
         *,
         encode_all: EncodeAll,

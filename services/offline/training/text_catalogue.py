@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from services.algorithms.bundle import Bundle, load_bundle
-from services.algorithms.generation.vocabulary import FIXED_TOKENS, build_vocabulary
+from services.algorithms.generation.vocabulary import FIXED_TOKENS
 from services.offline.training.phrases.export import write_phrases
 from services.offline.training.phrases.fit import PhraseSettings, train_phrases
 from services.offline.training.phrases.pseudo_queries import CatalogueTexts, catalogue_texts
+from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 from services.offline.training.text_mol.export import write_text_mol
 from services.offline.training.text_mol.fit import train_text_mol
 from services.offline.training.text_mol.settings import TextMolSettings

@@ -13,9 +13,7 @@ from services.algorithms.generation.vocabulary import (
     PAD,
     PhraseVocabulary,
     ascii_pieces,
-    build_vocabulary,
 )
-from services.algorithms.generation.vocabulary_candidates import Corpus, candidates
 from services.algorithms.generation.vocabulary_text import (
     is_alphanumeric,
     is_whole,
@@ -23,6 +21,8 @@ from services.algorithms.generation.vocabulary_text import (
     usual_space,
 )
 from services.algorithms.manifest import BundleError
+from services.offline.training.phrases.vocabulary_candidates import Corpus, candidates
+from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 
 TEXTS = [
     f"{question} {illness} ?"
@@ -202,20 +202,18 @@ def test_a_size_or_count_out_of_range_is_refused_with_what_is_allowed(size: int,
         build_vocabulary(TEXTS, size=size, min_count=min_count)
 
 
-def test_strict_keeps_one_of_the_variants_of_a_phrase() -> None:
+def test_candidates_keep_one_of_the_variants_of_a_phrase() -> None:
     texts = ["brain tumor"] * 5 + ["brain tumors"] * 9 + ["brain-tumor"] * 3 + ["Brain Tumor!"] * 2
     corpus = Corpus.of(texts)
 
-    strict = {text for text, _ in candidates(corpus, min_count=2, strict=True) if "brain" in text and "tumor" in text}
-    loose = {text for text, _ in candidates(corpus, min_count=2, strict=False) if "brain" in text and "tumor" in text}
+    found = {text for text, _ in candidates(corpus, min_count=2) if "brain" in text and "tumor" in text}
 
-    assert strict == {"brain tumors"}
-    assert loose == {"brain tumor", "brain tumors", "brain-tumor", "brain tumor!"}
+    assert found == {"brain tumors"}
 
 
 def test_candidates_respect_words_marks_and_the_least_count() -> None:
     texts = ["vitamin b12 (low)", "vitamin b12 (low)", "vitamin c"]
-    found = candidates(Corpus.of(texts), min_count=2, strict=False)
+    found = candidates(Corpus.of(texts), min_count=2)
 
     assert found["vitamin b12", False] == 2
     assert found["vitamin", False] == 3

@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 from services.algorithms.bundle import BundleContent, EncoderShape, HeadShape, write_bundle
 from services.algorithms.generation.generator import Generator
 from services.algorithms.generation.phrases_part import PhraseParts, save_phrases
-from services.algorithms.generation.vocabulary import build_vocabulary
 from services.algorithms.states import ItemStates, PairGate
 from services.algorithms.text_bundle import TextBundle, TextBundleWriter
 from services.algorithms.word_pieces import WordPieces
@@ -30,6 +29,7 @@ from services.generator.clicks import ClicksFollower
 from services.generator.config import GeneratorSettings
 from services.generator.metrics import GeneratorMetrics
 from services.generator.server import SERVICE
+from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 from tests.unit.retrieval_scene import make_items, make_pair_gate
 
 TITLES = {

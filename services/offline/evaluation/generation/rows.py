@@ -19,7 +19,12 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.generation.decoding import decode
-from services.algorithms.generation.softmax_baselines import (
+from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit
+from services.algorithms.quantization import train_inverted_file
+from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
+from services.offline.evaluation.common.floors import Rates
+from services.offline.evaluation.common.recall import recall
+from services.offline.evaluation.generation.softmax_baselines import (
     Clustered,
     LowRank,
     Searched,
@@ -27,11 +32,6 @@ from services.algorithms.generation.softmax_baselines import (
     TokenSource,
     WholeVocabulary,
 )
-from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit
-from services.algorithms.quantization import train_inverted_file
-from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
-from services.offline.evaluation.common.floors import Rates
-from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.generation.world import PhraseWorld, WorldShape, make_world
 
 Row = dict[str, Any]

@@ -15,19 +15,20 @@ import numpy as np
 
 from services.algorithms.generation.decoding import decode
 from services.algorithms.generation.generator import Generator
-from services.algorithms.generation.target_tokenizers import (
-    WordPieceTokenizer,
-    bpe_tokenizer,
-    unigram_tokenizer,
-    word_tokenizer,
-)
-from services.algorithms.generation.vocabulary import TargetTokenizer, build_vocabulary
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.models.sentence_encoder import model_folder
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
 from services.offline.evaluation.text.contenders import Answering, Asked, Contender, Encoded, Ranked, with_pefa
 from services.offline.evaluation.text.measures import MOST
+from services.offline.evaluation.text.target_tokenizers import (
+    WordPieceTokenizer,
+    bpe_tokenizer,
+    unigram_tokenizer,
+    word_tokenizer,
+)
+from services.offline.training.phrases.identifiers import TargetTokenizer
+from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 
 Pairs = Sequence[tuple[str, int]]
 

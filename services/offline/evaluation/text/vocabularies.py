@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.generation.vocabulary import TargetTokenizer
 from services.offline.datasets.locate import Locator
 from services.offline.datasets.texts import IDENTIFIER_TEXTS, identifier_texts
 from services.offline.evaluation.text.trained import TOKENIZERS
+from services.offline.training.phrases.identifiers import TargetTokenizer
 
 Row = dict[str, Any]
 

@@ -26,11 +26,10 @@ from services.algorithms.generation.identifiers import IdentifierTable
 from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.shortlist import Shortlist
 from services.algorithms.generation.trie import IdentifierTrie
-from services.algorithms.generation.vocabulary import TargetTokenizer
 from services.algorithms.models.sentence_encoder import model_folder
 from services.algorithms.word_pieces import WordPieces
 from services.offline.training.models.phrase_nar import PhraseEncoder, from_minilm
-from services.offline.training.phrases.identifiers import Identifiers, identifiers_of
+from services.offline.training.phrases.identifiers import Identifiers, TargetTokenizer, identifiers_of
 from services.offline.training.phrases.losses import PAD, LossSettings, Sampling, phrase_losses
 from services.offline.training.phrases.questions import EncodedQuestions, Questions, drawn_targets, training_questions
 from services.offline.training.phrases.shortlist_fit import ShortlistSize, covered, fit_shortlist

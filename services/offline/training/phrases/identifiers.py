@@ -10,15 +10,34 @@ Letters: X documents, I identifiers, s positions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from services.algorithms.generation.vocabulary import TargetTokenizer
 from services.algorithms.ops.trie_search import MAX_POSITIONS
 
 # Every position costs at every query, and a search over assignments grows with 2^s.
 _MOST_POSITIONS = MAX_POSITIONS
 _COVERED = 0.97
+
+
+class TargetTokenizer(Protocol):
+    """What the phrase model writes its answers in. Token 0 is [PAD], phrase(0) == ""."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal tokenizers; a model and its identifiers carry it."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Each text's tokens; [] for a text with nothing in it."""
+        ...
+
+    def phrase(self, token: int) -> str:
+        """What a token stands for, for people."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 from phrase_scene import PIECES, WordTokens, corpus, tiny_encoder
 
 from services.algorithms.generation.phrases_part import PhraseParts, load_phrases, save_phrases
-from services.algorithms.generation.vocabulary import FIXED_TOKENS, build_vocabulary
+from services.algorithms.generation.vocabulary import FIXED_TOKENS
 from services.algorithms.text_bundle import BundleError, TextBundleWriter, load_text_bundle
 from services.offline.training.onnx_graphs import session
 from services.offline.training.phrases.export import (
@@ -20,6 +20,7 @@ from services.offline.training.phrases.export import (
     write_phrases,
 )
 from services.offline.training.phrases.fit import PhraseSettings, train_phrases
+from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 
 SETTINGS = PhraseSettings(positions=3, max_tokens=16, epochs=2, least_steps=0, batch=25, encoder_rate=3e-3,
                          output_rate=5e-2)  # fmt: skip

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from services.algorithms.generation.target_tokenizers import (
+from services.algorithms.models.sentence_encoder import model_folder
+from services.offline.evaluation.text.target_tokenizers import (
     WordPieceTokenizer,
     bpe_tokenizer,
     unigram_tokenizer,
     word_tokenizer,
 )
-from services.algorithms.generation.vocabulary import TargetTokenizer
-from services.algorithms.models.sentence_encoder import model_folder
+from services.offline.training.phrases.identifiers import TargetTokenizer
 
 TEXTS = [
     f"what are the {what} of {illness}?"

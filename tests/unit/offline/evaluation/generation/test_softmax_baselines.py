@@ -5,7 +5,7 @@ import pytest
 
 from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.shortlist import Shortlist
-from services.algorithms.generation.softmax_baselines import (
+from services.offline.evaluation.generation.softmax_baselines import (
     Clustered,
     LowRank,
     Searched,

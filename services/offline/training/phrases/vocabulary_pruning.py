@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.generation.vocabulary_candidates import Progress
-from services.algorithms.generation.vocabulary_lattice import Lattice, Shown
+from services.algorithms.generation.vocabulary_lattice import Lattice, Shown, Way
 from services.algorithms.generation.vocabulary_segments import Integers
 from services.algorithms.generation.vocabulary_text import Piece
 
@@ -33,7 +32,6 @@ def pruned(
     *,
     size: int,
     required: int,
-    progress: Progress | None = None,
 ) -> Shown:
     """Which `size` of the C pieces of the lattice stay (C,); the first `required` ones always do.
 
@@ -49,14 +47,14 @@ def pruned(
         near = remaining * _KEPT <= goal
         target = max(goal, int(remaining * (_LAST_KEPT if near else _KEPT)))
         if near:
-            scores = (lattice.uses(lattice.cheapest(left), weights) * lengths).astype(np.float64)
+            scores = (_uses(lattice, lattice.cheapest(left), weights) * lengths).astype(np.float64)
         else:
             scores = np.zeros(len(pieces))
             shown_often = np.zeros(len(pieces), dtype=np.int64)
             for test in range(rounds * _TESTS, (rounds + 1) * _TESTS):
                 shown = left & ((draws + test * _GOLDEN) % 1.0 < _SHARE)
                 shown[:required] = True
-                scores += lattice.uses(lattice.cheapest(shown), weights) * lengths
+                scores += _uses(lattice, lattice.cheapest(shown), weights) * lengths
                 shown_often += shown
             scores /= np.maximum(shown_often, 1)
             scores[shown_often == 0] = np.inf  # not tested in this round: not judged in it
@@ -67,8 +65,6 @@ def pruned(
         left[rows[order[: remaining - target]]] = False
         remaining = int(left.sum())
         rounds += 1
-        if progress is not None:
-            progress(f"candidates left after round {rounds}", goal, remaining)
     return left
 
 
@@ -80,3 +76,15 @@ def _draws(pieces: Sequence[Piece]) -> npt.NDArray[np.float64]:
             for text, flag in pieces
         ]
     )
+
+
+def _uses(lattice: Lattice, way: Way, weights: Integers) -> Integers:
+    """How often each piece (C,) stands in the way; `weights` (N,) are the places'."""
+    num_pieces, num_forms = len(lattice.counts), len(way.costs)
+    many, alone = np.flatnonzero(way.steps > 1), np.flatnonzero(way.steps == 1)
+    # Of nothing NumPy makes integers, whatever the weights.
+    used = np.bincount(way.phrases[many], weights=weights[many], minlength=num_pieces).astype(np.float64)
+    of_form = np.bincount(lattice.form_of[alone], weights=weights[alone], minlength=num_forms)
+    there = way.parts >= 0
+    used += np.bincount(way.parts[there], weights=of_form[way.part_form[there]], minlength=num_pieces)
+    return used.astype(np.int64)

@@ -34,8 +34,6 @@ MOST_WORDS = 12  # marks among them: "what is (are)" has five
 MOST_CHARACTERS = 64
 LONGEST_PART = 16
 
-Progress = Callable[[str, int, int], None]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
@@ -80,20 +78,15 @@ class Corpus:
         return forms, often
 
 
-def candidates(corpus: Corpus, *, min_count: int, strict: bool, progress: Progress | None = None) -> dict[Piece, int]:
+def candidates(corpus: Corpus, *, min_count: int) -> dict[Piece, int]:
     """Phrases, words and parts of words that come at least `min_count` times, with how often, sorted.
 
-    `strict`: of phrases that differ only in number ("brain tumor", "brain tumors"), in marks or in spaces, only the one
-    stays that stands for most characters (its count times its length; of equals the first in the alphabet).
+    Phrases that differ only in number ("brain tumor", "brain tumors"), in marks or in spaces count as one: the one that
+    stands for most characters stays (its count times its length; of equals the first in the alphabet).
     """
     forms, often = corpus.forms()
     found = _parts(forms, often, min_count)
-    if progress is not None:
-        progress("words and parts of words", 1, 2)
-    phrases = _phrases(corpus, min_count)
-    found.update(((text, False), count) for text, count in (_distinct(phrases) if strict else phrases).items())
-    if progress is not None:
-        progress("phrases", 2, 2)
+    found.update(((text, False), count) for text, count in _distinct(_phrases(corpus, min_count)).items())
     return dict(sorted(found.items()))
 
 
