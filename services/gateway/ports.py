@@ -1,4 +1,4 @@
-"""What the gateway needs from outside. Each port has a real adapter and an in-memory one in the tests.
+"""What the gateway needs from outside. Each port has a real adapter and one in memory (tests/fakes).
 
 All raise the error tree of `services.common.errors`; timeouts are seconds.
 """

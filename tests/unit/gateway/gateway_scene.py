@@ -3,11 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from prometheus_client import CollectorRegistry
-
-from services.common.query_state import PackedQueryState
-from services.common.stream.position import Position
-from services.gateway.adapters.in_memory import (
+from fakes.gateway import (
     MemoryCandidates,
     MemoryContributionReaders,
     MemoryEncoder,
@@ -22,6 +18,10 @@ from services.gateway.adapters.in_memory import (
     MemoryUserRecords,
     MemoryUserStates,
 )
+from prometheus_client import CollectorRegistry
+
+from services.common.query_state import PackedQueryState
+from services.common.stream.position import Position
 from services.gateway.domain import StoredState
 from services.gateway.freshness import PartitionProgress
 from services.gateway.handlers.explain import Explain

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from fakes.gateway import MemoryTextSources
 from gateway_scene import FOUND, Scene, query_state
 
 from services.common import request_context
@@ -15,7 +16,6 @@ from services.common.errors import (
     Overloaded,
     PreconditionFailed,
 )
-from services.gateway.adapters.in_memory import MemoryTextSources
 from services.gateway.domain import Degradation, Filter, HistoryEvent, RecommendQuery
 from services.gateway.handlers.search import SearchLimits
 from services.gateway.searching import SearchAnswer, SearchQuery

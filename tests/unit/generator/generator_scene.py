@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 import onnx
+from fakes.generator import MemoryClicks
 from freshet.v1 import generator_pb2_grpc
 from onnx import TensorProto, helper, numpy_helper
 from prometheus_client import CollectorRegistry
@@ -22,7 +23,6 @@ from services.common.items import CatalogueItem
 from services.common.rpc_server import HealthState, RpcServer
 from services.common.search_clicks import SearchClick, encode_click
 from services.common.stream.retraction import ForgetUpTo, Undo
-from services.generator.adapters.in_memory import MemoryClicks
 from services.generator.bootstrap import Handlers, Ready, Sources, load_sources, make_handlers
 from services.generator.changes import ItemChanges
 from services.generator.clicks import ClicksFollower

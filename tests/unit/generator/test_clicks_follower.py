@@ -4,13 +4,13 @@ import time
 from pathlib import Path
 
 import pytest
+from fakes.generator import MemoryClicks
 from generator_scene import Running, click, forget, make_running, undo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.algorithms.filters import ItemFilter
 from services.common.errors import DependencyUnavailable
-from services.generator.adapters.in_memory import MemoryClicks
 from services.generator.clicks import ClicksFollower
 from services.generator.domain.requests import Asked, TextScored
 from services.generator.domain.text_mol import TextMol

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from fakes.gateway import MemoryCandidates
 from gateway.gateway_scene import ITEMS, Scene
 from state_scene import ANN, FragileStore, vocabulary
 
@@ -9,7 +10,6 @@ from services.common.stream.position import Position
 from services.encoder.adapters.in_memory import HashEncoder
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
-from services.gateway.adapters.in_memory import MemoryCandidates
 from services.gateway.domain import (
     Degradation,
     Encoded,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.gateway import MemoryCandidates
 from gateway.gateway_scene import Scene
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries
@@ -26,7 +27,6 @@ from services.common.catalogue_follower import CatalogueFollower
 from services.common.errors import DependencyUnavailable, FreshetError
 from services.common.items import CatalogueItem, encode_item
 from services.common.stream.record import SourceRecord
-from services.gateway.adapters.in_memory import MemoryCandidates
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Degradation, RecommendQuery
 from services.reranker import bootstrap as reranker

@@ -1,4 +1,4 @@
-"""The ports in memory, for tests."""
+"""The generator's ports in memory."""
 
 import threading
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Every port in memory, for tests and measurements: each can fail, be slow, and shows what it was asked."""
+"""The gateway's ports in memory: each can fail, be slow, and shows what it was asked."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
