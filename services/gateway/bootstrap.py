@@ -15,15 +15,17 @@ from services.common.rpc_server import serve
 from services.common.state_store import StateReader
 from services.common.topics import NUM_PARTITIONS
 from services.common.tracing import configure_tracing
-from services.gateway.adapters.compacted_logs import KafkaForgetLog, KafkaItemLog
-from services.gateway.adapters.interaction_log import KafkaInteractionLog
-from services.gateway.adapters.processes import RemoteCandidates, RemoteEncoder, RemoteReranker
-from services.gateway.adapters.refreshers import RemoteRefreshers
+from services.gateway.adapters.processes import (
+    RemoteCandidates,
+    RemoteEncoder,
+    RemoteRefreshers,
+    RemoteReranker,
+    RemoteTextSources,
+)
 from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
-from services.gateway.adapters.text_sources import RemoteTextSources
-from services.gateway.adapters.user_records import RemoteContributionReaders, RemoteUserRecords
+from services.gateway.adapters.topics import KafkaForgetLog, KafkaInteractionLog, KafkaItemLog
 from services.gateway.catalogue import DescribedItems
 from services.gateway.config import GatewaySettings
 from services.gateway.handlers.explain import Explain
@@ -91,6 +93,7 @@ async def run(settings: GatewaySettings) -> None:
     encoder = RemoteEncoder(channels["encoder"])
     candidates = RemoteCandidates(channels["candidates"])
     reranker = RemoteReranker(channels["reranker"])
+    refreshers = RemoteRefreshers(refresher_channels)
     ends = KafkaStreamEnds(settings.kafka_bootstrap)
     ends.start()
     stage_timeout_s = settings.stage_timeout_ms / 1000
@@ -147,7 +150,7 @@ async def run(settings: GatewaySettings) -> None:
         ends=ends,
         candidates=candidates,
         reranker=reranker,
-        refreshers=RemoteRefreshers(refresher_channels),
+        refreshers=refreshers,
         stream=stream,
         model_version=bundle.model_version,
     )
@@ -157,8 +160,8 @@ async def run(settings: GatewaySettings) -> None:
     forget_user = ForgetUser(
         log=KafkaForgetLog(producer),
         ends=ends,
-        users=RemoteUserRecords(channels["encoder"]),
-        contributions=RemoteContributionReaders(refresher_channels),
+        encoder=encoder,
+        refreshers=refreshers,
         num_partitions=NUM_PARTITIONS,
         append_timeout_s=append_timeout_s,
     )

@@ -36,10 +36,13 @@ class UserStates(Protocol):
 
 
 class Encoder(Protocol):
-    """Histories in, query states out."""
+    """Histories in, query states out; it also keeps the state store."""
 
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
         """The query state of `history`, oldest first; every event has its time."""
+
+    async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
+        """What it and the state store hold of the user, and up to where a forget was applied."""
 
 
 class Candidates(Protocol):
@@ -94,11 +97,14 @@ class TextSources(Protocol):
 
 
 class Refreshers(Protocol):
-    """The processes that fold attributions into item states."""
+    """The processes that fold attributions into item states. No method raises: any number of them may be away. Each
+    also says whether all of them answered (False where none is configured)."""
 
     async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
-        """Progress of each partition of `attributions` that some refresher holds, and whether all of them answered.
-        Never raises: any number of them may be away."""
+        """Progress of each partition of `attributions` that some refresher holds."""
+
+    async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[Sequence[Contributions], bool]:
+        """What each refresher that answers holds of a user, who is a pseudonym there."""
 
 
 class StreamEnds(Protocol):
@@ -130,21 +136,6 @@ class ForgetLog(Protocol):
 
     async def append(self, forget: Forget, timeout_s: float) -> None:
         """Write one, durably: from then on the user will be forgotten, whoever is away now."""
-
-
-class UserRecords(Protocol):
-    """What the encoder process and the state store hold of users."""
-
-    async def describe(self, user_id: str, timeout_s: float) -> StoredUser:
-        """What is held of the user, and up to where a forget was applied."""
-
-
-class ContributionReaders(Protocol):
-    """What the refreshers hold of users, who are pseudonyms there."""
-
-    async def of(self, pseudonym: str, timeout_s: float) -> tuple[Sequence[Contributions], bool]:
-        """What each refresher that answers holds, and whether all of them answered (False where none is configured).
-        Never raises."""
 
 
 class StreamStatus(Protocol):

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from freshet.v1 import candidates_pb2, common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc, reranker_pb2
@@ -21,8 +21,8 @@ from services.gateway.domain import (
     Recommendation,
     RecommendQuery,
 )
-from services.gateway.explanation import ExplainQuery, Explanation, Similarity, Votes
-from services.gateway.freshness import FreshnessReport, PartitionProgress
+from services.gateway.explanation import ExplainQuery, Explanation
+from services.gateway.freshness import FreshnessReport
 from services.gateway.handlers.explain import Explain
 from services.gateway.handlers.forget import ForgetUser
 from services.gateway.handlers.get_freshness import GetFreshness
@@ -125,13 +125,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     async def ForgetUser(self, request: gateway_pb2.ForgetUserRequest, context: Any) -> gateway_pb2.ForgetUserResponse:
         """Removes a user's history, states and contributions."""
         report = await self._forget_user(request.user_id, preview=request.preview)
-        return gateway_pb2.ForgetUserResponse(
-            forget_id=report.forget_id,
-            found=report.found,
-            left=report.left,
-            is_applied=report.is_applied,
-            remains=report.remains,
-        )
+        return gateway_pb2.ForgetUserResponse(**asdict(report))
 
 
 def _now_ms() -> int:
@@ -279,65 +273,16 @@ def _explanation_message(answer: Explanation) -> gateway_pb2.ExplainResponse:
     of_model, of_refreshed, of_votes = answer.shares
     return gateway_pb2.ExplainResponse(
         score=answer.score,
-        similarity=None if answer.similarity is None else _similarity_message(answer.similarity),
-        votes=None if answer.votes is None else _votes_message(answer.votes),
+        similarity=None
+        if answer.similarity is None
+        else reranker_pb2.ExplainScoreResponse(**asdict(answer.similarity)),
+        votes=None if answer.votes is None else candidates_pb2.ExplainVotesResponse(**asdict(answer.votes)),
         share_of_model=of_model,
         share_of_refreshed=of_refreshed,
         share_of_votes=of_votes,
-        history=[
-            gateway_pb2.PastInteraction(item_id=past.item_id, title=past.title, age_seconds=past.age_seconds)
-            for past in answer.history
-        ],
+        history=[gateway_pb2.PastInteraction(**asdict(past)) for past in answer.history],
         model_version=answer.model_version,
         state_source=answer.state_source,
-    )
-
-
-def _similarity_message(similarity: Similarity) -> reranker_pb2.ExplainScoreResponse:
-    return reranker_pb2.ExplainScoreResponse(
-        score=similarity.score,
-        from_model=similarity.from_model,
-        from_interactions=similarity.from_interactions,
-        model_share=similarity.model_share,
-        num_interactions=similarity.num_interactions,
-        pairs=[
-            reranker_pb2.PairContribution(
-                query_component=pair.query_component,
-                item_component=pair.item_component,
-                weight=pair.weight,
-                cosine=pair.cosine,
-                contribution=pair.contribution,
-                from_model=pair.from_model,
-            )
-            for pair in similarity.pairs
-        ],
-        title=similarity.title,
-        index_version=similarity.index_version,
-    )
-
-
-def _votes_message(votes: Votes) -> candidates_pb2.ExplainVotesResponse:
-    return candidates_pb2.ExplainVotesResponse(
-        vote=votes.vote,
-        num_neighbours=votes.num_neighbours,
-        model_share=votes.model_share,
-        voters=[
-            candidates_pb2.VotingInteractions(
-                type=voters.type,
-                count=voters.count,
-                newest_age_seconds=voters.newest_age_seconds,
-                oldest_age_seconds=voters.oldest_age_seconds,
-                vote=voters.vote,
-            )
-            for voters in votes.voters
-        ],
-        index_version=votes.index_version,
-    )
-
-
-def _progress_message(progress: PartitionProgress) -> gateway_pb2.PartitionProgress:
-    return gateway_pb2.PartitionProgress(
-        partition=progress.partition, applied_offset=progress.applied_offset, end_offset=progress.end_offset
     )
 
 
@@ -348,8 +293,8 @@ def _freshness_message(report: FreshnessReport) -> gateway_pb2.GetFreshnessRespo
         model_version=report.model_version,
         index_version="" if candidates is None else candidates.index_version,
         epoch=report.epoch,
-        interactions=map(_progress_message, report.interactions),
-        attributions=map(_progress_message, report.attributions),
+        interactions=[gateway_pb2.PartitionProgress(**asdict(one)) for one in report.interactions],
+        attributions=[gateway_pb2.PartitionProgress(**asdict(one)) for one in report.attributions],
         candidates=None if candidates is None else _index_freshness_message(candidates.freshness),
         reranker=None if reranker is None else _index_freshness_message(reranker.freshness),
         degradations=degradations,

@@ -82,17 +82,22 @@ class MemoryUserStates(_Failing):
 
 @dataclass
 class MemoryEncoder(_Failing):
-    """Knows some items; the state of a history is a fixed one."""
+    """Knows some items; the state of a history is a fixed one. A forget is applied by setting another of `users`."""
 
     query_state: PackedQueryState | None = None
     known_items: set[str] = field(default_factory=set)
     histories: list[tuple[str, list[HistoryEvent]]] = field(default_factory=list)
+    users: dict[str, StoredUser] = field(default_factory=dict)
 
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
         self.histories.append((user_id, list(history)))
         await self._behave()
         known = any(event.item_id in self.known_items for event in history)
         return Encoded(query_state=self.query_state if known else None, queue_ms=1.0, encode_ms=2.0)
+
+    async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
+        await self._behave()
+        return self.users.get(user_id, StoredUser(pseudonym=f"p-{user_id}", forgotten_up_to={}))
 
 
 @dataclass
@@ -246,13 +251,17 @@ class MemoryTextSources:
 
 @dataclass
 class MemoryRefreshers:
-    """What the refreshers that answer hold."""
+    """What the refreshers that answer hold: partitions, and contributions by pseudonym."""
 
     held: list[PartitionProgress] = field(default_factory=list)
+    of_users: dict[str, list[Contributions]] = field(default_factory=dict)
     all_answer: bool = True
 
     async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
         return list(self.held), self.all_answer
+
+    async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[Sequence[Contributions], bool]:
+        return list(self.of_users.get(pseudonym, ())), self.all_answer
 
 
 @dataclass
@@ -311,28 +320,6 @@ class MemoryForgetLog(_Failing):
         self.written.append(forget)
         if self.on_append is not None:
             self.on_append(forget)
-
-
-@dataclass
-class MemoryUserRecords(_Failing):
-    """What is held of users; a forget is applied by setting another value."""
-
-    users: dict[str, StoredUser] = field(default_factory=dict)
-
-    async def describe(self, user_id: str, timeout_s: float) -> StoredUser:
-        await self._behave()
-        return self.users.get(user_id, StoredUser(pseudonym=f"p-{user_id}", forgotten_up_to={}))
-
-
-@dataclass
-class MemoryContributionReaders:
-    """What the refreshers hold, by pseudonym."""
-
-    held: dict[str, list[Contributions]] = field(default_factory=dict)
-    all_answer: bool = True
-
-    async def of(self, pseudonym: str, timeout_s: float) -> tuple[Sequence[Contributions], bool]:
-        return list(self.held.get(pseudonym, ())), self.all_answer
 
 
 @dataclass

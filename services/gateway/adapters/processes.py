@@ -1,20 +1,28 @@
-"""The encoder, candidates and reranker processes over gRPC: one RPC each, bytes handed on as they are."""
+"""The other processes over gRPC: one RPC for each method of a port, query states handed on as the bytes they are."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import grpc
+import structlog
 from freshet.v1 import (
     candidates_pb2,
     candidates_pb2_grpc,
     common_pb2,
     encoder_pb2,
     encoder_pb2_grpc,
+    generator_pb2,
+    generator_pb2_grpc,
+    refresher_pb2,
+    refresher_pb2_grpc,
     reranker_pb2,
     reranker_pb2_grpc,
 )
 
 from services.common import rpc_client
+from services.common.errors import FreshetError
 from services.common.query_state import PackedQueryState, from_message, to_message
 from services.common.stream.times import set_ms
 from services.gateway.domain import (
@@ -29,12 +37,28 @@ from services.gateway.domain import (
     ScoredItem,
 )
 from services.gateway.explanation import PairPart, Similarity, Voters, Votes
-from services.gateway.freshness import ServedIndex
+from services.gateway.forgetting import Contributions, StoredUser
+from services.gateway.freshness import PartitionProgress, ServedIndex
+from services.gateway.searching import Found, FoundItem
+
+log = structlog.get_logger()
 
 # The generated stubs carry no types.
 _EncoderStub: Any = encoder_pb2_grpc.EncoderServiceStub
 _CandidatesStub: Any = candidates_pb2_grpc.CandidatesServiceStub
 _RerankerStub: Any = reranker_pb2_grpc.RerankerServiceStub
+_GeneratorStub: Any = generator_pb2_grpc.GeneratorServiceStub
+_RefresherStub: Any = refresher_pb2_grpc.RefresherServiceStub
+
+
+def _read(kind: Any, message: Any, **other: Any) -> Any:
+    """A dataclass from a message's fields of the same names; `other` are those that differ."""
+    same = (field.name for field in fields(kind) if field.name not in other)
+    return kind(**{name: getattr(message, name) for name in same}, **other)
+
+
+def _offsets(positions: Any) -> dict[int, int]:
+    return {position.partition: position.offset for position in positions}
 
 
 def _filter_message(wanted: Filter) -> Any:
@@ -66,7 +90,9 @@ class RemoteEncoder:
     """Implements `ports.Encoder`."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._encode = _EncoderStub(channel).Encode
+        stub = _EncoderStub(channel)
+        self._encode = stub.Encode
+        self._describe_user = stub.DescribeUser
 
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
         """One Encode call."""
@@ -77,6 +103,19 @@ class RemoteEncoder:
         response = await rpc_client.call(self._encode, request, timeout_s=timeout_s, peer="encoder")
         state = from_message(response.query_state) if response.HasField("query_state") else None
         return Encoded(query_state=state, queue_ms=response.queue_ms, encode_ms=response.encode_ms)
+
+    async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
+        """One DescribeUser call."""
+        request = encoder_pb2.DescribeUserRequest(user_id=user_id)
+        response = await rpc_client.call(self._describe_user, request, timeout_s=timeout_s, peer="encoder")
+        user: StoredUser = _read(
+            StoredUser,
+            response,
+            pseudonym=response.user_pseudonym,
+            query_states=len(response.state_model_versions),
+            forgotten_up_to=_offsets(response.forgotten_up_to),
+        )
+        return user
 
 
 class RemoteCandidates:
@@ -118,22 +157,13 @@ class RemoteCandidates:
         """One ExplainVotes call."""
         request = candidates_pb2.ExplainVotesRequest(query_state=to_message(query_state), item_id=item_id)
         response = await rpc_client.call(self._explain_votes, request, timeout_s=timeout_s, peer="candidates")
-        return Votes(
-            vote=response.vote,
-            num_neighbours=response.num_neighbours,
+        votes: Votes = _read(
+            Votes,
+            response,
             model_share=response.model_share if response.num_neighbours else 1.0,
-            voters=[
-                Voters(
-                    type=voters.type,
-                    count=voters.count,
-                    newest_age_seconds=voters.newest_age_seconds,
-                    oldest_age_seconds=voters.oldest_age_seconds,
-                    vote=voters.vote,
-                )
-                for voters in response.voters
-            ],
-            index_version=response.index_version,
+            voters=[_read(Voters, voters) for voters in response.voters],
         )
+        return votes
 
     async def served(self, timeout_s: float) -> ServedIndex:
         """One GetIndexInfo call."""
@@ -194,28 +224,76 @@ class RemoteReranker:
             query_state=to_message(query_state), item_id=item_id, max_pairs=max_pairs
         )
         response = await rpc_client.call(self._explain, request, timeout_s=timeout_s, peer="reranker")
-        return Similarity(
-            score=response.score,
-            from_model=response.from_model,
-            from_interactions=response.from_interactions,
-            model_share=response.model_share,
-            num_interactions=response.num_interactions,
-            pairs=[
-                PairPart(
-                    query_component=pair.query_component,
-                    item_component=pair.item_component,
-                    weight=pair.weight,
-                    cosine=pair.cosine,
-                    contribution=pair.contribution,
-                    from_model=pair.from_model,
-                )
-                for pair in response.pairs
-            ],
-            title=response.title,
-            index_version=response.index_version,
-        )
+        similarity: Similarity = _read(Similarity, response, pairs=[_read(PairPart, pair) for pair in response.pairs])
+        return similarity
 
     async def served(self, timeout_s: float) -> ServedIndex:
         """One GetRerankerInfo call."""
         request = reranker_pb2.GetRerankerInfoRequest()
         return _served(await rpc_client.call(self._info, request, timeout_s=timeout_s, peer="reranker"))
+
+
+class RemoteTextSources:
+    """Implements `ports.TextSources`: one RPC for all sources that are asked at once."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._find_by_words = _GeneratorStub(channel).FindByWords
+
+    async def find(
+        self, sources: Sequence[str], query: str, *, k: int, filter: Filter, timeout_s: float
+    ) -> Mapping[str, Found | FreshetError]:
+        """One FindByWords call."""
+        request = generator_pb2.FindByWordsRequest(query=query, k=k, filter=_filter_message(filter), sources=sources)
+        request.filter.ClearField("exclude_seen")  # sources know no users
+        response = await rpc_client.call(self._find_by_words, request, timeout_s=timeout_s, peer="generator")
+        return {said.source: _said(said, response.text_version) for said in response.answers}
+
+
+def _said(said: Any, text_version: str) -> Found | FreshetError:
+    if said.status:
+        return rpc_client.translate_status(said.status, said.reason, "generator")
+    items = [FoundItem(item.item_id, item.score, item.identifier) for item in said.items]
+    return Found(items=items, text_version=text_version, milliseconds=said.milliseconds)
+
+
+class RemoteRefreshers:
+    """Implements `ports.Refreshers` over one channel per address; any of them may be away."""
+
+    def __init__(self, channels: Mapping[str, grpc.aio.Channel]) -> None:
+        self._stubs = {address: _RefresherStub(channel) for address, channel in channels.items()}
+
+    async def folded(self, timeout_s: float) -> tuple[list[PartitionProgress], bool]:
+        """One GetStatus call each, at once."""
+        answers, all_answered = await self._ask_all("GetStatus", refresher_pb2.GetStatusRequest(), timeout_s)
+        return [
+            _read(PartitionProgress, held, applied_offset=held.folded_offset)
+            for answer in answers
+            for held in answer.partitions
+        ], all_answered
+
+    async def contributions(self, pseudonym: str, timeout_s: float) -> tuple[list[Contributions], bool]:
+        """One DescribeContributions call each, at once."""
+        request = refresher_pb2.DescribeContributionsRequest(user_pseudonym=pseudonym)
+        answers, all_answered = await self._ask_all("DescribeContributions", request, timeout_s)
+        return [
+            Contributions(
+                summed_interactions=answer.interactions,
+                remembered_interactions=answer.remembered,
+                forgotten_up_to=_offsets(answer.forgotten_up_to),
+                partitions=tuple(answer.partitions),
+            )
+            for answer in answers
+        ], all_answered
+
+    async def _ask_all(self, method: str, request: Any, timeout_s: float) -> tuple[list[Any], bool]:
+        """The answers that came, and whether all of them did (False where no refresher is configured)."""
+
+        async def ask(address: str, stub: Any) -> Any:
+            try:
+                return await rpc_client.call(getattr(stub, method), request, timeout_s=timeout_s, peer="refresher")
+            except FreshetError as exc:
+                log.info("refresher_silent", address=address, error=type(exc).__name__, reason=exc.message)
+                return None
+
+        answers = await asyncio.gather(*(ask(address, stub) for address, stub in self._stubs.items()))
+        return [answer for answer in answers if answer is not None], bool(answers) and None not in answers

@@ -16,7 +16,7 @@ from services.common.events import validate_id
 from services.common.forgets import Forget
 from services.common.stream.retraction import covers
 from services.gateway.forgetting import Contributions, ForgetReport, StoredUser
-from services.gateway.ports import ContributionReaders, ForgetLog, StreamEnds, UserRecords
+from services.gateway.ports import Encoder, ForgetLog, Refreshers, StreamEnds
 
 RETRY_AFTER_MS = 500
 # For callers that set no deadline.
@@ -78,16 +78,16 @@ class ForgetUser:
         *,
         log: ForgetLog,
         ends: StreamEnds,
-        users: UserRecords,
-        contributions: ContributionReaders,
+        encoder: Encoder,
+        refreshers: Refreshers,
         num_partitions: int,
         append_timeout_s: float = 1.5,
         ask_timeout_s: float = 1.0,
     ) -> None:
         self._log = log
         self._ends = ends
-        self._users = users
-        self._contributions = contributions
+        self._encoder = encoder
+        self._refreshers = refreshers
         self._num_partitions = num_partitions
         self._append_timeout_s = append_timeout_s
         self._ask_timeout_s = ask_timeout_s
@@ -140,10 +140,10 @@ class ForgetUser:
 
     async def _look(self, user_id: str) -> _Found:
         try:
-            stored = await self._users.describe(user_id, self._ask_timeout_s)
+            stored = await self._encoder.describe_user(user_id, self._ask_timeout_s)
         except FreshetError:
             return _Found(None, (), all_answered=False)
-        contributions, all_answered = await self._contributions.of(stored.pseudonym, self._ask_timeout_s)
+        contributions, all_answered = await self._refreshers.contributions(stored.pseudonym, self._ask_timeout_s)
         return _Found(stored, contributions, all_answered)
 
     def _is_applied(self, found: _Found, forget: Forget) -> bool:

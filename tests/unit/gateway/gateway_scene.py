@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from fakes.gateway import (
     MemoryCandidates,
-    MemoryContributionReaders,
     MemoryEncoder,
     MemoryForgetLog,
     MemoryInteractionLog,
@@ -15,7 +14,6 @@ from fakes.gateway import (
     MemoryStreamEnds,
     MemoryStreamStatus,
     MemoryTextSources,
-    MemoryUserRecords,
     MemoryUserStates,
 )
 from prometheus_client import CollectorRegistry
@@ -78,8 +76,6 @@ class Scene:
     )
     items: MemoryItemLog = field(default_factory=MemoryItemLog)
     forgets: MemoryForgetLog = field(default_factory=MemoryForgetLog)
-    users: MemoryUserRecords = field(default_factory=MemoryUserRecords)
-    contributions: MemoryContributionReaders = field(default_factory=MemoryContributionReaders)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     limits: RecommendLimits = field(default_factory=RecommendLimits)
     sources: MemoryTextSources = field(default_factory=lambda: MemoryTextSources(found=dict(FOUND)))
@@ -152,7 +148,7 @@ class Scene:
         self.forget_user = ForgetUser(
             log=self.forgets,
             ends=self.ends,
-            users=self.users,
-            contributions=self.contributions,
+            encoder=self.encoder,
+            refreshers=self.refreshers,
             num_partitions=2,
         )

@@ -30,11 +30,15 @@ from services.common import rpc_client
 from services.common.config import ProcessSettings
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
 from services.common.rpc_server import HealthState, RpcServer
-from services.gateway.adapters.processes import RemoteCandidates, RemoteEncoder, RemoteReranker
-from services.gateway.adapters.refreshers import RemoteRefreshers
+from services.gateway.adapters.processes import (
+    RemoteCandidates,
+    RemoteEncoder,
+    RemoteRefreshers,
+    RemoteReranker,
+    RemoteTextSources,
+)
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
-from services.gateway.adapters.text_sources import RemoteTextSources
 from services.gateway.domain import CertificateKind, Filter, HistoryEvent, IndexFreshness, Pool
 from services.gateway.freshness import PartitionProgress
 from services.gateway.searching import Found, FoundItem

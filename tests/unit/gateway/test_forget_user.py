@@ -35,18 +35,18 @@ def held(partition: int, interactions: int, remembered: int, up_to: Mapping[int,
 
 def scene_with_ann() -> Scene:
     scene = Scene()
-    scene.users.users["ann"] = ANN
-    scene.contributions.held["p-ann"] = [held(0, 6, 1, {}), held(1, 1, 2, {})]
+    scene.encoder.users["ann"] = ANN
+    scene.refreshers.of_users["p-ann"] = [held(0, 6, 1, {}), held(1, 1, 2, {})]
     return scene
 
 
 def forget_in_encoder(scene: Scene, forget: Forget) -> None:
-    scene.users.users["ann"] = StoredUser(pseudonym="p-ann", in_model=True, forgotten_up_to=forget.up_to)
+    scene.encoder.users["ann"] = StoredUser(pseudonym="p-ann", in_model=True, forgotten_up_to=forget.up_to)
 
 
 def forget_everywhere(scene: Scene, forget: Forget) -> None:
     forget_in_encoder(scene, forget)
-    scene.contributions.held["p-ann"] = [held(p, 0, 0, forget.up_to) for p in (0, 1)]
+    scene.refreshers.of_users["p-ann"] = [held(p, 0, 0, forget.up_to) for p in (0, 1)]
 
 
 async def test_a_preview_says_what_is_there_and_changes_nothing() -> None:
@@ -83,15 +83,15 @@ async def test_what_not_every_process_has_applied_when_the_time_is_up_is_not_cal
 
     def apply(forget: Forget) -> None:
         forget_everywhere(scene, forget)
-        parts = scene.contributions.held["p-ann"]
+        parts = scene.refreshers.of_users["p-ann"]
         if lacking == "a refresher lags":
             parts[1] = replace(parts[1], forgotten_up_to={3: 8, 4: 0}, summed_interactions=1)
         elif lacking == "a refresher is silent":
-            scene.contributions.all_answer = False
+            scene.refreshers.all_answer = False
         elif lacking == "a partition is nobody's":
             del parts[1]
         else:
-            scene.users.users["ann"] = ANN
+            scene.encoder.users["ann"] = ANN
 
     scene.forgets.on_append = apply
     async with gateway(scene) as stub:
@@ -103,7 +103,7 @@ async def test_what_not_every_process_has_applied_when_the_time_is_up_is_not_cal
 
 async def test_a_forget_goes_out_while_the_encoder_is_away_and_says_what_is_not_known() -> None:
     scene = scene_with_ann()
-    scene.users.failure = DependencyUnavailable("encoder: away")
+    scene.encoder.failure = DependencyUnavailable("encoder: away")
     async with gateway(scene) as stub:
         answer = await stub.ForgetUser(gateway_pb2.ForgetUserRequest(user_id="ann"), timeout=0.4)
     assert len(scene.forgets.written) == 1

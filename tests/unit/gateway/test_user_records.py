@@ -13,7 +13,7 @@ from services.common import rpc_client
 from services.common.config import ProcessSettings
 from services.common.errors import DependencyUnavailable
 from services.common.rpc_server import RpcServer
-from services.gateway.adapters.user_records import RemoteContributionReaders, RemoteUserRecords
+from services.gateway.adapters.processes import RemoteEncoder, RemoteRefreshers
 from services.gateway.forgetting import Contributions, StoredUser
 
 NOWHERE = "127.0.0.1:9"
@@ -63,7 +63,7 @@ async def peers() -> AsyncIterator[tuple[Peers, grpc.aio.Channel]]:
 
 async def test_what_the_encoder_says_of_a_user_is_read_whole() -> None:
     async with peers() as (servicer, channel):
-        found = await RemoteUserRecords(channel).describe("ann", 2.0)
+        found = await RemoteEncoder(channel).describe_user("ann", 2.0)
     assert servicer.asked == "ann"
     assert found == StoredUser(
         pseudonym="p", history_events=5, seen_items=4, query_states=2, in_model=True, forgotten_up_to={3: 8}
@@ -73,13 +73,13 @@ async def test_what_the_encoder_says_of_a_user_is_read_whole() -> None:
 async def test_an_absent_encoder_is_unavailable() -> None:
     async with rpc_client.channel(NOWHERE) as channel:
         with pytest.raises(DependencyUnavailable, match="encoder"):
-            await RemoteUserRecords(channel).describe("ann", 1.0)
+            await RemoteEncoder(channel).describe_user("ann", 1.0)
 
 
 async def test_every_refresher_is_asked_and_one_that_is_silent_is_said() -> None:
     held = Contributions(summed_interactions=7, remembered_interactions=2, forgotten_up_to={3: 8}, partitions=(0, 4))
     async with peers() as (servicer, channel), rpc_client.channel(NOWHERE) as silent:
-        assert await RemoteContributionReaders({"a": channel, "b": channel}).of("p", 2.0) == ([held, held], True)
+        assert await RemoteRefreshers({"a": channel, "b": channel}).contributions("p", 2.0) == ([held, held], True)
         assert servicer.asked == "p"
-        assert await RemoteContributionReaders({"a": channel, "b": silent}).of("p", 1.0) == ([held], False)
-    assert await RemoteContributionReaders({}).of("p", 1.0) == ([], False)
+        assert await RemoteRefreshers({"a": channel, "b": silent}).contributions("p", 1.0) == ([held], False)
+    assert await RemoteRefreshers({}).contributions("p", 1.0) == ([], False)

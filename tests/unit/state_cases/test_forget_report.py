@@ -25,7 +25,7 @@ PSEUDONYM = pseudonym_of(ANN, b"key")
 async def remains() -> list[str]:
     """The sentences of the report. A preview's are those of the forget itself."""
     scene = Scene()
-    scene.users.users[ANN] = StoredUser(pseudonym=PSEUDONYM, forgotten_up_to={})
+    scene.encoder.users[ANN] = StoredUser(pseudonym=PSEUDONYM, forgotten_up_to={})
     return list((await scene.forget_user(ANN, preview=True)).remains)
 
 

@@ -87,16 +87,16 @@ async def test_a_forget_is_not_done_while_an_added_partition_holds_the_user() ->
     eight and has not come to it. The handler is built as the gateway's bootstrap builds it."""
     scene = Scene()
     up_to = {partition: end - 1 for partition, end in scene.ends.ends.items()}
-    scene.users.users["ann"] = StoredUser(pseudonym="p-ann", forgotten_up_to=up_to)
-    scene.contributions.held["p-ann"] = [
+    scene.encoder.users["ann"] = StoredUser(pseudonym="p-ann", forgotten_up_to=up_to)
+    scene.refreshers.of_users["p-ann"] = [
         Contributions(forgotten_up_to=up_to, partitions=range(NUM_PARTITIONS)),
         Contributions(summed_interactions=5, forgotten_up_to={}, partitions=range(NUM_PARTITIONS, 2 * NUM_PARTITIONS)),
     ]
     forget_user = ForgetUser(
         log=scene.forgets,
         ends=scene.ends,
-        users=scene.users,
-        contributions=scene.contributions,
+        encoder=scene.encoder,
+        refreshers=scene.refreshers,
         num_partitions=NUM_PARTITIONS,
     )
     # Ask with little time, so that a forget that is not applied is reported soon.

@@ -1,0 +1,48 @@
+"""The topics that the gateway writes, through its one producer: interactions, items, forgets."""
+
+from services.common.events import Interaction, encode_interaction
+from services.common.forgets import Forget, encode_forget
+from services.common.items import CatalogueItem, encode_item
+from services.common.kafka import EventProducer, partition_for
+from services.common.stream.position import Position
+from services.common.topics import FORGETS, INTERACTIONS, ITEMS, NUM_PARTITIONS
+
+
+class KafkaInteractionLog:
+    """Implements `ports.InteractionLog`: keyed by user, so one user's events keep their order."""
+
+    def __init__(self, producer: EventProducer) -> None:
+        self._producer = producer
+
+    def partition_of(self, user_id: str) -> int:
+        """Where Kafka's default partitioner puts this user."""
+        return partition_for(user_id.encode(), NUM_PARTITIONS)
+
+    async def append(self, interaction: Interaction, timeout_s: float) -> Position:
+        """Acknowledged by all in-sync replicas when this returns."""
+        partition, offset = await self._producer.send(
+            INTERACTIONS, interaction.user_id.encode(), encode_interaction(interaction), timeout_s=timeout_s
+        )
+        return Position(partition, offset)
+
+
+class KafkaItemLog:
+    """Implements `ports.ItemLog`: keyed by item, so the newest record of an item is what it is."""
+
+    def __init__(self, producer: EventProducer) -> None:
+        self._producer = producer
+
+    async def put(self, item: CatalogueItem, timeout_s: float) -> None:
+        """Acknowledged by all in-sync replicas when this returns."""
+        await self._producer.send(ITEMS, item.item_id.encode(), encode_item(item), timeout_s=timeout_s)
+
+
+class KafkaForgetLog:
+    """Implements `ports.ForgetLog`: keyed by user, compacted and kept."""
+
+    def __init__(self, producer: EventProducer) -> None:
+        self._producer = producer
+
+    async def append(self, forget: Forget, timeout_s: float) -> None:
+        """Acknowledged by all in-sync replicas when this returns."""
+        await self._producer.send(FORGETS, forget.user_id.encode(), encode_forget(forget), timeout_s=timeout_s)
