@@ -39,7 +39,8 @@ from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.popular import PopularItems
 from services.gateway.server import SERVICE, GatewayServicer
-from services.gateway.words import Words
+from services.gateway.stages import Stages
+from services.gateway.text_retrieval import TextRetrieval
 
 # The generated stubs carry no types.
 _add_servicer: Any = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
@@ -98,13 +99,21 @@ async def run(settings: GatewaySettings) -> None:
     ends.start()
     stage_timeout_s = settings.stage_timeout_ms / 1000
     breaker_seconds = settings.breaker_ms / 1000
-    words = Words(RemoteTextSources(channels["generator"]), timeout_s=stage_timeout_s, breaker_seconds=breaker_seconds)
-    recommend = Recommend(
+    text = TextRetrieval(
+        RemoteTextSources(channels["generator"]), timeout_s=stage_timeout_s, breaker_seconds=breaker_seconds
+    )
+    stages = Stages(
         states=states,
         encoder=encoder,
         candidates=candidates,
         reranker=reranker,
-        words=words,
+        interactions=interactions,
+        limits=settings.limits,
+        breaker_seconds=breaker_seconds,
+    )
+    recommend = Recommend(
+        stages=stages,
+        text=text,
         interactions=interactions,
         stream=stream,
         lag=lag,
@@ -112,20 +121,15 @@ async def run(settings: GatewaySettings) -> None:
         metrics=metrics,
         model_version=bundle.model_version,
         limits=settings.limits,
-        breaker_seconds=breaker_seconds,
     )
     search = Search(
-        words=words,
-        states=states,
-        encoder=encoder,
-        reranker=reranker,
-        interactions=interactions,
+        stages=stages,
+        text=text,
         stream=stream,
         metrics=metrics,
         titles=described.titles,
         model_version=bundle.model_version,
-        limits=settings.search_limits,
-        breaker_seconds=breaker_seconds,
+        limits=settings.limits,
     )
     record = RecordInteractions(
         interactions=interactions,

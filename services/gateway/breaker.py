@@ -42,31 +42,43 @@ class Breaker:
         """True while the dependency is believed to be well."""
         return self._open_until is None
 
+    def admit(self) -> bool:
+        """Let one call through, whose outcome is told to `end`; whether it is the probe of an open breaker.
+
+        Raises: DependencyUnavailable while open.
+        """
+        if self._open_until is None:
+            return False
+        if self._probing or self._clock() < self._open_until:
+            raise DependencyUnavailable(f"{self.name} failed a moment ago: {self._reason}")
+        self._probing = True
+        return True
+
+    def end(self, error: BaseException | None, *, probe: bool, patient: bool) -> None:
+        """An admitted call is over. Only errors of the tree are held against the dependency, and of these no refusal:
+        it is alive and says no to that request. `patient` as in `run`."""
+        if probe:
+            self._probing = False
+        if error is None:
+            self._timeouts = 0
+            if self._open_until is not None:
+                log.info("dependency_back", dependency=self.name)
+                self._open_until = None
+        elif isinstance(error, FreshetError) and not isinstance(error, Overloaded | InvalidRequest):
+            self._failed(error, probe=probe, patient=patient)
+
     async def run(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T:
         """The result of `call`. `patient` is False when its time was cut short by our own caller's deadline.
 
         Raises: DependencyUnavailable at once while open; whatever `call` raises.
         """
-        probe = False
-        if self._open_until is not None:
-            if self._probing or self._clock() < self._open_until:
-                raise DependencyUnavailable(f"{self.name} failed a moment ago: {self._reason}")
-            probe = self._probing = True
+        probe = self.admit()
         try:
             result = await call()
-        except (Overloaded, InvalidRequest):
-            # It is alive and says no to this request; that is no outage.
+        except BaseException as exc:
+            self.end(exc, probe=probe, patient=patient)
             raise
-        except FreshetError as exc:
-            self._failed(exc, probe=probe, patient=patient)
-            raise
-        finally:
-            if probe:
-                self._probing = False
-        self._timeouts = 0
-        if self._open_until is not None:
-            log.info("dependency_back", dependency=self.name)
-            self._open_until = None
+        self.end(None, probe=probe, patient=patient)
         return result
 
     async def attempt(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T | None:

@@ -3,8 +3,7 @@
 from pydantic import Field, field_validator
 
 from services.common.config import ProcessSettings, check_address
-from services.gateway.handlers.recommend import RecommendLimits
-from services.gateway.handlers.search import SearchLimits
+from services.gateway.stages import Limits
 
 
 class GatewaySettings(ProcessSettings):
@@ -46,25 +45,11 @@ class GatewaySettings(ProcessSettings):
         return tuple(self.refresher_addresses.split(",")) if self.refresher_addresses else ()
 
     @property
-    def limits(self) -> RecommendLimits:
-        """Recommend's view of these."""
-        stage_s = self.stage_timeout_ms / 1000
-        return RecommendLimits(
+    def limits(self) -> Limits:
+        """Recommend's and Search's view of these; the sources' time-out goes to `TextRetrieval`."""
+        return Limits(
             pool_size=self.pool_size,
             budget_s=self.budget_ms / 1000,
             state_timeout_s=self.state_timeout_ms / 1000,
-            encode_timeout_s=stage_s,
-            search_timeout_s=stage_s,
-            rerank_timeout_s=stage_s,
-        )
-
-    @property
-    def search_limits(self) -> SearchLimits:
-        """Search's view of these; its sources' time-out goes to `words.Words`."""
-        stage_s = self.stage_timeout_ms / 1000
-        return SearchLimits(
-            budget_s=self.budget_ms / 1000,
-            state_timeout_s=self.state_timeout_ms / 1000,
-            encode_timeout_s=stage_s,
-            rerank_timeout_s=stage_s,
+            stage_timeout_s=self.stage_timeout_ms / 1000,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from services.common.query_state import PackedQueryState
-from services.common.stream.position import Position
+from services.common.state_store import StoredState
 
 
 class Degradation(IntEnum):
@@ -88,26 +88,6 @@ class RecommendQuery:
     max_per_category: int = 0
     diversity: float = 0.0
     query: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredState:
-    """A query state that the stream made, with the position that it reflects."""
-
-    query_state: PackedQueryState
-    position: Position
-    event_time_ms: int
-    applied_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserView:
-    """What one read of the state store tells. `watermark` is the applied one of the partition that was asked for."""
-
-    state: StoredState | None = None
-    seen: Sequence[str] = ()
-    epoch: str | None = None
-    watermark: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

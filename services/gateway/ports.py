@@ -11,12 +11,13 @@ from services.common.events import Interaction
 from services.common.forgets import Forget
 from services.common.items import CatalogueItem
 from services.common.query_state import PackedQueryState
+from services.common.state_store import UserView
 from services.common.stream.position import Position
-from services.gateway.domain import Encoded, Filter, HistoryEvent, Pool, Ranking, UserView
+from services.gateway.domain import Encoded, Filter, HistoryEvent, Pool, Ranking
 from services.gateway.explanation import Similarity, Votes
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
-from services.gateway.searching import Found
+from services.gateway.searching import SourceHits
 
 
 class UserStates(Protocol):
@@ -91,7 +92,7 @@ class TextSources(Protocol):
 
     async def find(
         self, sources: Sequence[str], query: str, *, k: int, filter: Filter, timeout_s: float
-    ) -> Mapping[str, Found | FreshetError]:
+    ) -> Mapping[str, SourceHits | FreshetError]:
         """At most k allowed items by each of `sources` (of `searching.SOURCES`), or why it did not answer:
         PreconditionFailed where it is not loaded. Raises: DependencyUnavailable, DeadlineExceeded for all of them."""
 

@@ -21,7 +21,7 @@ class SearchQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundItem:
+class Hit:
     """`score` is in its source's unit; `identifier` is what the source generated for the item, if it generates."""
 
     item_id: str
@@ -30,10 +30,10 @@ class FoundItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SourceHits:
     """What one source found, best first, each item once, and how long it took."""
 
-    items: Sequence[FoundItem]
+    items: Sequence[Hit]
     text_version: str = ""
     milliseconds: float = 0.0
 

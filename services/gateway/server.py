@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from freshet.v1 import candidates_pb2, common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc, reranker_pb2
@@ -36,37 +36,27 @@ SERVICE = "freshet.v1.GatewayService"
 _NO_FILTER = Filter()
 
 
+@dataclass(frozen=True, kw_only=True)
 class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     """GatewayService over the handlers."""
 
-    def __init__(
-        self,
-        *,
-        recommend: Recommend,
-        search: Search,
-        record: RecordInteractions,
-        explain: Explain,
-        get_freshness: GetFreshness,
-        put_items: PutItems,
-        forget_user: ForgetUser,
-    ) -> None:
-        self._recommend = recommend
-        self._search = search
-        self._record = record
-        self._explain = explain
-        self._get_freshness = get_freshness
-        self._put_items = put_items
-        self._forget_user = forget_user
+    recommend: Recommend
+    search: Search
+    record: RecordInteractions
+    explain: Explain
+    get_freshness: GetFreshness
+    put_items: PutItems
+    forget_user: ForgetUser
 
     async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
         """The top K items for a user, or for a history in the request."""
-        return _answer_message(await self._recommend(_query(request)))
+        return _answer_message(await self.recommend(_query(request)))
 
     async def Search(
         self, request: gateway_pb2.GatewayServiceSearchRequest, context: Any
     ) -> gateway_pb2.GatewayServiceSearchResponse:
         """The top K items for words, for everybody or for a user."""
-        return _found_message(await self._search(_search_query(request)))
+        return _found_message(await self.search(_search_query(request)))
 
     async def RecordInteractions(
         self, request: gateway_pb2.RecordInteractionsRequest, context: Any
@@ -77,7 +67,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             _interaction(message, now_ms, f"interactions[{place}].")
             for place, message in enumerate(request.interactions)
         ]
-        receipts = await self._record(interactions)
+        receipts = await self.record(interactions)
         return gateway_pb2.RecordInteractionsResponse(receipts=map(_receipt_message, receipts))
 
     async def StreamInteractions(
@@ -91,14 +81,14 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
                 yield _interaction(request.interaction, _now_ms(), f"stream[{place}].interaction.")
                 place += 1
 
-        receipts = await self._record.stream(arriving())
+        receipts = await self.record.stream(arriving())
         return gateway_pb2.StreamInteractionsResponse(receipts=map(_receipt_message, receipts))
 
     async def UndoInteraction(
         self, request: gateway_pb2.UndoInteractionRequest, context: Any
     ) -> gateway_pb2.UndoInteractionResponse:
         """Takes one earlier interaction back."""
-        receipt = await self._record.undo(request.user_id, request.event_id)
+        receipt = await self.record.undo(request.user_id, request.event_id)
         return gateway_pb2.UndoInteractionResponse(receipt=_receipt_message(receipt))
 
     async def Explain(self, request: gateway_pb2.ExplainRequest, context: Any) -> gateway_pb2.ExplainResponse:
@@ -109,22 +99,22 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             history=tuple(_history(request)) if request.history else (),
             max_pairs=request.max_pairs,
         )
-        return _explanation_message(await self._explain(query))
+        return _explanation_message(await self.explain(query))
 
     async def GetFreshness(
         self, request: gateway_pb2.GetFreshnessRequest, context: Any
     ) -> gateway_pb2.GetFreshnessResponse:
         """How far every part of the system is."""
-        return _freshness_message(await self._get_freshness())
+        return _freshness_message(await self.get_freshness())
 
     async def PutItems(self, request: gateway_pb2.PutItemsRequest, context: Any) -> gateway_pb2.PutItemsResponse:
         """Adds items, changes their metadata, withdraws them or brings them back."""
-        written = await self._put_items([item_from_message(message) for message in request.items])
+        written = await self.put_items([item_from_message(message) for message in request.items])
         return gateway_pb2.PutItemsResponse(num_written=written)
 
     async def ForgetUser(self, request: gateway_pb2.ForgetUserRequest, context: Any) -> gateway_pb2.ForgetUserResponse:
         """Removes a user's history, states and contributions."""
-        report = await self._forget_user(request.user_id, preview=request.preview)
+        report = await self.forget_user(request.user_id, preview=request.preview)
         return gateway_pb2.ForgetUserResponse(**asdict(report))
 
 
@@ -227,8 +217,8 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
     state = answer.state
     if state is not None:
         message.state_age_seconds = max(0, time.time_ns() // 1_000_000 - state.applied_ms) / 1000
-        message.state_position.partition = state.position.partition
-        message.state_position.offset = state.position.offset
+        message.state_position.partition = state.partition
+        message.state_position.offset = state.offset
     if answer.index_freshness is not None:
         message.index_freshness.CopyFrom(_index_freshness_message(answer.index_freshness))
     return message

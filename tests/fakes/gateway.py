@@ -9,6 +9,7 @@ from services.common.events import Interaction
 from services.common.forgets import Forget
 from services.common.items import CatalogueItem
 from services.common.query_state import PackedQueryState
+from services.common.state_store import StoredState, UserView
 from services.common.stream.position import Position
 from services.gateway.domain import (
     Certificate,
@@ -20,13 +21,11 @@ from services.gateway.domain import (
     Pool,
     Ranking,
     ScoredItem,
-    StoredState,
-    UserView,
 )
 from services.gateway.explanation import PairPart, Similarity, Voters, Votes
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
-from services.gateway.searching import Found, FoundItem
+from services.gateway.searching import Hit, SourceHits
 
 
 @dataclass
@@ -225,19 +224,19 @@ class MemoryTextSources:
     A source that is not in `found` is not loaded.
     """
 
-    found: dict[str, list[FoundItem]] = field(default_factory=dict)
+    found: dict[str, list[Hit]] = field(default_factory=dict)
     failures: dict[str, FreshetError] = field(default_factory=dict)
     delays_s: dict[str, float] = field(default_factory=dict)
     asked: list[tuple[str, str, int, Filter]] = field(default_factory=list)
 
     async def find(
         self, sources: Sequence[str], query: str, *, k: int, filter: Filter, timeout_s: float
-    ) -> Mapping[str, Found | FreshetError]:
+    ) -> Mapping[str, SourceHits | FreshetError]:
         self.asked += [(source, query, k, filter) for source in sources]
         said = await asyncio.gather(*(self._find(source, k, filter, 0.9 * timeout_s) for source in sources))
         return dict(zip(sources, said, strict=True))
 
-    async def _find(self, source: str, k: int, filter: Filter, within_s: float) -> Found | FreshetError:
+    async def _find(self, source: str, k: int, filter: Filter, within_s: float) -> SourceHits | FreshetError:
         await asyncio.sleep(min(within_s, self.delays_s.get(source, 0.0)))
         if self.delays_s.get(source, 0.0) > within_s:
             return DeadlineExceeded(f"{source}: no answer within {within_s * 1000:.0f} ms")
@@ -246,7 +245,7 @@ class MemoryTextSources:
         if source not in self.found:
             return PreconditionFailed(f"{source} is not loaded")
         items = [item for item in self.found[source] if item.item_id not in filter.deny_item_ids]
-        return Found(items=items[:k], text_version="text-1")
+        return SourceHits(items=items[:k], text_version="text-1")
 
 
 @dataclass

@@ -39,7 +39,7 @@ from services.gateway.domain import (
 from services.gateway.explanation import PairPart, Similarity, Voters, Votes
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
-from services.gateway.searching import Found, FoundItem
+from services.gateway.searching import Hit, SourceHits
 
 log = structlog.get_logger()
 
@@ -241,7 +241,7 @@ class RemoteTextSources:
 
     async def find(
         self, sources: Sequence[str], query: str, *, k: int, filter: Filter, timeout_s: float
-    ) -> Mapping[str, Found | FreshetError]:
+    ) -> Mapping[str, SourceHits | FreshetError]:
         """One FindByWords call."""
         request = generator_pb2.FindByWordsRequest(query=query, k=k, filter=_filter_message(filter), sources=sources)
         request.filter.ClearField("exclude_seen")  # sources know no users
@@ -249,11 +249,11 @@ class RemoteTextSources:
         return {said.source: _said(said, response.text_version) for said in response.answers}
 
 
-def _said(said: Any, text_version: str) -> Found | FreshetError:
+def _said(said: Any, text_version: str) -> SourceHits | FreshetError:
     if said.status:
         return rpc_client.translate_status(said.status, said.reason, "generator")
-    items = [FoundItem(item.item_id, item.score, item.identifier) for item in said.items]
-    return Found(items=items, text_version=text_version, milliseconds=said.milliseconds)
+    items = [Hit(item.item_id, item.score, item.identifier) for item in said.items]
+    return SourceHits(items=items, text_version=text_version, milliseconds=said.milliseconds)
 
 
 class RemoteRefreshers:

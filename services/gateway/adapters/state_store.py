@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from services.common.state_store import StateReader
-from services.common.stream.position import Position
+from services.common.state_store import StateReader, UserView
 from services.common.topics import NUM_PARTITIONS
-from services.gateway.domain import HistoryEvent, StoredState, UserView
+from services.gateway.domain import HistoryEvent
 
 
 class RedisUserStates:
@@ -17,17 +16,7 @@ class RedisUserStates:
 
     async def read_user(self, user_id: str, *, with_seen: bool, partition: int) -> UserView:
         """One round trip; a state of another model version is no state."""
-        view = await self._reader.read_user(user_id, self._model_version, with_seen=with_seen, partition=partition)
-        stored = view.state
-        state = None
-        if stored is not None:
-            state = StoredState(
-                query_state=stored.query_state,
-                position=Position(stored.partition, stored.offset),
-                event_time_ms=stored.event_time_ms,
-                applied_ms=stored.applied_ms,
-            )
-        return UserView(state=state, seen=view.seen, epoch=view.epoch, watermark=view.watermark)
+        return await self._reader.read_user(user_id, self._model_version, with_seen=with_seen, partition=partition)
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
         """The stored events, oldest first."""

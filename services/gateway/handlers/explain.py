@@ -7,6 +7,7 @@ answered without a score, since Recommend would not score either. Knows ports, n
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from services.common.query_state import PackedQueryState
 from services.gateway.domain import HistoryEvent
@@ -17,29 +18,18 @@ from services.gateway.validation import check_explain, with_times
 MAX_PAST = 10
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explain:
     """The handler; one per process, called concurrently. `titles`: by item id, as they are known by now."""
 
-    def __init__(
-        self,
-        *,
-        states: UserStates,
-        encoder: Encoder,
-        candidates: Candidates,
-        reranker: Reranker,
-        interactions: InteractionLog,
-        titles: Mapping[str, str],
-        model_version: str,
-        timeout_s: float = 0.4,
-    ) -> None:
-        self._states = states
-        self._encoder = encoder
-        self._candidates = candidates
-        self._reranker = reranker
-        self._interactions = interactions
-        self._titles = titles
-        self._model_version = model_version
-        self._timeout_s = timeout_s
+    states: UserStates
+    encoder: Encoder
+    candidates: Candidates
+    reranker: Reranker
+    interactions: InteractionLog
+    titles: Mapping[str, str]
+    model_version: str
+    timeout_s: float = 0.4
 
     async def __call__(self, query: ExplainQuery) -> Explanation:
         """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of a
@@ -48,21 +38,21 @@ class Explain:
         check_explain(query, now_ms)
         state, history, source = await self._find_state(query, now_ms)
         if state is None:
-            return Explanation(model_version=self._model_version, state_source=source)
+            return Explanation(model_version=self.model_version, state_source=source)
         newest = sorted(history, key=_time, reverse=True)[:MAX_PAST]
         similarity, votes = await asyncio.gather(
-            self._reranker.explain(state, query.item_id, max_pairs=query.max_pairs, timeout_s=self._timeout_s),
-            self._candidates.explain_votes(state, query.item_id, timeout_s=self._timeout_s),
+            self.reranker.explain(state, query.item_id, max_pairs=query.max_pairs, timeout_s=self.timeout_s),
+            self.candidates.explain_votes(state, query.item_id, timeout_s=self.timeout_s),
         )
         return Explanation(
-            model_version=self._model_version,
+            model_version=self.model_version,
             state_source=source,
             similarity=similarity,
             votes=votes,
             history=[
                 PastInteraction(
                     item_id=event.item_id,
-                    title=self._titles.get(event.item_id, ""),
+                    title=self.titles.get(event.item_id, ""),
                     age_seconds=max(0, now_ms - _time(event)) / 1000,
                 )
                 for event in newest
@@ -77,17 +67,17 @@ class Explain:
             history: Sequence[HistoryEvent] = with_times(query.history, now_ms)
             source = "request"
         else:
-            partition = self._interactions.partition_of(query.user_id)
+            partition = self.interactions.partition_of(query.user_id)
             view, history = await asyncio.gather(
-                self._states.read_user(query.user_id, with_seen=False, partition=partition),
-                self._states.read_history(query.user_id),
+                self.states.read_user(query.user_id, with_seen=False, partition=partition),
+                self.states.read_history(query.user_id),
             )
             if view.state is not None:
                 return view.state.query_state, history, "stored"
             source = "stored"
         if not history:
             return None, (), "none"
-        encoded = await self._encoder.encode(query.user_id, history, self._timeout_s)
+        encoded = await self.encoder.encode(query.user_id, history, self.timeout_s)
         return encoded.query_state, history, source if encoded.query_state is not None else "none"
 
 

@@ -70,27 +70,17 @@ class _Found:
         return sentences
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetUser:
     """The handler. num_partitions: of `attributions`; each must have been spoken for."""
 
-    def __init__(
-        self,
-        *,
-        log: ForgetLog,
-        ends: StreamEnds,
-        encoder: Encoder,
-        refreshers: Refreshers,
-        num_partitions: int,
-        append_timeout_s: float = 1.5,
-        ask_timeout_s: float = 1.0,
-    ) -> None:
-        self._log = log
-        self._ends = ends
-        self._encoder = encoder
-        self._refreshers = refreshers
-        self._num_partitions = num_partitions
-        self._append_timeout_s = append_timeout_s
-        self._ask_timeout_s = ask_timeout_s
+    log: ForgetLog
+    ends: StreamEnds
+    encoder: Encoder
+    refreshers: Refreshers
+    num_partitions: int
+    append_timeout_s: float = 1.5
+    ask_timeout_s: float = 1.0
 
     async def __call__(self, user_id: str, *, preview: bool) -> ForgetReport:
         """Forget, or (preview) only say what is there.
@@ -125,25 +115,25 @@ class ForgetUser:
         try:
             # Twice: the first answer may have been on its way before this call, and miss what was acknowledged just
             # before it; the second was asked for after the first came.
-            await self._ends.interactions(self._append_timeout_s)
-            ends = await self._ends.interactions(self._append_timeout_s)
+            await self.ends.interactions(self.append_timeout_s)
+            ends = await self.ends.interactions(self.append_timeout_s)
             forget = Forget(
                 forget_id=secrets.token_hex(16),
                 user_id=user_id,
                 up_to={partition: end - 1 for partition, end in ends.items()},
                 requested_ms=time.time_ns() // 1_000_000,
             )
-            await self._log.append(forget, self._append_timeout_s)
+            await self.log.append(forget, self.append_timeout_s)
         except (DependencyUnavailable, DeadlineExceeded) as exc:
             raise DependencyUnavailable(f"Kafka: {exc.message}", retry_after_ms=RETRY_AFTER_MS) from exc
         return forget
 
     async def _look(self, user_id: str) -> _Found:
         try:
-            stored = await self._encoder.describe_user(user_id, self._ask_timeout_s)
+            stored = await self.encoder.describe_user(user_id, self.ask_timeout_s)
         except FreshetError:
             return _Found(None, (), all_answered=False)
-        contributions, all_answered = await self._refreshers.contributions(stored.pseudonym, self._ask_timeout_s)
+        contributions, all_answered = await self.refreshers.contributions(stored.pseudonym, self.ask_timeout_s)
         return _Found(stored, contributions, all_answered)
 
     def _is_applied(self, found: _Found, forget: Forget) -> bool:
@@ -155,4 +145,4 @@ class ForgetUser:
             if covers(held.forgotten_up_to, forget.up_to)
             for partition in held.partitions
         }
-        return found.all_answered and spoken_for >= set(range(self._num_partitions))
+        return found.all_answered and spoken_for >= set(range(self.num_partitions))

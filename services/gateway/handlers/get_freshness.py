@@ -5,6 +5,7 @@ Never fails: the report is most wanted when something is down. Knows ports, not 
 
 import asyncio
 from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
@@ -19,50 +20,39 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GetFreshness:
     """The handler; `timeout_s` bounds each part's answer: longer than a stage of Recommend has, since a busy part is
     not away."""
 
-    def __init__(
-        self,
-        *,
-        states: UserStates,
-        ends: StreamEnds,
-        candidates: Candidates,
-        reranker: Reranker,
-        refreshers: Refreshers,
-        stream: StreamStatus,
-        model_version: str,
-        timeout_s: float = 1.0,
-    ) -> None:
-        self._states = states
-        self._ends = ends
-        self._candidates = candidates
-        self._reranker = reranker
-        self._refreshers = refreshers
-        self._stream = stream
-        self._model_version = model_version
-        self._timeout_s = timeout_s
+    states: UserStates
+    ends: StreamEnds
+    candidates: Candidates
+    reranker: Reranker
+    refreshers: Refreshers
+    stream: StreamStatus
+    model_version: str
+    timeout_s: float = 1.0
 
     async def __call__(self) -> FreshnessReport:
         """Positions, versions and marks as they are now."""
         progress, ends, candidates, reranker, (attributions, all_refreshers) = await asyncio.gather(
-            _or_none(self._states.progress()),
-            _or_none(self._ends.interactions(self._timeout_s)),
-            _or_none(self._candidates.served(self._timeout_s)),
-            _or_none(self._reranker.served(self._timeout_s)),
-            self._refreshers.folded(self._timeout_s),
+            _or_none(self.states.progress()),
+            _or_none(self.ends.interactions(self.timeout_s)),
+            _or_none(self.candidates.served(self.timeout_s)),
+            _or_none(self.reranker.served(self.timeout_s)),
+            self.refreshers.folded(self.timeout_s),
         )
         marks = {
             Degradation.STATE_STORE_DOWN: progress is None,
-            Degradation.STALE_STATE: not self._stream.encoder_serving,
+            Degradation.STALE_STATE: not self.stream.encoder_serving,
             Degradation.NOT_FRESH: ends is None or not all_refreshers,
             Degradation.POPULAR_FALLBACK: candidates is None,
             Degradation.FIRST_STAGE_ORDER: reranker is None,
         }
         epoch, applied = progress or (None, {})
         return FreshnessReport(
-            model_version=self._model_version,
+            model_version=self.model_version,
             epoch=epoch or "",
             interactions=_interactions(applied, ends or {}),
             attributions=_newest(attributions),

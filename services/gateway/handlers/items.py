@@ -6,6 +6,7 @@ a failed one may have written some.
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from services.common import request_context
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest
@@ -17,12 +18,12 @@ RETRY_AFTER_MS = 500
 _ANSWER_RESERVE_S = 0.05
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PutItems:
     """The handler."""
 
-    def __init__(self, *, log: ItemLog, append_timeout_s: float = 1.5) -> None:
-        self._log = log
-        self._append_timeout_s = append_timeout_s
+    log: ItemLog
+    append_timeout_s: float = 1.5
 
     async def __call__(self, items: Sequence[CatalogueItem]) -> int:
         """Write them all; how many.
@@ -32,12 +33,12 @@ class PutItems:
         """
         _check(items)
         remaining = request_context.remaining_seconds()
-        timeout_s = self._append_timeout_s
+        timeout_s = self.append_timeout_s
         if remaining is not None:
             timeout_s = min(timeout_s, remaining - _ANSWER_RESERVE_S)
         if timeout_s <= 0:
             raise DeadlineExceeded("too little of the deadline is left to write the items")
-        outcomes = await asyncio.gather(*(self._log.put(item, timeout_s) for item in items), return_exceptions=True)
+        outcomes = await asyncio.gather(*(self.log.put(item, timeout_s) for item in items), return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:
             failure = next((f for f in failures if not isinstance(f, FreshetError)), failures[0])

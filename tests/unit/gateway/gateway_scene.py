@@ -19,21 +19,21 @@ from fakes.gateway import (
 from prometheus_client import CollectorRegistry
 
 from services.common.query_state import PackedQueryState
-from services.common.stream.position import Position
-from services.gateway.domain import StoredState
+from services.common.state_store import StoredState
 from services.gateway.freshness import PartitionProgress
 from services.gateway.handlers.explain import Explain
 from services.gateway.handlers.forget import ForgetUser
 from services.gateway.handlers.get_freshness import GetFreshness
 from services.gateway.handlers.items import PutItems
-from services.gateway.handlers.recommend import Recommend, RecommendLimits
+from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.record import RecordInteractions
-from services.gateway.handlers.search import Search, SearchLimits
+from services.gateway.handlers.search import Search
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.popular import PopularItems
-from services.gateway.searching import FoundItem
-from services.gateway.words import Words
+from services.gateway.searching import Hit
+from services.gateway.stages import Limits, Stages
+from services.gateway.text_retrieval import TextRetrieval
 
 ITEMS = ["a", "b", "c", "d", "e", "f"]
 COUNTS = np.array([10, 60, 30, 60, 20, 20], dtype=np.int64)
@@ -41,9 +41,9 @@ CATEGORIES = [("x",), ("x",), ("y",), ("x", "y"), ("z",), ()]
 TITLES = {item_id: item_id.upper() for item_id in ITEMS}
 # What every source finds, each in its own unit.
 FOUND = {
-    "text_mol": [FoundItem("c", 0.9), FoundItem("a", 0.8), FoundItem("new", 0.7)],
-    "phrases": [FoundItem("c", -1.5, "Space Movies"), FoundItem("d", -2.5, "Space Opera")],
-    "lexical": [FoundItem("a", 7.5), FoundItem("c", 3.0)],
+    "text_mol": [Hit("c", 0.9), Hit("a", 0.8), Hit("new", 0.7)],
+    "phrases": [Hit("c", -1.5, "Space Movies"), Hit("d", -2.5, "Space Opera")],
+    "lexical": [Hit("a", 7.5), Hit("c", 3.0)],
 }
 # By count, ties by id.
 POPULAR = ["b", "d", "c", "e", "f", "a"]
@@ -53,7 +53,7 @@ def query_state(name: str) -> PackedQueryState:
     return PackedQueryState(model_version="m1", components=name.encode(), gate=b"", num_components=1, component_width=1)
 
 
-STORED = StoredState(query_state=query_state("stored"), position=Position(3, 7), event_time_ms=1000, applied_ms=3500)
+STORED = StoredState(query_state=query_state("stored"), partition=3, offset=7, event_time_ms=1000, applied_ms=3500)
 
 
 @dataclass
@@ -77,10 +77,9 @@ class Scene:
     items: MemoryItemLog = field(default_factory=MemoryItemLog)
     forgets: MemoryForgetLog = field(default_factory=MemoryForgetLog)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-    limits: RecommendLimits = field(default_factory=RecommendLimits)
+    limits: Limits = field(default_factory=Limits)
     sources: MemoryTextSources = field(default_factory=lambda: MemoryTextSources(found=dict(FOUND)))
     source_timeout_s: float = 0.4
-    search_limits: SearchLimits = field(default_factory=SearchLimits)
     lag_grace_s: float = 2.0
     breaker_seconds: float = 0.05
     append_timeout_s: float = 1.5
@@ -89,26 +88,28 @@ class Scene:
         self.lag = AcknowledgedLag(grace_seconds=self.lag_grace_s)
         self.metrics = GatewayMetrics(self.registry)
         self.popular = PopularItems(ITEMS, COUNTS, CATEGORIES)
-        self.words = Words(self.sources, timeout_s=self.source_timeout_s, breaker_seconds=self.breaker_seconds)
-        self.search = Search(
-            words=self.words,
-            states=self.states,
-            encoder=self.encoder,
-            reranker=self.reranker,
-            interactions=self.interactions,
-            stream=self.stream,
-            metrics=self.metrics,
-            titles=TITLES,
-            model_version="m1",
-            limits=self.search_limits,
-            breaker_seconds=self.breaker_seconds,
-        )
-        self.recommend = Recommend(
+        text = TextRetrieval(self.sources, timeout_s=self.source_timeout_s, breaker_seconds=self.breaker_seconds)
+        stages = Stages(
             states=self.states,
             encoder=self.encoder,
             candidates=self.candidates,
             reranker=self.reranker,
-            words=self.words,
+            interactions=self.interactions,
+            limits=self.limits,
+            breaker_seconds=self.breaker_seconds,
+        )
+        self.search = Search(
+            stages=stages,
+            text=text,
+            stream=self.stream,
+            metrics=self.metrics,
+            titles=TITLES,
+            model_version="m1",
+            limits=self.limits,
+        )
+        self.recommend = Recommend(
+            stages=stages,
+            text=text,
             interactions=self.interactions,
             stream=self.stream,
             lag=self.lag,
@@ -116,7 +117,6 @@ class Scene:
             metrics=self.metrics,
             model_version="m1",
             limits=self.limits,
-            breaker_seconds=self.breaker_seconds,
         )
         self.record = RecordInteractions(
             interactions=self.interactions,

@@ -41,7 +41,7 @@ from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.domain import CertificateKind, Filter, HistoryEvent, IndexFreshness, Pool
 from services.gateway.freshness import PartitionProgress
-from services.gateway.searching import Found, FoundItem
+from services.gateway.searching import Hit, SourceHits
 
 GENERATED = [("i1", "Space", -1.0), ("i2", "Movies", -2.0)]
 
@@ -107,8 +107,8 @@ async def test_sources_of_items_by_words_are_asked_in_one_call_and_each_says_how
         )
         asked = ["phrases", "text_mol", "lexical"]
         found = await RemoteTextSources(channel).find(asked, "space", k=7, filter=wanted, timeout_s=5)
-    best = [FoundItem("i1", -1.0, "Space"), FoundItem("i2", -2.0, "Movies")]
-    assert found["phrases"] == Found(items=best, text_version="t1", milliseconds=3.5)
+    best = [Hit("i1", -1.0, "Space"), Hit("i2", -2.0, "Movies")]
+    assert found["phrases"] == SourceHits(items=best, text_version="t1", milliseconds=3.5)
     assert isinstance(found["text_mol"], PreconditionFailed)
     assert str(found["text_mol"]) == "generator: text_mol is not loaded: none"
     assert isinstance(found["lexical"], DeadlineExceeded)

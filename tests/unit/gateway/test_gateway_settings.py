@@ -6,6 +6,7 @@ import pytest
 
 from services.common.config import ConfigError, load_settings
 from services.gateway.config import GatewaySettings
+from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.search import Search
 
 
@@ -25,11 +26,11 @@ def test_search_and_recommend_have_the_same_time_outs_as_the_operator_set_them(m
     monkeypatch.setenv("FRESHET_GATEWAY_STATE_TIMEOUT_MS", "600")
     monkeypatch.setenv("FRESHET_GATEWAY_STAGE_TIMEOUT_MS", "900")
     settings = load_settings(GatewaySettings)
-    for limits in (settings.limits, settings.search_limits):
-        assert (limits.budget_s, limits.state_timeout_s) == (7.0, 0.6)
-        assert (limits.encode_timeout_s, limits.rerank_timeout_s) == (0.9, 0.9)
+    limits = settings.limits
+    assert (limits.budget_s, limits.state_timeout_s, limits.stage_timeout_s) == (7.0, 0.6, 0.9)
 
 
-def test_nobody_can_make_a_search_without_saying_its_time_outs() -> None:
-    parameter = inspect.signature(Search).parameters["limits"]
+@pytest.mark.parametrize("handler", [Recommend, Search])
+def test_nobody_can_make_a_handler_without_saying_its_time_outs(handler: type) -> None:
+    parameter = inspect.signature(handler).parameters["limits"]
     assert parameter.default is inspect.Parameter.empty

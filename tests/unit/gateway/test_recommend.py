@@ -24,7 +24,7 @@ from services.gateway.domain import (
     Recommendation,
     RecommendQuery,
 )
-from services.gateway.handlers.recommend import RecommendLimits
+from services.gateway.stages import Limits
 
 DOWN = DependencyUnavailable("away")
 
@@ -117,7 +117,7 @@ async def test_a_user_of_another_model_is_encoded_from_the_stored_history() -> N
 
 
 async def test_the_pool_is_at_least_twice_k() -> None:
-    scene = Scene(limits=RecommendLimits(pool_size=200))
+    scene = Scene(limits=Limits(pool_size=200))
     for k in (10, 150, 1000):
         await scene.recommend(RecommendQuery(user_id="ann", k=k))
     assert scene.candidates.pool_sizes == [200, 300, 2000]
@@ -228,7 +228,7 @@ async def test_everything_down_still_answers() -> None:
 
 
 async def test_a_slow_reranker_costs_its_timeout_and_then_nothing() -> None:
-    scene = Scene(limits=RecommendLimits(rerank_timeout_s=0.02), breaker_seconds=30)
+    scene = Scene(limits=Limits(stage_timeout_s=0.02), breaker_seconds=30)
     scene.reranker.delay_s = 5
     for _ in range(5):
         answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
@@ -251,7 +251,7 @@ async def test_a_dead_dependency_is_asked_once_and_again_after_the_pause() -> No
 
 async def test_a_short_deadline_of_a_caller_is_not_held_against_a_dependency() -> None:
     # Wide times: a busy machine wakes a coroutine tens of milliseconds late.
-    scene = Scene(limits=RecommendLimits(answer_reserve_s=0.5, rerank_timeout_s=5), breaker_seconds=30)
+    scene = Scene(limits=Limits(answer_reserve_s=0.5, stage_timeout_s=5), breaker_seconds=30)
     scene.reranker.delay_s = 3.0
     for _ in range(5):
         answer = await with_deadline(scene, RecommendQuery(user_id="ann", k=2), 1.0)

@@ -17,8 +17,8 @@ from services.common.errors import (
     PreconditionFailed,
 )
 from services.gateway.domain import Degradation, Filter, HistoryEvent, RecommendQuery
-from services.gateway.handlers.search import SearchLimits
 from services.gateway.searching import SearchAnswer, SearchQuery
+from services.gateway.stages import Limits
 
 
 def ids(answer: SearchAnswer) -> list[str]:
@@ -85,7 +85,7 @@ async def test_a_source_that_is_not_loaded_is_no_degradation() -> None:
 async def test_a_slow_source_is_left_out_when_the_deadline_comes() -> None:
     scene = Scene(
         sources=MemoryTextSources(found=dict(FOUND), delays_s={"text_mol": 60.0}),
-        search_limits=SearchLimits(fuse_reserve_s=5.0),
+        limits=Limits(answer_reserve_s=5.0),
         source_timeout_s=60,
     )
     request_context.deadline.set(time.monotonic() + 1.2)
@@ -204,7 +204,7 @@ async def test_seen_items_that_cannot_be_read_are_marked() -> None:
 async def test_the_reranker_keeps_a_share_of_the_deadline() -> None:
     scene = Scene(
         sources=MemoryTextSources(found=dict(FOUND), delays_s={"lexical": 60.0}),
-        search_limits=SearchLimits(rerank_reserve_s=5.0),
+        limits=Limits(rerank_reserve_s=5.0),
         source_timeout_s=60,
     )
     request_context.deadline.set(time.monotonic() + 1.2)

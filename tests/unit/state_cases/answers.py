@@ -6,7 +6,7 @@ from fakes.gateway import MemoryCandidates
 from gateway.gateway_scene import ITEMS, Scene
 from state_scene import ANN, FragileStore, vocabulary
 
-from services.common.stream.position import Position
+from services.common.state_store import UserView
 from services.encoder.adapters.in_memory import HashEncoder
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
@@ -17,8 +17,6 @@ from services.gateway.domain import (
     HistoryEvent,
     Recommendation,
     RecommendQuery,
-    StoredState,
-    UserView,
 )
 
 # How an answer says that it may be made of less than the whole history.
@@ -41,14 +39,7 @@ class StoredUsers:
         epoch = self._store.epoch()
         seen = self._store.seen.get(user_id, {})
         return UserView(
-            state=None
-            if stored is None
-            else StoredState(
-                query_state=stored.query_state,
-                position=Position(stored.partition, stored.offset),
-                event_time_ms=stored.event_time_ms,
-                applied_ms=stored.applied_ms,
-            ),
+            state=stored,
             seen=sorted(seen, key=lambda item_id: (-seen[item_id], item_id)) if with_seen else [],
             epoch=epoch,
             watermark=self._store.progress([partition], epoch or "")[partition].watermark,

@@ -1,0 +1,120 @@
+"""Asks every source of items by words in one call, each source behind a breaker of its own.
+
+A source that is not loaded is no failure: it says so and the others' answer is whole. One that is loaded and did not
+answer is named with the reason. Search fuses what was found; Recommend takes it into its pool.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
+from services.gateway.breaker import Breaker
+from services.gateway.domain import Filter
+from services.gateway.ports import TextSources
+from services.gateway.searching import SOURCES, SourceHits, SourceTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceAnswer:
+    """What one source said: its hits, or None with the error."""
+
+    source: str
+    milliseconds: float
+    hits: SourceHits | None = None
+    error: FreshetError | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether a source that is loaded did not answer."""
+        return self.error is not None and not isinstance(self.error, PreconditionFailed)
+
+    @property
+    def time(self) -> SourceTime:
+        """For the answer's provenance."""
+        failure = "" if self.error is None else self.error.message
+        return SourceTime(source=self.source, milliseconds=self.milliseconds, failure=failure)
+
+
+class TextRetrieval:
+    """One per process, called concurrently. timeout_s: what a well source is given at most."""
+
+    def __init__(self, sources: TextSources, *, timeout_s: float, breaker_seconds: float = 0.5) -> None:
+        self._sources = sources
+        self._timeout_s = timeout_s
+        self._breakers = {name: Breaker(f"text source {name}", open_seconds=breaker_seconds) for name in SOURCES}
+
+    async def find(self, query: str, *, k: int, filter: Filter, left_s: float) -> list[SourceAnswer]:
+        """Every source's answer, in the order of SOURCES; never raises an error of the tree.
+
+        left_s: what the caller's deadline leaves for this.
+        """
+        began = time.monotonic()
+        timeout_s = min(self._timeout_s, left_s)
+        patient = timeout_s >= self._timeout_s
+        said: dict[str, SourceHits | FreshetError] = {}
+        probes: dict[str, bool] = {}
+        for source in SOURCES:
+            try:
+                if timeout_s <= 0:
+                    raise DeadlineExceeded(f"{source}: no time left to ask it")
+                probes[source] = self._breakers[source].admit()
+            except FreshetError as exc:
+                said[source] = exc
+        try:
+            if probes:
+                said |= await self._ask(list(probes), query, k=k, filter=filter, timeout_s=timeout_s)
+        except BaseException as exc:
+            for source, probe in probes.items():
+                self._breakers[source].end(exc, probe=probe, patient=patient)
+            raise
+        for source, probe in probes.items():
+            # A source that is there and has nothing to search in is no outage.
+            error = _error(said[source])
+            outage = None if isinstance(error, PreconditionFailed) else error
+            self._breakers[source].end(outage, probe=probe, patient=patient)
+        spent_ms = (time.monotonic() - began) * 1000
+        return [
+            SourceAnswer(
+                source=source,
+                milliseconds=answer.milliseconds if isinstance(answer, SourceHits) else spent_ms,
+                hits=answer if isinstance(answer, SourceHits) else None,
+                error=_error(answer),
+            )
+            for source, answer in ((source, said[source]) for source in SOURCES)
+        ]
+
+    async def _ask(
+        self, sources: Sequence[str], query: str, *, k: int, filter: Filter, timeout_s: float
+    ) -> Mapping[str, SourceHits | FreshetError]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await self._sources.find(sources, query, k=k, filter=filter, timeout_s=timeout_s)
+        except TimeoutError:
+            late = f"no answer within {timeout_s * 1000:.0f} ms"
+            return {source: DeadlineExceeded(f"{source}: {late}") for source in sources}
+        except FreshetError as exc:
+            return dict.fromkeys(sources, exc)
+        unknown = "the generator does not know it"
+        return {source: found.get(source, DependencyUnavailable(f"{source}: {unknown}")) for source in sources}
+
+
+def _error(answer: SourceHits | FreshetError) -> FreshetError | None:
+    return answer if isinstance(answer, FreshetError) else None
+
+
+def no_source(answers: Sequence[SourceAnswer]) -> FreshetError:
+    """The error of an answer that no source contributed to: their own where they agree, else UNAVAILABLE."""
+    errors = [answer.error for answer in answers if answer.error is not None]
+    reasons = "; ".join(dict.fromkeys(error.message for error in errors))
+    kinds = {type(error) for error in errors if not isinstance(error, PreconditionFailed)} or {PreconditionFailed}
+    kind = kinds.pop() if len(kinds) == 1 else DependencyUnavailable
+    return kind(f"no source of items by words answered: {reasons}")
+
+
+def without_seen(wanted: Filter, seen: Sequence[str]) -> Filter:
+    """The filter for sources that know no users: what was seen is denied by id, where it is to be left out."""
+    if not wanted.exclude_seen or not seen:
+        return wanted
+    return replace(wanted, deny_item_ids=(*wanted.deny_item_ids, *seen))
