@@ -1,46 +1,24 @@
-"""What topic `items` changes, in the follower's thread: the table first, then each source that follows it.
-
-The order matters: a source's row is in the table before anybody can find it.
-"""
+"""What topic `items` changes, in the follower's thread."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from services.common.index_deltas import Batch
 from services.common.items import CatalogueItem
-from services.generator.domain.items import ItemTable
-from services.generator.domain.lexical import Lexical
-from services.generator.domain.phrases import Phrases
+from services.generator.domain.sources import Sources
 from services.generator.metrics import GeneratorMetrics
-
-if TYPE_CHECKING:  # it loads PyTorch, which a process without a text bundle has no need of
-    from services.generator.domain.text_mol import TextMol
 
 
 class ItemChanges:
     """A `Listener` of the catalogue's follower that takes `items` alone."""
 
     def __init__(
-        self,
-        items: ItemTable,
-        metrics: GeneratorMetrics,
-        *,
-        lexical: Lexical,
-        text: "TextMol | None",
-        phrases: Phrases | None,
-        on_change: Callable[[], None] = lambda: None,
+        self, sources: Sources, metrics: GeneratorMetrics, *, on_change: Callable[[], None] = lambda: None
     ) -> None:
-        self._items, self._metrics, self._on_change = items, metrics, on_change
-        self._lexical, self._text, self._phrases = lexical, text, phrases
+        self._sources, self._metrics, self._on_change = sources, metrics, on_change
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
         """Take titles, categories, withdrawals and returns."""
-        changes = self._items.describe(items)
-        self._lexical.change(changes)
-        if self._text is not None:
-            self._text.describe(items)
-        if self._phrases is not None:
-            self._phrases.change(changes)
+        self._sources.describe(items)
         self._metrics.counted("described", len(items))
         self._on_change()
 

@@ -1,6 +1,8 @@
 """Where Protobuf ends: messages to dataclasses, the handlers, dataclasses to messages."""
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from freshet.v1 import common_pb2, generator_pb2, generator_pb2_grpc
@@ -9,8 +11,16 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
 from services.common import request_context
 from services.common.errors import InvalidRequest
-from services.generator.domain.requests import LEXICAL, SOURCES, TEXT_MOL, Asked, Generated, Scored, TextScored
-from services.generator.handlers.describe import Describe
+from services.generator.domain.requests import (
+    LEXICAL,
+    SOURCES,
+    TEXT_MOL,
+    Asked,
+    Generated,
+    GeneratorInfo,
+    Scored,
+    TextScored,
+)
 from services.generator.handlers.match import Match, SourceAnswer, check, match_all
 
 SERVICE = "freshet.v1.GeneratorService"
@@ -21,23 +31,23 @@ _KINDS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
 class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
     """GeneratorService over one handler per source."""
 
-    def __init__(
-        self,
-        *,
-        text_mol: Match[TextScored],
-        phrases: Match[Generated],
-        lexical: Match[Scored],
-        describe: Describe,
-    ) -> None:
-        self._text_mol, self._phrases, self._lexical, self._describe = text_mol, phrases, lexical, describe
-        self._by_name: dict[str, Match[Any]] = {match.name: match for match in (text_mol, phrases, lexical)}
+    text_mol: Match[TextScored]
+    phrases: Match[Generated]
+    lexical: Match[Scored]
+    info: Callable[[], GeneratorInfo]
+
+    async def close(self) -> None:
+        """Finish what is queued."""
+        for match in (self.text_mol, self.phrases, self.lexical):
+            await match.close()
 
     async def Generate(self, request: generator_pb2.GenerateRequest, context: Any) -> generator_pb2.GenerateResponse:
         """Items whose identifiers one parallel pass generates."""
-        answer = await self._phrases(_asked(request))
+        answer = await self.phrases(_asked(request))
         return generator_pb2.GenerateResponse(
             items=[
                 generator_pb2.GeneratedItem(item_id=item_id, identifier=identifier, score=score)
@@ -49,7 +59,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
 
     async def MatchText(self, request: generator_pb2.MatchTextRequest, context: Any) -> generator_pb2.MatchTextResponse:
         """The top K by text MoL and clicks."""
-        answer = await self._text_mol(_asked(request))
+        answer = await self.text_mol(_asked(request))
         return generator_pb2.MatchTextResponse(
             items=_scored(answer, TEXT_MOL),
             text_version=answer.text_version,
@@ -61,19 +71,20 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
         self, request: generator_pb2.MatchWordsRequest, context: Any
     ) -> generator_pb2.MatchWordsResponse:
         """The top K by BM25."""
-        answer = await self._lexical(_asked(request))
+        answer = await self.lexical(_asked(request))
         return generator_pb2.MatchWordsResponse(items=_scored(answer, LEXICAL), text_version=answer.text_version)
 
     async def FindByWords(
         self, request: generator_pb2.FindByWordsRequest, context: Any
     ) -> generator_pb2.FindByWordsResponse:
         """The top K of several sources."""
+        matches: dict[str, Match[Any]] = {match.name: match for match in (self.text_mol, self.phrases, self.lexical)}
         names = list(dict.fromkeys(request.sources)) or SOURCES
         for name in names:
-            if name not in self._by_name:
-                raise InvalidRequest.of("sources", name, ", ".join(self._by_name))
+            if name not in matches:
+                raise InvalidRequest.of("sources", name, ", ".join(matches))
         answers = await match_all(
-            [self._by_name[name] for name in names], _asked(request), within_s=request_context.remaining_seconds()
+            [matches[name] for name in names], _asked(request), within_s=request_context.remaining_seconds()
         )
         return generator_pb2.FindByWordsResponse(
             answers=[_source_answer(one) for one in answers],
@@ -84,19 +95,10 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
         self, request: generator_pb2.GetGeneratorInfoRequest, context: Any
     ) -> generator_pb2.GetGeneratorInfoResponse:
         """What is loaded."""
-        info = await asyncio.to_thread(self._describe)
+        info = await asyncio.to_thread(self.info)
         return generator_pb2.GetGeneratorInfoResponse(
             text_version=info.text_version,
-            sources=[
-                generator_pb2.TextSourceInfo(
-                    source=one.source,
-                    is_loaded=one.is_loaded,
-                    reason=one.reason,
-                    num_documents=one.num_documents,
-                    num_bytes=one.num_bytes,
-                )
-                for one in info.sources
-            ],
+            sources=[generator_pb2.TextSourceInfo(**asdict(one)) for one in info.sources],
             vocabulary_size=info.vocabulary_size,
             num_remembered_clicks=info.num_clicks,
             clicks=[] if info.clicks is None else [common_pb2.StreamPosition(partition=0, offset=info.clicks)],

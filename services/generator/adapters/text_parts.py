@@ -4,6 +4,7 @@ It knows which files hold what; what answers with them is the domain's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,9 +71,17 @@ class Queries:
     def has_words(self, text: str) -> bool:
         return len(self.word_pieces.token_ids(text, max_tokens=self.max_tokens)) > _EMPTY_TOKENS
 
-    def all_at_once(self, encoder: TextEncoder) -> Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]:
-        """B texts padded together."""
-        return lambda texts: (encoder.encode(texts), self.with_words(texts))
+    def all_at_once(
+        self, encoder: TextEncoder, stage: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> Callable[[Sequence[str]], tuple[FloatArray, npt.NDArray[np.bool_]]]:
+        """B texts padded together; encoding them is measured by `stage`."""
+
+        def encode(texts: Sequence[str]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+            with stage():
+                outputs = encoder.encode(texts)
+            return outputs, self.with_words(texts)
+
+        return encode
 
     def alone(self, encoder: TextEncoder) -> Callable[[str], FloatArray | None]:
         """One text by itself, so that its bits depend on nothing else; None for one without a word."""

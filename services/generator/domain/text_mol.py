@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.catalogue import Catalogue
 from services.algorithms.indexes.exact.cheapest import Exact, going_on
@@ -18,7 +17,6 @@ from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import only
 from services.algorithms.indexes.protocol import EXACT
 from services.algorithms.live_catalogue import LiveCatalogue
-from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.query_feedback import Click, Encode, QueryFeedback, SourcePosition
 from services.algorithms.pefa.votes import VotingIndex
@@ -199,12 +197,6 @@ class TextMol:
             num_query_components=self._num_query_components,
             capacity=self._policy.max_remembered,
         )
-
-
-def limit_threads(compute_threads: int) -> None:
-    """PyTorch's and the kernels' threads of this process; searches run on one thread of their own."""
-    torch.set_num_threads(compute_threads)
-    set_compute_threads(compute_threads)
 
 
 def _click(record: SearchClick) -> Click:

@@ -23,12 +23,13 @@ from services.common.items import CatalogueItem
 from services.common.rpc_server import HealthState, RpcServer
 from services.common.search_clicks import SearchClick, encode_click
 from services.common.stream.retraction import ForgetUpTo, Undo
-from services.generator.bootstrap import Handlers, Ready, Sources, load_sources, make_handlers
+from services.generator.bootstrap import Ready, load_sources, make_servicer
 from services.generator.changes import ItemChanges
 from services.generator.clicks import ClicksFollower
 from services.generator.config import GeneratorSettings
+from services.generator.domain.sources import Sources
 from services.generator.metrics import GeneratorMetrics
-from services.generator.server import SERVICE
+from services.generator.server import SERVICE, GeneratorServicer
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 from tests.unit.retrieval_scene import make_items, make_pair_gate
 
@@ -216,7 +217,7 @@ class Running:
 
     settings: GeneratorSettings
     sources: Sources
-    handlers: Handlers
+    servicer: GeneratorServicer
     changes: ItemChanges
     metrics: GeneratorMetrics
     registry: CollectorRegistry
@@ -251,29 +252,24 @@ def make_running(
     settings = GeneratorSettings(port=0, metrics_port=0, bundle=folder / "bundle", text=folder / text, **own)
     registry = CollectorRegistry()
     metrics = GeneratorMetrics(registry)
-    sources = load_sources(settings, metrics)
+    sources, _ = load_sources(settings, metrics)
     waiting_for = waiting_for or set()
-    handlers = make_handlers(settings, sources, metrics, items=lambda: 0, is_ready=Ready(waiting_for, HealthState()))
+    servicer = make_servicer(
+        settings, sources, metrics, next_item=lambda: 0, is_ready=Ready(waiting_for, HealthState())
+    )
     topic = topic or MemoryClicks()
     clicks = None
     if sources.text is not None:
         clicks = ClicksFollower(topic, sources.text, metrics, poll_s=0)
-    changes = ItemChanges(
-        sources.items,
-        metrics,
-        lexical=sources.lexical,
-        text=sources.text,
-        phrases=sources.phrases,
-        on_change=lambda: metrics.described(handlers.describe()),
-    )
-    return Running(settings, sources, handlers, changes, metrics, registry, topic, clicks)
+    changes = ItemChanges(sources, metrics, on_change=lambda: metrics.described(servicer.info()))
+    return Running(settings, sources, servicer, changes, metrics, registry, topic, clicks)
 
 
 async def serving(running: Running) -> Any:
     """(server, channel, stub) over real gRPC."""
 
     def add(server: grpc.aio.Server) -> list[str]:
-        generator_pb2_grpc.add_GeneratorServiceServicer_to_server(running.handlers.servicer, server)
+        generator_pb2_grpc.add_GeneratorServiceServicer_to_server(running.servicer, server)
         return [SERVICE]
 
     server = RpcServer(process="generator", settings=running.settings, add_services=add, registry=running.registry)

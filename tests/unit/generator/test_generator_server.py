@@ -52,7 +52,7 @@ async def _asking(running: Running) -> AsyncIterator[Asking]:
     yield Asking(running, stub)
     await channel.close()
     await server.drain()
-    await running.handlers.close()
+    await running.servicer.close()
 
 
 @pytest_asyncio.fixture
@@ -263,7 +263,7 @@ class CountedWords(str):
 
 async def test_the_words_of_a_joint_call_are_checked_once_however_many_sources_are_asked(whole: Asking) -> None:
     request = SimpleNamespace(query=CountedWords("space jam"), k=3, filter=common_pb2.Filter(), sources=())
-    found = await whole.running.handlers.servicer.FindByWords(request, None)
+    found = await whole.running.servicer.FindByWords(request, None)
     assert [answer.status for answer in found.answers] == [0, 0, 0]
     assert request.query.looks == 1
 
@@ -275,7 +275,7 @@ async def test_a_slow_source_has_no_answer_and_the_others_have_theirs(whole: Ask
         held.wait(30)
         return []
 
-    slow = whole.running.handlers.phrases.source
+    slow = whole.running.servicer.phrases.source
     assert slow is not None
     with unittest.mock.patch.object(slow, "find", find):
         found = await _together(whole, "space jam", timeout=0.5)
@@ -321,11 +321,11 @@ async def test_parts_of_a_text_bundle_load_apart(tmp_path: Path, parts: tuple[st
     write_catalogue(tmp_path / "bundle")
     write_text(tmp_path / "text", tmp_path, parts=parts)
     running = make_running(tmp_path)
-    loaded = {one.source for one in running.handlers.describe().sources if one.is_loaded}
+    loaded = {one.source for one in running.servicer.info().sources if one.is_loaded}
     assert loaded == {"lexical", *parts}
-    reasons = {one.source: one.reason for one in running.handlers.describe().sources if not one.is_loaded}
+    reasons = {one.source: one.reason for one in running.servicer.info().sources if not one.is_loaded}
     assert all(f"has no part {source}" in reason for source, reason in reasons.items())
-    await running.handlers.close()
+    await running.servicer.close()
 
 
 @pytest.mark.parametrize("name", ["phrases/trie", "text_mol/encoder.onnx"])
@@ -335,8 +335,8 @@ async def test_a_damaged_text_bundle_leaves_the_catalogues_words(tmp_path: Path,
     path = tmp_path / "text" / name
     path.write_bytes(path.read_bytes()[:-20])
     running = make_running(tmp_path)
-    by_source = {one.source: one for one in running.handlers.describe().sources}
+    by_source = {one.source: one for one in running.servicer.info().sources}
     assert by_source["lexical"].is_loaded
     assert name.rpartition("/")[2] in by_source["phrases"].reason
     assert not by_source["text_mol"].is_loaded
-    await running.handlers.close()
+    await running.servicer.close()

@@ -19,7 +19,7 @@ from services.algorithms.text_bundle import SHARED_INT8, add_text_files
 from services.algorithms.word_pieces import WordPieces
 from services.common.errors import DependencyUnavailable, PreconditionFailed
 from services.generator.adapters import text_parts
-from services.generator.adapters.text_encoders import InferenceServerText, InProcessText, SharedText
+from services.generator.adapters.text_encoders import InferenceServerText, InProcessText, OneOutput, SharedText
 from services.generator.adapters.text_parts import Queries, open_text_bundle
 from services.generator.bootstrap import load_sources
 from services.generator.config import GeneratorSettings
@@ -185,8 +185,9 @@ def test_sources_of_a_shared_graph_load_it_once_where_bytes_are_multiplied(
     for best, num_graphs in (("avx512", 1), ("avx2", 0)):
         monkeypatch.setattr(text_parts, "instruction_set", lambda best=best: best)
         settings = GeneratorSettings(port=0, metrics_port=0, bundle=tmp_path / "bundle", text=tmp_path / "text")
-        sources = load_sources(settings, GeneratorMetrics(CollectorRegistry()))
-        assert (sources.reasons, len(sources.shared)) == ({}, num_graphs)
+        sources, encoders = load_sources(settings, GeneratorMetrics(CollectorRegistry()))
+        graphs = {id(encoder.shared) for encoder in encoders if isinstance(encoder, OneOutput)}
+        assert (sources.reasons, len(graphs)) == ({}, num_graphs)
         assert sources.text is not None
         assert sources.phrases is not None
         asked = Asked(query="toy story", k=1, filter=ItemFilter())

@@ -1,0 +1,49 @@
+"""Everything that was loaded, and why the rest was not. It knows neither how sources are loaded nor streams."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.common.items import CatalogueItem
+from services.generator.domain.items import ItemTable
+from services.generator.domain.lexical import Lexical
+from services.generator.domain.phrases import Phrases
+from services.generator.domain.requests import LEXICAL, PHRASES, TEXT_MOL, GeneratorInfo, Scored, Source, SourceInfo
+from services.generator.domain.text_mol import TextMol
+
+
+@dataclass(kw_only=True, slots=True)
+class Sources:
+    """`reasons` names what is not loaded. One thread describes items; any number of threads read."""
+
+    items: ItemTable
+    lexical: Lexical
+    text_version: str
+    text: TextMol | None = None
+    phrases: Phrases | None = None
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def describe(self, items: Sequence[CatalogueItem]) -> None:
+        """Take titles, categories, withdrawals and returns: a row is in the table before a source can find it."""
+        changes = self.items.describe(items)
+        self.lexical.change(changes)
+        if self.text is not None:
+            self.text.describe(items)
+        if self.phrases is not None:
+            self.phrases.change(changes)
+
+    def info(self, *, next_item: int) -> GeneratorInfo:
+        """What is loaded, and how far the topics are applied; `next_item`: the next offset of topic `items`."""
+        text, phrases = self.text, self.phrases
+        return GeneratorInfo(
+            text_version=self.text_version,
+            sources=[self._source(TEXT_MOL, text), self._source(PHRASES, phrases), self._source(LEXICAL, self.lexical)],
+            vocabulary_size=0 if phrases is None else phrases.vocabulary_size,
+            num_clicks=0 if text is None else text.num_clicks,
+            clicks=None if text is None else text.clicks,
+            items=next_item,
+        )
+
+    def _source(self, name: str, source: Source[Scored] | None) -> SourceInfo:
+        if source is None:
+            return SourceInfo(source=name, is_loaded=False, reason=self.reasons.get(name, ""))
+        return SourceInfo(source=name, is_loaded=True, num_documents=source.num_documents, num_bytes=source.num_bytes)
