@@ -14,6 +14,7 @@ from services.common.catalogue_follower import age_seconds
 from services.common.catalogue_metrics import CatalogueMetrics
 from services.common.index_deltas import Batch, ItemDelta, MemoryDelta
 from services.common.items import CatalogueItem
+from services.common.merge_reports import MergeReports, Merging
 
 log = structlog.get_logger()
 
@@ -43,19 +44,11 @@ class Remembered(Protocol):
         """Remember nothing."""
 
 
-class Merging(Protocol):
-    """Merges in the background; `error` is what the last one raised, None once one succeeded."""
-
-    @property
-    def error(self) -> Exception | None: ...
-
-
 class CatalogueChanges:
     """A `Listener` of the catalogue's follower.
 
     `full_error`: what `items` and `remembered` raise, nothing having changed, when a change does not fit their memory
-    limit. `on_change` is called after each change; `merges` are watched: that one fails
-    is reported once until it succeeds again.
+    limit. `on_change` is called after each change; failures of `merges` are reported.
     """
 
     def __init__(
@@ -69,11 +62,9 @@ class CatalogueChanges:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._items, self._remembered, self._metrics = items, remembered, metrics
-        self._full_error, self._merges, self._on_change = full_error, tuple(merges), on_change
+        self._full_error, self._merges, self._on_change = full_error, MergeReports(merges), on_change
         self._is_full = False
-        self._failing: set[Merging] = set()
-        # Asked when it is scraped: merges go on, fail and recover while no change comes.
-        metrics.merge_failed.set_function(lambda: any(merge.error is not None for merge in self._merges))
+        metrics.merge_failed.set_function(lambda: self._merges.is_failing)
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
         """Serve a batch; False, to be tried again, when there is no room for it."""
@@ -133,14 +124,7 @@ class CatalogueChanges:
         self._metrics.counted("misfit", misfits)
 
     def _done(self) -> None:
-        for merge in self._merges:
-            error = merge.error
-            if error is not None and merge not in self._failing:
-                self._failing.add(merge)
-                log.error("merge_failed", reason=str(error), exc_info=error)
-            elif error is None and merge in self._failing:
-                self._failing.remove(merge)
-                log.info("merge_recovered")
+        self._merges.look()
         self._on_change()
 
     def _say_full(self, reason: str, *, waits_at: int | None) -> None:

@@ -23,6 +23,7 @@ from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.text_bundle import TextBundle
 from services.common.catalogue_follower import CatalogueFollower
 from services.common.errors import PreconditionFailed
+from services.common.merge_reports import MergeReports
 from services.common.rpc_server import HealthState, serve
 from services.common.topics import ITEMS, SEARCH_CLICKS
 from services.common.tracing import configure_tracing
@@ -195,6 +196,18 @@ def make_servicer(
     )
 
 
+def make_watch(sources: Sources, servicer: GeneratorServicer, metrics: GeneratorMetrics) -> Callable[[], None]:
+    """What is to be called after each change: it exports what is loaded, and reports merges that fail."""
+    merges = MergeReports(() if sources.text is None else sources.text.merges)
+    metrics.watch_merges(merges)
+
+    def changed() -> None:
+        metrics.described(servicer.info())
+        merges.look()
+
+    return changed
+
+
 class Ready:
     """Ready once everything that was to be waited for has said so; until then nothing is answered: an item that was
     withdrawn or a click that was taken back would be."""
@@ -222,10 +235,7 @@ async def run(settings: GeneratorSettings) -> None:
     health = HealthState()
     ready = Ready({"items", *(() if sources.text is None else ("clicks",))}, health)
     servicer = make_servicer(settings, sources, metrics, next_item=lambda: follower.next_item, is_ready=ready)
-
-    def changed() -> None:
-        metrics.described(servicer.info())
-
+    changed = make_watch(sources, servicer, metrics)
     follower = CatalogueFollower(
         KafkaItems(settings.kafka_bootstrap),
         ItemChanges(sources, metrics, on_change=changed),
@@ -251,8 +261,8 @@ async def run(settings: GeneratorSettings) -> None:
     metrics.watch_turns(ITEMS, follower.turns)
     health.watch(ITEMS, follower.turns)
     follower.start()
+    changed()
     info = servicer.info()
-    metrics.described(info)
     loaded = {one.source: one.num_documents if one.is_loaded else one.reason for one in info.sources}
     log.info("sources_loaded", text_version=info.text_version, **loaded)
 

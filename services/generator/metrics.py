@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from services.common.merge_reports import MergeReports
 from services.common.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
 from services.common.turn_clock import TurnClock
 from services.generator.domain.requests import GeneratorInfo
@@ -61,6 +62,12 @@ class GeneratorMetrics:
             ("topic",),
             registry=registry,
         )
+        self._merge_failed = Gauge(
+            "freshet_generator_merge_failed",
+            "1 while the last background merge of the text source failed: its index goes on, slower with each change, "
+            "until one succeeds.",
+            registry=registry,
+        )
         self._records = Counter(
             "freshet_generator_records",
             "Records by what became of them: click, undone, forgotten, unreadable_click, described, unreadable_item, "
@@ -99,6 +106,10 @@ class GeneratorMetrics:
     def watch_turns(self, topic: str, turns: TurnClock) -> None:
         """Export the age of a follower's last good turn as it is when somebody scrapes."""
         self._turn_age.labels(topic).set_function(lambda: turns.age_s)
+
+    def watch_merges(self, merges: MergeReports) -> None:
+        """Export whether a merge fails, as it is when somebody scrapes."""
+        self._merge_failed.set_function(lambda: merges.is_failing)
 
     def counted(self, kind: str, records: int = 1) -> None:
         """Records of one kind."""

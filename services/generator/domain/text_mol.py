@@ -71,7 +71,7 @@ class TextMol:
             model_version=base.model_version,
         )
         self._voters: set[str] = set()
-        self._merges = [BackgroundMerge(self.live.index), BackgroundMerge(self._votes.index)]
+        self.merges = [BackgroundMerge(self.live.index), BackgroundMerge(self._votes.index)]
 
     @property
     def num_documents(self) -> int:
@@ -97,12 +97,12 @@ class TextMol:
 
     def start(self) -> None:
         """Begin to merge in the background."""
-        for merge in self._merges:
+        for merge in self.merges:
             merge.start()
 
     def close(self) -> None:
         """Stop merging. Raises: what stopped a merge."""
-        for merge in self._merges:
+        for merge in self.merges:
             merge.close()
 
     def find(self, asked: Sequence[Asked]) -> list[TextScored]:

@@ -23,7 +23,7 @@ from services.common.items import CatalogueItem
 from services.common.rpc_server import HealthState, RpcServer
 from services.common.search_clicks import SearchClick, encode_click
 from services.common.stream.retraction import ForgetUpTo, Undo
-from services.generator.bootstrap import Ready, load_sources, make_servicer
+from services.generator.bootstrap import Ready, load_sources, make_servicer, make_watch
 from services.generator.changes import ItemChanges
 from services.generator.clicks import ClicksFollower
 from services.generator.config import GeneratorSettings
@@ -261,7 +261,7 @@ def make_running(
     clicks = None
     if sources.text is not None:
         clicks = ClicksFollower(topic, sources.text, metrics, poll_s=0)
-    changes = ItemChanges(sources, metrics, on_change=lambda: metrics.described(servicer.info()))
+    changes = ItemChanges(sources, metrics, on_change=make_watch(sources, servicer, metrics))
     return Running(settings, sources, servicer, changes, metrics, registry, topic, clicks)
 
 

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from freshet.v1 import common_pb2, generator_pb2
 from generator_scene import Running, click, make_running, serving, write_catalogue, write_text
+from structlog.testing import capture_logs
 
 from services.generator.domain.requests import Asked, Scored
 
@@ -339,4 +340,21 @@ async def test_a_damaged_text_bundle_leaves_the_catalogues_words(tmp_path: Path,
     assert by_source["lexical"].is_loaded
     assert name.rpartition("/")[2] in by_source["phrases"].reason
     assert not by_source["text_mol"].is_loaded
+    await running.servicer.close()
+
+
+async def test_a_merge_that_fails_is_said_once_and_shown_until_one_succeeds(films: Path) -> None:
+    running = make_running(films)
+    assert running.sources.text is not None
+    merge = running.sources.text.merges[0]
+    merge.error = RuntimeError("no room")
+    with capture_logs() as logs:
+        running.put("99", "New Saga")
+        running.take(click(0, "galaxy film", "99"))
+        assert running.sample("freshet_generator_merge_failed") == 1
+        merge.error = None
+        running.put("99", "New Saga")
+    said = [entry["event"] for entry in logs if entry["event"].startswith("merge_")]
+    assert said == ["merge_failed", "merge_recovered"]
+    assert running.sample("freshet_generator_merge_failed") == 0
     await running.servicer.close()
