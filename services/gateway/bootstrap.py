@@ -90,6 +90,7 @@ async def run(settings: GatewaySettings) -> None:
         model_version=bundle.model_version,
         follows_deltas=False,
     )
+    metrics.watch_turns(follower.turns)
     follower.start()
     encoder = RemoteEncoder(channels["encoder"])
     candidates = RemoteCandidates(channels["candidates"])

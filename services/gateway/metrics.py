@@ -1,8 +1,9 @@
 """The gateway's own figures beside those of the gRPC kit: stages, degradations, where states and events came from."""
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from services.common.metrics import LATENCY_BUCKETS_S
+from services.common.turn_clock import TurnClock
 from services.gateway.domain import Degradation, Recommendation
 from services.gateway.searching import PERSONAL, SOURCES, SearchAnswer
 
@@ -58,6 +59,11 @@ class GatewayMetrics:
             for source in (*SOURCES, PERSONAL)
             for failed in (False, True)
         }
+        self._turn_age = Gauge(
+            "freshet_gateway_turn_age_seconds",
+            "Seconds since the follower of topic items last worked, by the clock: it grows while it stalls.",
+            registry=registry,
+        )
         self._acknowledged = self._interactions.labels("acknowledged")
         self._failed = self._interactions.labels("failed")
 
@@ -79,6 +85,10 @@ class GatewayMetrics:
             self._search_sources[spent.source, bool(spent.failure)].inc()
         for kind in answer.degradations:
             self._degradations[kind].inc()
+
+    def watch_turns(self, turns: TurnClock) -> None:
+        """Export the age of the follower's last good turn as it is when somebody scrapes."""
+        self._turn_age.set_function(lambda: turns.age_s)
 
     def acknowledged(self, seconds: float) -> None:
         """One interaction is durable."""

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,6 +91,18 @@ def test_with_everything_away_it_answers_popular_items_refuses_writes_and_drains
         assert time.monotonic() - began < 5
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
+
+
+def test_while_it_cannot_follow_items_its_metrics_say_since_when(bundle: Path) -> None:
+    port, metrics_port = _free_port(), _free_port()
+    with (
+        gateway(bundle, port, FRESHET_METRICS_PORT=str(metrics_port)),
+        grpc.insecure_channel(f"127.0.0.1:{port}") as to,
+    ):
+        grpc.channel_ready_future(to).result(timeout=30)
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as answer:
+            samples = dict(line.split(" ") for line in answer.read().decode().splitlines() if not line.startswith("#"))
+    assert float(samples["freshet_gateway_turn_age_seconds"]) > 0
 
 
 def test_a_taken_port_ends_it_naming_port_and_owner(bundle: Path) -> None:
