@@ -14,7 +14,7 @@ from services.gateway.popular import PopularItems
 class DescribedItems:
     """A listener of `services.common.catalogue_follower` that follows `items` alone.
 
-    `titles` are the bundle's to begin with, and live: a later record's title takes an earlier one's place.
+    `titles` are the bundle's to begin with, and live: a later record's title replaces an earlier one's.
     """
 
     def __init__(self, titles: Mapping[str, str], popular: PopularItems) -> None:
@@ -33,7 +33,7 @@ class DescribedItems:
             self._popular.describe(item.item_id, item.categories, is_served=item.is_served)
 
     def reset(self) -> None:
-        """The topic was made anew: its records come again, and an item's newest one says all of it."""
+        """The topic was rebuilt: its records come again, and an item's newest one says all of it."""
 
     def counted(self, kind: str, records: int) -> None:
         """The processes that serve items count."""

@@ -92,9 +92,9 @@ class Explanation:
         """What the final score is the sum of: the model's own components, refreshed ones, votes."""
         if self.similarity is None:
             return (0.0, 0.0, 0.0)
-        share = 1.0 if self.votes is None else self.votes.model_share
+        weight = 1.0 if self.votes is None else self.votes.model_share
         vote = 0.0 if self.votes is None else self.votes.vote
-        return (share * self.similarity.from_model, share * self.similarity.from_interactions, (1 - share) * vote)
+        return (weight * self.similarity.from_model, weight * self.similarity.from_interactions, (1 - weight) * vote)
 
     @property
     def score(self) -> float:

@@ -29,7 +29,7 @@ class Contributions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetReport:
-    """found, left: place -> number of things, before and now; a place that nobody could speak for is left out.
+    """found, left: kind of thing -> how many are held, before and now; a kind that nobody could count is left out.
     is_applied: every process has it. remains: what stays and until when, in sentences."""
 
     forget_id: str

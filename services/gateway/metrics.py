@@ -1,5 +1,7 @@
 """The gateway's own figures beside those of the gRPC kit: stages, degradations, where states and events came from."""
 
+from functools import partial
+
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from services.common.metrics import LATENCY_BUCKETS_S
@@ -14,45 +16,26 @@ class GatewayMetrics:
     """Counters and histograms; label values are few and known beforehand."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        stages = Histogram(
-            "freshet_gateway_stage_seconds",
-            "Seconds of a Recommend per stage.",
-            ("stage",),
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
-        )
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, buckets=LATENCY_BUCKETS_S, registry=registry)
+        stages = histogram("freshet_gateway_stage_seconds", "Seconds of a Recommend per stage.", ("stage",))
         self._stages = tuple((f"{stage}_ms", stages.labels(stage)) for stage in _STAGES)
-        degradations = Counter(
-            "freshet_gateway_degradations", "Answers marked as degraded, by mark.", ("kind",), registry=registry
-        )
+        degradations = counter("freshet_gateway_degradations", "Answers marked as degraded, by mark.", ("kind",))
         self._degradations = {kind: degradations.labels(kind.name.lower()) for kind in Degradation}
-        sources = Counter(
-            "freshet_gateway_recommendations",
-            "Answers by where the query state came from.",
-            ("state_source",),
-            registry=registry,
+        sources = counter(
+            "freshet_gateway_recommendations", "Answers by where the query state came from.", ("state_source",)
         )
         self._sources = {source: sources.labels(source) for source in ("stored", "request", "none")}
-        self._tokens = Counter(
-            "freshet_gateway_tokens", "Freshness tokens, honoured or not.", ("honoured",), registry=registry
-        )
-        self._interactions = Counter(
-            "freshet_gateway_interactions", "Interactions by outcome.", ("outcome",), registry=registry
-        )
-        self._append_seconds = Histogram(
+        self._tokens = counter("freshet_gateway_tokens", "Freshness tokens, honoured or not.", ("honoured",))
+        interactions = counter("freshet_gateway_interactions", "Interactions by outcome.", ("outcome",))
+        self._acknowledged, self._failed = interactions.labels("acknowledged"), interactions.labels("failed")
+        self._append_seconds = histogram(
             "freshet_gateway_append_seconds",
             "Seconds from an interaction's arrival to its acknowledgement by the stream.",
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
         )
-        self._search_seconds = Histogram(
-            "freshet_gateway_search_seconds", "Seconds of a Search.", buckets=LATENCY_BUCKETS_S, registry=registry
-        )
-        asked = Counter(
-            "freshet_gateway_search_sources",
-            "What was asked during searches, by outcome.",
-            ("source", "outcome"),
-            registry=registry,
+        self._search_seconds = histogram("freshet_gateway_search_seconds", "Seconds of a Search.")
+        asked = counter(
+            "freshet_gateway_search_sources", "What was asked during searches, by outcome.", ("source", "outcome")
         )
         self._search_sources = {
             (source, failed): asked.labels(source, "failed" if failed else "answered")
@@ -64,8 +47,6 @@ class GatewayMetrics:
             "Seconds since the follower of topic items last worked, by the clock: it grows while it stalls.",
             registry=registry,
         )
-        self._acknowledged = self._interactions.labels("acknowledged")
-        self._failed = self._interactions.labels("failed")
 
     def answered(self, answer: Recommendation, *, had_token: bool) -> None:
         """One Recommend ended with an answer."""

@@ -74,16 +74,16 @@ class PopularItems:
         return items
 
     def limit_categories(self, item_ids: Iterable[str], k: int, max_per_category: int) -> list[int]:
-        """Places of the first k of `item_ids` that keep at most `max_per_category` (0: any number) of a category."""
+        """Rows of the first k of `item_ids` that keep at most `max_per_category` (0: any number) of a category."""
         room = _CategoryRoom(max_per_category)
-        places: list[int] = []
-        for place, item_id in enumerate(item_ids):
+        rows: list[int] = []
+        for row, item_id in enumerate(item_ids):
             rank = self._rank.get(item_id)
             if room.take(() if rank is None else self._categories[rank]):
-                places.append(place)
-                if len(places) == k:
+                rows.append(row)
+                if len(rows) == k:
                     break
-        return places
+        return rows
 
     def _ranks(self, wanted: Filter) -> Iterator[int]:
         """Ranks worth looking at, ascending and without repetition."""

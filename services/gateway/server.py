@@ -64,8 +64,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         """Writes interactions to the stream."""
         now_ms = _now_ms()
         interactions = [
-            _interaction(message, now_ms, f"interactions[{place}].")
-            for place, message in enumerate(request.interactions)
+            _interaction(message, now_ms, f"interactions[{position}].")
+            for position, message in enumerate(request.interactions)
         ]
         receipts = await self.record(interactions)
         return gateway_pb2.RecordInteractionsResponse(receipts=map(_receipt_message, receipts))
@@ -76,10 +76,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         """The same as a client stream."""
 
         async def arriving() -> AsyncIterator[Interaction]:
-            place = 0
+            position = 0
             async for request in requests:
-                yield _interaction(request.interaction, _now_ms(), f"stream[{place}].interaction.")
-                place += 1
+                yield _interaction(request.interaction, _now_ms(), f"stream[{position}].interaction.")
+                position += 1
 
         receipts = await self.record.stream(arriving())
         return gateway_pb2.StreamInteractionsResponse(receipts=map(_receipt_message, receipts))
@@ -159,15 +159,12 @@ def _search_query(request: gateway_pb2.GatewayServiceSearchRequest) -> SearchQue
 
 
 def _history(request: gateway_pb2.RecommendRequest | gateway_pb2.ExplainRequest) -> list[HistoryEvent]:
-    return [
-        HistoryEvent(
-            event.item_id,
-            _timestamp_ms(event.event_time, f"history[{place}].event_time") if event.HasField("event_time") else None,
-            event.type,
-            event.value,
-        )
-        for place, event in enumerate(request.history)
-    ]
+    history = []
+    for position, event in enumerate(request.history):
+        field = f"history[{position}].event_time"
+        time_ms = _timestamp_ms(event.event_time, field) if event.HasField("event_time") else None
+        history.append(HistoryEvent(event.item_id, time_ms, event.type, event.value))
+    return history
 
 
 def _filter(message: common_pb2.Filter, *, excludes_seen: bool) -> Filter:

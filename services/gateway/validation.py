@@ -78,18 +78,18 @@ def _check_history(history: Sequence[HistoryEvent], now_ms: int) -> None:
     if len(history) > MAX_HISTORY:
         raise InvalidRequest.of("history", f"{len(history)} events", f"at most {MAX_HISTORY} events")
     latest = 0
-    for place, event in enumerate(history):
-        validate_id(f"history[{place}].item_id", event.item_id)
+    for position, event in enumerate(history):
+        validate_id(f"history[{position}].item_id", event.item_id)
         if not math.isfinite(event.value):
-            raise InvalidRequest.of(f"history[{place}].value", event.value, "a finite number")
+            raise InvalidRequest.of(f"history[{position}].value", event.value, "a finite number")
         if len(event.type.encode("utf-8", "replace")) > MAX_TYPE_BYTES:
-            raise InvalidRequest.of(f"history[{place}].type", event.type, f"at most {MAX_TYPE_BYTES} bytes of UTF-8")
+            raise InvalidRequest.of(f"history[{position}].type", event.type, f"at most {MAX_TYPE_BYTES} bytes of UTF-8")
         time_ms = event.event_time_ms
         if time_ms is None:
             continue
         if not latest <= time_ms <= now_ms + MAX_FUTURE_MS:
             raise InvalidRequest.of(
-                f"history[{place}].event_time",
+                f"history[{position}].event_time",
                 f"{time_ms} ms",
                 f"{latest} to {now_ms + MAX_FUTURE_MS} ms: oldest first, at most a day in the future",
             )
@@ -124,20 +124,20 @@ def _check_filter(wanted: Filter) -> None:
     ):
         if len(texts) > limit:
             raise InvalidRequest.of(f"filter.{name}", f"{len(texts)} entries", f"at most {limit} entries")
-        for place, text in enumerate(texts):
+        for position, text in enumerate(texts):
             size = len(text) if text.isascii() else len(text.encode())
             if not 1 <= size <= MAX_ID_BYTES:
                 raise InvalidRequest.of(
-                    f"filter.{name}[{place}]", f"text of {size} bytes", f"1-{MAX_ID_BYTES} bytes of UTF-8"
+                    f"filter.{name}[{position}]", f"text of {size} bytes", f"1-{MAX_ID_BYTES} bytes of UTF-8"
                 )
 
 
 def check_interactions(interactions: Sequence[Interaction], now_ms: int) -> None:
-    """Raise InvalidRequest for the first interaction that breaks a limit, with its place in the request."""
+    """Raise InvalidRequest for the first interaction that breaks a limit, with its position in the request."""
     if not 1 <= len(interactions) <= MAX_BATCH:
         raise InvalidRequest.of("interactions", f"{len(interactions)} interactions", f"1-{MAX_BATCH}")
-    for place, interaction in enumerate(interactions):
-        check_interaction(interaction, now_ms, f"interactions[{place}].")
+    for position, interaction in enumerate(interactions):
+        check_interaction(interaction, now_ms, f"interactions[{position}].")
 
 
 def check_interaction(interaction: Interaction, now_ms: int, prefix: str = "interaction.") -> None:

@@ -43,7 +43,7 @@ from services.generator.config import GeneratorSettings
 from services.generator.domain.items import ItemTable
 from services.generator.domain.lexical import Lexical
 from services.generator.domain.phrases import Phrases
-from services.generator.domain.requests import LEXICAL, PHRASES, TEXT_MOL, Scored, Source
+from services.generator.domain.requests import LEXICAL, PHRASES, TEXT_MOL, Scored, TextSource
 from services.generator.domain.sources import Sources
 from services.generator.domain.text_mol import ClickPolicy, TextMol
 from services.generator.handlers.match import Match
@@ -177,7 +177,7 @@ def make_servicer(
 ) -> GeneratorServicer:
     """In front of what was loaded. `next_item`: of topic `items`; `is_ready`: whether to answer yet."""
 
-    def match(name: str, source: Source[Answer] | None) -> Match[Answer]:
+    def match(name: str, source: TextSource[Answer] | None) -> Match[Answer]:
         return Match(
             name,
             source,

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
@@ -18,55 +19,40 @@ class GeneratorMetrics:
     """Figures with few labels."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._stages = Histogram(
+        gauge = partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self._stages = histogram(
             "freshet_generator_stage_seconds",
             "Seconds per source and stage: waiting for a batch (queue), a whole batch (find), encoding its queries "
             "(encode).",
             ("source", "stage"),
             buckets=LATENCY_BUCKETS_S,
-            registry=registry,
         )
-        self._batches = Histogram(
-            "freshet_generator_batch_queries",
-            "Queries per batch.",
-            ("source",),
-            buckets=BATCH_BUCKETS,
-            registry=registry,
+        self._batches = histogram(
+            "freshet_generator_batch_queries", "Queries per batch.", ("source",), buckets=BATCH_BUCKETS
         )
-        self._answers = Histogram(
+        self._answers = histogram(
             "freshet_generator_answer_items",
             "Items per answer; 0: nothing was found.",
             ("source",),
             buckets=ANSWER_BUCKETS,
-            registry=registry,
         )
-        self._loaded = Gauge(
-            "freshet_generator_source_loaded", "1 for a source that is loaded.", ("source",), registry=registry
+        self._loaded = gauge("freshet_generator_source_loaded", "1 for a source that is loaded.", ("source",))
+        self._documents = gauge(
+            "freshet_generator_source_documents", "Documents or identifiers of a source.", ("source",)
         )
-        self._documents = Gauge(
-            "freshet_generator_source_documents",
-            "Documents or identifiers of a source.",
-            ("source",),
-            registry=registry,
-        )
-        self._bytes = Gauge(
-            "freshet_generator_source_bytes", "Bytes that a source holds.", ("source",), registry=registry
-        )
-        self._clicks = Gauge("freshet_generator_clicks", "Search clicks that count.", registry=registry)
-        self._offsets = Gauge(
-            "freshet_generator_next_offset", "The next record to be applied, by topic.", ("topic",), registry=registry
-        )
-        self._turn_age = Gauge(
+        self._bytes = gauge("freshet_generator_source_bytes", "Bytes that a source holds.", ("source",))
+        self._clicks = gauge("freshet_generator_clicks", "Search clicks that count.")
+        self._offsets = gauge("freshet_generator_next_offset", "The next record to be applied, by topic.", ("topic",))
+        self._turn_age = gauge(
             "freshet_generator_turn_age_seconds",
             "Seconds since the follower of a topic last worked, by the clock: it grows while it stalls.",
             ("topic",),
-            registry=registry,
         )
-        self._merge_failed = Gauge(
+        self._merge_failed = gauge(
             "freshet_generator_merge_failed",
             "1 while the last background merge of the text source failed: its index goes on, slower with each change, "
             "until one succeeds.",
-            registry=registry,
         )
         self._records = Counter(
             "freshet_generator_records",
@@ -75,11 +61,10 @@ class GeneratorMetrics:
             ("kind",),
             registry=registry,
         )
-        self.click_lag = Histogram(
+        self.click_lag = histogram(
             "freshet_generator_click_lag_seconds",
             "Seconds from the broker's taking a search click to its being in the answers here.",
             buckets=LATENCY_BUCKETS_S,
-            registry=registry,
         )
 
     @contextmanager

@@ -46,15 +46,6 @@ class Ranked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RerankAnswer:
-    """An answer with its provenance; times in seconds."""
-
-    ranked: Ranked
-    model_version: str
-    queue_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainQuery:
     """Why an item has its score for one query state; `max_pairs` 0 is all."""
 

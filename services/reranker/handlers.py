@@ -27,7 +27,6 @@ from services.reranker.domain import (
     ExplainedScore,
     ExplainQuery,
     Ranked,
-    RerankAnswer,
     RerankerInfo,
     RerankQuery,
 )
@@ -60,8 +59,8 @@ class Rerank:
             bytes_per_item=self._catalogue.index.memory.total / max(1, served.version.num_items),
         )
 
-    async def __call__(self, request: RerankQuery) -> RerankAnswer:
-        """Rank one pool.
+    async def __call__(self, request: RerankQuery) -> tuple[Ranked, float]:
+        """Rank one pool; the answer, and the seconds that it waited.
 
         Raises: InvalidRequest naming the field, PreconditionFailed for a state of another model, Overloaded.
         """
@@ -70,7 +69,7 @@ class Rerank:
         ranked, queue_s = await self._batcher.submit(request)
         self._metrics.queue.observe(queue_s)
         self._metrics.ranked(ranked.certificate, ranked.dropped_items)
-        return RerankAnswer(ranked=ranked, model_version=self._catalogue.base.model_version, queue_s=queue_s)
+        return ranked, queue_s
 
     async def close(self) -> None:
         """Finish what is queued."""
@@ -159,16 +158,17 @@ class Rerank:
         votes = dict(zip(pool, request.votes or [0.0] * len(pool), strict=True))
         items = self._verified(served, request.filter, list(votes))
         verified = time.perf_counter()
-        share = request.model_share if request.votes else 1.0
-        error = items.error(request.query, 0) * share
+        model_weight = request.model_share if request.votes else 1.0
+        error = items.error(request.query, 0) * model_weight
         scores = items.scores(request.query, 0)
         if request.votes:
-            scores = share * scores + (1 - share) * np.array([votes[item_id] for item_id in items.item_ids])
+            voted = np.array([votes[item_id] for item_id in items.item_ids])
+            scores = model_weight * scores + (1 - model_weight) * voted
         order, scores = order_by_score_then_id(scores, _ranks(items.item_ids), tolerance=2 * error)
         proof = ESTIMATE
         if is_the_pools:
             kth = float(scores[request.k - 1]) - 2 * error if len(items) >= request.k else None
-            proof = certificate(bound=_scaled(request.bound, share), kth_score=kth)
+            proof = certificate(bound=_scaled(request.bound, model_weight), kth_score=kth)
         scored = time.perf_counter()
         chosen = self._chosen(request, items, order, scores)
         ended = time.perf_counter()
@@ -176,7 +176,7 @@ class Rerank:
         self._metrics.score.observe(scored - verified)
         self._metrics.choose.observe(ended - scored)
         return Ranked(
-            item_ids=[items.item_ids[place] for place in order[chosen].tolist()],
+            item_ids=[items.item_ids[row] for row in order[chosen].tolist()],
             scores=np.asarray(scores[chosen]).tolist(),
             certificate=proof,
             dropped_items=len(request.candidate_item_ids) - len(items),
@@ -201,10 +201,10 @@ class Rerank:
         return find_items(served.version, visible)
 
     def _chosen(self, request: RerankQuery, items: FoundItems, order: np.ndarray, scores: Scores) -> np.ndarray:
-        """Places in `order` of what to show, in that order."""
+        """Indices into `order` of what to show, in that order."""
         categories = None
         if request.max_per_category:
-            names = [self._catalogue.categories_of(items.item_ids[place]) for place in order.tolist()]
+            names = [self._catalogue.categories_of(items.item_ids[row]) for row in order.tolist()]
             codes = {name: code for code, name in enumerate({name for one in names for name in one})}
             categories = [tuple(codes[name] for name in dict.fromkeys(one)) for one in names]
         components = items.components()[order] if request.diversity and len(items) else None
@@ -218,15 +218,15 @@ class Rerank:
         )
 
 
-def _scaled(bound: float | None, share: float) -> float | None:
-    """A bound on s as one on share * s: what is left out has no vote."""
+def _scaled(bound: float | None, model_weight: float) -> float | None:
+    """A bound on s as one on model_weight * s: what is left out has no vote."""
     if bound is None or math.isinf(bound):
         return bound
-    return bound if share == 1.0 else math.nextafter(share * bound, math.inf)
+    return bound if model_weight == 1.0 else math.nextafter(model_weight * bound, math.inf)
 
 
 def _ranks(item_ids: Sequence[str]) -> np.ndarray:
-    """Each item's place in id order."""
+    """Each item's rank in id order."""
     ranks = np.empty(len(item_ids), dtype=np.int64)
     ranks[sorted(range(len(item_ids)), key=item_ids.__getitem__)] = np.arange(len(item_ids))
     return ranks

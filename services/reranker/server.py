@@ -1,6 +1,7 @@
 """Where Protobuf ends: messages to dataclasses, the handler, dataclasses to messages."""
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
 
 from freshet.v1 import common_pb2, reranker_pb2, reranker_pb2_grpc
@@ -9,7 +10,7 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.packed_state import unpack_query_state
 from services.common.errors import InvalidRequest
 from services.common.query_state import unpacked
-from services.reranker.domain import ExplainedScore, ExplainQuery, RerankAnswer, RerankQuery
+from services.reranker.domain import ExplainQuery, Ranked, RerankQuery
 from services.reranker.handlers import Rerank
 
 SERVICE = "freshet.v1.RerankerService"
@@ -28,7 +29,9 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
 
     async def Rerank(self, request: reranker_pb2.RerankRequest, context: Any) -> reranker_pb2.RerankResponse:
         """The pool in full, then rules and diversity."""
-        return _response(await self._rerank(_rerank_query(request)))
+        query = _rerank_query(request)
+        ranked, queue_s = await self._rerank(query)
+        return _response(ranked, queue_s, query.model_version)
 
     async def ExplainScore(
         self, request: reranker_pb2.ExplainScoreRequest, context: Any
@@ -40,7 +43,8 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
             item_id=request.item_id,
             max_pairs=request.max_pairs,
         )
-        return _explanation(await asyncio.to_thread(self._rerank.explain, asked))
+        explained = await asyncio.to_thread(self._rerank.explain, asked)
+        return reranker_pb2.ExplainScoreResponse(**asdict(explained))
 
     async def GetRerankerInfo(
         self, request: reranker_pb2.GetRerankerInfoRequest, context: Any
@@ -90,8 +94,7 @@ def _filter(message: common_pb2.Filter, seen_item_ids: Any) -> ItemFilter:
         raise InvalidRequest(f"filter: {exc}") from exc
 
 
-def _response(answer: RerankAnswer) -> reranker_pb2.RerankResponse:
-    ranked = answer.ranked
+def _response(ranked: Ranked, queue_s: float, model_version: str) -> reranker_pb2.RerankResponse:
     certificate = ranked.certificate
     return reranker_pb2.RerankResponse(
         items=[
@@ -100,31 +103,8 @@ def _response(answer: RerankAnswer) -> reranker_pb2.RerankResponse:
         ],
         certificate=common_pb2.Certificate(kind=_KINDS[certificate.kind], gap=certificate.gap or 0.0),
         dropped_items=ranked.dropped_items,
-        model_version=answer.model_version,
-        queue_ms=answer.queue_s * 1000,
+        model_version=model_version,
+        queue_ms=queue_s * 1000,
         rerank_ms=ranked.rerank_s * 1000,
         index_version=ranked.index_version,
-    )
-
-
-def _explanation(explained: ExplainedScore) -> reranker_pb2.ExplainScoreResponse:
-    return reranker_pb2.ExplainScoreResponse(
-        score=explained.score,
-        from_model=explained.from_model,
-        from_interactions=explained.from_interactions,
-        model_share=explained.model_share,
-        num_interactions=explained.num_interactions,
-        pairs=[
-            reranker_pb2.PairContribution(
-                query_component=pair.query_component,
-                item_component=pair.item_component,
-                weight=pair.weight,
-                cosine=pair.cosine,
-                contribution=pair.contribution,
-                from_model=pair.from_model,
-            )
-            for pair in explained.pairs
-        ],
-        title=explained.title,
-        index_version=explained.index_version,
     )

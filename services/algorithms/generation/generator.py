@@ -69,7 +69,7 @@ class Generated:
 class Generator:
     """The parts that decoding needs, checked against each other. Safe from several threads.
 
-    `places` (V,): where the parts have a token of the vocabulary, if not at its own number (locality.py).
+    `token_rows` (V,): where the parts have a token of the vocabulary, if not at its own number (locality.py).
     """
 
     output_layer: OutputLayer
@@ -77,7 +77,7 @@ class Generator:
     trie: IdentifierTrie
     identifiers: IdentifierTable
     settings: GeneratorSettings = field(default_factory=GeneratorSettings)
-    places: npt.NDArray[np.int32] | None = None
+    token_rows: npt.NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         """Raises: ValueError where vocabulary sizes, widths or identifiers of two parts differ; names both."""
@@ -93,12 +93,12 @@ class Generator:
                 f"the trie names identifier {self.trie.num_identifiers - 1}; the table has {len(self.identifiers)}"
             )
 
-        if self.places is not None and (
-            len(self.places) != len(self.output_layer)
-            or self.places[PADDING] != PADDING
-            or (np.bincount(np.clip(self.places, 0, None), minlength=len(self.places)) != 1).any()
+        if self.token_rows is not None and (
+            len(self.token_rows) != len(self.output_layer)
+            or self.token_rows[PADDING] != PADDING
+            or (np.bincount(np.clip(self.token_rows, 0, None), minlength=len(self.token_rows)) != 1).any()
         ):
-            raise ValueError(f"places is no order of {len(self.output_layer)} tokens with {PADDING} ([PAD]) in place")
+            raise ValueError(f"token_rows is no order of {len(self.output_layer)} tokens with {PADDING} ([PAD]) first")
 
     @classmethod
     def build(
@@ -118,22 +118,22 @@ class Generator:
 
         Shapes: weights (V, D), centers (m, D), sets (m, r) most probable first. Raises: ValueError as the parts do.
         """
-        places = locality_order(centers, sets, num_tokens=len(weights))
+        token_rows = locality_order(centers, sets, num_tokens=len(weights))
         ordered = np.empty_like(weights)
-        ordered[places] = weights
+        ordered[token_rows] = weights
         tokens, offsets = laid_end_to_end(sequences)
         outside = np.flatnonzero((tokens < 0) | (tokens >= len(weights)))
         if len(outside):
             raise ValueError(f"an identifier holds token {tokens[outside[0]]}; allowed: 1 to {len(weights) - 1}")
         return cls(
             output_layer=OutputLayer.from_weights(ordered, precision=precision),
-            shortlist=Shortlist(centers, places[sets], num_tokens=len(weights)),
+            shortlist=Shortlist(centers, token_rows[sets], num_tokens=len(weights)),
             trie=IdentifierTrie.build_flat(
-                places[tokens], offsets, np.arange(len(texts)), max_tokens=max_tokens, num_tokens=len(weights)
+                token_rows[tokens], offsets, np.arange(len(texts)), max_tokens=max_tokens, num_tokens=len(weights)
             ),
             identifiers=IdentifierTable.build(texts, item_rows),
             settings=settings or GeneratorSettings(),
-            places=places,
+            token_rows=token_rows,
         )
 
     def save(self, folder: Path) -> list[str]:
@@ -143,9 +143,9 @@ class Generator:
         self.shortlist.save(folder / "shortlist")
         self.trie.save(folder / "trie")
         self.identifiers.save(folder / "identifiers")
-        places = np.zeros(0, dtype=np.int32) if self.places is None else self.places
+        token_rows = np.zeros(0, dtype=np.int32) if self.token_rows is None else self.token_rows
         numbers = np.array([self.settings.sets, self.settings.beams, MODES.index(self.settings.mode)], dtype=np.int64)
-        write_arrays(folder / "decoding", {"places": places, "settings": numbers}, kind="decoding", version=1)
+        write_arrays(folder / "decoding", {"places": token_rows, "settings": numbers}, kind="decoding", version=1)
         return list(FILES)
 
     @classmethod
@@ -161,7 +161,7 @@ class Generator:
                 trie=IdentifierTrie.load(folder / "trie"),
                 identifiers=IdentifierTable.load(folder / "identifiers"),
                 settings=GeneratorSettings(sets=sets, beams=beams, mode=MODES[mode]),
-                places=found["places"] if len(found["places"]) else None,
+                token_rows=found["places"] if len(found["places"]) else None,
             )
         except BundleError:
             raise
@@ -208,8 +208,8 @@ class Generator:
         """A new identifier, found from the next query on; its number. Raises: ValueError for tokens or rows it cannot
         have (more tokens than positions among them), and nothing is inserted then."""
         self.trie.check(tokens)
-        if self.places is not None:
-            tokens = self.places[np.asarray(tokens)].tolist()
+        if self.token_rows is not None:
+            tokens = self.token_rows[np.asarray(tokens)].tolist()
         identifier = self.identifiers.add(text, item_rows)
         self.trie.insert(tokens, identifier)
         return identifier

@@ -17,7 +17,7 @@ _PADDING = 0
 
 
 def locality_order(centers: npt.NDArray[np.float32], sets: Tokens, *, num_tokens: int) -> Tokens:
-    """`places` (V,): where each token goes; [PAD] stays at 0.
+    """`token_rows` (V,): where each token goes; [PAD] stays at 0.
 
     Shapes: centers (m, D), sets (m, r), most probable first. A token's home is the set where it stands highest (the
     first of equals); homes follow each other so that similar vectors are near, tokens by their standing. Tokens in no
@@ -33,9 +33,9 @@ def locality_order(centers: npt.NDArray[np.float32], sets: Tokens, *, num_tokens
         standing[members[closer]] = ranks[closer]
         home[members[closer]] = number
     home[_PADDING] = -1
-    places = np.empty(num_tokens, dtype=np.int32)
-    places[np.lexsort((np.arange(num_tokens), standing, home))] = np.arange(num_tokens, dtype=np.int32)
-    return places
+    token_rows = np.empty(num_tokens, dtype=np.int32)
+    token_rows[np.lexsort((np.arange(num_tokens), standing, home))] = np.arange(num_tokens, dtype=np.int32)
+    return token_rows
 
 
 def _chain(centers: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:

@@ -229,18 +229,18 @@ class PhraseVocabulary:
         way = lattice.cheapest()
         spelt = _spelt(way)
         starts = np.concatenate([[0], np.cumsum(way.costs)])
-        places = np.flatnonzero(way.steps)
-        form = lattice.form_of[places]
-        phrase = way.steps[places] > 1
+        positions = np.flatnonzero(way.steps)
+        form = lattice.form_of[positions]
+        phrase = way.steps[positions] > 1
         lengths = np.where(phrase, 1, way.costs[form])
         ends = np.cumsum(lengths)
         out = np.empty(int(lengths.sum()), dtype=np.int64)
-        out[ends[phrase] - 1] = way.phrases[places[phrase]]
+        out[ends[phrase] - 1] = way.phrases[positions[phrase]]
         own = lengths[~phrase]
         within = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
         out[np.repeat(ends[~phrase] - own, own) + within] = spelt[np.repeat(starts[form[~phrase]], own) + within]
         tokens = out.tolist()
-        bounds = np.concatenate([[0], ends])[np.searchsorted(places, lattice.text.starts)].tolist()
+        bounds = np.concatenate([[0], ends])[np.searchsorted(positions, lattice.text.starts)].tolist()
         return [tokens[start:stop] for start, stop in pairwise(bounds)]
 
 
@@ -252,8 +252,8 @@ def ascii_pieces() -> list[Piece]:
 def _end_with_words(matches: Matches, ends: npt.NDArray[np.bool_]) -> None:
     """Take away, in place, phrases that end inside a word."""
     for taken in range(2, matches.shape[1] + 1):
-        places = np.flatnonzero(matches[:, taken - 1] >= 0)
-        matches[places[~ends[places + taken - 1]], taken - 1] = -1
+        positions = np.flatnonzero(matches[:, taken - 1] >= 0)
+        matches[positions[~ends[positions + taken - 1]], taken - 1] = -1
 
 
 def _spelt(way: Way) -> Integers:

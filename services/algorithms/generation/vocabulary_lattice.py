@@ -53,12 +53,12 @@ class Lattice:
         num_bytes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
         known = single >= 0
         take = fewest(parts, np.where(known, 1, num_bytes), np.where(known, self.counts[single], 0), self.counts)
-        places = np.flatnonzero(take)
-        piece = parts[places, take[places] - 1]
+        positions = np.flatnonzero(take)
+        piece = parts[positions, take[positions] - 1]
         there = piece >= 0
-        form = np.searchsorted(self.letters.starts, places, side="right") - 1
+        form = np.searchsorted(self.letters.starts, positions, side="right") - 1
         costs = np.zeros(num_forms, dtype=np.int64)
-        np.add.at(costs, form, np.where(there, 1, num_bytes[places]))
+        np.add.at(costs, form, np.where(there, 1, num_bytes[positions]))
         gains = np.zeros(num_forms, dtype=np.int64)
         np.add.at(gains, form, np.where(there, self.counts[piece], 0))
         steps = fewest(phrases, costs[self.form_of], gains[self.form_of], self.counts)
@@ -69,7 +69,7 @@ class Lattice:
             steps=steps,
             phrases=phrase,
             parts=piece,
-            characters=self.letters.symbols[places],
+            characters=self.letters.symbols[positions],
             part_form=form,
             costs=costs,
         )

@@ -1,8 +1,9 @@
 """Cutting sequences of symbols into the fewest known pieces, many sequences at once.
 
-Two steps: where which known piece begins (a walk over sorted edges of a trie, one level at a time for all places), and
-dynamic programming over the places. A place that no piece reaches over splits its sequence for good, so the programme
-runs over the short stretches between such places, all of them side by side. It knows neither texts nor characters.
+Two steps: where which known piece begins (a walk over sorted edges of a trie, one level at a time for all positions),
+and dynamic programming over the positions. A position that no piece reaches over splits its sequence for good, so the
+programme runs over the short stretches between such positions, all of them side by side. It knows neither texts nor
+characters.
 
 Letters: N symbols of all sequences together, L longest piece, V pieces, S stretches.
 """
@@ -51,31 +52,31 @@ class PieceTrie:
         return cls(edges=tuple(edges), pieces=tuple(ends), num_symbols=num_symbols)
 
     def matches(self, symbols: Integers, starts: Integers) -> Matches:
-        """Which piece of n symbols begins at each place: (N, L) int32 in column n - 1, -1 for none.
+        """Which piece of n symbols begins at each position: (N, L) int32 in column n - 1, -1 for none.
 
         A symbol outside 0 … num_symbols - 1 matches nothing.
         """
         found = np.full((len(symbols), max(1, len(self.edges))), -1, dtype=np.int32)
         room = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(symbols))
-        places = np.arange(len(symbols))
+        positions = np.arange(len(symbols))
         nodes = np.zeros(len(symbols), dtype=np.int64)
         for level, (edges, pieces) in enumerate(zip(self.edges, self.pieces, strict=True)):
-            fits = room[places] > level
-            places, nodes = places[fits], nodes[fits]
-            symbol = symbols[places + level]
+            fits = room[positions] > level
+            positions, nodes = positions[fits], nodes[fits]
+            symbol = symbols[positions + level]
             known = (symbol >= 0) & (symbol < self.num_symbols)
-            places, nodes, symbol = places[known], nodes[known], symbol[known]
+            positions, nodes, symbol = positions[known], nodes[known], symbol[known]
             keys = nodes * self.num_symbols + symbol
             below = np.minimum(np.searchsorted(edges, keys), len(edges) - 1)
             there = edges[below] == keys
-            places, nodes = places[there], below[there]
-            found[places, level] = pieces[nodes]
+            positions, nodes = positions[there], below[there]
+            found[positions, level] = pieces[nodes]
         return found
 
 
 def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts: Integers) -> npt.NDArray[np.int32]:
-    """The cheapest way over every sequence: how many symbols are taken at once from each place (N,) int32, 0 where the
-    way does not stop.
+    """The cheapest way over every sequence: how many symbols are taken at once from each position (N,) int32, 0 where
+    the way does not stop.
 
     A step over one symbol costs `unit_costs` (N,) and gains `unit_gains` (N,); a step over n > 1 needs a piece in
     `matches` (N, L), costs 1 and gains the piece's count. Of equal costs the larger gain is taken, of equal gains the
@@ -96,27 +97,27 @@ def fewest(matches: Matches, unit_costs: Integers, unit_gains: Integers, counts:
     negative = -lengths
     for back in range(int(lengths[0])):
         active = int(np.searchsorted(negative, -back, side="left"))  # stretches longer than `back`
-        places = ends[:active] - 1 - back
-        best_cost, best_gain = unit_costs[places], unit_gains[places]
+        positions = ends[:active] - 1 - back
+        best_cost, best_gain = unit_costs[positions], unit_gains[positions]
         best_step = np.ones(active, dtype=np.int32)
         if back:
-            best_cost = best_cost + cost[places + 1]
-            best_gain = best_gain + gain[places + 1]
+            best_cost = best_cost + cost[positions + 1]
+            best_gain = best_gain + gain[positions + 1]
         for taken in range(2, min(longest, back + 1) + 1):
-            piece = matches[places, taken - 1]
+            piece = matches[positions, taken - 1]
             there = np.flatnonzero(piece >= 0)
             if not len(there):
                 continue
             own_cost = np.ones(len(there), dtype=np.int64)
             own_gain = counts[piece[there]]
             if taken <= back:
-                behind = places[there] + taken
+                behind = positions[there] + taken
                 own_cost += cost[behind]
                 own_gain = own_gain + gain[behind]
             better = (own_cost < best_cost[there]) | ((own_cost == best_cost[there]) & (own_gain >= best_gain[there]))
             there, own_cost, own_gain = there[better], own_cost[better], own_gain[better]
             best_cost[there], best_gain[there], best_step[there] = own_cost, own_gain, taken
-        cost[places], gain[places], step[places] = best_cost, best_gain, best_step
+        cost[positions], gain[positions], step[positions] = best_cost, best_gain, best_step
     cursor = begins
     while len(cursor):
         take[cursor] = step[cursor]

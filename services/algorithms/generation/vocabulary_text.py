@@ -162,8 +162,8 @@ def spelled(forms: Sequence[Piece]) -> Cut:
 
 
 def word_ends(symbols: Symbols, alphanumeric: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Whether a word boundary follows each place (N,): "vitamin b12" has none between b and 12. `alphanumeric` (N,):
-    whether the place's word is letters or digits."""
+    """Whether a word boundary follows each position (N,): "vitamin b12" has none between b and 12. `alphanumeric` (N,):
+    whether the word there is letters or digits."""
     ends = np.ones(len(symbols), dtype=bool)
     ends[:-1] = ~(((symbols[1:] & 1) == 1) & alphanumeric[1:] & alphanumeric[:-1])
     return ends

@@ -37,7 +37,7 @@ _SUMS_UNKNOWN = "what item states and memory hold is not known everywhere: not e
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Holdings:
     """What could be asked for: stored is None when the encoder process did not answer."""
 
     stored: StoredUser | None
@@ -128,15 +128,15 @@ class ForgetUser:
             raise DependencyUnavailable(f"Kafka: {exc.message}", retry_after_ms=RETRY_AFTER_MS) from exc
         return forget
 
-    async def _look(self, user_id: str) -> _Found:
+    async def _look(self, user_id: str) -> _Holdings:
         try:
             stored = await self.encoder.describe_user(user_id, self.ask_timeout_s)
         except FreshetError:
-            return _Found(None, (), all_answered=False)
+            return _Holdings(None, (), all_answered=False)
         contributions, all_answered = await self.refreshers.contributions(stored.pseudonym, self.ask_timeout_s)
-        return _Found(stored, contributions, all_answered)
+        return _Holdings(stored, contributions, all_answered)
 
-    def _is_applied(self, found: _Found, forget: Forget) -> bool:
+    def _is_applied(self, found: _Holdings, forget: Forget) -> bool:
         if found.stored is None or not covers(found.stored.forgotten_up_to, forget.up_to):
             return False
         spoken_for = {

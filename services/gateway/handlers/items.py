@@ -56,10 +56,10 @@ def _check(items: Sequence[CatalogueItem]) -> None:
     if not 1 <= len(items) <= MAX_ITEMS:
         raise InvalidRequest.of("items", f"{len(items)} items", f"1-{MAX_ITEMS}")
     first_at: dict[str, int] = {}
-    for place, item in enumerate(items):
+    for position, item in enumerate(items):
         try:
             validate_item(item)
         except InvalidRequest as exc:
-            raise InvalidRequest(f"items[{place}].{exc.message}") from exc
-        if (first := first_at.setdefault(item.item_id, place)) != place:
-            raise InvalidRequest.of(f"items[{place}].item_id", f"that of items[{first}]", "each item once")
+            raise InvalidRequest(f"items[{position}].{exc.message}") from exc
+        if (first := first_at.setdefault(item.item_id, position)) != position:
+            raise InvalidRequest.of(f"items[{position}].item_id", f"that of items[{first}]", "each item once")

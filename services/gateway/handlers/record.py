@@ -124,13 +124,13 @@ class RecordInteractions:
         try:
             try:
                 async for interaction in interactions:
-                    place = len(pending)
-                    if place >= MAX_STREAM:
+                    position = len(pending)
+                    if position >= MAX_STREAM:
                         refused = InvalidRequest.of(
                             "stream", f"more than {MAX_STREAM} messages", f"at most {MAX_STREAM}"
                         )
                         break
-                    check_interaction(interaction, _now_ms(), f"stream[{place}].interaction.")
+                    check_interaction(interaction, _now_ms(), f"stream[{position}].interaction.")
                     await window.acquire()
                     pending.append(asyncio.create_task(append(_with_id(interaction))))
                     if not self._breaker.closed:

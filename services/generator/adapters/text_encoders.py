@@ -196,7 +196,7 @@ def checked(output: Any, num_texts: int, owner: str) -> FloatArray:
     if output is None or len(output.shape) != 3 or len(output) != num_texts:
         raise PreconditionFailed(f"{owner} answers shape {found}; expected ({num_texts}, rows, width)")
     if not np.isfinite(output).all():
-        raise PreconditionFailed(f"{owner} answers NaN or infinite values: train the model anew")
+        raise PreconditionFailed(f"{owner} answers NaN or infinite values: train the model again")
     return np.asarray(output, dtype=np.float32)
 
 

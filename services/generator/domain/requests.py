@@ -49,7 +49,7 @@ class Generated(Scored):
 A = TypeVar("A", covariant=True)
 
 
-class Source(Protocol[A]):
+class TextSource(Protocol[A]):
     """What finds items for words. `find` runs in one worker thread, changes come from others."""
 
     @property

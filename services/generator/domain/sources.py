@@ -7,7 +7,7 @@ from services.common.items import CatalogueItem
 from services.generator.domain.items import ItemTable
 from services.generator.domain.lexical import Lexical
 from services.generator.domain.phrases import Phrases
-from services.generator.domain.requests import LEXICAL, PHRASES, TEXT_MOL, GeneratorInfo, Scored, Source, SourceInfo
+from services.generator.domain.requests import LEXICAL, PHRASES, TEXT_MOL, GeneratorInfo, Scored, SourceInfo, TextSource
 from services.generator.domain.text_mol import TextMol
 
 
@@ -43,7 +43,7 @@ class Sources:
             items=next_item,
         )
 
-    def _source(self, name: str, source: Source[Scored] | None) -> SourceInfo:
+    def _source(self, name: str, source: TextSource[Scored] | None) -> SourceInfo:
         if source is None:
             return SourceInfo(source=name, is_loaded=False, reason=self.reasons.get(name, ""))
         return SourceInfo(source=name, is_loaded=True, num_documents=source.num_documents, num_bytes=source.num_bytes)

@@ -113,14 +113,14 @@ class TextMol:
         nothing = TextScored(item_ids=[], scores=[], text_version=version, certificate=EXACT, clicks=clicks)
         answers = [nothing] * len(asked)
         kinds: dict[int, list[int]] = {}
-        for place in np.flatnonzero(has_words).tolist():
-            kinds.setdefault(asked[place].k, []).append(place)
-        for k, places in kinds.items():
-            queries = QueryStates(components=states[places])
+        for position in np.flatnonzero(has_words).tolist():
+            kinds.setdefault(asked[position].k, []).append(position)
+        for k, positions in kinds.items():
+            queries = QueryStates(components=states[positions])
             votes = self._votes.votes(queries, self._policy.neighbours)
-            filters = [asked[place].filter for place in places]
+            filters = [asked[position].filter for position in positions]
             top = self.live.index.search(queries, k + num_negative(votes), filters, version=served.version)
-            for row, place in enumerate(places):
+            for row, position in enumerate(positions):
                 found = (top.item_ids[row], top.scores[row][: len(top.item_ids[row])], top.certificates[row])
                 joined = joined_answer(
                     self.live,
@@ -133,7 +133,7 @@ class TextMol:
                     wanted=filters[row],
                     model_share=self._policy.model_share if len(self._votes) else 1.0,
                 )
-                answers[place] = TextScored(
+                answers[position] = TextScored(
                     item_ids=joined.item_ids,
                     scores=joined.scores.tolist(),
                     text_version=version,
@@ -165,7 +165,7 @@ class TextMol:
         self._serve(next_offset - 1)
 
     def reset(self) -> None:
-        """Forget all clicks: the topic was made anew."""
+        """Forget all clicks: the topic was rebuilt."""
         self._feedback = self._no_feedback()
         self._votes.apply(removals=sorted(self._voters))
         self._voters.clear()

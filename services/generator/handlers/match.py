@@ -20,7 +20,7 @@ from services.common.errors import (
     PreconditionFailed,
 )
 from services.common.events import validate_query
-from services.generator.domain.requests import MAX_K, Asked, Scored, Source
+from services.generator.domain.requests import MAX_K, Asked, Scored, TextSource
 from services.generator.metrics import GeneratorMetrics
 
 A = TypeVar("A", bound=Scored)
@@ -35,7 +35,7 @@ class Match(Generic[A]):
     def __init__(
         self,
         name: str,
-        source: Source[A] | None,
+        source: TextSource[A] | None,
         *,
         reason: str = "",
         metrics: GeneratorMetrics,
@@ -71,7 +71,7 @@ class Match(Generic[A]):
         if self._batcher is not None:
             await self._batcher.close()
 
-    def _find(self, source: Source[A], asked: list[Asked]) -> list[A]:
+    def _find(self, source: TextSource[A], asked: list[Asked]) -> list[A]:
         with self._metrics.batch(self.name, len(asked)):
             return list(source.find(asked))
 

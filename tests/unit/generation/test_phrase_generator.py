@@ -178,7 +178,7 @@ def test_parts_of_different_models_are_refused_with_both_values(generator: Gener
         ("shortlist", "shortlist is of 60 tokens, the output layer of 200"),
         ("trie", "trie is of 60 tokens, the output layer of 200"),
         ("identifiers", "the trie names identifier 299; the table has 20"),
-        ("places", "places is no order of 200 tokens"),
+        ("token_rows", "token_rows is no order of 200 tokens"),
     ):
         parts = {part: getattr(generator, part) for part in ("output_layer", "shortlist", "trie", "identifiers")}
         with pytest.raises(ValueError, match=message):

@@ -81,7 +81,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     graph = bag_of_words(tmp_path / "encoder.onnx", table, 2, normalised=False)
     encoder = InProcessText(graph, PIECES, max_tokens=16)
     assert encoder.encode(["toy"]).shape == (1, 2, 2)
-    with pytest.raises(PreconditionFailed, match="NaN or infinite values: train the model anew"):
+    with pytest.raises(PreconditionFailed, match="NaN or infinite values: train the model again"):
         encoder.encode(["toy", "space"])
 
 

@@ -119,9 +119,9 @@ class Life:
         query = RerankQuery(
             query=self.queries, model_version=model, candidate_item_ids=pool, bound=None, k=8, filter=ItemFilter()
         )
-        answer = await rerank(query)
+        ranked, _ = await rerank(query)
         await rerank.close()
-        return set(answer.ranked.item_ids) if ready else None
+        return set(ranked.item_ids) if ready else None
 
 
 @pytest.fixture

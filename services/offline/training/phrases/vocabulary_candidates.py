@@ -67,7 +67,7 @@ class Corpus:
 
     @property
     def word_weights(self) -> Integers:
-        """Each place's weight: its text's (N,)."""
+        """Each position's weight: its text's (N,)."""
         return np.repeat(self.weights, np.diff(self.cut.starts))
 
     def forms(self) -> tuple[list[Piece], Integers]:
@@ -99,29 +99,30 @@ def frequent(
     min_count: int,
     allowed: Callable[[int, Integers], npt.NDArray[np.bool_]],
 ) -> Iterable[tuple[int, Integers, Integers]]:
-    """For n = 1, 2, …: (n, places, counts), one place for each sequence of n symbols that comes `min_count` times at
-    places where it is `allowed(n, places)`. Longer ones begin only where the shorter one is frequent, allowed or not.
+    """For n = 1, 2, …: (n, positions, counts), one position for each sequence of n symbols that comes `min_count` times
+    at positions where it is `allowed(n, positions)`. Longer ones begin only where the shorter one is frequent, allowed
+    or not.
 
     Shapes: symbols, weights (N,).
     """
     room = np.repeat(starts[1:], np.diff(starts)) - np.arange(len(symbols))
-    places = np.arange(len(symbols))
+    positions = np.arange(len(symbols))
     names = np.zeros(len(symbols), dtype=np.int64)
     distinct, new = np.unique(symbols, return_inverse=True)
     for length in range(1, longest + 1):
-        fits = room[places] >= length
-        places, names = places[fits], names[fits]
-        if not len(places):
+        fits = room[positions] >= length
+        positions, names = positions[fits], names[fits]
+        if not len(positions):
             return
-        keys = names * len(distinct) + new[places + length - 1]
+        keys = names * len(distinct) + new[positions + length - 1]
         _, first, names = np.unique(keys, return_index=True, return_inverse=True)
-        here = weights[places]
-        valid = allowed(length, places)
+        here = weights[positions]
+        valid = allowed(length, positions)
         counts = np.bincount(names, weights=here * valid, minlength=len(first)).astype(np.int64)
         enough = np.flatnonzero(counts >= min_count)
-        yield length, places[first[enough]], counts[enough]
+        yield length, positions[first[enough]], counts[enough]
         going = np.bincount(names, weights=here, minlength=len(first))[names] >= min_count
-        places, names = places[going], names[going]
+        positions, names = positions[going], names[going]
 
 
 def _phrases(corpus: Corpus, min_count: int) -> dict[str, int]:
@@ -130,20 +131,20 @@ def _phrases(corpus: Corpus, min_count: int) -> dict[str, int]:
     ends = word_ends(symbols, plain[symbols >> 1])
     usual = (symbols & 1) == 0
 
-    def allowed(length: int, places: Integers) -> npt.NDArray[np.bool_]:
+    def allowed(length: int, positions: Integers) -> npt.NDArray[np.bool_]:
         if length == 1:
-            return np.zeros(len(places), dtype=bool)
-        whole: npt.NDArray[np.bool_] = usual[places] & ends[places + length - 1]
+            return np.zeros(len(positions), dtype=bool)
+        whole: npt.NDArray[np.bool_] = usual[positions] & ends[positions + length - 1]
         return whole
 
     found: dict[str, int] = {}
-    for length, places, counts in frequent(
+    for length, positions, counts in frequent(
         symbols, starts, corpus.word_weights, longest=MOST_WORDS, min_count=min_count, allowed=allowed
     ):
-        for place, count in zip(places.tolist(), counts.tolist(), strict=True):
+        for position, count in zip(positions.tolist(), counts.tolist(), strict=True):
             text = joined(
                 (corpus.words.name(symbol >> 1), bool(symbol & 1))
-                for symbol in symbols[place : place + length].tolist()
+                for symbol in symbols[position : position + length].tolist()
             )
             if len(text) <= MOST_CHARACTERS and any(map(is_alphanumeric, text)) and is_whole(text):
                 found[text] = count
@@ -155,16 +156,16 @@ def _parts(forms: Sequence[Piece], often: Integers, min_count: int) -> dict[Piec
     letters = spelled(forms)
     symbols, starts = letters.symbols, letters.starts
     found: dict[Piece, int] = {}
-    for length, places, counts in frequent(
+    for length, positions, counts in frequent(
         symbols,
         starts,
         np.repeat(often, np.diff(starts)),
         longest=LONGEST_PART,
         min_count=min_count,
-        allowed=lambda length, places: np.ones(len(places), dtype=bool),
+        allowed=lambda length, positions: np.ones(len(positions), dtype=bool),
     ):
-        for place, count in zip(places.tolist(), counts.tolist(), strict=True):
-            codes = symbols[place : place + length].tolist()
+        for position, count in zip(positions.tolist(), counts.tolist(), strict=True):
+            codes = symbols[position : position + length].tolist()
             found["".join(chr(code >> 1) for code in codes), bool(codes[0] & 1)] = count
     for form, count in zip(forms, often.tolist(), strict=True):
         if count >= min_count:

@@ -35,7 +35,7 @@ def pruned(
 ) -> Shown:
     """Which `size` of the C pieces of the lattice stay (C,); the first `required` ones always do.
 
-    `weights` (N,): how often each place's text came.
+    `weights` (N,): how often each position's text came.
     """
     draws = _draws(pieces)
     lengths = np.array([len(text) for text, _ in pieces], dtype=np.int64)
@@ -79,7 +79,7 @@ def _draws(pieces: Sequence[Piece]) -> npt.NDArray[np.float64]:
 
 
 def _uses(lattice: Lattice, way: Way, weights: Integers) -> Integers:
-    """How often each piece (C,) stands in the way; `weights` (N,) are the places'."""
+    """How often each piece (C,) stands in the way; `weights` (N,) are the positions'."""
     num_pieces, num_forms = len(lattice.counts), len(way.costs)
     many, alone = np.flatnonzero(way.steps > 1), np.flatnonzero(way.steps == 1)
     # Of nothing NumPy makes integers, whatever the weights.
