@@ -1,6 +1,7 @@
 """Puts the gateway together: the only module that names concrete adapters."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -38,8 +39,9 @@ from services.gateway.handlers.search import Search
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.popular import PopularItems
+from services.gateway.ports import Ports
 from services.gateway.server import SERVICE, GatewayServicer
-from services.gateway.stages import Stages
+from services.gateway.stages import Limits, Stages
 from services.gateway.text_retrieval import TextRetrieval
 
 # The generated stubs carry no types.
@@ -49,6 +51,48 @@ _add_servicer: Any = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
 def _open_bundle(settings: GatewaySettings) -> tuple[Bundle, PopularItems]:
     bundle = load_bundle(settings.bundle)
     return bundle, PopularItems(bundle.item_ids, bundle.counts, bundle.categories)
+
+
+def make_servicer(
+    ports: Ports,
+    *,
+    limits: Limits,
+    lag: AcknowledgedLag,
+    popular: PopularItems,
+    titles: Mapping[str, str],
+    metrics: GatewayMetrics,
+    model_version: str,
+    num_partitions: int = NUM_PARTITIONS,
+) -> GatewayServicer:
+    """Every handler on these ports. `titles`: by item id, live; `num_partitions`: of `attributions`."""
+    stages = Stages(ports, limits)
+    text = TextRetrieval(ports.sources, limits)
+    return GatewayServicer(
+        recommend=Recommend(
+            ports=ports,
+            stages=stages,
+            text=text,
+            lag=lag,
+            popular=popular,
+            metrics=metrics,
+            model_version=model_version,
+            limits=limits,
+        ),
+        search=Search(
+            ports=ports,
+            stages=stages,
+            text=text,
+            metrics=metrics,
+            titles=titles,
+            model_version=model_version,
+            limits=limits,
+        ),
+        record=RecordInteractions(ports=ports, lag=lag, metrics=metrics, limits=limits),
+        explain=Explain(ports=ports, titles=titles, model_version=model_version, limits=limits),
+        get_freshness=GetFreshness(ports=ports, model_version=model_version),
+        put_items=PutItems(log=ports.items, append_timeout_s=limits.append_timeout_s),
+        forget_user=ForgetUser(ports=ports, num_partitions=num_partitions, append_timeout_s=limits.append_timeout_s),
+    )
 
 
 async def run(settings: GatewaySettings) -> None:
@@ -77,11 +121,8 @@ async def run(settings: GatewaySettings) -> None:
     )
     producer = EventProducer(settings.kafka_bootstrap, client_id="freshet-gateway")
     producer.start()
-    interactions = KafkaInteractionLog(producer)
     stream = ProbedStreamStatus(channels["encoder"], settings.kafka_bootstrap.split(","))
     await stream.start()
-    states = RedisUserStates(reader, bundle.model_version)
-    lag = AcknowledgedLag(grace_seconds=settings.lag_grace_ms / 1000)
     metrics = GatewayMetrics()
     described = DescribedItems(dict(zip(bundle.item_ids, bundle.titles, strict=True)), popular)
     follower = CatalogueFollower(
@@ -92,95 +133,31 @@ async def run(settings: GatewaySettings) -> None:
     )
     metrics.watch_turns(follower.turns)
     follower.start()
-    encoder = RemoteEncoder(channels["encoder"])
-    candidates = RemoteCandidates(channels["candidates"])
-    reranker = RemoteReranker(channels["reranker"])
-    refreshers = RemoteRefreshers(refresher_channels)
     ends = KafkaStreamEnds(settings.kafka_bootstrap)
     ends.start()
-    stage_timeout_s = settings.stage_timeout_ms / 1000
-    breaker_seconds = settings.breaker_ms / 1000
-    text = TextRetrieval(
-        RemoteTextSources(channels["generator"]), timeout_s=stage_timeout_s, breaker_seconds=breaker_seconds
-    )
-    stages = Stages(
-        states=states,
-        encoder=encoder,
-        candidates=candidates,
-        reranker=reranker,
-        interactions=interactions,
+    servicer = make_servicer(
+        Ports(
+            states=RedisUserStates(reader, bundle.model_version),
+            encoder=RemoteEncoder(channels["encoder"]),
+            candidates=RemoteCandidates(channels["candidates"]),
+            reranker=RemoteReranker(channels["reranker"]),
+            sources=RemoteTextSources(channels["generator"]),
+            refreshers=RemoteRefreshers(refresher_channels),
+            ends=ends,
+            interactions=KafkaInteractionLog(producer),
+            items=KafkaItemLog(producer),
+            forgets=KafkaForgetLog(producer),
+            stream=stream,
+        ),
         limits=settings.limits,
-        breaker_seconds=breaker_seconds,
-    )
-    recommend = Recommend(
-        stages=stages,
-        text=text,
-        interactions=interactions,
-        stream=stream,
-        lag=lag,
+        lag=AcknowledgedLag(grace_seconds=settings.lag_grace_ms / 1000),
         popular=popular,
-        metrics=metrics,
-        model_version=bundle.model_version,
-        limits=settings.limits,
-    )
-    search = Search(
-        stages=stages,
-        text=text,
-        stream=stream,
-        metrics=metrics,
         titles=described.titles,
-        model_version=bundle.model_version,
-        limits=settings.limits,
-    )
-    record = RecordInteractions(
-        interactions=interactions,
-        states=states,
-        lag=lag,
         metrics=metrics,
-        append_timeout_s=settings.append_timeout_ms / 1000,
-        breaker_seconds=breaker_seconds,
-    )
-    explain = Explain(
-        states=states,
-        encoder=encoder,
-        candidates=candidates,
-        reranker=reranker,
-        interactions=interactions,
-        titles=described.titles,
         model_version=bundle.model_version,
-        timeout_s=stage_timeout_s,
-    )
-    get_freshness = GetFreshness(
-        states=states,
-        ends=ends,
-        candidates=candidates,
-        reranker=reranker,
-        refreshers=refreshers,
-        stream=stream,
-        model_version=bundle.model_version,
-    )
-
-    append_timeout_s = settings.append_timeout_ms / 1000
-    put_items = PutItems(log=KafkaItemLog(producer), append_timeout_s=append_timeout_s)
-    forget_user = ForgetUser(
-        log=KafkaForgetLog(producer),
-        ends=ends,
-        encoder=encoder,
-        refreshers=refreshers,
-        num_partitions=NUM_PARTITIONS,
-        append_timeout_s=append_timeout_s,
     )
 
     def add_services(server: grpc.aio.Server) -> list[str]:
-        servicer = GatewayServicer(
-            recommend=recommend,
-            search=search,
-            record=record,
-            explain=explain,
-            get_freshness=get_freshness,
-            put_items=put_items,
-            forget_user=forget_user,
-        )
         _add_servicer(servicer, server)
         return [SERVICE]
 

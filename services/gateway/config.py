@@ -46,10 +46,12 @@ class GatewaySettings(ProcessSettings):
 
     @property
     def limits(self) -> Limits:
-        """Recommend's and Search's view of these; the sources' time-out goes to `TextRetrieval`."""
+        """The handlers' view of these."""
         return Limits(
             pool_size=self.pool_size,
             budget_s=self.budget_ms / 1000,
             state_timeout_s=self.state_timeout_ms / 1000,
             stage_timeout_s=self.stage_timeout_ms / 1000,
+            append_timeout_s=self.append_timeout_ms / 1000,
+            breaker_s=self.breaker_ms / 1000,
         )

@@ -4,6 +4,7 @@ All raise the error tree of `services.common.errors`; timeouts are seconds.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from services.common.errors import FreshetError
@@ -149,3 +150,20 @@ class StreamStatus(Protocol):
     @property
     def encoder_serving(self) -> bool:
         """False when the process that applies the stream is known not to be serving."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """One of each, as the handlers are given them."""
+
+    states: UserStates
+    encoder: Encoder
+    candidates: Candidates
+    reranker: Reranker
+    sources: TextSources
+    refreshers: Refreshers
+    ends: StreamEnds
+    interactions: InteractionLog
+    items: ItemLog
+    forgets: ForgetLog
+    stream: StreamStatus

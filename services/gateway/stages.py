@@ -24,7 +24,7 @@ from services.gateway.domain import (
     RecommendQuery,
     StageTimes,
 )
-from services.gateway.ports import Candidates, Encoder, InteractionLog, Reranker, UserStates
+from services.gateway.ports import Ports
 from services.gateway.searching import SearchQuery
 
 Q = TypeVar("Q", RecommendQuery, SearchQuery)
@@ -33,13 +33,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Sizes and times of a Recommend and a Search; seconds."""
+    """Sizes and times; seconds."""
 
     # For a caller without a deadline.
     budget_s: float = 2.0
     # One read of the state store; one call of another process.
     state_timeout_s: float = 0.25
     stage_timeout_s: float = 0.4
+    # One record's acknowledgement by the stream.
+    append_timeout_s: float = 1.5
+    # How long a failed dependency is left alone before one call tries it again.
+    breaker_s: float = 0.5
     # Kept of the deadline to answer in a degraded way after a stage used its time up.
     answer_reserve_s: float = 0.01
     # Kept of the deadline for everything after the wait for a freshness token.
@@ -99,33 +103,22 @@ class Work(Generic[Q]):
 class Stages:
     """One per process, called concurrently."""
 
-    def __init__(
-        self,
-        *,
-        states: UserStates,
-        encoder: Encoder,
-        candidates: Candidates,
-        reranker: Reranker,
-        interactions: InteractionLog,
-        limits: Limits,
-        breaker_seconds: float = 0.5,
-    ) -> None:
-        self._states, self._encoder, self._candidates, self._reranker = states, encoder, candidates, reranker
-        self._interactions, self._limits = interactions, limits
+    def __init__(self, ports: Ports, limits: Limits) -> None:
+        self._ports, self._limits = ports, limits
         self._breakers = {
-            name: Breaker(name, open_seconds=breaker_seconds)
+            name: Breaker(name, open_seconds=limits.breaker_s)
             for name in ("state_store", "encoder", "candidates", "reranker")
         }
 
     async def read_user(self, work: Work[Any], *, with_seen: bool, partition: int | None = None) -> UserView | None:
         """What the state store knows of the user. `partition`: whose watermark is asked for, the user's by default."""
         user_id = work.query.user_id
-        asked = self._interactions.partition_of(user_id) if partition is None else partition
+        asked = self._ports.interactions.partition_of(user_id) if partition is None else partition
         return await self._attempt(
             work,
             "state_store",
             self._limits.state_timeout_s,
-            lambda _: self._states.read_user(user_id, with_seen=with_seen, partition=asked),
+            lambda _: self._ports.states.read_user(user_id, with_seen=with_seen, partition=asked),
         )
 
     async def encode(self, work: Work[Any], history: Sequence[HistoryEvent]) -> Encoded | None:
@@ -134,7 +127,7 @@ class Stages:
             work,
             "encoder",
             self._limits.stage_timeout_s,
-            lambda timeout_s: self._encoder.encode(work.query.user_id, history, timeout_s),
+            lambda timeout_s: self._ports.encoder.encode(work.query.user_id, history, timeout_s),
         )
         if encoded is not None:
             work.times.queue_ms += encoded.queue_ms
@@ -148,7 +141,7 @@ class Stages:
             work,
             "state_store",
             self._limits.state_timeout_s,
-            lambda _: self._states.read_history(work.query.user_id),
+            lambda _: self._ports.states.read_history(work.query.user_id),
         )
         if not history:
             return None, history is not None
@@ -161,7 +154,7 @@ class Stages:
             work,
             "candidates",
             self._limits.stage_timeout_s,
-            lambda timeout_s: self._candidates.search(
+            lambda timeout_s: self._ports.candidates.search(
                 state, pool_size=pool_size, filter=work.query.filter, seen=work.seen, timeout_s=timeout_s
             ),
         )
@@ -185,7 +178,7 @@ class Stages:
             work,
             "reranker",
             self._limits.stage_timeout_s,
-            lambda timeout_s: self._reranker.rerank(
+            lambda timeout_s: self._ports.reranker.rerank(
                 state,
                 pool,
                 k=k,

@@ -14,6 +14,7 @@ from services.gateway.breaker import Breaker
 from services.gateway.domain import Filter
 from services.gateway.ports import TextSources
 from services.gateway.searching import SOURCES, SourceHits, SourceTime
+from services.gateway.stages import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +39,11 @@ class SourceAnswer:
 
 
 class TextRetrieval:
-    """One per process, called concurrently. timeout_s: what a well source is given at most."""
+    """One per process, called concurrently."""
 
-    def __init__(self, sources: TextSources, *, timeout_s: float, breaker_seconds: float = 0.5) -> None:
-        self._sources = sources
-        self._timeout_s = timeout_s
-        self._breakers = {name: Breaker(f"text source {name}", open_seconds=breaker_seconds) for name in SOURCES}
+    def __init__(self, sources: TextSources, limits: Limits) -> None:
+        self._sources, self._timeout_s = sources, limits.stage_timeout_s
+        self._breakers = {name: Breaker(f"text source {name}", open_seconds=limits.breaker_s) for name in SOURCES}
 
     async def find(self, query: str, *, k: int, filter: Filter, left_s: float) -> list[SourceAnswer]:
         """Every source's answer, in the order of SOURCES; never raises an error of the tree.

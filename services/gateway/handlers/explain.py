@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from services.common.query_state import PackedQueryState
 from services.gateway.domain import HistoryEvent
 from services.gateway.explanation import ExplainQuery, Explanation, PastInteraction
-from services.gateway.ports import Candidates, Encoder, InteractionLog, Reranker, UserStates
+from services.gateway.ports import Ports
+from services.gateway.stages import Limits
 from services.gateway.validation import check_explain, with_times
 
 MAX_PAST = 10
@@ -22,14 +23,10 @@ MAX_PAST = 10
 class Explain:
     """The handler; one per process, called concurrently. `titles`: by item id, as they are known by now."""
 
-    states: UserStates
-    encoder: Encoder
-    candidates: Candidates
-    reranker: Reranker
-    interactions: InteractionLog
+    ports: Ports
     titles: Mapping[str, str]
     model_version: str
-    timeout_s: float = 0.4
+    limits: Limits
 
     async def __call__(self, query: ExplainQuery) -> Explanation:
         """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of a
@@ -40,9 +37,10 @@ class Explain:
         if state is None:
             return Explanation(model_version=self.model_version, state_source=source)
         newest = sorted(history, key=_time, reverse=True)[:MAX_PAST]
+        timeout_s = self.limits.stage_timeout_s
         similarity, votes = await asyncio.gather(
-            self.reranker.explain(state, query.item_id, max_pairs=query.max_pairs, timeout_s=self.timeout_s),
-            self.candidates.explain_votes(state, query.item_id, timeout_s=self.timeout_s),
+            self.ports.reranker.explain(state, query.item_id, max_pairs=query.max_pairs, timeout_s=timeout_s),
+            self.ports.candidates.explain_votes(state, query.item_id, timeout_s=timeout_s),
         )
         return Explanation(
             model_version=self.model_version,
@@ -67,17 +65,17 @@ class Explain:
             history: Sequence[HistoryEvent] = with_times(query.history, now_ms)
             source = "request"
         else:
-            partition = self.interactions.partition_of(query.user_id)
+            partition = self.ports.interactions.partition_of(query.user_id)
             view, history = await asyncio.gather(
-                self.states.read_user(query.user_id, with_seen=False, partition=partition),
-                self.states.read_history(query.user_id),
+                self.ports.states.read_user(query.user_id, with_seen=False, partition=partition),
+                self.ports.states.read_history(query.user_id),
             )
             if view.state is not None:
                 return view.state.query_state, history, "stored"
             source = "stored"
         if not history:
             return None, (), "none"
-        encoded = await self.encoder.encode(query.user_id, history, self.timeout_s)
+        encoded = await self.ports.encoder.encode(query.user_id, history, self.limits.stage_timeout_s)
         return encoded.query_state, history, source if encoded.query_state is not None else "none"
 
 

@@ -16,7 +16,7 @@ from services.common.events import validate_id
 from services.common.forgets import Forget
 from services.common.stream.retraction import covers
 from services.gateway.forgetting import Contributions, ForgetReport, StoredUser
-from services.gateway.ports import Encoder, ForgetLog, Refreshers, StreamEnds
+from services.gateway.ports import Ports
 
 RETRY_AFTER_MS = 500
 # For callers that set no deadline.
@@ -74,10 +74,7 @@ class _Holdings:
 class ForgetUser:
     """The handler. num_partitions: of `attributions`; each must have been spoken for."""
 
-    log: ForgetLog
-    ends: StreamEnds
-    encoder: Encoder
-    refreshers: Refreshers
+    ports: Ports
     num_partitions: int
     append_timeout_s: float = 1.5
     ask_timeout_s: float = 1.0
@@ -115,25 +112,25 @@ class ForgetUser:
         try:
             # Twice: the first answer may have been on its way before this call, and miss what was acknowledged just
             # before it; the second was asked for after the first came.
-            await self.ends.interactions(self.append_timeout_s)
-            ends = await self.ends.interactions(self.append_timeout_s)
+            await self.ports.ends.interactions(self.append_timeout_s)
+            ends = await self.ports.ends.interactions(self.append_timeout_s)
             forget = Forget(
                 forget_id=secrets.token_hex(16),
                 user_id=user_id,
                 up_to={partition: end - 1 for partition, end in ends.items()},
                 requested_ms=time.time_ns() // 1_000_000,
             )
-            await self.log.append(forget, self.append_timeout_s)
+            await self.ports.forgets.append(forget, self.append_timeout_s)
         except (DependencyUnavailable, DeadlineExceeded) as exc:
             raise DependencyUnavailable(f"Kafka: {exc.message}", retry_after_ms=RETRY_AFTER_MS) from exc
         return forget
 
     async def _look(self, user_id: str) -> _Holdings:
         try:
-            stored = await self.encoder.describe_user(user_id, self.ask_timeout_s)
+            stored = await self.ports.encoder.describe_user(user_id, self.ask_timeout_s)
         except FreshetError:
             return _Holdings(None, (), all_answered=False)
-        contributions, all_answered = await self.refreshers.contributions(stored.pseudonym, self.ask_timeout_s)
+        contributions, all_answered = await self.ports.refreshers.contributions(stored.pseudonym, self.ask_timeout_s)
         return _Holdings(stored, contributions, all_answered)
 
     def _is_applied(self, found: _Holdings, forget: Forget) -> bool:

@@ -13,7 +13,7 @@ import structlog
 from services.common.errors import FreshetError
 from services.gateway.domain import Degradation
 from services.gateway.freshness import UNKNOWN, FreshnessReport, PartitionProgress
-from services.gateway.ports import Candidates, Refreshers, Reranker, StreamEnds, StreamStatus, UserStates
+from services.gateway.ports import Ports
 
 log = structlog.get_logger()
 
@@ -25,27 +25,22 @@ class GetFreshness:
     """The handler; `timeout_s` bounds each part's answer: longer than a stage of Recommend has, since a busy part is
     not away."""
 
-    states: UserStates
-    ends: StreamEnds
-    candidates: Candidates
-    reranker: Reranker
-    refreshers: Refreshers
-    stream: StreamStatus
+    ports: Ports
     model_version: str
     timeout_s: float = 1.0
 
     async def __call__(self) -> FreshnessReport:
         """Positions, versions and marks as they are now."""
         progress, ends, candidates, reranker, (attributions, all_refreshers) = await asyncio.gather(
-            _or_none(self.states.progress()),
-            _or_none(self.ends.interactions(self.timeout_s)),
-            _or_none(self.candidates.served(self.timeout_s)),
-            _or_none(self.reranker.served(self.timeout_s)),
-            self.refreshers.folded(self.timeout_s),
+            _or_none(self.ports.states.progress()),
+            _or_none(self.ports.ends.interactions(self.timeout_s)),
+            _or_none(self.ports.candidates.served(self.timeout_s)),
+            _or_none(self.ports.reranker.served(self.timeout_s)),
+            self.ports.refreshers.folded(self.timeout_s),
         )
         marks = {
             Degradation.STATE_STORE_DOWN: progress is None,
-            Degradation.STALE_STATE: not self.stream.encoder_serving,
+            Degradation.STALE_STATE: not self.ports.stream.encoder_serving,
             Degradation.NOT_FRESH: ends is None or not all_refreshers,
             Degradation.POPULAR_FALLBACK: candidates is None,
             Degradation.FIRST_STAGE_ORDER: reranker is None,

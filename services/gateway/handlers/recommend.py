@@ -26,7 +26,7 @@ from services.gateway.domain import (
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.popular import PopularItems
-from services.gateway.ports import InteractionLog, StreamStatus
+from services.gateway.ports import Ports
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.text_retrieval import TextRetrieval, without_seen
 from services.gateway.validation import MAX_K, check_query, with_times
@@ -38,10 +38,9 @@ MAX_POOL = 10_000
 class Recommend:
     """The handler; one per process, called concurrently."""
 
+    ports: Ports
     stages: Stages
     text: TextRetrieval
-    interactions: InteractionLog
-    stream: StreamStatus
     lag: AcknowledgedLag
     popular: PopularItems
     metrics: GatewayMetrics
@@ -60,9 +59,9 @@ class Recommend:
             query_state, stored, source = await self._from_request(work, with_times(query.history, now_ms))
         else:
             query_state, stored, source = await self._from_store(work)
-        if stored is not None and not self.stream.encoder_serving:
+        if stored is not None and not self.ports.stream.encoder_serving:
             work.mark(Degradation.STALE_STATE)
-        if not self.stream.log_reachable:
+        if not self.ports.stream.log_reachable:
             work.mark(Degradation.NOT_FRESH)
 
         pool: Pool | None = None
@@ -131,7 +130,7 @@ class Recommend:
     async def _read_user(self, work: Work[RecommendQuery]) -> UserView | None:
         """The user's view, waiting for the token where there is one; None when the store does not answer."""
         query, token = work.query, work.query.token
-        partition = self.interactions.partition_of(query.user_id) if token is None else token.partition
+        partition = self.ports.interactions.partition_of(query.user_id) if token is None else token.partition
         view = await self.stages.read_user(work, with_seen=query.filter.exclude_seen, partition=partition)
         if view is not None and token is not None and not _reached(view, token):
             view = await self._wait_for(work, view, token)

@@ -19,7 +19,8 @@ from services.gateway.breaker import Breaker
 from services.gateway.domain import FreshnessToken, Receipt
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.ports import InteractionLog, UserStates
+from services.gateway.ports import Ports, UserStates
+from services.gateway.stages import Limits
 from services.gateway.validation import check_interaction, check_interactions
 
 MAX_STREAM = 100_000
@@ -67,22 +68,11 @@ class EpochCache:
 class RecordInteractions:
     """The handler for writers; one per process, called concurrently."""
 
-    def __init__(
-        self,
-        *,
-        interactions: InteractionLog,
-        states: UserStates,
-        lag: AcknowledgedLag,
-        metrics: GatewayMetrics,
-        append_timeout_s: float = 1.5,
-        breaker_seconds: float = 0.5,
-    ) -> None:
-        self._interactions = interactions
-        self._epochs = EpochCache(states)
-        self._lag = lag
-        self._metrics = metrics
-        self._append_timeout_s = append_timeout_s
-        self._breaker = Breaker("interaction_log", open_seconds=breaker_seconds)
+    def __init__(self, *, ports: Ports, lag: AcknowledgedLag, metrics: GatewayMetrics, limits: Limits) -> None:
+        self._interactions, self._lag, self._metrics = ports.interactions, lag, metrics
+        self._append_timeout_s = limits.append_timeout_s
+        self._epochs = EpochCache(ports.states)
+        self._breaker = Breaker("interaction_log", open_seconds=limits.breaker_s)
 
     async def __call__(self, interactions: Sequence[Interaction]) -> list[Receipt]:
         """Write the whole request; receipts in its order.

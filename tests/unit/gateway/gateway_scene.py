@@ -1,6 +1,6 @@
 """A whole gateway on in-memory ports: six items, one known user, everything well until a test breaks it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from fakes.gateway import (
@@ -20,20 +20,14 @@ from prometheus_client import CollectorRegistry
 
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState
+from services.gateway.bootstrap import make_servicer
 from services.gateway.freshness import PartitionProgress
-from services.gateway.handlers.explain import Explain
-from services.gateway.handlers.forget import ForgetUser
-from services.gateway.handlers.get_freshness import GetFreshness
-from services.gateway.handlers.items import PutItems
-from services.gateway.handlers.recommend import Recommend
-from services.gateway.handlers.record import RecordInteractions
-from services.gateway.handlers.search import Search
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.popular import PopularItems
+from services.gateway.ports import Ports
 from services.gateway.searching import Hit
-from services.gateway.stages import Limits, Stages
-from services.gateway.text_retrieval import TextRetrieval
+from services.gateway.stages import Limits
 
 ITEMS = ["a", "b", "c", "d", "e", "f"]
 COUNTS = np.array([10, 60, 30, 60, 20, 20], dtype=np.int64)
@@ -77,78 +71,28 @@ class Scene:
     items: MemoryItemLog = field(default_factory=MemoryItemLog)
     forgets: MemoryForgetLog = field(default_factory=MemoryForgetLog)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = field(default_factory=lambda: Limits(breaker_s=0.05))
     sources: MemoryTextSources = field(default_factory=lambda: MemoryTextSources(found=dict(FOUND)))
-    source_timeout_s: float = 0.4
     lag_grace_s: float = 2.0
-    breaker_seconds: float = 0.05
-    append_timeout_s: float = 1.5
 
     def __post_init__(self) -> None:
         self.lag = AcknowledgedLag(grace_seconds=self.lag_grace_s)
         self.metrics = GatewayMetrics(self.registry)
+        self.titles = dict(TITLES)
         self.popular = PopularItems(ITEMS, COUNTS, CATEGORIES)
-        text = TextRetrieval(self.sources, timeout_s=self.source_timeout_s, breaker_seconds=self.breaker_seconds)
-        stages = Stages(
-            states=self.states,
-            encoder=self.encoder,
-            candidates=self.candidates,
-            reranker=self.reranker,
-            interactions=self.interactions,
-            limits=self.limits,
-            breaker_seconds=self.breaker_seconds,
+        self.ports = Ports(
+            **{one.name: getattr(self, one.name) for one in fields(Ports)},
         )
-        self.search = Search(
-            stages=stages,
-            text=text,
-            stream=self.stream,
-            metrics=self.metrics,
-            titles=TITLES,
-            model_version="m1",
+        self.servicer = make_servicer(
+            self.ports,
             limits=self.limits,
-        )
-        self.recommend = Recommend(
-            stages=stages,
-            text=text,
-            interactions=self.interactions,
-            stream=self.stream,
             lag=self.lag,
             popular=self.popular,
+            titles=self.titles,
             metrics=self.metrics,
             model_version="m1",
-            limits=self.limits,
-        )
-        self.record = RecordInteractions(
-            interactions=self.interactions,
-            states=self.states,
-            lag=self.lag,
-            metrics=self.metrics,
-            append_timeout_s=self.append_timeout_s,
-            breaker_seconds=self.breaker_seconds,
-        )
-        self.explain = Explain(
-            states=self.states,
-            encoder=self.encoder,
-            candidates=self.candidates,
-            reranker=self.reranker,
-            interactions=self.interactions,
-            titles=TITLES | {"new": "New"},
-            model_version="m1",
-        )
-        self.get_freshness = GetFreshness(
-            states=self.states,
-            ends=self.ends,
-            candidates=self.candidates,
-            reranker=self.reranker,
-            refreshers=self.refreshers,
-            stream=self.stream,
-            model_version="m1",
-        )
-        self.put_items = PutItems(log=self.items)
-        self.forget_user = ForgetUser(
-            log=self.forgets,
-            ends=self.ends,
-            encoder=self.encoder,
-            refreshers=self.refreshers,
             num_partitions=2,
         )
+        self.search, self.recommend, self.explain = self.servicer.search, self.servicer.recommend, self.servicer.explain
+        self.record, self.get_freshness = self.servicer.record, self.servicer.get_freshness
+        self.put_items, self.forget_user = self.servicer.put_items, self.servicer.forget_user

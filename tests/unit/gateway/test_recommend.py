@@ -228,7 +228,7 @@ async def test_everything_down_still_answers() -> None:
 
 
 async def test_a_slow_reranker_costs_its_timeout_and_then_nothing() -> None:
-    scene = Scene(limits=Limits(stage_timeout_s=0.02), breaker_seconds=30)
+    scene = Scene(limits=Limits(stage_timeout_s=0.02, breaker_s=30))
     scene.reranker.delay_s = 5
     for _ in range(5):
         answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
@@ -238,7 +238,7 @@ async def test_a_slow_reranker_costs_its_timeout_and_then_nothing() -> None:
 
 
 async def test_a_dead_dependency_is_asked_once_and_again_after_the_pause() -> None:
-    scene = Scene(breaker_seconds=0.05)
+    scene = Scene(limits=Limits(breaker_s=0.05))
     scene.reranker.failure = DOWN
     for _ in range(10):
         await scene.recommend(RecommendQuery(user_id="ann", k=2))
@@ -251,7 +251,7 @@ async def test_a_dead_dependency_is_asked_once_and_again_after_the_pause() -> No
 
 async def test_a_short_deadline_of_a_caller_is_not_held_against_a_dependency() -> None:
     # Wide times: a busy machine wakes a coroutine tens of milliseconds late.
-    scene = Scene(limits=Limits(answer_reserve_s=0.5, stage_timeout_s=5), breaker_seconds=30)
+    scene = Scene(limits=Limits(answer_reserve_s=0.5, stage_timeout_s=5, breaker_s=30))
     scene.reranker.delay_s = 3.0
     for _ in range(5):
         answer = await with_deadline(scene, RecommendQuery(user_id="ann", k=2), 1.0)

@@ -13,6 +13,7 @@ from services.common import request_context
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest
 from services.common.events import Interaction
 from services.gateway.domain import FreshnessToken
+from services.gateway.stages import Limits
 
 DOWN = DependencyUnavailable("Kafka is away")
 
@@ -72,7 +73,7 @@ async def test_batches_outside_the_limits_are_refused(count: int) -> None:
 
 
 async def test_kafka_down_is_unavailable_with_a_retry_hint_and_fails_fast_after() -> None:
-    scene = Scene(breaker_seconds=30)
+    scene = Scene(limits=Limits(breaker_s=30))
     scene.interactions.failure = DOWN
     for _ in range(3):
         with pytest.raises(DependencyUnavailable) as caught:
@@ -82,7 +83,7 @@ async def test_kafka_down_is_unavailable_with_a_retry_hint_and_fails_fast_after(
 
 
 async def test_kafka_back_is_used_again_after_the_pause() -> None:
-    scene = Scene(breaker_seconds=0.03)
+    scene = Scene(limits=Limits(breaker_s=0.03))
     scene.interactions.failure = DependencyUnavailable("away")
     with pytest.raises(DependencyUnavailable):
         await scene.record([event()])
@@ -148,7 +149,7 @@ async def test_an_empty_stream_is_refused() -> None:
 
 
 async def test_kafka_failing_ends_a_stream() -> None:
-    scene = Scene(breaker_seconds=30)
+    scene = Scene(limits=Limits(breaker_s=30))
     scene.interactions.refuse_after = 3
     scene.interactions.refusal = DependencyUnavailable("away")
     with pytest.raises(DependencyUnavailable, match="acknowledged"):
@@ -173,7 +174,7 @@ async def test_a_bad_undo_is_refused(user_id: str, event_id: str) -> None:
 
 
 async def test_a_stream_that_begins_while_kafka_comes_back_is_written_whole() -> None:
-    scene = Scene(breaker_seconds=0.01)
+    scene = Scene(limits=Limits(breaker_s=0.01))
     scene.interactions.failure = DOWN
     with pytest.raises(DependencyUnavailable):
         await scene.record([event()])

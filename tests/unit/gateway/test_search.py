@@ -85,8 +85,7 @@ async def test_a_source_that_is_not_loaded_is_no_degradation() -> None:
 async def test_a_slow_source_is_left_out_when_the_deadline_comes() -> None:
     scene = Scene(
         sources=MemoryTextSources(found=dict(FOUND), delays_s={"text_mol": 60.0}),
-        limits=Limits(answer_reserve_s=5.0),
-        source_timeout_s=60,
+        limits=Limits(answer_reserve_s=5.0, stage_timeout_s=60),
     )
     request_context.deadline.set(time.monotonic() + 1.2)
     answer = await search(scene)
@@ -96,7 +95,7 @@ async def test_a_slow_source_is_left_out_when_the_deadline_comes() -> None:
 
 
 async def test_a_source_that_keeps_timing_out_is_left_alone_for_a_moment() -> None:
-    scene = Scene(sources=MemoryTextSources(found=dict(FOUND)), breaker_seconds=30)
+    scene = Scene(sources=MemoryTextSources(found=dict(FOUND)), limits=Limits(breaker_s=30))
     scene.sources.failures["text_mol"] = DependencyUnavailable("gone")
     await search(scene)
     asked = len(scene.sources.asked)
@@ -204,8 +203,7 @@ async def test_seen_items_that_cannot_be_read_are_marked() -> None:
 async def test_the_reranker_keeps_a_share_of_the_deadline() -> None:
     scene = Scene(
         sources=MemoryTextSources(found=dict(FOUND), delays_s={"lexical": 60.0}),
-        limits=Limits(rerank_reserve_s=5.0),
-        source_timeout_s=60,
+        limits=Limits(rerank_reserve_s=5.0, stage_timeout_s=60),
     )
     request_context.deadline.set(time.monotonic() + 1.2)
     answer = await search(scene, user_id="ann")
@@ -287,7 +285,7 @@ async def test_what_words_find_joins_the_pool_of_a_recommendation() -> None:
 
 
 async def test_a_recommendation_never_fails_for_its_words() -> None:
-    scene = Scene(breaker_seconds=0)
+    scene = Scene(limits=Limits(breaker_s=0))
     scene.sources.failures = {source: DependencyUnavailable("gone") for source in FOUND}
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, query="space"))
     assert [item.item_id for item in answer.items] == ["f", "e"]

@@ -16,22 +16,13 @@ from services.common.errors import DependencyUnavailable
 from services.common.rpc_server import RpcServer
 from services.gateway.config import GatewaySettings
 from services.gateway.domain import HistoryEvent, IndexFreshness
-from services.gateway.server import SERVICE, GatewayServicer
+from services.gateway.server import SERVICE
 
 
 @asynccontextmanager
 async def gateway(scene: Scene) -> AsyncIterator[Any]:
     def add(server: grpc.aio.Server) -> list[str]:
-        servicer = GatewayServicer(
-            recommend=scene.recommend,
-            search=scene.search,
-            record=scene.record,
-            explain=scene.explain,
-            get_freshness=scene.get_freshness,
-            put_items=scene.put_items,
-            forget_user=scene.forget_user,
-        )
-        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(servicer, server)
+        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(scene.servicer, server)
         return [SERVICE]
 
     settings = GatewaySettings(port=0, metrics_port=0, drain_seconds=0)

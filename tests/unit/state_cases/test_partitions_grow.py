@@ -92,13 +92,7 @@ async def test_a_forget_is_not_done_while_an_added_partition_holds_the_user() ->
         Contributions(forgotten_up_to=up_to, partitions=range(NUM_PARTITIONS)),
         Contributions(summed_interactions=5, forgotten_up_to={}, partitions=range(NUM_PARTITIONS, 2 * NUM_PARTITIONS)),
     ]
-    forget_user = ForgetUser(
-        log=scene.forgets,
-        ends=scene.ends,
-        encoder=scene.encoder,
-        refreshers=scene.refreshers,
-        num_partitions=NUM_PARTITIONS,
-    )
+    forget_user = ForgetUser(ports=scene.ports, num_partitions=NUM_PARTITIONS)
     # Ask with little time, so that a forget that is not applied is reported soon.
     token = request_context.deadline.set(time.monotonic() + 0.3)
     try:
