@@ -31,8 +31,7 @@ from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import SERVICE, CandidatesServicer
 from services.candidates.votes import RememberedVotes
 from services.common.catalogue_changes import CatalogueChanges
-from services.common.catalogue_follower import CatalogueFollower
-from services.common.catalogue_topics import KafkaCatalogueTopics
+from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.config import ConfigError
 from services.common.memory import available_bytes, require_memory
 from services.common.rpc_server import HealthState, serve
@@ -165,7 +164,7 @@ def make_follower(
         on_change=lambda: metrics.loaded(live.search.info),
     )
     follower = CatalogueFollower(
-        KafkaCatalogueTopics(settings.kafka_bootstrap, process="candidates", sets_aside=True),
+        catalogue_reader(settings.kafka_bootstrap, "candidates", writes_dead_letters=True),
         changes,
         model_version=live.catalogue.base.model_version,
         on_ready=lambda: health.set_ready(True),

@@ -4,7 +4,7 @@ For candidates and the reranker. A thread reads both topics from the start. Unti
 hands over everything that a poll brought as one batch; from then on each batch by itself, so that two followers pass
 through the same positions. Where Kafka is away at the start it says so, the bundle is served, and it catches up later.
 Deltas that find no room wait in order and are tried again; items go on being read. It knows neither what an index is
-nor Kafka's client: see `catalogue_topics.py`.
+nor Kafka's client.
 """
 
 import threading
@@ -18,12 +18,16 @@ import structlog
 from services.common.errors import FreshetError, InvalidRequest
 from services.common.index_deltas import Batch, Batches, decode, is_of_model, joined
 from services.common.items import CatalogueItem, decode_item
+from services.common.kafka import BulkProducer
+from services.common.stream.ports import Reader
+from services.common.stream.reader import TopicReader
 from services.common.stream.record import SourceRecord
 from services.common.topics import INDEX_DELTAS, ITEMS
 from services.common.turn_clock import TurnClock
 
 log = structlog.get_logger()
 
+_MAX_RECORDS = 4_096
 _MAX_PENDING = 4_096  # deltas that may wait for room before they are read no further
 # Beside searches, so many records are read between pauses, a sixth of a millisecond. Candidates and reranker
 # read the same batch at the same moment: without, both cores of a small machine are theirs until they are through.
@@ -31,28 +35,24 @@ _MAX_PENDING = 4_096  # deltas that may wait for room before they are read no fu
 _SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
 
 
-class CatalogueTopics(Protocol):
-    """Both topics, for one thread. Every method raises DependencyUnavailable when Kafka does not answer."""
+def catalogue_reader(
+    bootstrap: str, process: str, *topics: str, makes_topics: bool = False, writes_dead_letters: bool = False
+) -> TopicReader:
+    """Reads the catalogue's topics (none named: both) for a process.
 
-    def open(self) -> dict[str, int]:
-        """Connect, and return the end of each topic."""
-
-    def seek(self, positions: Mapping[str, int]) -> None:
-        """Go on reading there."""
-
-    def poll(self, timeout_s: float, *, deltas: bool) -> Sequence[SourceRecord]:
-        """What has come; without `deltas` of `items` alone. Waits at most so long.
-
-        Where a topic was made anew and is shorter than what was read, it comes from its start.
-        """
-
-    def positions(self) -> dict[str, int]:
-        """The next offset to be read, by topic."""
-
-    def set_aside(self, record: SourceRecord, reason: str) -> None:
-        """Write an item's record to the dead letters, unless that was done before."""
-
-    def close(self) -> None: ...
+    Malformed records of `items` go to the dead letters where it `writes_dead_letters`; one process does.
+    """
+    name = f"{process}-catalogue"
+    return TopicReader(
+        bootstrap,
+        *(topics or (INDEX_DELTAS, ITEMS)),
+        group_id=name,
+        client_id=name,
+        partitions=[0],
+        makes_topics=makes_topics,
+        max_poll_records=_MAX_RECORDS,
+        dead_letters=BulkProducer(bootstrap, client_id=f"{process}-items") if writes_dead_letters else None,
+    )
 
 
 class Listener(Protocol):
@@ -80,7 +80,7 @@ class CatalogueFollower:
 
     def __init__(
         self,
-        topics: CatalogueTopics,
+        topics: Reader,
         listener: Listener,
         *,
         model_version: str,
@@ -102,7 +102,7 @@ class CatalogueFollower:
         self._batches = Batches()
         self._pending: list[Batch] = []
         self._ends: dict[str, int] | None = None  # None: not connected
-        self._next = dict.fromkeys((INDEX_DELTAS, ITEMS), 0)
+        self._next = dict.fromkeys(self._followed, 0)
         self._is_ready = False
         self._complaint = ""
         self.is_behind = True
@@ -140,15 +140,17 @@ class CatalogueFollower:
     def step(self) -> None:
         """One turn: connect if need be, poll, apply. Raises: what the topics and the listener raise."""
         if self._ends is None:
-            self._ends = self._topics.open()
+            self._ends = {topic: self._topics.end_offsets(topic)[0] for topic in self._followed}
             if any(end < self._next[topic] for topic, end in self._ends.items()):
                 self._begin_again()
-            self._topics.seek(self._next)
+            for topic, offset in self._next.items():
+                self._topics.seek({0: offset}, topic)
             self.is_behind = True
         takes_deltas = (
             INDEX_DELTAS in self._followed and sum(len(batch.deltas) for batch in self._pending) < _MAX_PENDING
         )
-        records = self._topics.poll(0.0 if self._pending else self._poll_s, deltas=takes_deltas)
+        wait_ms = 0 if self._pending else round(1000 * self._poll_s)
+        records = self._topics.poll(wait_ms, only="" if takes_deltas else ITEMS)
         if any(record.offset < self._next[record.topic] for record in records):
             self._begin_again()
         self._take([record for record in records if record.topic == INDEX_DELTAS])
@@ -156,7 +158,7 @@ class CatalogueFollower:
         self._apply()
         if self.is_behind and self._is_at(self._ends):
             self.is_behind = False
-            log.info("catalogue_caught_up", deltas=self._next[INDEX_DELTAS], items=self._next[ITEMS])
+            log.info("catalogue_caught_up", next_offsets=dict(self._next))
             self._ready()
         if self._complaint:
             log.info("catalogue_recovered", after=self._complaint)
@@ -177,8 +179,7 @@ class CatalogueFollower:
         self._stop.wait(self._backoff_s)
 
     def _is_at(self, ends: Mapping[str, int]) -> bool:
-        positions = self._topics.positions()
-        return all(positions[topic] >= ends[topic] for topic in self._followed)
+        return all(self._topics.positions(topic)[0] >= end for topic, end in ends.items())
 
     def _ready(self) -> None:
         if not self._is_ready:
@@ -223,7 +224,7 @@ class CatalogueFollower:
             except InvalidRequest as exc:
                 self._listener.counted("unreadable_item", 1)
                 log.warning("item_unreadable", offset=record.offset, reason=str(exc))
-                self._topics.set_aside(record, str(exc))
+                self._topics.dead_letter(record, str(exc))
         if items:
             self._listener.describe(items)
         if records:

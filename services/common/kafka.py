@@ -11,7 +11,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,6 @@ def build_producer(
     batch_bytes: int = 65_536,
     delivery_timeout_ms: int = 5_000,
     max_request_bytes: int = MAX_REQUEST_BYTES,
-    security: Mapping[str, Any] | None = None,
 ) -> KafkaProducer:
     """An idempotent acks=all producer whose every wait is short. Blocking: call it from a thread of your own.
 
@@ -83,7 +82,6 @@ def build_producer(
             max_request_size=max_request_bytes,
             allow_auto_create_topics=False,
             metrics_enabled=False,
-            **(security or {}),
         )
     except (KafkaError, OSError) as exc:
         raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc
@@ -120,13 +118,11 @@ class EventProducer:
         client_id: str = "freshet",
         delivery_timeout_ms: int = 5_000,
         max_queued: int = MAX_QUEUED,
-        security: Mapping[str, Any] | None = None,
     ) -> None:
         self._bootstrap = bootstrap
         self._client_id = client_id
         self._delivery_timeout_ms = delivery_timeout_ms
         self._settled_s = delivery_timeout_ms / 1000 + _SETTLING_S
-        self._security = dict(security or {})
         self._max_queued = max_queued
         # Records from `send` until they have left this queue and kafka-python's. Both threads count.
         self._outstanding = 0
@@ -215,7 +211,6 @@ class EventProducer:
                 self._bootstrap,
                 client_id=self._client_id,
                 delivery_timeout_ms=self._delivery_timeout_ms,
-                security=self._security,
             )
         except DependencyUnavailable:
             self.reachable = False
@@ -277,14 +272,12 @@ class BulkProducer:
         delivery_timeout_ms: int = 10_000,
         # Each topic has its own limit at the broker; this one only has to be above them.
         max_request_bytes: int = 2 * MAX_REQUEST_BYTES,
-        security: Mapping[str, Any] | None = None,
     ) -> None:
         self._bootstrap = bootstrap
         self._client_id = client_id
         self._linger_ms = linger_ms
         self._delivery_timeout_ms = delivery_timeout_ms
         self._max_request_bytes = max_request_bytes
-        self._security = dict(security or {})
         self._producer: KafkaProducer | None = None
 
     def send_many(self, records: Iterable[Record], timeout_s: float = 15.0) -> list[Position]:
@@ -337,28 +330,25 @@ class BulkProducer:
                 batch_bytes=262_144,
                 delivery_timeout_ms=self._delivery_timeout_ms,
                 max_request_bytes=self._max_request_bytes,
-                security=self._security,
             )
         return self._producer
 
 
 def build_consumer(
     bootstrap: str,
-    topic: str,
-    *,
+    *topics: str,
     group_id: str,
     client_id: str = "freshet",
     partitions: Sequence[int] | None = None,
     window_ms: int = 0,
     max_poll_records: int = 512,
-    security: Mapping[str, Any] | None = None,
 ) -> KafkaConsumer:
-    """A consumer with assigned partitions (None: all of the topic's), no automatic commits, and short waits.
+    """A consumer with assigned partitions (None: all of each topic's), no automatic commits, and short waits.
 
     With `window_ms` the broker gathers for so long, or 64 KB; without, it gives a record as soon as there is one, and
     is asked twice a second while there is none: a stream at rest costs next to nothing. No group membership, so no
     rebalance: takeover takes as long as starting the process.
-    Raises: DependencyUnavailable when the broker or the topic cannot be reached.
+    Raises: DependencyUnavailable when the broker or a topic cannot be reached.
     """
     accept_any_header_name()
     try:
@@ -379,23 +369,23 @@ def build_consumer(
             reconnect_backoff_max_ms=500,
             allow_auto_create_topics=False,
             metrics_enabled=False,
-            **(security or {}),
         )
     except (KafkaError, OSError) as exc:
         raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc
     try:
-        found = consumer.partitions_for_topic(topic)
-        if not found:
-            raise DependencyUnavailable(f"Kafka at {bootstrap} has no topic {topic!r} yet")
-        wanted = sorted(found) if partitions is None else sorted(partitions)
-        absent = sorted(set(wanted) - set(found))
-        if absent:
-            raise DependencyUnavailable(f"topic {topic!r} has partitions {sorted(found)}, not {absent}")
-        consumer.assign([TopicPartition(topic, partition) for partition in wanted])
+        consumer.assign([place for topic in topics for place in _places(consumer, topic, partitions)])
     except (KafkaError, OSError, DependencyUnavailable) as exc:
         with contextlib.suppress(Exception):
             consumer.close(autocommit=False)
-        if isinstance(exc, DependencyUnavailable):
-            raise
-        raise DependencyUnavailable(f"Kafka at {bootstrap} did not describe {topic!r}: {exc}") from exc
+        raise DependencyUnavailable(f"Kafka at {bootstrap} does not give {', '.join(topics)}: {exc}") from exc
     return consumer
+
+
+def _places(consumer: KafkaConsumer, topic: str, partitions: Sequence[int] | None) -> list[TopicPartition]:
+    found = consumer.partitions_for_topic(topic)
+    if not found:
+        raise DependencyUnavailable(f"there is no topic {topic!r} yet")
+    wanted = sorted(found) if partitions is None else sorted(partitions)
+    if absent := sorted(set(wanted) - set(found)):
+        raise DependencyUnavailable(f"topic {topic!r} has partitions {sorted(found)}, not {absent}")
+    return [TopicPartition(topic, partition) for partition in wanted]

@@ -6,7 +6,6 @@ time, so that a second reading of a record judges it exactly as the first one di
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import KafkaError, NoError, TopicAlreadyExistsError, for_code
@@ -78,7 +77,6 @@ def ensure_topics(
     topics: tuple[Topic, ...] = TOPICS,
     replication_factor: int = 1,
     timeout_ms: int = 10_000,
-    security: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Make the topics that do not exist yet; return their names. Blocking: call it from a thread.
 
@@ -90,7 +88,6 @@ def ensure_topics(
             client_id="freshet-topics",
             request_timeout_ms=timeout_ms,
             api_version_auto_timeout_ms=min(timeout_ms, 5_000),
-            **(security or {}),
         )
     except (KafkaError, OSError) as exc:
         raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc

@@ -10,17 +10,17 @@ import structlog
 from freshet.v1 import encoder_pb2_grpc
 
 from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
-from services.common.kafka import BulkProducer, build_consumer
+from services.common.kafka import BulkProducer
 from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader, StateWriter
-from services.common.topics import FORGETS, INTERACTIONS, ensure_topics
+from services.common.stream.reader import TopicReader
+from services.common.topics import FORGETS, INTERACTIONS
 from services.common.tracing import configure_tracing
+from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.inference_server import InferenceServerEncoder
-from services.encoder.adapters.kafka_forgets import KafkaForgetLog
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
-from services.encoder.adapters.kafka_stream import KafkaStream
 from services.encoder.bulk_import import BulkImport, ImportReport, Progressed
 from services.encoder.config import DEVELOPMENT_PSEUDONYM_KEY, EncoderSettings, parse_partitions
 from services.encoder.consumer import Consumer, ConsumerLimits
@@ -43,6 +43,7 @@ _add_servicer: Any = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
 # The broker answers at once when a forget comes; this is how long it holds the question otherwise.
 DESCRIBE_TIMEOUT_S = 1.0
 BULK_TIMEOUT_S = 120.0
+_MAX_FORGETS = 10_000
 
 
 def vocabulary_of(bundle: Bundle) -> Vocabulary:
@@ -91,36 +92,32 @@ def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceSer
     )
 
 
-def kafka_stream(settings: EncoderSettings) -> KafkaStream:
+def kafka_stream(settings: EncoderSettings) -> TopicReader:
     """The configured partitions of `interactions`; missing topics are made when the stream is first read."""
-
-    def build() -> Any:
-        ensure_topics(settings.kafka_bootstrap)
-        return build_consumer(
-            settings.kafka_bootstrap,
-            INTERACTIONS,
-            group_id=settings.group_id,
-            client_id="freshet-encoder",
-            partitions=parse_partitions(settings.partitions),
-            max_poll_records=settings.max_poll_records,
-        )
-
-    return KafkaStream(build, window_ms=settings.window_ms)
+    return TopicReader(
+        settings.kafka_bootstrap,
+        INTERACTIONS,
+        group_id=settings.group_id,
+        client_id="freshet-encoder",
+        partitions=parse_partitions(settings.partitions),
+        makes_topics=True,
+        pause_ms=settings.window_ms,
+        max_poll_records=settings.max_poll_records,
+    )
 
 
-def forget_log(settings: EncoderSettings) -> KafkaForgetLog:
+def forget_log(settings: EncoderSettings) -> ForgetTopic:
     """The topic `forgets`, which every process reads whole."""
-
-    def build() -> Any:
-        ensure_topics(settings.kafka_bootstrap)
-        return build_consumer(
+    return ForgetTopic(
+        TopicReader(
             settings.kafka_bootstrap,
             FORGETS,
             group_id=settings.group_id,
             client_id="freshet-encoder-forgets",
+            makes_topics=True,
+            max_poll_records=_MAX_FORGETS,
         )
-
-    return KafkaForgetLog(KafkaStream(build))
+    )
 
 
 def state_writer(settings: EncoderSettings) -> StateWriter:

@@ -31,13 +31,14 @@ from services.common.state_store import (
     hash_event_id,
     now_ms,
 )
+from services.common.stream.ports import Reader
 from services.common.stream.position import Position
 from services.common.topics import INTERACTIONS
 from services.encoder.domain import RECENT_IDS, Attribution, EncodedStates, EncodeJob, Outcome
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
 from services.encoder.forgetting import Forgotten, check_same_log, pseudonym_of
 from services.encoder.past_interactions import Layout, PastInteractions, check, lay_out
-from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store, Stream
+from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
 
 _CONSUMED = "something consumes the stream during the import: stop the encoder process, and import again"
 
@@ -108,7 +109,7 @@ class BulkImport:
     def __init__(
         self,
         *,
-        stream: Stream,
+        stream: Reader,
         writer: Writer,
         outbox: Outbox,
         store: Store,

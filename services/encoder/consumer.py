@@ -16,12 +16,13 @@ import structlog
 
 from services.common.errors import FreshetError
 from services.common.state_store import now_ms
+from services.common.stream.ports import Reader
 from services.common.stream.record import SourceRecord
 from services.common.turn_clock import TurnClock
 from services.encoder.handlers.apply_records import Applied, ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.ports import Outbox, SequenceEncoder, Stream
+from services.encoder.ports import Outbox, SequenceEncoder
 
 log = structlog.get_logger()
 
@@ -53,7 +54,7 @@ class Consumer:
     def __init__(
         self,
         *,
-        stream: Stream,
+        stream: Reader,
         outbox: Outbox,
         encoder: SequenceEncoder,
         handler: ApplyRecords,

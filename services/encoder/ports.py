@@ -1,4 +1,4 @@
-"""What the encoder process needs from outside: the stream, the state store, the model.
+"""What the encoder process needs from outside, besides readers of topics: other topics, the state store, the model.
 
 Each port has a real adapter and an in-memory one. All raise the error tree of `services.common.errors`. Everything is
 synchronous: the consumer has a thread of its own, and on-demand encoding runs in a batcher's worker thread.
@@ -9,39 +9,9 @@ from typing import Protocol
 
 from services.common.search_clicks import ClickRecord
 from services.common.state_store import AdvanceStep, Progress, UserHistory, UserKeys, UserUpdate
-from services.common.stream.record import DeadLetter, SourceRecord
+from services.common.stream.record import DeadLetter
 from services.encoder.domain import Attributed, EncodedStates, EncodeJob
 from services.encoder.forgetting import ForgetRecord
-
-Offsets = Mapping[int, int]
-
-
-class Stream(Protocol):
-    """The assigned partitions of `interactions`."""
-
-    def partitions(self) -> Sequence[int]:
-        """The assigned partitions."""
-
-    def committed(self) -> Offsets:
-        """The group's committed offset of each partition (the first one not yet applied); 0 where there is none."""
-
-    def seek(self, offsets: Offsets) -> None:
-        """Read on from these offsets (records that retention took away are skipped)."""
-
-    def poll(self, timeout_ms: int, max_records: int) -> Sequence[SourceRecord]:
-        """The next records, in order within each partition; empty when none came in time."""
-
-    def commit(self, offsets: Offsets) -> None:
-        """Publish the progress for lag monitoring; not waited for."""
-
-    def end_offsets(self) -> Offsets:
-        """One past the last record of each partition."""
-
-    def known_end_offsets(self) -> Offsets:
-        """The end offsets that polling has told so far, without asking; a partition may be absent."""
-
-    def close(self) -> None:
-        """Give the connections up; the next call makes new ones."""
 
 
 class Outbox(Protocol):

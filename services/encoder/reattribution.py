@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from services.common.errors import DependencyUnavailable
 from services.common.search_clicks import ClickRecord
+from services.common.stream.ports import Reader
 from services.common.stream.record import DeadLetter
 from services.encoder.domain import Attributed
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
-from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store, Stream
+from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
 
 # Of one user at once: nothing is ever delivered again here, and one pass of the model gives the states of all of them.
 RECORDS_PER_USER = 4_096
@@ -69,7 +70,7 @@ class Reattribution:
     def __init__(
         self,
         *,
-        open_stream: Callable[[int], Stream],
+        open_stream: Callable[[int], Reader],
         partitions: Sequence[int],
         outbox: Outbox,
         forgets: ForgetLog,
@@ -121,7 +122,7 @@ class Reattribution:
             skipped=skipped,
         )
 
-    def _read(self, stream: Stream, partition: int, end: int, forgotten: Forgotten) -> Iterator[int]:
+    def _read(self, stream: Reader, partition: int, end: int, forgotten: Forgotten) -> Iterator[int]:
         """Apply one partition up to `end`; yields the offsets reached."""
         handler = ApplyRecords(
             store=self._new_store(),

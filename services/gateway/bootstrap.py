@@ -9,12 +9,11 @@ from freshet.v1 import gateway_pb2_grpc
 
 from services.algorithms.bundle import Bundle, load_bundle
 from services.common import rpc_client
-from services.common.catalogue_follower import CatalogueFollower
-from services.common.catalogue_topics import KafkaCatalogueTopics
+from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.kafka import EventProducer
 from services.common.rpc_server import serve
 from services.common.state_store import StateReader
-from services.common.topics import NUM_PARTITIONS
+from services.common.topics import ITEMS, NUM_PARTITIONS
 from services.common.tracing import configure_tracing
 from services.gateway.adapters.processes import (
     RemoteCandidates,
@@ -126,7 +125,7 @@ async def run(settings: GatewaySettings) -> None:
     metrics = GatewayMetrics()
     described = DescribedItems(dict(zip(bundle.item_ids, bundle.titles, strict=True)), popular)
     follower = CatalogueFollower(
-        KafkaCatalogueTopics(settings.kafka_bootstrap, process="freshet-gateway", sets_aside=False),
+        catalogue_reader(settings.kafka_bootstrap, "freshet-gateway", ITEMS),
         described,
         model_version=bundle.model_version,
         follows_deltas=False,

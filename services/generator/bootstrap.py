@@ -21,13 +21,12 @@ from services.algorithms.manifest import BundleError
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.text_bundle import TextBundle
-from services.common.catalogue_follower import CatalogueFollower
+from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.errors import PreconditionFailed
 from services.common.merge_reports import MergeReports
 from services.common.rpc_server import HealthState, serve
 from services.common.topics import ITEMS, SEARCH_CLICKS
 from services.common.tracing import configure_tracing
-from services.generator.adapters.kafka_clicks import KafkaClicks, KafkaItems
 from services.generator.adapters.text_encoders import InferenceServerText, InProcessText, SharedText
 from services.generator.adapters.text_parts import (
     Graph,
@@ -38,7 +37,7 @@ from services.generator.adapters.text_parts import (
     text_queries,
 )
 from services.generator.changes import ItemChanges
-from services.generator.clicks import ClicksFollower
+from services.generator.clicks import ClicksFollower, clicks_reader
 from services.generator.config import GeneratorSettings
 from services.generator.domain.items import ItemTable
 from services.generator.domain.lexical import Lexical
@@ -237,7 +236,7 @@ async def run(settings: GeneratorSettings) -> None:
     servicer = make_servicer(settings, sources, metrics, next_item=lambda: follower.next_item, is_ready=ready)
     changed = make_watch(sources, servicer, metrics)
     follower = CatalogueFollower(
-        KafkaItems(settings.kafka_bootstrap),
+        catalogue_reader(settings.kafka_bootstrap, "generator", ITEMS, makes_topics=True),
         ItemChanges(sources, metrics, on_change=changed),
         model_version="",
         on_ready=lambda: ready.said("items"),
@@ -249,7 +248,7 @@ async def run(settings: GeneratorSettings) -> None:
     if sources.text is not None:
         sources.text.start()
         clicks = ClicksFollower(
-            KafkaClicks(settings.kafka_bootstrap),
+            clicks_reader(settings.kafka_bootstrap),
             sources.text,
             metrics,
             on_ready=lambda: ready.said("clicks"),

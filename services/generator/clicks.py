@@ -1,8 +1,7 @@
 """Reads `search-clicks` from its beginning and goes on: what the text source learnt is nowhere else.
 
 A thread decodes what a poll brought and has it applied as one change. Unreadable records are set aside and counted.
-Where Kafka is away it tries again and answers go on with what is known. It knows neither Kafka's client nor what a
-click teaches.
+Where Kafka is away it tries again and answers go on with what is known. It knows not what a click teaches.
 """
 
 import threading
@@ -13,13 +12,33 @@ import structlog
 
 from services.common.catalogue_follower import age_seconds
 from services.common.errors import FreshetError, InvalidRequest
+from services.common.kafka import BulkProducer
 from services.common.search_clicks import ClickRecord, SearchClick, decode_click
+from services.common.stream.ports import Reader
+from services.common.stream.reader import TopicReader
 from services.common.stream.retraction import Undo
+from services.common.topics import SEARCH_CLICKS
 from services.common.turn_clock import TurnClock
 from services.generator.metrics import GeneratorMetrics
-from services.generator.ports import ClicksTopic
 
 log = structlog.get_logger()
+
+
+_MAX_RECORDS = 4_096
+
+
+def clicks_reader(bootstrap: str) -> TopicReader:
+    """Reads `search-clicks`; what is unreadable there goes to the dead letters, once for all generators."""
+    return TopicReader(
+        bootstrap,
+        SEARCH_CLICKS,
+        group_id="generator-clicks",
+        client_id="generator-clicks",
+        partitions=[0],
+        makes_topics=True,
+        max_poll_records=_MAX_RECORDS,
+        dead_letters=BulkProducer(bootstrap, client_id="generator-clicks"),
+    )
 
 
 class Taught(Protocol):
@@ -41,7 +60,7 @@ class ClicksFollower:
 
     def __init__(
         self,
-        topic: ClicksTopic,
+        topic: Reader,
         taught: Taught,
         metrics: GeneratorMetrics,
         *,
@@ -75,11 +94,11 @@ class ClicksFollower:
     def step(self) -> None:
         """One turn: connect if need be, poll, apply. Raises: what the topic and what is taught raise."""
         if self._end is None:
-            self._end = self._topic.open()
+            self._end = self._topic.end_offsets()[0]
             if self._end < self._next:
                 self._begin_again()
-            self._topic.seek(self._next)
-        records = self._topic.poll(self._poll_s)
+            self._topic.seek({0: self._next})
+        records = self._topic.poll(round(1000 * self._poll_s))
         if records and records[0].offset < self._next:
             self._begin_again()
         readable: list[ClickRecord] = []
@@ -89,13 +108,13 @@ class ClicksFollower:
             except InvalidRequest as exc:
                 self._metrics.counted("unreadable_click")
                 log.warning("click_unreadable", offset=record.offset, reason=str(exc))
-                self._topic.set_aside(record, str(exc))
+                self._topic.dead_letter(record, str(exc))
         if records:
             self._taught.apply(readable, next_offset=records[-1].offset + 1)
             self._next = records[-1].offset + 1
             self._count(readable)
             self._on_change()
-        if self.is_behind and self._topic.position() >= self._end:
+        if self.is_behind and self._topic.positions()[0] >= self._end:
             self.is_behind = False
             log.info("clicks_caught_up", next_offset=self._next, digest=self._taught.digest())
             self._on_ready()

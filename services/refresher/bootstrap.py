@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 import structlog
 from freshet.v1 import refresher_pb2_grpc
-from kafka import KafkaConsumer
 
 from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.pefa.content import TextStates
@@ -15,9 +14,10 @@ from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
 from services.algorithms.pefa.share_choice import share_of_length
 from services.common.config import ConfigError
-from services.common.kafka import BulkProducer, build_consumer
+from services.common.kafka import BulkProducer
 from services.common.rpc_server import HealthState, serve
-from services.common.topics import ATTRIBUTIONS, ensure_topics
+from services.common.stream.reader import TopicReader
+from services.common.topics import ATTRIBUTIONS, ITEMS
 from services.common.tracing import configure_tracing
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.adapters.decoding import QueryShape
@@ -43,6 +43,7 @@ _DAY_S = 86_400
 # A publication goes out as one request, which every reader gets in one answer: longer than handing it over takes.
 _LINGER_MS = 50
 _MAX_GATHER_MS = 1_000
+_AGAIN_WAIT_MS = 20  # somebody waits for what is read again
 
 
 def model_items(bundle: Bundle) -> ModelItems:
@@ -82,27 +83,27 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle) -> KafkaLog:
     """The log on Kafka; missing topics are made when it is first read."""
     head = bundle.manifest.head
 
-    def build(client_id: str, window_ms: int) -> KafkaConsumer:
-        ensure_topics(settings.kafka_bootstrap)
-        return build_consumer(
+    def reader(client_id: str, window_ms: int, *topics: str) -> TopicReader:
+        return TopicReader(
             settings.kafka_bootstrap,
-            ATTRIBUTIONS,
+            *topics,
             group_id=settings.group_id,
             client_id=client_id,
+            makes_topics=True,
             window_ms=window_ms,
             max_poll_records=2048,
         )
 
     return KafkaLog(
-        build,
+        # What is read sooner than it is published only costs a turn of its own.
+        reader("freshet-refresher", min(settings.publish_ms, _MAX_GATHER_MS), ATTRIBUTIONS, ITEMS),
+        reader("freshet-refresher-again", _AGAIN_WAIT_MS, ATTRIBUTIONS),
         QueryShape(
             model_version=bundle.model_version,
             num_components=head.num_query_components,
             component_width=head.component_width,
             num_pairs=head.num_pairs if head.is_mixture else 0,
         ),
-        # What is read sooner than it is published only costs a turn of its own.
-        gather_ms=min(settings.publish_ms, _MAX_GATHER_MS),
     )
 
 

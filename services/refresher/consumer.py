@@ -169,7 +169,6 @@ class Refresher:
         polled = self._log.poll(self._wait_ms())
         self._in_step = False
         self._begun_anew.clear()
-        self._unreadable += polled.unreadable
         self._take_listings(polled.listings)
         folded = sum(self._fold_into(number, entries) for number, entries in polled.entries.items())
         self._in_step = not self._begun_anew
@@ -197,9 +196,7 @@ class Refresher:
     # Partitions.
 
     def _begin(self) -> None:
-        listings, unreadable = self._log.listings()
-        self._note(listings)
-        self._unreadable += unreadable
+        self._note(self._log.listings())
         partitions = self._log.partitions()
         self._leases.start(partitions)
         self._num_partitions = len(partitions)
@@ -440,7 +437,6 @@ class Refresher:
             self._ready, self._stalled = True, False
             self._on_ready()
         self._complaint = ""
-        self._bugs = 0
         self._backoff_s = self._limits.backoff_s
         self.turns.ended(well=True)
 

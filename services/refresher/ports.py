@@ -15,14 +15,10 @@ from services.refresher.domain.records import Entry, Interaction, Listing
 
 @dataclass(slots=True)
 class Polled:
-    """What one poll brought: entries per partition of `attributions`, in order, and listings of `items`.
-
-    unreadable: records of `items` that break a limit.
-    """
+    """What one poll brought: entries per partition of `attributions`, in order, and listings of `items`."""
 
     entries: dict[int, list[Entry]] = field(default_factory=dict)
     listings: list[Listing] = field(default_factory=list)
-    unreadable: list[DeadLetter] = field(default_factory=list)
 
 
 class Log(Protocol):
@@ -31,7 +27,7 @@ class Log(Protocol):
     def partitions(self) -> Sequence[int]:
         """All partitions of `attributions`."""
 
-    def listings(self) -> tuple[Sequence[Listing], Sequence[DeadLetter]]:
+    def listings(self) -> Sequence[Listing]:
         """Everything that `items` holds now; polls go on behind it."""
 
     def assign(self, offsets: Mapping[int, int]) -> None:

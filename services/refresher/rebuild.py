@@ -62,8 +62,7 @@ class Rebuild:
         Raises: DependencyUnavailable, also when the log falls silent before its end; PreconditionFailed.
         """
         began = time.monotonic()
-        listings, _ = self._log.listings()
-        withdrawn = {listing.item_id: listing.withdrawn for listing in listings}
+        withdrawn = {listing.item_id: listing.withdrawn for listing in self._log.listings()}
         bounds = self._log.bounds(self._log.partitions())
         states = {number: Partition(number, self._rules, withdrawn) for number in bounds}
         for number, (first, _) in bounds.items():

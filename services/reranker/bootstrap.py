@@ -19,8 +19,7 @@ from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import PairGate
 from services.common.catalogue_changes import CatalogueChanges
-from services.common.catalogue_follower import CatalogueFollower
-from services.common.catalogue_topics import KafkaCatalogueTopics
+from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.memory import available_bytes, require_memory
 from services.common.rpc_server import HealthState, serve
 from services.common.tracing import configure_tracing
@@ -75,7 +74,7 @@ async def run(settings: RerankerSettings) -> None:
     health = HealthState()
     merge = BackgroundMerge(catalogue.index)
     follower = CatalogueFollower(
-        KafkaCatalogueTopics(settings.kafka_bootstrap, process="reranker", sets_aside=False),
+        catalogue_reader(settings.kafka_bootstrap, "reranker"),
         CatalogueChanges(catalogue, metrics.catalogue, full_error=IndexFullError, merges=[merge]),
         model_version=catalogue.base.model_version,
         on_ready=lambda: health.set_ready(True),

@@ -1,69 +1,25 @@
 """The generator's ports in memory."""
 
-import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from services.algorithms.states import FloatArray
 from services.common.errors import DependencyUnavailable
-from services.common.stream.record import SourceRecord
+from services.common.stream.in_memory import MemoryTopics
 from services.common.topics import SEARCH_CLICKS
 
 
-class MemoryClicks:
-    """A topic that a test writes to; `is_away` makes every call fail."""
+class MemoryClicks(MemoryTopics):
+    """`search-clicks`, written by a test."""
 
     def __init__(self) -> None:
-        self.records: list[SourceRecord] = []
-        self.letters: list[tuple[int, str]] = []
-        self.is_away = False
-        self._at = 0
-        self._written = threading.Condition()
+        super().__init__({SEARCH_CLICKS: 1})
+        (self.log,) = self.logs[SEARCH_CLICKS]
 
     def append(self, value: bytes | None, key: bytes | None = None) -> int:
         """Write one record; its offset."""
-        with self._written:
-            self.records.append(SourceRecord(SEARCH_CLICKS, 0, len(self.records), 0, key, value))
-            self._written.notify_all()
-            return len(self.records) - 1
-
-    def make_anew(self) -> None:
-        """Another topic of the same name, empty."""
-        with self._written:
-            self.records.clear()
-            self._at = 0
-
-    def open(self) -> int:
-        self._check()
-        return len(self.records)
-
-    def seek(self, offset: int) -> None:
-        self._check()
-        self._at = offset
-
-    def poll(self, timeout_s: float) -> Sequence[SourceRecord]:
-        self._check()
-        with self._written:
-            self._written.wait_for(lambda: len(self.records) > self._at, timeout_s)
-            found = self.records[self._at :]
-            self._at = len(self.records)
-            return found
-
-    def position(self) -> int:
-        self._check()
-        return self._at
-
-    def set_aside(self, record: SourceRecord, reason: str) -> None:
-        self._check()
-        self.letters.append((record.offset, reason))
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
-    def _check(self) -> None:
-        if self.is_away:
-            raise DependencyUnavailable("the topic is away")
+        return self.write(SEARCH_CLICKS, key, value)
 
 
 class MemoryEncoder:

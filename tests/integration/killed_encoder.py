@@ -8,12 +8,12 @@ import threading
 
 from prometheus_client import CollectorRegistry
 
-from services.common.kafka import BulkProducer, build_consumer
+from services.common.kafka import BulkProducer
 from services.common.state_store import StateWriter
+from services.common.stream.reader import TopicReader
+from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.in_memory import HashEncoder
-from services.encoder.adapters.kafka_forgets import KafkaForgetLog
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
-from services.encoder.adapters.kafka_stream import KafkaStream
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
@@ -35,7 +35,7 @@ def build(kafka: str, redis_url: str, topic: str, forgets_topic: str, group: str
     outbox, store, encoder = KafkaOutbox(BulkProducer(kafka)), StateWriter(redis_url), HashEncoder()
     forgotten = Forgotten()
     return Consumer(
-        stream=KafkaStream(lambda: build_consumer(kafka, topic, group_id=group)),
+        stream=TopicReader(kafka, topic, group_id=group),
         outbox=outbox,
         encoder=encoder,
         handler=ApplyRecords(
@@ -47,7 +47,7 @@ def build(kafka: str, redis_url: str, topic: str, forgets_topic: str, group: str
             forgotten=forgotten,
         ),
         forgets=ForgetUsers(
-            log=KafkaForgetLog(KafkaStream(lambda: build_consumer(kafka, forgets_topic, group_id=group))),
+            log=ForgetTopic(TopicReader(kafka, forgets_topic, group_id=group)),
             store=store,
             outbox=outbox,
             encoder=encoder,

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from services.common.catalogue_follower import CatalogueFollower
-from services.common.catalogue_topics import KafkaCatalogueTopics
+from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.index_deltas import Batch, IndexDelta, ItemDelta, encode
 from services.common.items import CatalogueItem, encode_item
 from services.common.kafka import BulkProducer, Record, build_consumer
@@ -74,7 +73,7 @@ def follow(
     kafka: str, served: Served, model: str, *, process: str = "test"
 ) -> tuple[CatalogueFollower, threading.Event]:
     ready = threading.Event()
-    topics = KafkaCatalogueTopics(kafka, process=process, sets_aside=True)
+    topics = catalogue_reader(kafka, process, writes_dead_letters=True)
     follower = CatalogueFollower(topics, served, model_version=model, on_ready=ready.set)
     follower.start()
     return follower, ready

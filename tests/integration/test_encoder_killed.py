@@ -18,12 +18,12 @@ from killed_encoder import KEY, VOCABULARY
 
 from services.common.events import Interaction, encode_interaction
 from services.common.forgets import Forget, encode_forget
-from services.common.kafka import BulkProducer, Record, build_consumer
+from services.common.kafka import BulkProducer, Record
 from services.common.state_store import StateWriter, UserHistory
+from services.common.stream.reader import TopicReader
 from services.common.stream.retraction import Undo
 from services.common.topics import ATTRIBUTIONS, Topic, ensure_topics
 from services.encoder.adapters.in_memory import HashEncoder, MemoryOutbox, MemoryStore, MemoryStream
-from services.encoder.adapters.kafka_stream import KafkaStream
 from services.encoder.domain import Attribution
 from services.encoder.forgetting import Forgotten, pseudonym_of
 from services.encoder.handlers.apply_records import ApplyRecords
@@ -83,7 +83,7 @@ def test_killed_at_random_points_the_effect_is_that_of_each_record_once(
     rng = random.Random(seed)
     topic, forgets_topic = topics
     users = [f"{topic}-{number}" for number in range(NUM_USERS)]
-    attributions = KafkaStream(lambda: build_consumer(kafka, ATTRIBUTIONS, group_id=topic))
+    attributions = TopicReader(kafka, ATTRIBUTIONS, group_id=topic)
     first = attributions.end_offsets()
     producer = BulkProducer(kafka)
     store = StateWriter(own_redis)
@@ -148,7 +148,7 @@ def applied_once(
     kafka: str, topic: str, gone: str, void: dict[int, int], users: list[str]
 ) -> tuple[dict[str, UserHistory], dict[tuple[int, int], bytes]]:
     """The same log applied in memory, one record after the other, by who knew of the forget from the beginning."""
-    stream = KafkaStream(lambda: build_consumer(kafka, topic, group_id="reference"))
+    stream = TopicReader(kafka, topic, group_id="reference")
     stream.seek(dict.fromkeys(range(PARTITIONS), 0))
     total = sum(stream.end_offsets().values())
     copy = MemoryStream(PARTITIONS)
@@ -179,7 +179,7 @@ def applied_once(
     return dict(memory.load_users(users, memory.epoch() or "")), standing
 
 
-def folded(stream: KafkaStream, first: Any, pseudonyms: set[str]) -> dict[tuple[int, int], bytes]:
+def folded(stream: TopicReader, first: Any, pseudonyms: set[str]) -> dict[tuple[int, int], bytes]:
     """What stands of these users after folding `attributions` from `first` on: each place once, void ones left out."""
     stream.seek(first)
     total = sum(stream.end_offsets().values()) - sum(first.values())

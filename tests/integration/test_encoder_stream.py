@@ -9,14 +9,14 @@ from freshet.v1 import events_pb2
 from kafka.admin import KafkaAdminClient
 
 from services.common.forgets import Forget, encode_forget
-from services.common.kafka import BulkProducer, EventProducer, Record, build_consumer, partition_for
+from services.common.kafka import BulkProducer, EventProducer, Record, partition_for
 from services.common.query_state import PackedQueryState
+from services.common.stream.reader import TopicReader
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import ForgetUpTo, Undo
 from services.common.topics import ATTRIBUTIONS, INTERACTIONS_DEAD_LETTER, NUM_PARTITIONS, Topic, ensure_topics
-from services.encoder.adapters.kafka_forgets import KafkaForgetLog
+from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
-from services.encoder.adapters.kafka_stream import KafkaStream
 from services.encoder.domain import Attribution
 
 pytestmark = pytest.mark.integration
@@ -36,11 +36,11 @@ def topic(kafka: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def open_stream(kafka: str) -> Iterator[Callable[..., KafkaStream]]:
-    opened: list[KafkaStream] = []
+def open_stream(kafka: str) -> Iterator[Callable[..., TopicReader]]:
+    opened: list[TopicReader] = []
 
-    def build(topic: str, group: str = "test", partitions: list[int] | None = None) -> KafkaStream:
-        stream = KafkaStream(lambda: build_consumer(kafka, topic, group_id=group, partitions=partitions))
+    def build(topic: str, group: str = "test", partitions: list[int] | None = None) -> TopicReader:
+        stream = TopicReader(kafka, topic, group_id=group, partitions=partitions)
         opened.append(stream)
         return stream
 
@@ -49,7 +49,7 @@ def open_stream(kafka: str) -> Iterator[Callable[..., KafkaStream]]:
         stream.close()
 
 
-def read(stream: KafkaStream, count: int) -> list[SourceRecord]:
+def read(stream: TopicReader, count: int) -> list[SourceRecord]:
     found: list[SourceRecord] = []
     deadline = time.monotonic() + 30
     while len(found) < count and time.monotonic() < deadline:
@@ -58,7 +58,7 @@ def read(stream: KafkaStream, count: int) -> list[SourceRecord]:
 
 
 def test_records_are_read_in_order_from_where_one_is_told(
-    kafka: str, topic: str, open_stream: Callable[..., KafkaStream]
+    kafka: str, topic: str, open_stream: Callable[..., TopicReader]
 ) -> None:
     producer = BulkProducer(kafka)
     keys = [f"user-{number % 7}".encode() for number in range(50)]
@@ -88,7 +88,7 @@ def test_records_are_read_in_order_from_where_one_is_told(
     assert all(stream.known_end_offsets()[r.partition] == r.offset + 1 for r in again)
 
 
-def test_commits_are_seen_by_the_next_consumer(topic: str, open_stream: Callable[..., KafkaStream]) -> None:
+def test_commits_are_seen_by_the_next_consumer(topic: str, open_stream: Callable[..., TopicReader]) -> None:
     group = f"group-{secrets.token_hex(4)}"
     stream = open_stream(topic, group)
     assert stream.committed() == {0: 0, 1: 0, 2: 0}
@@ -98,7 +98,7 @@ def test_commits_are_seen_by_the_next_consumer(topic: str, open_stream: Callable
     assert open_stream(topic, group).committed() == {0: 4, 1: 0, 2: 9}
 
 
-def test_only_the_assigned_partitions_are_read(kafka: str, topic: str, open_stream: Callable[..., KafkaStream]) -> None:
+def test_only_the_assigned_partitions_are_read(kafka: str, topic: str, open_stream: Callable[..., TopicReader]) -> None:
     producer = BulkProducer(kafka)
     places = producer.send_many([Record(topic, b"key-%d" % number, b"v") for number in range(40)])
     producer.close()
@@ -108,7 +108,7 @@ def test_only_the_assigned_partitions_are_read(kafka: str, topic: str, open_stre
     assert [(r.partition, r.offset) for r in read(stream, len(wanted))] == wanted
 
 
-def test_attributions_and_dead_letters_are_published_whole(kafka: str, open_stream: Callable[..., KafkaStream]) -> None:
+def test_attributions_and_dead_letters_are_published_whole(kafka: str, open_stream: Callable[..., TopicReader]) -> None:
     attributions, letters = open_stream(ATTRIBUTIONS), open_stream(INTERACTIONS_DEAD_LETTER)
     attributions.seek(attributions.end_offsets())
     letters.seek(letters.end_offsets())
@@ -159,7 +159,7 @@ def test_attributions_and_dead_letters_are_published_whole(kafka: str, open_stre
     assert ("freshet-reason", b"because") in letter.headers
 
 
-def test_a_voided_user_goes_into_every_partition(kafka: str, open_stream: Callable[..., KafkaStream]) -> None:
+def test_a_voided_user_goes_into_every_partition(kafka: str, open_stream: Callable[..., TopicReader]) -> None:
     attributions = open_stream(ATTRIBUTIONS)
     attributions.seek(attributions.end_offsets())
     outbox = KafkaOutbox(BulkProducer(kafka))
@@ -174,7 +174,7 @@ def test_a_voided_user_goes_into_every_partition(kafka: str, open_stream: Callab
     assert [(place.partition, place.offset) for place in message.forgets.up_to] == [(0, 4), (7, -1)]
 
 
-def test_forgets_are_read_whole_then_followed(kafka: str, open_stream: Callable[..., KafkaStream]) -> None:
+def test_forgets_are_read_whole_then_followed(kafka: str, open_stream: Callable[..., TopicReader]) -> None:
     name = f"test-{secrets.token_hex(4)}"
     ensure_topics(kafka, topics=(Topic(name=name, num_partitions=1, settings={"cleanup.policy": "compact"}),))
     producer = BulkProducer(kafka)
@@ -186,7 +186,7 @@ def test_forgets_are_read_whole_then_followed(kafka: str, open_stream: Callable[
     put("ann", 1)
     put("bob", 2)
     producer.send_many([Record(name, b"eve", b"\xff")])
-    log = KafkaForgetLog(open_stream(name))
+    log = ForgetTopic(open_stream(name))
     found = log.read()
     assert [record.forget.user_id if record.forget else None for record in found] == ["ann", "bob", None]
     assert found[2].reason.startswith("value=")

@@ -12,10 +12,10 @@ from services.algorithms.bundle import load_bundle
 from services.cli.past import import_interactions
 from services.cli.stack import Ports, Stack
 from services.common.forgets import Forget, encode_forget
-from services.common.kafka import BulkProducer, Record, build_consumer, partition_for
+from services.common.kafka import BulkProducer, Record, partition_for
 from services.common.state_store import StateWriter
+from services.common.stream.reader import TopicReader
 from services.common.topics import ATTRIBUTIONS, FORGETS, NUM_PARTITIONS
-from services.encoder.adapters.kafka_stream import KafkaStream
 from services.encoder.bootstrap import vocabulary_of
 from services.encoder.encoding import UNKNOWN
 from services.offline.datasets.simulator import SimulatorConfig, simulate
@@ -38,7 +38,7 @@ def empty_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sta
 
 
 def attributions(stack: Stack, count: int) -> list[events_pb2.Attribution]:
-    stream = KafkaStream(lambda: build_consumer(stack.kafka_bootstrap, ATTRIBUTIONS, group_id="test"))
+    stream = TopicReader(stack.kafka_bootstrap, ATTRIBUTIONS, group_id="test")
     stream.seek(dict.fromkeys(range(NUM_PARTITIONS), 0))
     assert sum(stream.end_offsets().values()) == count
     found: list[events_pb2.Attribution] = []

@@ -16,21 +16,27 @@ from services.common.errors import Conflict
 from services.common.forgets import Forget
 from services.common.search_clicks import ClickRecord
 from services.common.state_store import AdvanceStep, Progress, StoredState, UserHistory, UserKeys, UserUpdate
+from services.common.stream.in_memory import MemoryTopics
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.topics import FORGETS, INTERACTIONS
 from services.encoder.domain import Attributed, EncodedStates, EncodeJob
 from services.encoder.forgetting import ForgetRecord
-from services.encoder.ports import Offsets
 
 
-class MemoryStream:
-    """A topic: `append` records, read them as a consumer would."""
+class MemoryStream(MemoryTopics):
+    """`interactions`: `append` records, read them as a consumer would."""
 
     def __init__(self, num_partitions: int = 2) -> None:
-        self.log: list[list[SourceRecord]] = [[] for _ in range(num_partitions)]
-        self.commits: dict[int, int] = {}
-        self._next = dict.fromkeys(range(num_partitions), 0)
-        self._known_ends: dict[int, int] = {}
+        super().__init__({INTERACTIONS: num_partitions})
+
+    @property
+    def log(self) -> list[list[SourceRecord]]:
+        """What was written, by partition."""
+        return self.logs[INTERACTIONS]
+
+    @log.setter
+    def log(self, log: list[list[SourceRecord]]) -> None:
+        self.logs[INTERACTIONS] = log
 
     def append(
         self,
@@ -38,43 +44,10 @@ class MemoryStream:
         key: bytes | None,
         value: bytes | None,
         recorded_ms: int,
-        headers: Sequence[tuple[str, bytes]] = (),
+        headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> int:
         """Write one record; return its offset."""
-        offset = len(self.log[partition])
-        self.log[partition].append(SourceRecord(INTERACTIONS, partition, offset, recorded_ms, key, value, headers))
-        return offset
-
-    def partitions(self) -> Sequence[int]:
-        return range(len(self.log))
-
-    def committed(self) -> Offsets:
-        return {partition: self.commits.get(partition, 0) for partition in self.partitions()}
-
-    def seek(self, offsets: Offsets) -> None:
-        self._next.update(offsets)
-
-    def poll(self, timeout_ms: int, max_records: int) -> Sequence[SourceRecord]:
-        found: list[SourceRecord] = []
-        for partition, log in enumerate(self.log):
-            start = self._next[partition]
-            batch = log[start : start + max_records - len(found)]
-            self._next[partition] = start + len(batch)
-            found += batch
-        self._known_ends = dict(self.end_offsets())
-        return found
-
-    def commit(self, offsets: Offsets) -> None:
-        self.commits.update(offsets)
-
-    def end_offsets(self) -> Offsets:
-        return {partition: len(log) for partition, log in enumerate(self.log)}
-
-    def known_end_offsets(self) -> Offsets:
-        return self._known_ends
-
-    def close(self) -> None:
-        """Nothing is held."""
+        return self.write(INTERACTIONS, key, value, partition=partition, written_ms=recorded_ms, headers=headers)
 
 
 class MemoryOutbox:

@@ -17,6 +17,7 @@ from services.common import events
 from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
 from services.common.search_clicks import SearchClick
 from services.common.state_store import AdvanceStep, StoredState, UserHistory, UserUpdate, now_ms
+from services.common.stream.ports import Reader
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import Undo
 from services.encoder.domain import (
@@ -32,7 +33,7 @@ from services.encoder.domain import (
 )
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
 from services.encoder.forgetting import Forgotten, pseudonym_of
-from services.encoder.ports import Outbox, SequenceEncoder, Store, Stream
+from services.encoder.ports import Outbox, SequenceEncoder, Store
 
 _COUNTED_AS = {
     Outcome.APPLIED: ("applied",),
@@ -106,7 +107,7 @@ class ApplyRecords:
         self._attribute_from: dict[int, int] = {}
         self.watermarks: dict[int, int] = {}
 
-    def resync(self, stream: Stream) -> bool:
+    def resync(self, stream: Reader) -> bool:
         """Take epoch and watermarks from the store and seek the stream there; True when the epoch is new to us.
 
         A store without an epoch gets one and everything is read again from the beginning; what was committed before

@@ -1,15 +1,11 @@
 """Where the stream ends, asked with kafka-python in a thread of its own: its client waits, an event loop must not."""
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from kafka import KafkaConsumer
-from kafka.errors import KafkaError
-
-from services.common.errors import DeadlineExceeded, DependencyUnavailable
-from services.common.kafka import build_consumer
+from services.common.errors import DeadlineExceeded
+from services.common.stream.reader import TopicReader
 from services.common.topics import INTERACTIONS
 
 
@@ -17,14 +13,15 @@ class KafkaStreamEnds:
     """Implements `ports.StreamEnds`. Connects when first asked; `close` at the end."""
 
     def __init__(self, bootstrap: str) -> None:
-        self._bootstrap = bootstrap
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream-ends")
-        self._consumer: KafkaConsumer | None = None
-        self._asking: asyncio.Future[dict[int, int]] | None = None
+        self._reader = TopicReader(
+            bootstrap, INTERACTIONS, group_id="freshet-gateway", client_id="freshet-gateway-ends"
+        )
+        self._asking: asyncio.Future[Mapping[int, int]] | None = None
 
     def start(self) -> None:
         """Connect in the background: the first to ask would else wait for it, and give up."""
-        self._thread.submit(self._connect)
+        self._thread.submit(self._reader.partitions)
 
     async def interactions(self, timeout_s: float) -> Mapping[int, int]:
         """Callers that come while the broker is being asked share its answer.
@@ -32,7 +29,7 @@ class KafkaStreamEnds:
         Raises: DependencyUnavailable; DeadlineExceeded when the broker took longer than `timeout_s`.
         """
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.get_running_loop().run_in_executor(self._thread, self._ask)
+            self._asking = asyncio.get_running_loop().run_in_executor(self._thread, self._reader.end_offsets)
             # Nobody may be left to read it when it fails.
             self._asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
@@ -43,27 +40,5 @@ class KafkaStreamEnds:
 
     async def close(self) -> None:
         """Let the thread end; an answer still on its way is not waited for."""
-        self._thread.submit(self._drop)
+        self._thread.submit(self._reader.close)
         self._thread.shutdown(wait=False)
-
-    def _connect(self) -> KafkaConsumer:
-        if self._consumer is None:
-            self._consumer = build_consumer(
-                self._bootstrap, INTERACTIONS, group_id="freshet-gateway", client_id="freshet-gateway-ends"
-            )
-        return self._consumer
-
-    def _ask(self) -> dict[int, int]:
-        consumer = self._connect()
-        try:
-            ends = consumer.end_offsets(sorted(consumer.assignment()))
-        except (KafkaError, OSError) as exc:
-            self._drop()
-            raise DependencyUnavailable(f"Kafka at {self._bootstrap} did not say where it ends: {exc}") from exc
-        return {place.partition: offset for place, offset in ends.items()}
-
-    def _drop(self) -> None:
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            with contextlib.suppress(Exception):
-                consumer.close(autocommit=False)

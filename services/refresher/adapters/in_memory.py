@@ -40,9 +40,9 @@ class MemoryLog:
     def partitions(self) -> Sequence[int]:
         return range(len(self.entries))
 
-    def listings(self) -> tuple[Sequence[Listing], Sequence[DeadLetter]]:
+    def listings(self) -> Sequence[Listing]:
         self._next_listing = len(self.listed)
-        return list({listing.item_id: listing for listing in self.listed}.values()), []
+        return list({listing.item_id: listing for listing in self.listed}.values())
 
     def assign(self, offsets: Mapping[int, int]) -> None:
         self._next = dict(offsets)

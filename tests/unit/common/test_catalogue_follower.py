@@ -1,7 +1,7 @@
 """Following the catalogue: when it is ready, what is coalesced, what waits, what is set aside, what begins anew."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,61 +15,12 @@ from services.common.catalogue_metrics import CatalogueMetrics
 from services.common.errors import DependencyUnavailable
 from services.common.index_deltas import Batch, IndexDelta, ItemDelta, MemoryDelta, encode
 from services.common.items import CatalogueItem, encode_item
+from services.common.stream.in_memory import MemoryTopics
 from services.common.stream.record import SourceRecord
 from services.common.topics import INDEX_DELTAS, ITEMS
 from services.common.turn_clock import TurnClock
 
 MODEL = "m1"
-
-
-class MemoryTopics:
-    """Both topics as lists; `down` makes every call fail, `per_poll` bounds what one poll brings."""
-
-    def __init__(self, per_poll: int = 100) -> None:
-        self.logs: dict[str, list[SourceRecord]] = {INDEX_DELTAS: [], ITEMS: []}
-        self.down, self.per_poll = False, per_poll
-        self.letters: list[tuple[int, str]] = []
-        self._at = {INDEX_DELTAS: 0, ITEMS: 0}
-        self.opened = 0
-
-    def write(self, topic: str, key: bytes | None, value: bytes | None) -> int:
-        offset = len(self.logs[topic])
-        self.logs[topic].append(SourceRecord(topic, 0, offset, 0, key, value))
-        return offset
-
-    def open(self) -> dict[str, int]:
-        self._check()
-        self.opened += 1
-        return {topic: len(log) for topic, log in self.logs.items()}
-
-    def seek(self, positions: Mapping[str, int]) -> None:
-        self._check()
-        self._at = dict(positions)
-
-    def poll(self, timeout_s: float, *, deltas: bool) -> Sequence[SourceRecord]:
-        self._check()
-        records: list[SourceRecord] = []
-        for topic in (INDEX_DELTAS, ITEMS) if deltas else (ITEMS,):
-            if self._at[topic] > len(self.logs[topic]):
-                self._at[topic] = 0  # as a consumer does that finds its position gone
-            found = self.logs[topic][self._at[topic] : self._at[topic] + self.per_poll]
-            self._at[topic] += len(found)
-            records += found
-        return records
-
-    def positions(self) -> dict[str, int]:
-        self._check()
-        return dict(self._at)
-
-    def set_aside(self, record: SourceRecord, reason: str) -> None:
-        self._check()
-        self.letters.append((record.offset, reason))
-
-    def close(self) -> None: ...
-
-    def _check(self) -> None:
-        if self.down:
-            raise DependencyUnavailable("Kafka is away")
 
 
 class Full(ValueError):
@@ -115,7 +66,11 @@ class Memory:
 
 class Scene:
     def __init__(self, per_poll: int = 100, patience_s: float = 0.0) -> None:
-        self.topics, self.items, self.memory = MemoryTopics(per_poll), Items(), Memory()
+        self.topics, self.items, self.memory = (
+            MemoryTopics({INDEX_DELTAS: 1, ITEMS: 1}, per_poll=per_poll),
+            Items(),
+            Memory(),
+        )
         self.registry = CollectorRegistry()
         self.ready = 0
         changes = CatalogueChanges(
@@ -241,7 +196,9 @@ def test_a_malformed_item_is_set_aside_with_its_reason_and_the_next_is_taken() -
     scene.topics.write(ITEMS, b"x", b"\xff\xff")
     scene.describe("a")
     scene.steps()
-    assert scene.topics.letters == [(0, "value='2 unreadable bytes' allowed: a whole Item message")]
+    assert [(letter.offset, letter.reason) for letter in scene.topics.dead_letters] == [
+        (0, "value='2 unreadable bytes' allowed: a whole Item message")
+    ]
     assert scene.items.calls == [["a"]]
     assert scene.count("changes_total", kind="unreadable_item") == 1
 
@@ -251,12 +208,10 @@ def test_an_item_that_cannot_be_set_aside_now_is_read_again() -> None:
     scene.steps()
     scene.topics.write(ITEMS, b"x", b"\xff\xff")
     scene.describe("a")
-    refuse = scene.topics.set_aside
-    scene.topics.set_aside = lambda record, reason: scene.topics._check()  # type: ignore[method-assign]
     real_poll = scene.topics.poll
 
-    def poll_then_lose(timeout_s: float, *, deltas: bool) -> Sequence[SourceRecord]:
-        found = real_poll(timeout_s, deltas=deltas)
+    def poll_then_lose(timeout_ms: int, max_records: int | None = None, *, only: str = "") -> Sequence[SourceRecord]:
+        found = real_poll(timeout_ms, max_records, only=only)
         scene.topics.down = True
         return found
 
@@ -264,9 +219,9 @@ def test_an_item_that_cannot_be_set_aside_now_is_read_again() -> None:
     with pytest.raises(DependencyUnavailable) as caught:
         scene.follower.step()
     scene.follower.fail(caught.value)
-    scene.topics.down, scene.topics.poll, scene.topics.set_aside = False, real_poll, refuse  # type: ignore[method-assign]
+    scene.topics.down, scene.topics.poll = False, real_poll  # type: ignore[method-assign]
     scene.steps()
-    assert scene.topics.letters[0][0] == 0
+    assert [letter.offset for letter in scene.topics.dead_letters] == [0]
     assert scene.items.calls == [["a"]]
 
 
@@ -297,7 +252,7 @@ def test_deltas_are_read_no_further_while_many_wait(monkeypatch: pytest.MonkeyPa
     for number in range(200):
         scene.delta(f"a{number}")
     scene.steps(6)
-    assert scene.topics.positions()[INDEX_DELTAS] == 100
+    assert scene.topics.positions(INDEX_DELTAS) == {0: 100}
     scene.items.room = True
     scene.steps(6)
     assert scene.items.calls == [(number, [f"a{number}"]) for number in range(200)]
@@ -311,7 +266,7 @@ def test_a_topic_made_anew_means_the_bundle_and_then_what_the_new_one_says() -> 
         scene.delta("b")
         scene.steps()
         assert scene.memory.ids == {"e"}
-        for log in scene.topics.logs.values():
+        for (log,) in scene.topics.logs.values():
             log.clear()
         scene._offset = 0
         scene.delta("c")
@@ -351,7 +306,12 @@ def test_the_age_of_the_followers_last_good_turn_is_the_clocks_whether_it_fails_
     metrics = CatalogueMetrics("test", registry)
     changes = CatalogueChanges(Items(), metrics, full_error=Full)
     follower = CatalogueFollower(
-        MemoryTopics(), changes, model_version=MODEL, poll_s=0.0, backoff_s=0.0, turns=TurnClock(clock=lambda: now_s[0])
+        MemoryTopics({INDEX_DELTAS: 1, ITEMS: 1}),
+        changes,
+        model_version=MODEL,
+        poll_s=0.0,
+        backoff_s=0.0,
+        turns=TurnClock(clock=lambda: now_s[0]),
     )
     metrics.watch_turns(follower.turns)
     follower.step()

@@ -29,19 +29,7 @@ class OnePartition(MemoryStream):
 
     def __init__(self, topic: MemoryStream, partition: int, commits: dict[int, int]) -> None:
         super().__init__(PARTITIONS)
-        self.log, self.commits, self._partition = topic.log, commits, partition
-
-    def partitions(self) -> list[int]:
-        return [self._partition]
-
-    def end_offsets(self) -> dict[int, int]:
-        return {self._partition: len(self.log[self._partition])}
-
-    def poll(self, timeout_ms: int, max_records: int) -> list:  # type: ignore[type-arg]
-        start = self._next[self._partition]
-        found = self.log[self._partition][start : start + 40]
-        self._next[self._partition] += len(found)
-        return list(found)
+        self.log, self.commits, self.assigned, self.per_poll = topic.log, commits, [partition], 40
 
 
 def topic() -> MemoryStream:

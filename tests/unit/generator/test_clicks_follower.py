@@ -95,9 +95,9 @@ def test_reading_the_topic_again_from_its_start_makes_the_same_digest(
 def test_unreadable_records_are_set_aside_with_the_reason_and_the_others_apply(films: Path) -> None:
     running = make_running(films)
     running.take(b"\xff\xff", b"", click(0, "galaxy film", "5"), click(1, "", "5"))
-    assert [offset for offset, _ in running.topic.letters] == [0, 1, 3]
-    assert "value=" in running.topic.letters[0][1]
-    assert "query=" in running.topic.letters[2][1]
+    assert [letter.offset for letter in running.topic.dead_letters] == [0, 1, 3]
+    assert "value=" in running.topic.dead_letters[0].reason
+    assert "query=" in running.topic.dead_letters[2].reason
     assert (text_of(running).num_clicks, text_of(running).clicks) == (1, 4)
     assert running.sample("freshet_generator_records_total", kind="unreadable_click") == 3
     assert running.sample("freshet_generator_records_total", kind="click") == 1
@@ -122,11 +122,11 @@ def test_an_empty_topic_is_ready_at_once_and_one_that_is_away_never(films: Path)
     running, ready = make_running(films), []
     topic = MemoryClicks()
     follower = ClicksFollower(topic, text_of(running), running.metrics, on_ready=lambda: ready.append(True), poll_s=0)
-    topic.is_away = True
+    topic.down = True
     with pytest.raises(DependencyUnavailable):
         follower.step()
     assert ready == []
-    topic.is_away = False
+    topic.down = False
     follower.step()
     assert ready == [True]
 
@@ -135,7 +135,7 @@ def test_a_topic_made_anew_is_read_from_its_start_and_the_old_clicks_are_gone(fi
     running = make_running(films)
     plain = answer(running, "galaxy film").scores
     running.take(click(0, "galaxy film", "5"), click(1, "galaxy film", "5"))
-    running.topic.make_anew()
+    running.topic.log.clear()
     running.topic.append(b"")
     assert running.clicks is not None
     running.clicks._end = None  # as after a lost connection

@@ -47,7 +47,7 @@ class OnePartition:
 
 
 class PartitionConsumer:
-    """What `KafkaStream` uses of kafka-python's consumer, over one partition."""
+    """What `TopicReader` uses of kafka-python's consumer, over one partition."""
 
     def __init__(self, partition: OnePartition, **config: Any) -> None:
         self._log, self._place = partition.log, TopicPartition(partition.topic, 0)

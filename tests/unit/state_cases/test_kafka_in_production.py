@@ -12,9 +12,9 @@ from state_scene import NOW_MS, EncoderProcess, FragileStore, append_all, intera
 
 from services.common import kafka, topics
 from services.common.events import encode_interaction
+from services.common.stream.reader import TopicReader
 from services.common.topics import INTERACTIONS
 from services.encoder.adapters.in_memory import MemoryStream
-from services.encoder.adapters.kafka_stream import KafkaStream
 
 
 @pytest.fixture
@@ -72,12 +72,12 @@ def test_a_broker_that_lost_its_tail_does_not_stop_the_stream() -> None:
 
 @pytest.mark.xfail(strict=True, reason="events of a transaction that their producer aborted are applied to histories")
 def test_what_a_producer_aborted_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real stream adapter, built by the real `build_consumer`, on a partition with an aborted transaction."""
+    """The real reader, over the real `build_consumer`, on a partition with an aborted transaction."""
     partition, store = OnePartition(INTERACTIONS), FragileStore()
     for number, item in enumerate("abc"):
         event = interaction(item, event_id=f"e{number}", second=number)
         partition.append(event.user_id.encode(), encode_interaction(event), NOW_MS, aborted=item == "b")
     monkeypatch.setattr(kafka, "KafkaConsumer", lambda **config: PartitionConsumer(partition, **config))
-    stream = KafkaStream(lambda: kafka.build_consumer("broker:9092", INTERACTIONS, group_id="test"))
+    stream = TopicReader("broker:9092", INTERACTIONS, group_id="test")
     EncoderProcess(stream, store).settle()
     assert store.history() == "ac"

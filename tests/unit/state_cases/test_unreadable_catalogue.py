@@ -4,7 +4,7 @@ The follower, its listener and the handlers are the real ones; the two topics ar
 seconds pass as 10 ms: the follower's patience is set so.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower
 from services.common.errors import DependencyUnavailable, FreshetError
 from services.common.items import CatalogueItem, encode_item
-from services.common.stream.record import SourceRecord
+from services.common.stream.in_memory import MemoryTopics
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Degradation, RecommendQuery
 from services.reranker import bootstrap as reranker
@@ -37,36 +37,15 @@ from services.reranker.metrics import RerankerMetrics
 WITHDRAWN = "item-3"
 
 
-class Topics:
+class Topics(MemoryTopics):
     """Both topics; `down`: the broker cannot give them."""
 
     def __init__(self) -> None:
-        self.items: list[SourceRecord] = []
-        self.down = False
-        self._at = 0
+        super().__init__({topics.INDEX_DELTAS: 1, topics.ITEMS: 1})
 
     def withdraw(self, item_id: str) -> None:
         value = encode_item(CatalogueItem(item_id=item_id, withdrawn=True))
-        self.items.append(SourceRecord(topics.ITEMS, 0, len(self.items), 0, item_id.encode(), value))
-
-    def open(self) -> dict[str, int]:
-        if self.down:
-            raise DependencyUnavailable("Kafka is away")
-        return {topics.INDEX_DELTAS: 0, topics.ITEMS: len(self.items)}
-
-    def seek(self, positions: Mapping[str, int]) -> None:
-        self._at = positions[topics.ITEMS]
-
-    def poll(self, timeout_s: float, *, deltas: bool) -> Sequence[SourceRecord]:
-        found, self._at = self.items[self._at :], len(self.items)
-        return found
-
-    def positions(self) -> dict[str, int]:
-        return {topics.INDEX_DELTAS: 0, topics.ITEMS: self._at}
-
-    def set_aside(self, record: SourceRecord, reason: str) -> None: ...
-
-    def close(self) -> None: ...
+        self.write(topics.ITEMS, item_id.encode(), value)
 
 
 def is_ready_after_a_moment(source: Topics, listener: Any, model_version: str) -> bool:

@@ -1,4 +1,4 @@
-"""The stream port over a scripted consumer: when it waits for records to gather, and when it does not."""
+"""The reading port over a scripted consumer: when it waits for records to gather, and when it does not."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kafka import TopicPartition
 
-from services.encoder.adapters.kafka_stream import KafkaStream
+from services.common.stream.reader import TopicReader
 
 TOPIC = TopicPartition("interactions", 0)
 
@@ -26,13 +26,13 @@ class Scripted:
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    monkeypatch.setattr("services.encoder.adapters.kafka_stream.time.sleep", found.append)
+    monkeypatch.setattr("services.common.stream.reader.time.sleep", found.append)
     return found
 
 
 def test_records_gather_after_some_were_read_and_never_after_a_silence(slept: list[float]) -> None:
     consumer: Any = Scripted(0, 0, 3, 2, 0, 1)
-    stream = KafkaStream(lambda: consumer, window_ms=20)
+    stream = TopicReader("", "interactions", group_id="test", pause_ms=20, connect=lambda *_, **__: consumer)
     waits = []
     for _ in range(6):
         found = len(stream.poll(200, 64))
@@ -43,7 +43,7 @@ def test_records_gather_after_some_were_read_and_never_after_a_silence(slept: li
 
 def test_a_stream_that_catches_up_and_one_that_is_only_asked_do_not_wait(slept: list[float]) -> None:
     consumer: Any = Scripted(64, 64, 10, 0)
-    stream = KafkaStream(lambda: consumer, window_ms=20)
+    stream = TopicReader("", "interactions", group_id="test", pause_ms=20, connect=lambda *_, **__: consumer)
     for _ in range(3):
         stream.poll(200, 64)
     stream.poll(0, 1)

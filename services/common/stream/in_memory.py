@@ -1,0 +1,102 @@
+"""The reading port in memory, for tests and for trying loops without a stack: topics that are written to as lists."""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from services.common.errors import DependencyUnavailable
+from services.common.stream.ports import Offsets
+from services.common.stream.record import DeadLetter, SourceRecord
+
+
+class MemoryTopics:
+    """Implements `ports.Reader`. `down` makes every call fail; `per_poll` bounds what a poll brings of a partition."""
+
+    def __init__(self, topics: Mapping[str, int], *, per_poll: int = 1 << 30) -> None:
+        """topics: name -> number of partitions; the first one is the default."""
+        self.logs: dict[str, list[list[SourceRecord]]] = {
+            name: [[] for _ in range(count)] for name, count in topics.items()
+        }
+        self.topic, self.per_poll, self.down = next(iter(topics)), per_poll, False
+        self.assigned: Collection[int] | None = None  # None: every partition
+        self.commits: dict[int, int] = {}
+        self.dead_letters: list[DeadLetter] = []
+        self._next: dict[tuple[str, int], int] = {}
+        self._known_ends: dict[str, Offsets] = {}
+
+    def write(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        partition: int = 0,
+        written_ms: int = 0,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> int:
+        """Write one record; return its offset."""
+        log = self.logs[topic][partition]
+        log.append(SourceRecord(topic, partition, len(log), written_ms, key, value, headers))
+        return len(log) - 1
+
+    def partitions(self, topic: str = "") -> Sequence[int]:
+        return [one for one in range(len(self._log(topic))) if self.assigned is None or one in self.assigned]
+
+    def end_offsets(self, topic: str = "") -> Offsets:
+        return {partition: len(self._log(topic)[partition]) for partition in self.partitions(topic)}
+
+    def known_end_offsets(self, topic: str = "") -> Offsets:
+        return self._known_ends.get(topic or self.topic, {})
+
+    def bounds(self, partitions: Collection[int], topic: str = "") -> Mapping[int, tuple[int, int]]:
+        return {partition: (0, len(self._log(topic)[partition])) for partition in partitions}
+
+    def assign(self, offsets: Offsets, topic: str = "") -> None:
+        self.seek(offsets, topic)
+
+    def seek(self, offsets: Offsets, topic: str = "") -> None:
+        self._log(topic)
+        self._next.update({(topic or self.topic, partition): offset for partition, offset in offsets.items()})
+
+    def poll(self, timeout_ms: int, max_records: int | None = None, *, only: str = "") -> Sequence[SourceRecord]:
+        found: list[SourceRecord] = []
+        for topic in (only,) if only else tuple(self.logs):
+            for partition in self.partitions(topic):
+                log = self._log(topic)[partition]
+                start = self._next.get((topic, partition), 0)
+                if start > len(log):
+                    start = 0  # as a consumer does that finds its position gone
+                room = self.per_poll if max_records is None else min(self.per_poll, max_records - len(found))
+                batch = log[start : start + room]
+                self._next[topic, partition] = start + len(batch)
+                found += batch
+            self._known_ends[topic] = self.end_offsets(topic)
+        if not found:
+            time.sleep(min(timeout_ms, 1) / 1000)
+        return found
+
+    def positions(self, topic: str = "") -> Offsets:
+        return {partition: self._next.get((topic or self.topic, partition), 0) for partition in self.partitions(topic)}
+
+    def read_to_end(self, topic: str = "") -> list[SourceRecord]:
+        found: list[SourceRecord] = []
+        while records := self.poll(0, only=topic or self.topic):
+            found += records
+        return found
+
+    def committed(self, topic: str = "") -> Offsets:
+        return {partition: self.commits.get(partition, 0) for partition in self.partitions(topic)}
+
+    def commit(self, offsets: Offsets, topic: str = "") -> None:
+        self.commits.update(offsets)
+
+    def dead_letter(self, record: SourceRecord, reason: str) -> None:
+        self._log(record.topic)
+        self.dead_letters.append(DeadLetter(record, reason))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _log(self, topic: str) -> list[list[SourceRecord]]:
+        if self.down:
+            raise DependencyUnavailable("Kafka is away")
+        return self.logs[topic or self.topic]
