@@ -7,7 +7,6 @@ Deltas that find no room wait in order and are tried again; items go on being re
 nor Kafka's client.
 """
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +14,11 @@ from typing import Protocol
 
 import structlog
 
-from services.common.errors import FreshetError, InvalidRequest
+from services.common.errors import InvalidRequest
 from services.common.index_deltas import Batch, Batches, decode, is_of_model, joined
 from services.common.items import CatalogueItem, decode_item
 from services.common.kafka import BulkProducer
+from services.common.stream.follower import Follower
 from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
 from services.common.stream.record import SourceRecord
@@ -71,11 +71,10 @@ class Listener(Protocol):
         """Records that were not taken: "other_model", "unreadable_delta", "unreadable_item"."""
 
 
-class CatalogueFollower:
-    """Follows both topics from `start` to `stop`.
+class CatalogueFollower(Follower):
+    """Follows both topics; ready when their ends were reached, or when Kafka could not be for a while.
 
-    `on_ready` is called once: when the ends were reached, or when Kafka could not be for a while; `is_behind` is True
-    until the ends are reached. `turns` says when turns ended.
+    `is_behind` is True until the ends are reached. While turns fail, what there is is served.
     """
 
     def __init__(
@@ -95,50 +94,35 @@ class CatalogueFollower:
 
         `patience_s`: how long Kafka may be away before what there is counts as ready; both may just be starting.
         """
+        super().__init__(
+            "catalogue-follower", on_ready=on_ready, backoff_s=backoff_s, max_backoff_s=backoff_s, turns=turns
+        )
         self._began, self._patience_s = time.monotonic(), patience_s
         self._topics, self._listener, self._model_version = topics, listener, model_version
         self._followed = (INDEX_DELTAS, ITEMS) if follows_deltas else (ITEMS,)
-        self._on_ready, self._poll_s, self._backoff_s = on_ready, poll_s, backoff_s
+        self._poll_s = poll_s
         self._batches = Batches()
         self._pending: list[Batch] = []
         self._ends: dict[str, int] | None = None  # None: not connected
         self._next = dict.fromkeys(self._followed, 0)
-        self._is_ready = False
-        self._complaint = ""
         self.is_behind = True
-        self.turns = turns or TurnClock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="catalogue-follower", daemon=True)
 
     def start(self) -> None:
         """Begin in a thread of its own."""
         self._began = time.monotonic()
-        self._thread.start()
+        super().start()
 
     @property
     def next_item(self) -> int:
         """The next record of `items` to be taken."""
         return self._next[ITEMS]
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Finish the turn at hand and end; the next start reads everything again."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self.step()
-            except FreshetError as exc:
-                self.fail(exc)
-            except Exception as exc:
-                log.error("catalogue_bug", exc_info=exc)
-                self.fail(exc)
+    def finish(self) -> None:
+        """The next start reads everything again."""
         self._topics.close()
 
-    def step(self) -> None:
-        """One turn: connect if need be, poll, apply. Raises: what the topics and the listener raise."""
+    def turn(self) -> int:
+        """Connect if need be, poll, apply. Raises: what the topics and the listener raise."""
         if self._ends is None:
             self._ends = {topic: self._topics.end_offsets(topic)[0] for topic in self._followed}
             if any(end < self._next[topic] for topic, end in self._ends.items()):
@@ -159,32 +143,18 @@ class CatalogueFollower:
         if self.is_behind and self._is_at(self._ends):
             self.is_behind = False
             log.info("catalogue_caught_up", next_offsets=dict(self._next))
-            self._ready()
-        if self._complaint:
-            log.info("catalogue_recovered", after=self._complaint)
-            self._complaint = ""
-        self.turns.ended(well=True)
+            self.ready()
+        return len(records)
 
-    def fail(self, exc: Exception) -> None:
-        """A turn did not work out: serve what there is, connect again after a moment and go on from there."""
+    def lost(self, exc: Exception) -> None:
+        """Connect again, and go on from what was applied."""
         self._topics.close()
         self._ends = None
-        complaint = type(exc).__name__
-        if complaint != self._complaint:
-            self._complaint = complaint
-            log.warning("catalogue_not_followed", reason=str(exc), error=complaint)
         if time.monotonic() - self._began >= self._patience_s:
-            self._ready()
-        self.turns.ended(well=False)
-        self._stop.wait(self._backoff_s)
+            self.ready()
 
     def _is_at(self, ends: Mapping[str, int]) -> bool:
         return all(self._topics.positions(topic)[0] >= end for topic, end in ends.items())
-
-    def _ready(self) -> None:
-        if not self._is_ready:
-            self._is_ready = True
-            self._on_ready()
 
     def _begin_again(self) -> None:
         """The topics are shorter than what was read of them: they are other topics, and positions mean other things."""
@@ -233,7 +203,7 @@ class CatalogueFollower:
     def _apply(self) -> None:
         while self._pending:
             if not self._listener.apply(self._pending[0], is_live=not self.is_behind):
-                self._stop.wait(self._backoff_s)
+                self._stop.wait(self._first_backoff_s)
                 return
             del self._pending[0]
 

@@ -1,13 +1,9 @@
-"""The thread that keeps the stream applied: forget, poll, apply, commit; back off and resynchronise when something is
-down.
+"""The thread that keeps the stream applied: forget, poll, apply, commit; resynchronise after a failure.
 
 It runs apart from the event loop, so that the gRPC side answers while a batch is merged. Which record does what is
-`handlers/apply_records.py`'s; this module only knows when to try, when to wait, and when a record that keeps failing
-for a bug of ours has to be set aside so that the stream goes on.
+`handlers/apply_records.py`'s; this module only knows when.
 """
 
-import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +12,7 @@ import structlog
 
 from services.common.errors import FreshetError
 from services.common.state_store import now_ms
+from services.common.stream.follower import Follower
 from services.common.stream.ports import Reader
 from services.common.stream.record import SourceRecord
 from services.common.turn_clock import TurnClock
@@ -43,12 +40,10 @@ class ConsumerLimits:
     attempts: int = 3
 
 
-class Consumer:
-    """Applies the stream until stopped.
+class Consumer(Follower):
+    """Applies the stream until stopped; ready when store, topics and model were all reached.
 
-    `on_ready` is called when store, topics and model were all reached for the first time, and whenever the stream
-    moves again after `on_stall`, which is called when two turns in a row failed: stored states then grow stale.
-    `turns` says when turns ended.
+    A batch that fails for a bug is tried again, then record by record: the culprit goes to the dead letters.
     """
 
     def __init__(
@@ -65,6 +60,15 @@ class Consumer:
         on_stall: Callable[[], None] = lambda: None,
         turns: TurnClock | None = None,
     ) -> None:
+        super().__init__(
+            "interactions-consumer",
+            on_ready=on_ready,
+            on_stall=on_stall,
+            backoff_s=limits.backoff_s,
+            max_backoff_s=limits.max_backoff_s,
+            lag_every_s=limits.lag_every_s,
+            turns=turns,
+        )
         self._stream = stream
         self._outbox = outbox
         self._encoder = encoder
@@ -72,43 +76,15 @@ class Consumer:
         self._forgets = forgets
         self._metrics = metrics
         self._limits = limits
-        self._on_ready = on_ready
-        self._on_stall = on_stall
-        self._stalled = False
-        self.turns = turns or TurnClock()
         metrics.watch_turns(self.turns)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="interactions-consumer", daemon=True)
-        self._ready = False
         self._in_step = False
         self._held = False
         self._poll_records = limits.min_records
-        self._bugs = 0
-        self._backoff_s = limits.backoff_s
-        self._complaint = ""
         self._committed: dict[int, int] = {}
-        self._next_commit = self._next_check = self._next_lag = 0.0
+        self._next_commit = self._next_check = 0.0
 
-    def start(self) -> None:
-        """Begin in a thread of its own."""
-        self._thread.start()
-
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """Finish the batch at hand, commit, and end. Whatever is unfinished is simply read again next time."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self.step()
-            except FreshetError as exc:
-                self._fail(exc)
-            except Exception as exc:
-                self._bugs += 1
-                log.error("stream_bug", attempt=self._bugs, exc_info=exc)
-                self._fail(exc)
+    def finish(self) -> None:
+        """Commit. Whatever is unfinished is simply read again next time."""
         try:
             if self._in_step:
                 self._commit()
@@ -119,11 +95,8 @@ class Consumer:
         self._forgets.close()
         self._outbox.close()
 
-    def step(self) -> int:
-        """One turn: get in step with the store if need be, poll, apply. Returns the number of records.
-
-        Raises: what handler and ports raise; the next turn then starts with a resync.
-        """
+    def turn(self) -> int:
+        """Get in step with the store if need be, poll, apply. Returns the number of records."""
         if not self._in_step:
             self._synchronise()
         self._check_store(time.monotonic())
@@ -137,24 +110,17 @@ class Consumer:
             self._apply(records)
         full = len(records) >= self._poll_records
         self._poll_records = min(2 * self._poll_records, self._limits.max_records) if full else self._limits.min_records
-        self._keep_house(time.monotonic())
-        if self._complaint:
-            log.info("stream_recovered", after=self._complaint)
-        if self._stalled:
-            self._stalled = False
-            self._on_ready()
-        self._complaint = ""
-        self._bugs = 0
-        self._backoff_s = self._limits.backoff_s
-        self.turns.ended(well=True)
+        if (now := time.monotonic()) >= self._next_commit:
+            self._next_commit = now + self._limits.commit_every_s
+            self._commit()
         return len(records)
 
     def _synchronise(self) -> None:
-        if not self._ready:
+        if not self._is_ready:
             self._encoder.check()
         if self._handler.resync(self._stream):
             log.info("stream_epoch", watermarks=self._handler.watermarks)
-            if self._ready:
+            if self._is_ready:
                 self._metrics.rewind()
         # While an import holds the stream, users are its to write; its end synchronises again.
         self._held = self._handler.is_held()
@@ -162,9 +128,7 @@ class Consumer:
             applied = self._forgets.resync(self._handler.epoch, self._stream.end_offsets())
             self._metrics.forgets(applied)
         self._in_step = True
-        if not self._ready:
-            self._ready = True
-            self._on_ready()
+        self.ready()
 
     def _follow_forgets(self) -> None:
         self._in_step = False
@@ -175,7 +139,7 @@ class Consumer:
         started = time.perf_counter()
         # From here on until it is done, an error leaves poll position and store out of step.
         self._in_step = False
-        applied = self._one_by_one(records) if self._bugs >= self._limits.attempts else self._handler.apply(records)
+        applied = self._one_by_one(records) if self.bugs >= self._limits.attempts else self._handler.apply(records)
         self._in_step = True
         done_ms = now_ms()
         self._metrics.batch(
@@ -214,40 +178,18 @@ class Consumer:
         if self._held != held_before:
             log.info("stream_held" if self._held else "stream_released", watermarks=self._handler.watermarks)
 
-    def _keep_house(self, now: float) -> None:
-        if now >= self._next_commit:
-            self._next_commit = now + self._limits.commit_every_s
-            self._commit()
-        if now >= self._next_lag:
-            self._next_lag = now + self._limits.lag_every_s
-            self._metrics.progress(self._handler.watermarks, self._stream.known_end_offsets())
-
     def _commit(self) -> None:
         offsets = self._handler.committable()
         if offsets != self._committed:
             self._stream.commit(offsets)
             self._committed = offsets
 
-    def _fail(self, exc: Exception) -> None:
+    def lost(self, exc: Exception) -> None:
+        """The next turn starts with a resync."""
         self._in_step = False
         self._metrics.failure(type(exc).__name__)
-        complaint = type(exc).__name__
-        if self._complaint and self._ready and not self._stalled:
-            self._stalled = True
-            self._on_stall()
-        if complaint != self._complaint:
-            self._complaint = complaint
-            log.warning("stream_waits", reason=str(exc), error=complaint)
-        self._report_lag_of_stall(time.monotonic())
-        self.turns.ended(well=False)
-        self._stop.wait(self._backoff_s)
-        self._backoff_s = min(2 * self._backoff_s, self._limits.max_backoff_s)
 
-    def _report_lag_of_stall(self, now: float) -> None:
-        """The lag grows while turns fail, and polls don't tell the ends then: ask for them, where Kafka answers."""
-        if now < self._next_lag or not self._ready or self._stop.is_set():
-            return
-        self._next_lag = now + self._limits.lag_every_s
-        # It is a figure only; why the turn failed was said.
-        with contextlib.suppress(Exception):
-            self._metrics.progress(self._handler.watermarks, self._stream.end_offsets())
+    def report_lag(self, *, asks: bool) -> None:
+        """Where the partitions stand."""
+        ends = self._stream.end_offsets() if asks else self._stream.known_end_offsets()
+        self._metrics.progress(self._handler.watermarks, ends)

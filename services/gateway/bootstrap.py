@@ -11,7 +11,7 @@ from services.algorithms.bundle import Bundle, load_bundle
 from services.common import rpc_client
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.kafka import EventProducer
-from services.common.rpc_server import serve
+from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader
 from services.common.topics import ITEMS, NUM_PARTITIONS
 from services.common.tracing import configure_tracing
@@ -131,6 +131,8 @@ async def run(settings: GatewaySettings) -> None:
         follows_deltas=False,
     )
     metrics.watch_turns(follower.turns)
+    health = HealthState(ready=True)
+    health.watch("catalogue", follower.turns)
     follower.start()
     ends = KafkaStreamEnds(settings.kafka_bootstrap)
     ends.start()
@@ -169,4 +171,11 @@ async def run(settings: GatewaySettings) -> None:
         for channel in (*channels.values(), *refresher_channels.values()):
             await channel.close()
 
-    await serve(process="gateway", settings=settings, add_services=add_services, on_drain=on_drain, tracing=tracing)
+    await serve(
+        process="gateway",
+        settings=settings,
+        add_services=add_services,
+        on_drain=on_drain,
+        health_state=health,
+        tracing=tracing,
+    )

@@ -4,16 +4,16 @@ A thread decodes what a poll brought and has it applied as one change. Unreadabl
 Where Kafka is away it tries again and answers go on with what is known. It knows not what a click teaches.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import structlog
 
 from services.common.catalogue_follower import age_seconds
-from services.common.errors import FreshetError, InvalidRequest
+from services.common.errors import InvalidRequest
 from services.common.kafka import BulkProducer
 from services.common.search_clicks import ClickRecord, SearchClick, decode_click
+from services.common.stream.follower import Follower
 from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
 from services.common.stream.retraction import Undo
@@ -54,9 +54,8 @@ class Taught(Protocol):
         """Equal where equal clicks count."""
 
 
-class ClicksFollower:
-    """Follows the topic from `start` to `stop`; `on_ready` is called once, when its end was reached. `turns` says
-    when turns ended."""
+class ClicksFollower(Follower):
+    """Follows the topic; ready when its end was reached. While turns fail, what is known is served."""
 
     def __init__(
         self,
@@ -70,29 +69,21 @@ class ClicksFollower:
         backoff_s: float = 0.5,
         turns: TurnClock | None = None,
     ) -> None:
+        super().__init__(
+            "clicks-follower", on_ready=on_ready, backoff_s=backoff_s, max_backoff_s=backoff_s, turns=turns
+        )
         self._topic, self._taught, self._metrics = topic, taught, metrics
-        self._on_ready, self._on_change = on_ready, on_change
-        self._poll_s, self._backoff_s = poll_s, backoff_s
+        self._on_change, self._poll_s = on_change, poll_s
         self._end: int | None = None  # None: not connected
         self._next = 0
-        self._complaint = ""
         self.is_behind = True
-        self.turns = turns or TurnClock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clicks-follower", daemon=True)
 
-    def start(self) -> None:
-        """Begin in a thread of its own."""
-        self._thread.start()
+    def finish(self) -> None:
+        """The next start reads everything again."""
+        self._topic.close()
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Finish the turn at hand and end; the next start reads everything again."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    def step(self) -> None:
-        """One turn: connect if need be, poll, apply. Raises: what the topic and what is taught raise."""
+    def turn(self) -> int:
+        """Connect if need be, poll, apply. Raises: what the topic and what is taught raise."""
         if self._end is None:
             self._end = self._topic.end_offsets()[0]
             if self._end < self._next:
@@ -117,30 +108,13 @@ class ClicksFollower:
         if self.is_behind and self._topic.positions()[0] >= self._end:
             self.is_behind = False
             log.info("clicks_caught_up", next_offset=self._next, digest=self._taught.digest())
-            self._on_ready()
-        if self._complaint:
-            log.info("clicks_recovered", after=self._complaint)
-            self._complaint = ""
-        self.turns.ended(well=True)
+            self.ready()
+        return len(records)
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self.step()
-            except Exception as exc:
-                self._fail(exc)
-        self._topic.close()
-
-    def _fail(self, exc: Exception) -> None:
+    def lost(self, exc: Exception) -> None:
+        """Connect again, and go on from what was applied."""
         self._topic.close()
         self._end = None
-        complaint = type(exc).__name__
-        if complaint != self._complaint:
-            self._complaint = complaint
-            is_ours = isinstance(exc, FreshetError)
-            log.log(30 if is_ours else 40, "clicks_not_followed", reason=str(exc), exc_info=None if is_ours else exc)
-        self.turns.ended(well=False)
-        self._stop.wait(self._backoff_s)
 
     def _begin_again(self) -> None:
         """The topic is shorter than what was read of it: it is another one, and places mean other things."""

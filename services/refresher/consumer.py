@@ -1,22 +1,20 @@
-"""The thread that keeps the index fresh: take over partitions, poll, fold, publish, keep checkpoints; back off when
-something is down.
+"""The thread that keeps the index fresh: take over partitions, poll, fold, publish, keep checkpoints.
 
 It runs apart from the event loop, and holds the lock of what is held while it changes it, so that the gRPC side sees
 whole states only. What a record does is `handlers/fold.py`'s, what readers are told `handlers/publish.py`'s; this
 module only knows when.
 """
 
-import contextlib
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from services.common.errors import FreshetError, PreconditionFailed
 from services.common.kafka import partition_for
+from services.common.stream.follower import Follower
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.topics import ATTRIBUTIONS
 from services.common.turn_clock import TurnClock
@@ -55,11 +53,11 @@ class RefresherLimits:
     max_backoff_s: float = 1.0
 
 
-class Refresher:
-    """Folds and publishes until stopped.
+class Refresher(Follower):
+    """Folds and publishes until stopped; ready when log, leases and outbox were all reached.
 
-    `on_ready` is called when log, leases and outbox were all reached for the first time, and whenever the stream moves
-    again after `on_stall`, which is called when two turns in a row failed. `turns` says when turns ended.
+    A bug may leave half a change behind: all partitions go back to what their checkpoints say, and are then folded
+    record by record up to where it was; a record that fails alone goes to the dead letters.
     """
 
     def __init__(
@@ -80,12 +78,19 @@ class Refresher:
         turns: TurnClock | None = None,
     ) -> None:
         """`withdrawn` is filled here from topic `items`; `publisher` reads the same one."""
+        super().__init__(
+            "attributions-consumer",
+            on_ready=on_ready,
+            on_stall=on_stall,
+            backoff_s=limits.backoff_s,
+            max_backoff_s=limits.max_backoff_s,
+            lag_every_s=limits.house_s,
+            turns=turns,
+        )
         self._log, self._outbox, self._leases = log, outbox, leases
         self._publisher, self._metrics, self._limits = publisher, metrics, limits
         self._items = rules.items
         self._withdrawn, self._held = withdrawn, held
-        self._on_ready, self._on_stall = on_ready, on_stall
-        self.turns = turns or TurnClock()
         metrics.watch_turns(self.turns)
         self._fold = FoldRecords(log)
         self._hold = HoldPartition(
@@ -96,8 +101,6 @@ class Refresher:
             content=publisher.content,
             on_anew=metrics.anew,
         )
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="attributions-consumer", daemon=True)
         self._num_partitions = 0
         self._terms: dict[int, int] = {}
         self._sequence = 0
@@ -113,36 +116,9 @@ class Refresher:
         self._waiting: dict[int, list[int]] = {}
         self._checkpoint_at: dict[int, float] = {}
         self._checkpointed: dict[int, tuple[int, int]] = {}
-        self._publish_at = self._sweep_at = self._house_at = 0.0
+        self._publish_at = self._sweep_at = 0.0
         self._snapshot_at = time.monotonic() + limits.snapshot_s
         self._turn = 0
-        self._ready = self._stalled = False
-        self._complaint = ""
-        self._backoff_s = limits.backoff_s
-
-    def start(self) -> None:
-        """Begin in a thread of its own."""
-        self._thread.start()
-
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """Finish what is at hand, publish, keep checkpoints, give the partitions back."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self.step()
-                self._recovered()
-            except FreshetError as exc:
-                self._fail(exc)
-            except Exception as exc:
-                log.error("refresher_bug", exc_info=exc)
-                # Half a change may have been made: back to what the checkpoints say.
-                self._give_up(list(self._held.partitions))
-                self._fail(exc)
-        self.finish()
 
     def finish(self) -> None:
         """Publish what can be, keep checkpoints, give everything back."""
@@ -154,8 +130,8 @@ class Refresher:
         self._log.close()
         self._outbox.close()
 
-    def step(self) -> int:
-        """One turn. Returns the number of records folded.
+    def turn(self) -> int:
+        """Poll, fold, publish. Returns the number of records folded.
 
         Raises: what handlers and ports raise; the states are right for their positions, and the next turn reads on
         from there.
@@ -173,6 +149,7 @@ class Refresher:
         folded = sum(self._fold_into(number, entries) for number, entries in polled.entries.items())
         self._in_step = not self._begun_anew
         self._keep_house(idle=not folded)
+        self.ready()
         return folded
 
     def _wait_ms(self) -> int:
@@ -356,9 +333,6 @@ class Refresher:
         if due:
             self._checkpoint_at[due[0]] = now + self._limits.checkpoint_s
             self._keep(self._held.partitions[due[0]])
-        if now >= self._house_at:
-            self._house_at = now + self._limits.house_s
-            self._report(self._log.known_ends())
 
     def _publish(self, now: float) -> bool:
         """Publish at most `max_changes`; returns whether some are left."""
@@ -413,8 +387,12 @@ class Refresher:
             self._held.checkpoints[state.number] = state.folded_offset
         self._metrics.checkpointed(time.perf_counter() - started)
 
-    def _report(self, ends: Mapping[int, int]) -> None:
+    def report_lag(self, *, asks: bool) -> None:
+        """What is held, and how far its partitions are behind."""
         states = self._held.partitions
+        ends = self._log.known_ends()
+        if asks and states:
+            ends = {number: end for number, (_, end) in self._log.bounds(sorted(states)).items()}
         with self._held.lock:
             self._held.ends.update({number: end for number, end in ends.items() if number in states})
             first = next(iter(states.values()), None)
@@ -428,42 +406,12 @@ class Refresher:
                 per_entry=0 if first is None else first.memory.bytes_per_entry,
             )
 
-    # Failing and recovering.
-
-    def _recovered(self) -> None:
-        if self._complaint:
-            log.info("refresher_recovered", after=self._complaint)
-        if not self._ready or self._stalled:
-            self._ready, self._stalled = True, False
-            self._on_ready()
-        self._complaint = ""
-        self._backoff_s = self._limits.backoff_s
-        self.turns.ended(well=True)
-
-    def _fail(self, exc: Exception) -> None:
+    def lost(self, exc: Exception) -> None:
+        """The next turn assigns again; after a bug every partition goes back to its checkpoint."""
         self._in_step = False
-        complaint = type(exc).__name__
-        self._metrics.failure(complaint)
-        if self._complaint and self._ready and not self._stalled:
-            self._stalled = True
-            self._on_stall()
-        if complaint != self._complaint:
-            self._complaint = complaint
-            log.warning("refresher_waits", reason=str(exc), error=complaint)
-        self._report_lag_of_stall(time.monotonic())
-        self.turns.ended(well=False)
-        self._stop.wait(self._backoff_s)
-        self._backoff_s = min(2 * self._backoff_s, self._limits.max_backoff_s)
-
-    def _report_lag_of_stall(self, now: float) -> None:
-        """The lag grows while turns fail, and polls don't tell the ends then: ask for them, where Kafka answers."""
-        if now < self._house_at or not self._ready or self._stop.is_set():
-            return
-        self._house_at = now + self._limits.house_s
-        # It is a figure only; why the turn failed was said.
-        with contextlib.suppress(Exception):
-            bounds = self._log.bounds(sorted(self._held.partitions)) if self._held.partitions else {}
-            self._report({number: end for number, (_, end) in bounds.items()})
+        if not isinstance(exc, FreshetError):
+            self._give_up(list(self._held.partitions))
+        self._metrics.failure(type(exc).__name__)
 
 
 def _aside(number: int, entry: Entry) -> DeadLetter:

@@ -459,8 +459,8 @@ def test_a_record_that_fails_for_a_bug_is_set_aside_and_nothing_counts_twice() -
     for _ in range(6):
         try:
             running.refresher.step()
-        except RuntimeError:
-            running.refresher._give_up(list(running.held.partitions))
+        except RuntimeError as exc:
+            running.refresher.fail(exc)
     state = running.held.partitions[0]
     assert state.folded_offset == 8
     assert state.counts["dead_lettered"] == 1
@@ -486,7 +486,7 @@ def test_a_broker_that_goes_away_costs_nothing_but_time() -> None:
         try:
             running.refresher.step()
         except DependencyUnavailable as exc:
-            running.refresher._fail(exc)
+            running.refresher.fail(exc)
     assert running.digests() == {0: fold_all(RULES, world.log).digest()}
     items, entries = readers_view(world.outbox.deltas)
     assert items.keys() == live_states(running).keys()
@@ -568,7 +568,6 @@ def test_lag_and_age_grow_while_folding_stalls_and_fall_when_it_goes_on() -> Non
     )
     # Ready before anything fails: it is a stall then, not a start.
     running.refresher.step()
-    running.refresher._recovered()
     for record in itertools.islice(records, 20):
         world.log.append(0, record)
     running.refresher.start()
