@@ -27,7 +27,7 @@ from services.candidates.metrics import CandidatesMetrics
 from services.candidates.votes import RememberedVotes
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest, PreconditionFailed
-from services.common.events import validate_id
+from services.common.validation import validate_id
 
 MAX_K = 10_000
 

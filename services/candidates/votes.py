@@ -12,7 +12,7 @@ from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import QueryStates
 from services.candidates.domain import ItemVotes, VotingInteractions
-from services.common.index_deltas import MemoryDelta
+from services.common.stream.topics.index_deltas import MemoryDelta
 
 
 class RememberedVotes:

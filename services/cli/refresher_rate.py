@@ -5,7 +5,7 @@ checkpoints, for a model of this shape? Kafka's own cost comes on top and is oth
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,18 +16,19 @@ from prometheus_client import CollectorRegistry
 
 from services.algorithms.bundle import Bundle
 from services.algorithms.pefa.policy import SharePolicy
-from services.common import index_deltas
 from services.common.stream.record import DeadLetter, SourceRecord
+from services.common.stream.topics import index_deltas
+from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.adapters.decoding import QueryShape, decode_attribution
-from services.refresher.adapters.in_memory import LeaseTable, MemoryLeases, MemoryLog
 from services.refresher.bootstrap import fold_rules
 from services.refresher.config import RefresherSettings
 from services.refresher.consumer import Refresher, RefresherLimits
+from services.refresher.domain.records import Entry, Interaction, Listing
 from services.refresher.handlers.describe import Held
 from services.refresher.handlers.publish import Publisher
 from services.refresher.metrics import RefresherMetrics
-from services.refresher.ports import Polled
+from services.refresher.ports import Holding, Polled
 
 _USERS = 5_000
 _POLL = 2_048
@@ -52,27 +53,58 @@ class FoldRate:
     checkpoint_bytes: int
 
 
-class _BytesLog(MemoryLog):
-    """A partition of encoded attributions, decoded when polled, as Kafka's adapter does."""
+class _BytesLog:
+    """A partition of encoded attributions, decoded when polled, as Kafka's adapter does; no items are listed."""
 
     def __init__(self, shape: QueryShape) -> None:
-        super().__init__(1)
         self.values: Sequence[bytes] = ()
         self._shape, self._at = shape, 0
+
+    def partitions(self) -> Sequence[int]:
+        return [0]
+
+    def listings(self) -> Sequence[Listing]:
+        return []
 
     def assign(self, offsets: Mapping[int, int]) -> None:
         self._at = offsets.get(0, 0)
 
     def poll(self, timeout_ms: int) -> Polled:
-        polled = Polled()
-        batch = self.values[self._at : self._at + _POLL]
-        if batch:
-            polled.entries[0] = [
-                decode_attribution(SourceRecord("attributions", 0, self._at + place, 0, None, value), self._shape)
-                for place, value in enumerate(batch)
-            ]
+        batch = [self._decoded(offset) for offset in range(self._at, min(self._at + _POLL, len(self.values)))]
         self._at += len(batch)
-        return polled
+        return Polled(entries={0: batch} if batch else {})
+
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, tuple[int, int]]:
+        return dict.fromkeys(partitions, (0, len(self.values)))
+
+    def known_ends(self) -> Mapping[int, int]:
+        return {0: len(self.values)}
+
+    def read_again(self, partition: int, offsets: Sequence[int]) -> Mapping[int, Interaction]:
+        found = ((offset, self._decoded(offset)) for offset in offsets)
+        return {offset: entry for offset, entry in found if isinstance(entry, Interaction)}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _decoded(self, offset: int) -> Entry:
+        return decode_attribution(SourceRecord(ATTRIBUTIONS, 0, offset, 0, None, self.values[offset]), self._shape)
+
+
+class _OneHolder:
+    """Leases where nobody else takes part."""
+
+    def start(self, partitions: Sequence[int]) -> None:
+        """Nobody is asked."""
+
+    def holding(self) -> Holding:
+        return Holding({0: 1})
+
+    def release(self, partitions: Collection[int]) -> None:
+        """Nobody waits for them."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class _Counting:
@@ -113,7 +145,7 @@ def _fold(bundle: Bundle, values: Sequence[bytes], shape: QueryShape, folder: Pa
         log=log,
         outbox=outbox,
         checkpoints=CheckpointFiles(folder),
-        leases=MemoryLeases(LeaseTable(lambda: 0), "bench"),
+        leases=_OneHolder(),
         rules=rules,
         publisher=Publisher(share=SharePolicy.parse(settings.share), min_users=settings.min_users, withdrawn=withdrawn),
         withdrawn=withdrawn,

@@ -12,9 +12,9 @@ import structlog
 
 from services.common.catalogue_follower import age_seconds
 from services.common.catalogue_metrics import CatalogueMetrics
-from services.common.index_deltas import Batch, ItemDelta, MemoryDelta
-from services.common.items import CatalogueItem
 from services.common.merge_reports import MergeReports, Merging
+from services.common.stream.topics.index_deltas import Batch, ItemDelta, MemoryDelta
+from services.common.stream.topics.items import CatalogueItem
 
 log = structlog.get_logger()
 

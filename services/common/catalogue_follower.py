@@ -15,14 +15,13 @@ from typing import Protocol
 import structlog
 
 from services.common.errors import InvalidRequest
-from services.common.index_deltas import Batch, Batches, decode, is_of_model, joined
-from services.common.items import CatalogueItem, decode_item
 from services.common.kafka import BulkProducer
 from services.common.stream.follower import Follower
 from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
 from services.common.stream.record import SourceRecord
-from services.common.topics import INDEX_DELTAS, ITEMS
+from services.common.stream.topics.index_deltas import INDEX_DELTAS, Batch, Batches, decode, is_of_model, joined
+from services.common.stream.topics.items import ITEMS, CatalogueItem, decode_item
 from services.common.turn_clock import TurnClock
 
 log = structlog.get_logger()

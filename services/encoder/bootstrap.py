@@ -14,7 +14,8 @@ from services.common.kafka import BulkProducer
 from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader, StateWriter
 from services.common.stream.reader import TopicReader
-from services.common.topics import FORGETS, INTERACTIONS
+from services.common.stream.topics.forgets import FORGETS
+from services.common.stream.topics.interactions import INTERACTIONS
 from services.common.tracing import configure_tracing
 from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.in_memory import MemoryStore

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.history import trim, windows
-from services.common import events
 from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
 from services.common.kafka import Record
 from services.common.state_store import (
@@ -33,8 +32,9 @@ from services.common.state_store import (
 )
 from services.common.stream.ports import Reader
 from services.common.stream.position import Position
-from services.common.topics import INTERACTIONS
-from services.encoder.domain import RECENT_IDS, Attribution, EncodedStates, EncodeJob, Outcome
+from services.common.stream.topics.attributions import Attribution
+from services.common.stream.topics.interactions import INTERACTIONS, decode_interaction, encode_interaction
+from services.encoder.domain import RECENT_IDS, EncodedStates, EncodeJob, Outcome
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
 from services.encoder.forgetting import Forgotten, check_same_log, pseudonym_of
 from services.encoder.past_interactions import Layout, PastInteractions, check, lay_out
@@ -205,7 +205,7 @@ class BulkImport:
                     if record.offset != offset:
                         return None
                     try:
-                        return events.decode_interaction(record.value, record.headers, record.key).event_id
+                        return decode_interaction(record.value, record.headers, record.key).event_id
                     except InvalidRequest:
                         return None
         raise PreconditionFailed(f"partition {partition} of {INTERACTIONS!r} cannot be read at offset {offset}")
@@ -230,7 +230,7 @@ class BulkImport:
     def _records(self, past: PastInteractions, rows: npt.NDArray[np.int64]) -> Iterator[Record]:
         for row in rows.tolist():
             interaction = past.interaction(row)
-            yield Record(INTERACTIONS, interaction.user_id.encode(), events.encode_interaction(interaction))
+            yield Record(INTERACTIONS, interaction.user_id.encode(), encode_interaction(interaction))
 
     def _fill(self, past: PastInteractions, layout: Layout, recorded_ms: int) -> _Filled:
         """recorded_ms: when the broker had all of it."""

@@ -19,11 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.history import trim
-from services.common.events import Interaction
-from services.common.query_state import PackedQueryState
 from services.common.state_store import RecentId, StoredEvent, UserHistory, hash_event_id
 from services.common.stream.position import Position
-from services.common.stream.retraction import ForgetUpTo, Undo, is_covered
+from services.common.stream.retraction import is_covered
+from services.common.stream.topics.interactions import Interaction
 
 # Event ids of this many latest records of a user are remembered. What is applied together holds at most half as many
 # records of one user, so that whatever is delivered again is recognised whole.
@@ -67,29 +66,6 @@ class EncodedStates:
 
     components: npt.NDArray[np.float32]
     gate: npt.NDArray[np.float32] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Attribution:
-    """The query state that preceded an interaction, with its item; known downstream by (partition, offset).
-
-    recorded_ms: when the broker took the interaction, Unix milliseconds.
-    """
-
-    event_id: str
-    item_id: str
-    state: PackedQueryState
-    type: str
-    value: float
-    event_time_ms: int
-    recorded_ms: int
-    partition: int
-    offset: int
-    user_pseudonym: str
-
-
-# What goes onto `attributions`.
-Attributed = Attribution | Undo | ForgetUpTo
 
 
 @dataclass(frozen=True, slots=True)

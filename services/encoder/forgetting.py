@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from services.common.errors import PreconditionFailed
-from services.common.forgets import Forget
 from services.common.state_store import UserHistory
 from services.common.stream.record import SourceRecord
 from services.common.stream.retraction import furthest, is_covered
-from services.common.topics import FORGETS
+from services.common.stream.topics.forgets import FORGETS, Forget
 
 
 @dataclass(frozen=True, slots=True)

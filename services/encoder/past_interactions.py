@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.common import events
 from services.common.errors import InvalidRequest
-from services.common.events import Interaction
 from services.common.kafka import partition_for
 from services.common.state_store import now_ms
+from services.common.stream.topics.interactions import Interaction, validate
+from services.common.validation import validate_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,14 +85,14 @@ def check(past: PastInteractions) -> None:
         raise InvalidRequest.of("timestamps", f"an earlier time in row {int(bad[0]) + 1}", "never decreasing")
     if (bad := np.flatnonzero(~np.isfinite(past.values))).size:
         raise InvalidRequest.of("values", f"{past.values[bad[0]]} in row {int(bad[0])}", "finite numbers")
-    events.validate_id("name", past.name)
+    validate_id("name", past.name)
     if len(past):
-        events.validate_id("event_id", past.event_id(len(past) - 1))
+        validate_id("event_id", past.event_id(len(past) - 1))
     now = now_ms()
     for name, ids in (("user_id", past.user_ids), ("item_id", past.item_ids)):
         for text in ids:
-            events.validate_id(name, text)
+            validate_id(name, text)
     for name in past.type_names:
-        events.validate(Interaction(user_id="u", item_id="i", type=name), now)
+        validate(Interaction(user_id="u", item_id="i", type=name), now)
     for row in (0, len(past) - 1) if len(past) else ():
-        events.validate(past.interaction(row), now)
+        validate(past.interaction(row), now)

@@ -7,10 +7,11 @@ synchronous: the consumer has a thread of its own, and on-demand encoding runs i
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from services.common.search_clicks import ClickRecord
 from services.common.state_store import AdvanceStep, Progress, UserHistory, UserKeys, UserUpdate
 from services.common.stream.record import DeadLetter
-from services.encoder.domain import Attributed, EncodedStates, EncodeJob
+from services.common.stream.topics.attributions import Attributed
+from services.common.stream.topics.search_clicks import ClickRecord
+from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.forgetting import ForgetRecord
 
 

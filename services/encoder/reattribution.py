@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from services.common.errors import DependencyUnavailable
-from services.common.search_clicks import ClickRecord
 from services.common.stream.ports import Reader
 from services.common.stream.record import DeadLetter
-from services.encoder.domain import Attributed
+from services.common.stream.topics.attributions import Attributed
+from services.common.stream.topics.search_clicks import ClickRecord
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords

@@ -13,7 +13,8 @@ from services.common.catalogue_follower import CatalogueFollower, catalogue_read
 from services.common.kafka import EventProducer
 from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader
-from services.common.topics import ITEMS, NUM_PARTITIONS
+from services.common.stream.topic import NUM_PARTITIONS
+from services.common.stream.topics.items import ITEMS
 from services.common.tracing import configure_tracing
 from services.gateway.adapters.processes import (
     RemoteCandidates,

@@ -6,8 +6,8 @@ calls it while the event loop reads.
 
 from collections.abc import Mapping, Sequence
 
-from services.common.index_deltas import Batch
-from services.common.items import CatalogueItem
+from services.common.stream.topics.index_deltas import Batch
+from services.common.stream.topics.items import CatalogueItem
 from services.gateway.popular import PopularItems
 
 

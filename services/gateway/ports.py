@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.common.errors import FreshetError
-from services.common.events import Interaction
-from services.common.forgets import Forget
-from services.common.items import CatalogueItem
 from services.common.query_state import PackedQueryState
 from services.common.state_store import UserView
 from services.common.stream.position import Position
+from services.common.stream.topics.forgets import Forget
+from services.common.stream.topics.interactions import Interaction
+from services.common.stream.topics.items import CatalogueItem
 from services.gateway.domain import Encoded, Filter, HistoryEvent, Pool, Ranking
 from services.gateway.explanation import Similarity, Votes
 from services.gateway.forgetting import Contributions, StoredUser

@@ -9,9 +9,9 @@ from freshet.v1 import candidates_pb2, common_pb2, events_pb2, gateway_pb2, gate
 
 from services.common import request_context
 from services.common.errors import InvalidRequest
-from services.common.events import Interaction, from_message
-from services.common.items import item_from_message
 from services.common.stream.times import read_ms
+from services.common.stream.topics.interactions import Interaction, from_message
+from services.common.stream.topics.items import item_from_message
 from services.gateway.domain import (
     Filter,
     FreshnessToken,

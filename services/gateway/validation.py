@@ -5,17 +5,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.common.errors import InvalidRequest
-from services.common.events import (
+from services.common.stream.topics.interactions import (
     MAX_CONTEXT_BYTES,
     MAX_CONTEXT_ENTRIES,
     MAX_FUTURE_MS,
-    MAX_ID_BYTES,
     MAX_TYPE_BYTES,
     Interaction,
     validate,
-    validate_id,
-    validate_query,
 )
+from services.common.validation import MAX_ID_BYTES, validate_id, validate_query
 from services.gateway.domain import Filter, FreshnessToken, HistoryEvent, RecommendQuery
 from services.gateway.explanation import ExplainQuery
 from services.gateway.searching import SearchQuery

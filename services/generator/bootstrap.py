@@ -25,7 +25,8 @@ from services.common.catalogue_follower import CatalogueFollower, catalogue_read
 from services.common.errors import PreconditionFailed
 from services.common.merge_reports import MergeReports
 from services.common.rpc_server import HealthState, serve
-from services.common.topics import ITEMS, SEARCH_CLICKS
+from services.common.stream.topics.items import ITEMS
+from services.common.stream.topics.search_clicks import SEARCH_CLICKS
 from services.common.tracing import configure_tracing
 from services.generator.adapters.text_encoders import InferenceServerText, InProcessText, SharedText
 from services.generator.adapters.text_parts import (

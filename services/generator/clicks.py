@@ -12,12 +12,11 @@ import structlog
 from services.common.catalogue_follower import age_seconds
 from services.common.errors import InvalidRequest
 from services.common.kafka import BulkProducer
-from services.common.search_clicks import ClickRecord, SearchClick, decode_click
 from services.common.stream.follower import Follower
 from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
 from services.common.stream.retraction import Undo
-from services.common.topics import SEARCH_CLICKS
+from services.common.stream.topics.search_clicks import SEARCH_CLICKS, ClickRecord, SearchClick, decode_click
 from services.common.turn_clock import TurnClock
 from services.generator.metrics import GeneratorMetrics
 

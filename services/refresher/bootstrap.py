@@ -17,7 +17,8 @@ from services.common.config import ConfigError
 from services.common.kafka import BulkProducer
 from services.common.rpc_server import HealthState, serve
 from services.common.stream.reader import TopicReader
-from services.common.topics import ATTRIBUTIONS, ITEMS
+from services.common.stream.topics.attributions import ATTRIBUTIONS
+from services.common.stream.topics.items import ITEMS
 from services.common.tracing import configure_tracing
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.adapters.decoding import QueryShape

@@ -16,7 +16,7 @@ from services.common.errors import FreshetError, PreconditionFailed
 from services.common.kafka import partition_for
 from services.common.stream.follower import Follower
 from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.topics import ATTRIBUTIONS
+from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.turn_clock import TurnClock
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Interaction, Listing

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.common.index_deltas import IndexDelta
 from services.common.stream.record import DeadLetter
+from services.common.stream.topics.index_deltas import IndexDelta
 from services.refresher.domain.records import Entry, Interaction, Listing
 
 

@@ -21,7 +21,7 @@ from services.algorithms.live_catalogue import NO_CHANGE, LiveCatalogue, Served
 from services.algorithms.states import QueryStates
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest, NotFound, PreconditionFailed
-from services.common.events import validate_id
+from services.common.validation import validate_id
 from services.reranker.domain import (
     ExplainedPair,
     ExplainedScore,

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
-from services.common.events import Interaction
-from services.common.forgets import Forget
-from services.common.items import CatalogueItem
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState, UserView
 from services.common.stream.position import Position
+from services.common.stream.topics.forgets import Forget
+from services.common.stream.topics.interactions import Interaction
+from services.common.stream.topics.items import CatalogueItem
 from services.gateway.domain import (
     Certificate,
     CertificateKind,

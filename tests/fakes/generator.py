@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
+from fakes.stream import MemoryTopics
 
 from services.algorithms.states import FloatArray
 from services.common.errors import DependencyUnavailable
-from services.common.stream.in_memory import MemoryTopics
-from services.common.topics import SEARCH_CLICKS
+from services.common.stream.topics.search_clicks import SEARCH_CLICKS
 
 
 class MemoryClicks(MemoryTopics):

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import redis
 import torch
+from fakes.encoder import MemoryForgetLog, MemoryStream
+from fakes.refresher import MemoryLog
 from freshet.v1 import events_pb2
 from prometheus_client import CollectorRegistry
 
@@ -30,16 +32,16 @@ from services.candidates.metrics import CandidatesMetrics
 from services.cli.stack import Ports, Stack
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.errors import InvalidRequest
-from services.common.events import Interaction, decode_interaction, encode_interaction
-from services.common.forgets import decode_forget
-from services.common.index_deltas import Batches, IndexDelta, ItemDelta, decode
-from services.common.items import decode_item
 from services.common.kafka import Record, partition_for
-from services.common.search_clicks import SearchClick, decode_click
 from services.common.state_store import StateReader, StateWriter
 from services.common.stream import retraction
 from services.common.stream.record import DeadLetter, SourceRecord
-from services.encoder.adapters.in_memory import MemoryForgetLog, MemoryStore, MemoryStream
+from services.common.stream.topics.forgets import decode_forget
+from services.common.stream.topics.index_deltas import Batches, IndexDelta, ItemDelta, decode
+from services.common.stream.topics.interactions import Interaction, decode_interaction, encode_interaction
+from services.common.stream.topics.items import decode_item
+from services.common.stream.topics.search_clicks import SearchClick, decode_click
+from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.bootstrap import vocabulary_of
@@ -54,7 +56,6 @@ from services.offline.training.bundling import load_model
 from services.offline.training.models.sequential import Dropouts
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.adapters.decoding import QueryShape, decode_attribution
-from services.refresher.adapters.in_memory import MemoryLog
 from services.refresher.bootstrap import fold_rules
 from services.refresher.config import RefresherSettings
 from services.refresher.domain.partition import Partition

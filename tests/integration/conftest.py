@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.stack import Ports, Stack
-from services.common.topics import ensure_topics
+from services.common.stream.topics import ensure_topics
 
 TINY_TRAINING = """
 import sys

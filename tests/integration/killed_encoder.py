@@ -5,14 +5,17 @@
 
 import sys
 import threading
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fakes.encoder import HashEncoder
 from prometheus_client import CollectorRegistry
 
 from services.common.kafka import BulkProducer
 from services.common.state_store import StateWriter
 from services.common.stream.reader import TopicReader
 from services.encoder.adapters.forget_log import ForgetTopic
-from services.encoder.adapters.in_memory import HashEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary

@@ -18,7 +18,9 @@ from services.cli.stack import Stack
 from services.common.kafka import partition_for
 from services.common.state_layout import seen_key, state_key
 from services.common.state_store import StateWriter
-from services.common.topics import INTERACTIONS, INTERACTIONS_DEAD_LETTER, NUM_PARTITIONS
+from services.common.stream.topic import NUM_PARTITIONS
+from services.common.stream.topics.dead_letters import SUFFIX
+from services.common.stream.topics.interactions import INTERACTIONS
 
 JSON = [("content-type", b"application/json")]
 WITHIN_S = 30.0
@@ -130,7 +132,7 @@ class Outside:
     def dead_letter(self, place: Place) -> Any:
         """The record on the dead-letter topic that came from this position."""
         origin = (str(place[0]).encode(), str(place[1]).encode())
-        for letter in self._read_all(INTERACTIONS_DEAD_LETTER):
+        for letter in self._read_all(INTERACTIONS + SUFFIX):
             headers = dict(letter.headers)
             if (headers["freshet-source-partition"], headers["freshet-source-offset"]) == origin:
                 return letter

@@ -16,13 +16,14 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "refresher"))
 
 import structlog
+from fakes.refresher import MemoryLog
 from refresher_scene import Running, World, fold_all, make_rules, random_records, readers_view
 
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
-from services.refresher.adapters.in_memory import MemoryLog
 
 LISTED = {"item-12": False, "item-13": False}
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
-from services.common.index_deltas import Batch, IndexDelta, ItemDelta, encode
-from services.common.items import CatalogueItem, encode_item
 from services.common.kafka import BulkProducer, Record, build_consumer
-from services.common.topics import INDEX_DELTAS, ITEMS, ITEMS_DEAD_LETTER
+from services.common.stream.topics.dead_letters import SUFFIX
+from services.common.stream.topics.index_deltas import INDEX_DELTAS, Batch, IndexDelta, ItemDelta, encode
+from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
 
 DEADLINE_S = 20
 
@@ -119,7 +119,7 @@ def test_two_readers_pass_through_the_same_positions(kafka: str, producer: BulkP
 
 
 def letters(kafka: str, reason: bytes) -> int:
-    consumer = build_consumer(kafka, ITEMS_DEAD_LETTER, group_id="test-letters")
+    consumer = build_consumer(kafka, ITEMS + SUFFIX, group_id="test-letters")
     try:
         (place,) = consumer.assignment()
         consumer.seek_to_beginning()

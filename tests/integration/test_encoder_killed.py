@@ -12,19 +12,21 @@ from typing import Any
 
 import pytest
 import redis
+from fakes.encoder import HashEncoder, MemoryOutbox, MemoryStream
 from freshet.v1 import events_pb2
 from kafka.admin import KafkaAdminClient
 from killed_encoder import KEY, VOCABULARY
 
-from services.common.events import Interaction, encode_interaction
-from services.common.forgets import Forget, encode_forget
 from services.common.kafka import BulkProducer, Record
 from services.common.state_store import StateWriter, UserHistory
 from services.common.stream.reader import TopicReader
 from services.common.stream.retraction import Undo
-from services.common.topics import ATTRIBUTIONS, Topic, ensure_topics
-from services.encoder.adapters.in_memory import HashEncoder, MemoryOutbox, MemoryStore, MemoryStream
-from services.encoder.domain import Attribution
+from services.common.stream.topic import Topic
+from services.common.stream.topics import ensure_topics
+from services.common.stream.topics.attributions import ATTRIBUTIONS, Attribution
+from services.common.stream.topics.forgets import Forget, encode_forget
+from services.common.stream.topics.interactions import Interaction, encode_interaction
+from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.forgetting import Forgotten, pseudonym_of
 from services.encoder.handlers.apply_records import ApplyRecords
 

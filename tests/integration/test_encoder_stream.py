@@ -8,16 +8,19 @@ import pytest
 from freshet.v1 import events_pb2
 from kafka.admin import KafkaAdminClient
 
-from services.common.forgets import Forget, encode_forget
 from services.common.kafka import BulkProducer, EventProducer, Record, partition_for
 from services.common.query_state import PackedQueryState
 from services.common.stream.reader import TopicReader
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import ForgetUpTo, Undo
-from services.common.topics import ATTRIBUTIONS, INTERACTIONS_DEAD_LETTER, NUM_PARTITIONS, Topic, ensure_topics
+from services.common.stream.topic import NUM_PARTITIONS, Topic
+from services.common.stream.topics import ensure_topics
+from services.common.stream.topics.attributions import ATTRIBUTIONS, Attribution
+from services.common.stream.topics.dead_letters import SUFFIX
+from services.common.stream.topics.forgets import Forget, encode_forget
+from services.common.stream.topics.interactions import INTERACTIONS
 from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
-from services.encoder.domain import Attribution
 
 pytestmark = pytest.mark.integration
 
@@ -109,7 +112,7 @@ def test_only_the_assigned_partitions_are_read(kafka: str, topic: str, open_stre
 
 
 def test_attributions_and_dead_letters_are_published_whole(kafka: str, open_stream: Callable[..., TopicReader]) -> None:
-    attributions, letters = open_stream(ATTRIBUTIONS), open_stream(INTERACTIONS_DEAD_LETTER)
+    attributions, letters = open_stream(ATTRIBUTIONS), open_stream(INTERACTIONS + SUFFIX)
     attributions.seek(attributions.end_offsets())
     letters.seek(letters.end_offsets())
     attribution = Attribution(

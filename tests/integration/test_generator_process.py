@@ -14,9 +14,11 @@ from freshet.v1 import generator_pb2, generator_pb2_grpc
 from kafka import KafkaConsumer, TopicPartition
 
 from services.cli.stack import Stack
-from services.common.items import CatalogueItem, encode_item
 from services.common.kafka import BulkProducer, Record
-from services.common.topics import ITEMS, SEARCH_CLICKS, SEARCH_CLICKS_DEAD_LETTER, ensure_topics
+from services.common.stream.topics import ensure_topics
+from services.common.stream.topics.dead_letters import SUFFIX
+from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
+from services.common.stream.topics.search_clicks import SEARCH_CLICKS
 from tests.unit.generator.generator_scene import click, forget, undo, write_catalogue, write_text
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -173,7 +175,7 @@ def test_an_unreadable_click_is_set_aside_once_whatever_restarts(generator: Gene
     assert generator.text("galaxy film")[0] == "5"
     consumer = KafkaConsumer(bootstrap_servers=generator.stack.kafka_bootstrap, auto_offset_reset="earliest")
     try:
-        partition = TopicPartition(SEARCH_CLICKS_DEAD_LETTER, 0)
+        partition = TopicPartition(SEARCH_CLICKS + SUFFIX, 0)
         consumer.assign([partition])
         consumer.seek_to_beginning(partition)
         end = consumer.end_offsets([partition])[partition]

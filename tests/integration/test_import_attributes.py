@@ -11,11 +11,12 @@ from freshet.v1 import events_pb2
 from services.algorithms.bundle import load_bundle
 from services.cli.past import import_interactions
 from services.cli.stack import Ports, Stack
-from services.common.forgets import Forget, encode_forget
 from services.common.kafka import BulkProducer, Record, partition_for
 from services.common.state_store import StateWriter
 from services.common.stream.reader import TopicReader
-from services.common.topics import ATTRIBUTIONS, FORGETS, NUM_PARTITIONS
+from services.common.stream.topic import NUM_PARTITIONS
+from services.common.stream.topics.attributions import ATTRIBUTIONS
+from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
 from services.encoder.bootstrap import vocabulary_of
 from services.encoder.encoding import UNKNOWN
 from services.offline.datasets.simulator import SimulatorConfig, simulate

@@ -23,7 +23,9 @@ from kafka.consumer.fetcher import ConsumerRecord
 from services.algorithms.bundle import ENCODER_ONNX, load_bundle
 from services.cli.stack import Ports, Stack, StackError
 from services.cli.stack.launcher import PARTS
-from services.common.topics import INTERACTIONS_DEAD_LETTER, ensure_topics
+from services.common.stream.topics import ensure_topics
+from services.common.stream.topics.dead_letters import SUFFIX
+from services.common.stream.topics.interactions import INTERACTIONS
 
 pytestmark = pytest.mark.integration
 
@@ -98,12 +100,12 @@ def test_kafka_keeps_acknowledged_records_when_it_is_killed(other_stack: Stack) 
     other_stack.up(["kafka"])
     ensure_topics(other_stack.kafka_bootstrap)
     producer = KafkaProducer(bootstrap_servers=other_stack.kafka_bootstrap, acks="all")
-    producer.send(INTERACTIONS_DEAD_LETTER, b"kept").get(timeout=30)
+    producer.send(INTERACTIONS + SUFFIX, b"kept").get(timeout=30)
     producer.close()
     other_stack.kill("kafka")
     other_stack.start("kafka")
     consumer = KafkaConsumer(bootstrap_servers=other_stack.kafka_bootstrap)
-    partition = TopicPartition(INTERACTIONS_DEAD_LETTER, 0)
+    partition = TopicPartition(INTERACTIONS + SUFFIX, 0)
     consumer.assign([partition])
     consumer.seek_to_beginning(partition)
     # Short polls: within one poll kafka-python does not ask again when the partition has no leader for a moment.

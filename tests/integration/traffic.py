@@ -14,7 +14,7 @@ import grpc
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from services.common.state_store import StateReader
-from services.common.topics import NUM_PARTITIONS
+from services.common.stream.topic import NUM_PARTITIONS
 
 Degradation = gateway_pb2.Degradation
 

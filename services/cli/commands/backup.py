@@ -118,7 +118,7 @@ def _applied(stack: "Stack") -> tuple[str | None, Mapping[int, int]]:
     """Epoch and watermarks of `interactions`, None and nothing when Redis is away."""
     from services.common.errors import DependencyUnavailable
     from services.common.state_store import StateReader
-    from services.common.topics import NUM_PARTITIONS
+    from services.common.stream.topic import NUM_PARTITIONS
 
     async def read() -> tuple[str | None, Mapping[int, int]]:
         reader = StateReader(stack.redis_url, timeout_s=1.0)
@@ -139,7 +139,7 @@ def _log_ends(stack: "Stack") -> Mapping[int, int] | None:
 
     from services.common.errors import DependencyUnavailable
     from services.common.kafka import build_consumer
-    from services.common.topics import ATTRIBUTIONS
+    from services.common.stream.topics.attributions import ATTRIBUTIONS
 
     try:
         consumer = build_consumer(stack.kafka_bootstrap, ATTRIBUTIONS, group_id="freshet-restore")

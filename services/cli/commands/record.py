@@ -46,7 +46,7 @@ def record(
     """
     from freshet.v1 import events_pb2, gateway_pb2
 
-    from services.common.events import SEARCH_CLICK
+    from services.common.stream.topics.interactions import SEARCH_CLICK
 
     if not math.isfinite(value):
         raise CommandError(f"value={value} is not finite", advice="--value 5", status=ExitStatus.USAGE)

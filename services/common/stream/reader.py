@@ -13,12 +13,12 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
-from services.common.dead_letters import dead_letter
 from services.common.errors import DependencyUnavailable
 from services.common.kafka import BulkProducer, build_consumer
 from services.common.stream.ports import Offsets
 from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.topics import ensure_topics
+from services.common.stream.topics import ensure_topics
+from services.common.stream.topics.dead_letters import dead_letter
 
 ANSWER_TIMEOUT_S = 5.0
 # Reading to an end gives up when nothing came for so long.

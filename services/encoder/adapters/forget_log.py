@@ -1,10 +1,9 @@
 """The forget log over the one partition of `forgets`: read from the beginning, then followed."""
 
 from services.common.errors import InvalidRequest, PreconditionFailed
-from services.common.forgets import decode_forget
 from services.common.stream.ports import Reader
 from services.common.stream.record import SourceRecord
-from services.common.topics import FORGETS
+from services.common.stream.topics.forgets import FORGETS, decode_forget
 from services.encoder.forgetting import ForgetRecord
 
 _PARTITION = 0

@@ -1,100 +1,12 @@
-"""The ports in memory: the same rules as Kafka, Redis and the inference server have, without any of them.
-
-For tests, for trying the consumer without a stack, and (the store) for encoding everything again. The encoder here is a
-running hash, so a state names exactly the events it was made of.
-"""
+"""The state store in memory, with the rules of Redis: for encoding everything again, and for tests."""
 
 import secrets
-import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from services.common.errors import Conflict
-from services.common.forgets import Forget
-from services.common.search_clicks import ClickRecord
 from services.common.state_store import AdvanceStep, Progress, StoredState, UserHistory, UserKeys, UserUpdate
-from services.common.stream.in_memory import MemoryTopics
-from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.topics import FORGETS, INTERACTIONS
-from services.encoder.domain import Attributed, EncodedStates, EncodeJob
-from services.encoder.forgetting import ForgetRecord
-
-
-class MemoryStream(MemoryTopics):
-    """`interactions`: `append` records, read them as a consumer would."""
-
-    def __init__(self, num_partitions: int = 2) -> None:
-        super().__init__({INTERACTIONS: num_partitions})
-
-    @property
-    def log(self) -> list[list[SourceRecord]]:
-        """What was written, by partition."""
-        return self.logs[INTERACTIONS]
-
-    @log.setter
-    def log(self, log: list[list[SourceRecord]]) -> None:
-        self.logs[INTERACTIONS] = log
-
-    def append(
-        self,
-        partition: int,
-        key: bytes | None,
-        value: bytes | None,
-        recorded_ms: int,
-        headers: Sequence[tuple[str, bytes | None]] = (),
-    ) -> int:
-        """Write one record; return its offset."""
-        return self.write(INTERACTIONS, key, value, partition=partition, written_ms=recorded_ms, headers=headers)
-
-
-class MemoryOutbox:
-    """Keeps what was published, repetitions included."""
-
-    def __init__(self) -> None:
-        self.attributions: list[Attributed] = []
-        self.dead_letters: list[DeadLetter] = []
-        self.clicks: list[ClickRecord] = []
-
-    def publish(
-        self,
-        attributions: Sequence[Attributed],
-        dead_letters: Sequence[DeadLetter],
-        clicks: Sequence[ClickRecord] = (),
-    ) -> None:
-        self.attributions += attributions
-        self.dead_letters += dead_letters
-        self.clicks += clicks
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class MemoryForgetLog:
-    """A log of forgets that lives as long as the test: each reader has a place of its own (`reader`)."""
-
-    def __init__(self, log: list[ForgetRecord] | None = None) -> None:
-        self.log: list[ForgetRecord] = [] if log is None else log
-        self._next = 0
-
-    def append(self, forget: Forget | None, reason: str = "") -> None:
-        """Write one record; None is one that cannot be read."""
-        record = SourceRecord(FORGETS, 0, len(self.log), 0, None if forget is None else forget.user_id.encode(), b"")
-        self.log.append(ForgetRecord(record, forget, reason))
-
-    def reader(self) -> "MemoryForgetLog":
-        """Another reader of the same log, at its beginning."""
-        return MemoryForgetLog(self.log)
-
-    def read(self) -> Sequence[ForgetRecord]:
-        found = self.log[self._next :]
-        self._next = len(self.log)
-        return found
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class MemoryStore:
@@ -232,32 +144,3 @@ class MemoryStore:
             seen[item_id] = max(event_time_ms, seen.get(item_id, 0))
         for item_id in sorted(seen, key=lambda item: (seen[item], item))[: max(0, len(seen) - self._max_seen)]:
             del seen[item_id]
-
-
-class HashEncoder:
-    """A stand-in for the model: the state after n events is a hash of those n events and the user."""
-
-    def __init__(self, width: int = 4) -> None:
-        self._width = width
-        self.calls: list[int] = []
-        self.dropped: list[int] = []
-
-    def check(self) -> None:
-        """Always ready."""
-
-    def drop(self, cache_keys: Sequence[int]) -> None:
-        self.dropped += cache_keys
-
-    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[EncodedStates]:
-        self.calls.append(len(jobs))
-        return [self._states(job) for job in jobs]
-
-    def _states(self, job: EncodeJob) -> EncodedStates:
-        crc = zlib.crc32(str(job.user_index).encode())
-        after: list[int] = []
-        for item, time in zip(job.item_index.tolist(), job.event_time.tolist(), strict=True):
-            crc = zlib.crc32(f"{item}:{time};".encode(), crc)
-            after.append(crc)
-        # Bytes of the hash, exact in half precision.
-        rows = [[(after[p] >> (8 * (column % 4))) & 255 for column in range(self._width)] for p in job.positions]
-        return EncodedStates(np.array(rows, dtype=np.float32)[:, None, :], None)

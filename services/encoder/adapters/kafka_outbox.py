@@ -3,16 +3,12 @@ dead letters."""
 
 from collections.abc import Iterator, Sequence
 
-from freshet.v1 import events_pb2
-
-from services.common.dead_letters import dead_letter
 from services.common.kafka import BulkProducer, Record
-from services.common.query_state import to_message
-from services.common.search_clicks import ClickRecord, encode_click, key_of
 from services.common.stream.record import DeadLetter
-from services.common.stream.retraction import ForgetUpTo, write_about
-from services.common.topics import ATTRIBUTIONS, SEARCH_CLICKS
-from services.encoder.domain import Attributed, Attribution
+from services.common.stream.retraction import ForgetUpTo
+from services.common.stream.topics.attributions import ATTRIBUTIONS, Attributed, encode_attribution
+from services.common.stream.topics.dead_letters import dead_letter
+from services.common.stream.topics.search_clicks import SEARCH_CLICKS, ClickRecord, encode_click, key_of
 
 # What an import publishes at once would not fit into the producer's buffer (32 MiB; a state has 1-3 kB).
 MAX_TOGETHER = 5_000
@@ -47,15 +43,3 @@ class KafkaOutbox:
         key, value = attribution.user_pseudonym.encode(), encode_attribution(attribution)
         for partition in range(self._producer.num_partitions(ATTRIBUTIONS)):
             yield Record(ATTRIBUTIONS, key, value, partition=partition)
-
-
-def encode_attribution(attribution: Attributed) -> bytes:
-    """The Protobuf bytes of an attribution, an undo or a voided user."""
-    message = events_pb2.Attribution()
-    write_about(message, attribution)
-    if isinstance(attribution, Attribution):
-        message.type = attribution.type
-        message.value = attribution.value
-        message.query_state.CopyFrom(to_message(attribution.state))
-    data: bytes = message.SerializeToString()
-    return data

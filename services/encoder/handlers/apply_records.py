@@ -13,17 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from services.common import events
 from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
-from services.common.search_clicks import SearchClick
 from services.common.state_store import AdvanceStep, StoredState, UserHistory, UserUpdate, now_ms
 from services.common.stream.ports import Reader
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import Undo
+from services.common.stream.topics.attributions import Attribution
+from services.common.stream.topics.interactions import SEARCH_CLICK, decode_interaction, validate
+from services.common.stream.topics.search_clicks import SearchClick
 from services.encoder.domain import (
     MAX_RECORDS_PER_USER,
     Arrival,
-    Attribution,
     EncodedStates,
     EncodeJob,
     Merge,
@@ -169,11 +169,11 @@ class ApplyRecords:
 
     def _read(self, record: SourceRecord) -> Arrival | DeadLetter:
         try:
-            interaction = events.decode_interaction(
+            interaction = decode_interaction(
                 record.value, record.headers, record.key, missing_time_ms=record.written_ms
             )
             # Judged by the broker's time of the record, so that reading it again judges the same.
-            events.validate(interaction, record.written_ms)
+            validate(interaction, record.written_ms)
         except InvalidRequest as exc:
             return DeadLetter(record, exc.message)
         if not interaction.event_id:
@@ -272,7 +272,7 @@ class ApplyRecords:
 
     def _clicks(self, user_id: str, user: _UserWork) -> Iterator[SearchClick]:
         """Search clicks that count. One too late for the history is left out, since it could not be taken back."""
-        chosen = [n for n in user.merged.preceding if user.arrivals[n].interaction.type == events.SEARCH_CLICK]
+        chosen = [n for n in user.merged.preceding if user.arrivals[n].interaction.type == SEARCH_CLICK]
         if not chosen:
             return
         pseudonym = pseudonym_of(user_id, self._pseudonym_key)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from services.common.events import validate_id
 from services.common.state_store import UserKeys
+from services.common.validation import validate_id
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import pseudonym_of
 from services.encoder.ports import UserReader

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from services.algorithms.history import trim
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest
-from services.common.events import validate_id
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredEvent
+from services.common.validation import validate_id
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
 from services.encoder.ports import SequenceEncoder

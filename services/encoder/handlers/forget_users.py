@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 import structlog
 
 from services.common.errors import FreshetError
-from services.common.forgets import Forget
 from services.common.state_store import UserHistory, UserUpdate
 from services.common.stream.ports import Offsets
 from services.common.stream.position import Position
 from services.common.stream.record import DeadLetter
 from services.common.stream.retraction import ForgetUpTo, Undo, covers
-from services.encoder.domain import Attributed
+from services.common.stream.topics.attributions import Attributed
+from services.common.stream.topics.forgets import Forget
 from services.encoder.encoding import cache_key
 from services.encoder.forgetting import ForgetRecord, Forgotten, check_same_log, erase, pseudonym_of
 from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from services.common.state_store import StateReader, UserView
-from services.common.topics import NUM_PARTITIONS
+from services.common.stream.topic import NUM_PARTITIONS
 from services.gateway.domain import HistoryEvent
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from services.common.errors import DeadlineExceeded
 from services.common.stream.reader import TopicReader
-from services.common.topics import INTERACTIONS
+from services.common.stream.topics.interactions import INTERACTIONS
 
 
 class KafkaStreamEnds:

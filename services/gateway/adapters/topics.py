@@ -1,11 +1,11 @@
 """The topics that the gateway writes, through its one producer: interactions, items, forgets."""
 
-from services.common.events import Interaction, encode_interaction
-from services.common.forgets import Forget, encode_forget
-from services.common.items import CatalogueItem, encode_item
 from services.common.kafka import EventProducer, partition_for
 from services.common.stream.position import Position
-from services.common.topics import FORGETS, INTERACTIONS, ITEMS, NUM_PARTITIONS
+from services.common.stream.topic import NUM_PARTITIONS
+from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
+from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
 
 
 class KafkaInteractionLog:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from services.common import request_context
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError
-from services.common.events import validate_id
-from services.common.forgets import Forget
 from services.common.stream.retraction import covers
+from services.common.stream.topics.forgets import Forget
+from services.common.validation import validate_id
 from services.gateway.forgetting import Contributions, ForgetReport, StoredUser
 from services.gateway.ports import Ports
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from services.common import request_context
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest
-from services.common.items import CatalogueItem, validate_item
+from services.common.stream.topics.items import CatalogueItem, validate_item
 from services.gateway.ports import ItemLog
 
 MAX_ITEMS = 1000

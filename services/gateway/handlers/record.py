@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from services.common import request_context
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest
-from services.common.events import Interaction, validate_id
 from services.common.stream.position import Position
+from services.common.stream.topics.interactions import Interaction
+from services.common.validation import validate_id
 from services.gateway.breaker import Breaker
 from services.gateway.domain import FreshnessToken, Receipt
 from services.gateway.lag import AcknowledgedLag

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.filters import ItemFilter
-from services.common.items import CatalogueItem
+from services.common.stream.topics.items import CatalogueItem
 
 Mask = npt.NDArray[np.bool_]
 

@@ -19,7 +19,7 @@ from services.common.errors import (
     InvalidRequest,
     PreconditionFailed,
 )
-from services.common.events import validate_query
+from services.common.validation import validate_query
 from services.generator.domain.requests import MAX_K, Asked, Scored, TextSource
 from services.generator.metrics import GeneratorMetrics
 

@@ -16,7 +16,7 @@ from services.algorithms.bundle import Bundle
 from services.algorithms.states import QueryStates
 from services.cli import client
 from services.cli.scrape import Buckets, quantile_ms, read_histogram
-from services.common import topics
+from services.common.stream.topics.interactions import INTERACTIONS
 from services.offline.datasets import GlobalTimeSplit, Interactions, global_time_split, load_dataset
 from services.offline.demo import (
     baselines,
@@ -130,7 +130,7 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
     plan = ReplayPlan(
         gateway=addresses.gateway,
         bootstrap=addresses.kafka,
-        topic=topics.INTERACTIONS,
+        topic=INTERACTIONS,
         epoch=epoch,
         events=events,
         rate_per_s=options.rate_per_s,

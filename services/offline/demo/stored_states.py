@@ -12,7 +12,7 @@ from typing import TypeVar
 from services.algorithms.packed_state import unpack_query_state
 from services.algorithms.states import QueryStates
 from services.common.state_store import Progress, StateReader
-from services.common.topics import NUM_PARTITIONS
+from services.common.stream.topic import NUM_PARTITIONS
 
 T = TypeVar("T")
 

@@ -14,7 +14,8 @@ from services.common.errors import DependencyUnavailable, PreconditionFailed
 from services.common.stream.ports import Reader
 from services.common.stream.reader import SILENCE_S
 from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.topics import ATTRIBUTIONS, ITEMS
+from services.common.stream.topics.attributions import ATTRIBUTIONS
+from services.common.stream.topics.items import ITEMS
 from services.refresher.adapters.decoding import QueryShape, decode_attribution, decode_listing
 from services.refresher.domain.records import Interaction, Listing
 from services.refresher.ports import Polled

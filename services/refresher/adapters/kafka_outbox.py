@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from services.common import index_deltas
-from services.common.dead_letters import dead_letter
 from services.common.kafka import BulkProducer, Record
 from services.common.stream.record import DeadLetter
-from services.common.topics import INDEX_DELTAS
+from services.common.stream.topics import index_deltas
+from services.common.stream.topics.dead_letters import dead_letter
+from services.common.stream.topics.index_deltas import INDEX_DELTAS
 
 
 class KafkaOutbox:

@@ -30,9 +30,9 @@ from services.candidates.domain import Stage
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import SERVICE, CandidatesServicer
 from services.common.catalogue_changes import CatalogueChanges
-from services.common.index_deltas import Batch, IndexDelta, ItemDelta, MemoryDelta
-from services.common.items import CatalogueItem
 from services.common.rpc_server import RpcServer
+from services.common.stream.topics.index_deltas import Batch, IndexDelta, ItemDelta, MemoryDelta
+from services.common.stream.topics.items import CatalogueItem
 
 FIRST, FULL = candidates_pb2.STAGE_FIRST, candidates_pb2.STAGE_FULL
 P_Q, P_X, D = 4, 2, 8

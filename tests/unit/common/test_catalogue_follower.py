@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from fakes.stream import MemoryTopics
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
@@ -13,11 +14,9 @@ from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower, age_seconds
 from services.common.catalogue_metrics import CatalogueMetrics
 from services.common.errors import DependencyUnavailable
-from services.common.index_deltas import Batch, IndexDelta, ItemDelta, MemoryDelta, encode
-from services.common.items import CatalogueItem, encode_item
-from services.common.stream.in_memory import MemoryTopics
 from services.common.stream.record import SourceRecord
-from services.common.topics import INDEX_DELTAS, ITEMS
+from services.common.stream.topics.index_deltas import INDEX_DELTAS, Batch, IndexDelta, ItemDelta, MemoryDelta, encode
+from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
 from services.common.turn_clock import TurnClock
 
 MODEL = "m1"

@@ -3,10 +3,10 @@
 import pytest
 from freshet.v1 import events_pb2
 
-from services.common.dead_letters import MAX_LETTER_BYTES, dead_letter
 from services.common.errors import InvalidRequest
-from services.common.items import CatalogueItem, decode_item, encode_item, validate_item
 from services.common.stream.record import DeadLetter, SourceRecord
+from services.common.stream.topics.dead_letters import MAX_LETTER_BYTES, dead_letter
+from services.common.stream.topics.items import CatalogueItem, decode_item, encode_item, validate_item
 
 
 def test_an_item_survives_the_wire() -> None:

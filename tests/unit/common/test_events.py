@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import InvalidRequest
-from services.common.events import (
+from services.common.stream.topics.interactions import (
     MAX_FUTURE_MS,
     Interaction,
     decode_interaction,

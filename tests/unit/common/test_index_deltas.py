@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import InvalidRequest
-from services.common.index_deltas import (
+from services.common.stream.topics.index_deltas import (
     MAX_BATCH_RECORDS,
     Batches,
     IndexDelta,

@@ -8,7 +8,7 @@ import pytest
 
 from services.common.errors import DependencyUnavailable, InvalidRequest, Overloaded
 from services.common.kafka import BulkProducer, EventProducer, Record, build_consumer, partition_for
-from services.common.topics import ensure_topics
+from services.common.stream.topics import ensure_topics
 
 
 @pytest.fixture

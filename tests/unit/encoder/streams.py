@@ -3,15 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from services.common.events import Interaction, encode_interaction
-from services.common.forgets import Forget
-from services.encoder.adapters.in_memory import (
-    HashEncoder,
-    MemoryForgetLog,
-    MemoryOutbox,
-    MemoryStore,
-    MemoryStream,
-)
+from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
+
+from services.common.stream.topics.forgets import Forget
+from services.common.stream.topics.interactions import Interaction, encode_interaction
+from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords

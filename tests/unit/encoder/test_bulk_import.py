@@ -5,14 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
 from streams import NOW_MS, VOCABULARY, append, drain, handler_on, interaction
 
 from services.common.errors import DependencyUnavailable, InvalidRequest, PreconditionFailed
-from services.common.forgets import Forget
 from services.common.kafka import Record, partition_for
-from services.encoder.adapters.in_memory import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStore, MemoryStream
+from services.common.stream.topics.attributions import Attribution
+from services.common.stream.topics.forgets import Forget
+from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.bulk_import import BulkImport, ImportReport
-from services.encoder.domain import Attribution
 from services.encoder.forgetting import Forgotten
 from services.encoder.past_interactions import PastInteractions
 

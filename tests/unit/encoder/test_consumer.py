@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
 from prometheus_client import CollectorRegistry
 from streams import NOW_MS, VOCABULARY, append, forget, forgets_on, interaction
 
 from services.common.errors import DependencyUnavailable
-from services.encoder.adapters.in_memory import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStore, MemoryStream
+from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.domain import EncodeJob
 from services.encoder.forgetting import Forgotten

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
 from prometheus_client import CollectorRegistry
 from streams import NOW_MS, VOCABULARY, append, forgets_on, interaction
 
 from services.common.errors import DependencyUnavailable
 from services.common.turn_clock import TurnClock
-from services.encoder.adapters.in_memory import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStore, MemoryStream
+from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords

@@ -2,15 +2,15 @@
 
 from streams import NOW_MS
 
-from services.common.dead_letters import dead_letter
 from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.topics import INTERACTIONS, INTERACTIONS_DEAD_LETTER, MAX_DEAD_LETTER_BYTES
+from services.common.stream.topics.dead_letters import MAX_DEAD_LETTER_BYTES, SUFFIX, dead_letter
+from services.common.stream.topics.interactions import INTERACTIONS
 
 
 def test_a_letter_carries_the_original_bytes_and_says_why_and_whence() -> None:
     record = SourceRecord(INTERACTIONS, 3, 17, NOW_MS, b"ann", b"\xff\x00", [("trace", b"\x01")])
     letter = dead_letter(DeadLetter(record, "value='2 unreadable bytes'"))
-    assert (letter.topic, letter.key, letter.value) == (INTERACTIONS_DEAD_LETTER, b"ann", b"\xff\x00")
+    assert (letter.topic, letter.key, letter.value) == (INTERACTIONS + SUFFIX, b"ann", b"\xff\x00")
     assert list(letter.headers) == [
         ("trace", b"\x01"),
         ("freshet-reason", b"value='2 unreadable bytes'"),

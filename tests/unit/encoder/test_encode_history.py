@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import grpc
 import numpy as np
 import pytest
+from fakes.encoder import HashEncoder
 from freshet.v1 import encoder_pb2, encoder_pb2_grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 from prometheus_client import CollectorRegistry
@@ -13,7 +14,7 @@ from streams import VOCABULARY
 from services.common.errors import DependencyUnavailable
 from services.common.rpc_server import RpcServer
 from services.common.state_store import StoredEvent
-from services.encoder.adapters.in_memory import HashEncoder, MemoryStore
+from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.config import EncoderSettings
 from services.encoder.encoding import encode_job, pack_state
 from services.encoder.forgetting import pseudonym_of

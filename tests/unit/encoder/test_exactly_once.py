@@ -5,17 +5,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fakes.encoder import MemoryOutbox, MemoryStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, Crash, append, drain, handler_on, interaction
 
 from services.common.errors import Conflict
-from services.common.events import Interaction, decode_interaction
-from services.common.search_clicks import ClickRecord
 from services.common.stream.record import DeadLetter
 from services.common.stream.retraction import ForgetUpTo, Undo
-from services.encoder.adapters.in_memory import MemoryOutbox, MemoryStore, MemoryStream
-from services.encoder.domain import Attributed, Attribution
+from services.common.stream.topics.attributions import Attributed, Attribution
+from services.common.stream.topics.interactions import Interaction, decode_interaction
+from services.common.stream.topics.search_clicks import ClickRecord
+from services.encoder.adapters.in_memory import MemoryStore
 
 PARTITIONS = 2
 

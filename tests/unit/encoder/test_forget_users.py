@@ -4,23 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, Crash, append, forget, forgets_on, handler_on, interaction
 
 from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
-from services.common.events import Interaction
-from services.common.forgets import Forget
 from services.common.state_store import UserHistory
 from services.common.stream.retraction import ForgetUpTo, Undo
-from services.encoder.adapters.in_memory import (
-    HashEncoder,
-    MemoryForgetLog,
-    MemoryOutbox,
-    MemoryStore,
-    MemoryStream,
-)
-from services.encoder.domain import Attribution, EncodedStates, EncodeJob
+from services.common.stream.topics.attributions import Attribution
+from services.common.stream.topics.forgets import Forget
+from services.common.stream.topics.interactions import Interaction
+from services.encoder.adapters.in_memory import MemoryStore
+from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import cache_key
 from services.encoder.forgetting import Forgotten, pseudonym_of
 from services.encoder.handlers.describe_user import DescribeUser

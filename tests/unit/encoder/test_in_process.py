@@ -6,15 +6,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fakes.encoder import MemoryOutbox, MemoryStream
 from onnx import TensorProto, helper
 from streams import NOW_MS
 
 from services.algorithms.manifest import EncoderShape, HeadShape
 from services.common.errors import PreconditionFailed
-from services.common.events import Interaction, encode_interaction
-from services.encoder.adapters.in_memory import MemoryOutbox, MemoryStore, MemoryStream
+from services.common.stream.topics.attributions import Attribution
+from services.common.stream.topics.interactions import Interaction, encode_interaction
+from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.adapters.in_process import InProcessEncoder
-from services.encoder.domain import Attribution, EncodedStates, EncodeJob
+from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.training.export import write_onnx

@@ -5,18 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
 from streams import NOW_MS, VOCABULARY, append, drain, forget, handler_on, interaction
 
 from services.common.errors import DependencyUnavailable
 from services.common.stream.retraction import Undo
-from services.encoder.adapters.in_memory import (
-    HashEncoder,
-    MemoryForgetLog,
-    MemoryOutbox,
-    MemoryStore,
-    MemoryStream,
-)
-from services.encoder.domain import Attribution
+from services.common.stream.topics.attributions import Attribution
+from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.forgetting import Forgotten
 from services.encoder.reattribution import Reattribution, ReattributionReport
 

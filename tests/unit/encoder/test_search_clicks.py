@@ -1,16 +1,17 @@
 """Search clicks leave the encoder once they count, and are taken back with what took them back."""
 
 import pytest
+from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, append, drain, forget, forgets_on, handler_on, interaction
 
 from services.common.errors import InvalidRequest
-from services.common.events import Interaction
-from services.common.search_clicks import ClickRecord, SearchClick, decode_click, encode_click, key_of
 from services.common.stream.retraction import ForgetUpTo, Undo
-from services.encoder.adapters.in_memory import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStore, MemoryStream
-from services.encoder.domain import Attribution
+from services.common.stream.topics.attributions import Attribution
+from services.common.stream.topics.interactions import Interaction
+from services.common.stream.topics.search_clicks import ClickRecord, SearchClick, decode_click, encode_click, key_of
+from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.forgetting import Forgotten, pseudonym_of
 from services.encoder.reattribution import Reattribution
 

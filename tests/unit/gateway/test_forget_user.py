@@ -10,7 +10,7 @@ from gateway_scene import Scene
 from test_server import gateway
 
 from services.common.errors import DependencyUnavailable, InvalidRequest
-from services.common.forgets import Forget
+from services.common.stream.topics.forgets import Forget
 from services.gateway.forgetting import Contributions, StoredUser
 
 FOUND = {

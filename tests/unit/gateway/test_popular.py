@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gateway_scene import CATEGORIES, COUNTS, ITEMS, POPULAR
 
-from services.common.items import CatalogueItem
+from services.common.stream.topics.items import CatalogueItem
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Filter
 from services.gateway.popular import PopularItems

@@ -7,7 +7,7 @@ from gateway_scene import Scene
 from test_server import gateway
 
 from services.common.errors import DependencyUnavailable, InvalidRequest
-from services.common.items import CatalogueItem
+from services.common.stream.topics.items import CatalogueItem
 from services.gateway.handlers.items import MAX_ITEMS
 
 

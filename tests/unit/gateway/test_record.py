@@ -11,7 +11,7 @@ from gateway_scene import Scene
 
 from services.common import request_context
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, InvalidRequest
-from services.common.events import Interaction
+from services.common.stream.topics.interactions import Interaction
 from services.gateway.domain import FreshnessToken
 from services.gateway.stages import Limits
 

@@ -19,10 +19,10 @@ from services.algorithms.generation.phrases_part import PhraseParts, save_phrase
 from services.algorithms.states import ItemStates, PairGate
 from services.algorithms.text_bundle import TextBundle, TextBundleWriter
 from services.algorithms.word_pieces import WordPieces
-from services.common.items import CatalogueItem
 from services.common.rpc_server import HealthState, RpcServer
-from services.common.search_clicks import SearchClick, encode_click
 from services.common.stream.retraction import ForgetUpTo, Undo
+from services.common.stream.topics.items import CatalogueItem
+from services.common.stream.topics.search_clicks import SearchClick, encode_click
 from services.generator.bootstrap import Ready, load_sources, make_servicer, make_watch
 from services.generator.changes import ItemChanges
 from services.generator.clicks import ClicksFollower

@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from fakes.refresher import LeaseTable, MemoryCheckpoints, MemoryLeases, MemoryLog, MemoryOutbox
 from prometheus_client import CollectorRegistry
 
 from services.algorithms.packed_state import pack_query_state
 from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import DEFAULT_FEEDBACK, DEFAULT_SHARE, SharePolicy
 from services.algorithms.states import ItemStates, PairGate, QueryStates
-from services.common.index_deltas import Batches, IndexDelta, ItemDelta, MemoryDelta
 from services.common.query_state import PackedQueryState
 from services.common.stream.position import pack_position
+from services.common.stream.topics.index_deltas import Batches, IndexDelta, ItemDelta, MemoryDelta
 from services.common.turn_clock import TurnClock
-from services.refresher.adapters.in_memory import LeaseTable, MemoryCheckpoints, MemoryLeases, MemoryLog, MemoryOutbox
 from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes.refresher import MemoryLog
 from refresher_scene import fold_all, make_rules, random_records
 
 from services.common.errors import DependencyUnavailable
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
-from services.refresher.adapters.in_memory import MemoryLog
 from services.refresher.checkpoint import CheckpointError, pack, unpack
 from services.refresher.domain.partition import Partition
 from services.refresher.handlers.checkpoints import OtherRulesError, from_bytes, to_bytes

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fakes.refresher import MemoryLog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refresher_scene import (
@@ -20,7 +21,6 @@ from refresher_scene import (
 
 from services.common.errors import DependencyUnavailable, PreconditionFailed
 from services.common.stream.position import pack_position
-from services.refresher.adapters.in_memory import MemoryLog
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Undo
 from services.refresher.handlers.fold import FoldRecords

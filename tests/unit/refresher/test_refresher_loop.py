@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from fakes.refresher import MemoryLog, MemoryOutbox
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -30,7 +31,6 @@ from services.common.errors import DependencyUnavailable
 from services.common.kafka import partition_for
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.turn_clock import TurnClock
-from services.refresher.adapters.in_memory import MemoryLog, MemoryOutbox
 from services.refresher.domain.records import Forgetting, Undo
 from services.refresher.handlers.content import ContentStates
 

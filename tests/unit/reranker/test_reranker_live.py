@@ -16,9 +16,9 @@ from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates
 from services.common.catalogue_changes import CatalogueChanges
-from services.common.index_deltas import Batch, IndexDelta, ItemDelta
-from services.common.items import CatalogueItem
 from services.common.rpc_server import RpcServer
+from services.common.stream.topics.index_deltas import Batch, IndexDelta, ItemDelta
+from services.common.stream.topics.items import CatalogueItem
 from services.reranker.bootstrap import VERSIONS_KEPT, load_catalogue, make_rerank
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics

@@ -9,14 +9,15 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
 from gateway.gateway_scene import ITEMS
 from prometheus_client import CollectorRegistry
 
 from services.common import state_layout
 from services.common.errors import FreshetError
-from services.common.events import Interaction, encode_interaction
 from services.common.state_store import UserHistory
-from services.encoder.adapters.in_memory import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStore, MemoryStream
+from services.common.stream.topics.interactions import Interaction, encode_interaction
+from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten

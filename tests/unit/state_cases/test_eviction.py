@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 from answers import recommend, silently_shown
+from fakes.encoder import MemoryStream
+from fakes.refresher import MemoryLeases
 from refresher.refresher_scene import World, make_rules
 from state_scene import ANN, EncoderProcess, FragileStore, append, append_all, interaction, replay
 
 from services.common.state_store import DEFAULT_TTL_SECONDS
-from services.encoder.adapters.in_memory import MemoryStream
-from services.refresher.adapters.in_memory import MemoryLeases
 from services.refresher.config import RefresherSettings
 
 COMPOSE = Path(__file__).parents[3] / "docker-compose.yml"

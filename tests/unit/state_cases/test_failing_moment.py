@@ -7,10 +7,10 @@ waits, so work takes none.
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from fakes.encoder import HashEncoder, MemoryStream
 from state_scene import EncoderProcess, FragileStore, LoopClock, append, interaction, replay
 from structlog.testing import capture_logs
 
-from services.encoder.adapters.in_memory import HashEncoder, MemoryStream
 from services.encoder.consumer import ConsumerLimits
 from services.encoder.domain import EncodedStates, EncodeJob
 

@@ -7,14 +7,14 @@ tail, or another topic takes its name.
 from typing import Any
 
 import pytest
+from fakes.encoder import MemoryStream
 from kafka_fakes import OnePartition, PartitionConsumer, RecordingAdmin
 from state_scene import NOW_MS, EncoderProcess, FragileStore, append_all, interaction, replay
 
-from services.common import kafka, topics
-from services.common.events import encode_interaction
+from services.common import kafka
+from services.common.stream import topics
 from services.common.stream.reader import TopicReader
-from services.common.topics import INTERACTIONS
-from services.encoder.adapters.in_memory import MemoryStream
+from services.common.stream.topics.interactions import INTERACTIONS, encode_interaction
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import pytest
 from answers import recommend, silently_shown
+from fakes.encoder import MemoryStream
 from state_scene import EncoderProcess, FragileStore, append_all, replay
-
-from services.encoder.adapters.in_memory import MemoryStream
 
 
 def after_failover() -> tuple[MemoryStream, FragileStore]:

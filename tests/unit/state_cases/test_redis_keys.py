@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.encoder import MemoryForgetLog, MemoryStream
 from redis.crc import key_slot
 from refresher.refresher_scene import World, interaction, make_rules
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append_all
 
 from services.common import state_layout
-from services.common.forgets import Forget
 from services.common.state_store import AdvanceStep, StateWriter, StoredEvent, UserUpdate
 from services.common.stream.retraction import ForgetUpTo
-from services.encoder.adapters.in_memory import MemoryForgetLog, MemoryStream
+from services.common.stream.topics.forgets import Forget
 from services.encoder.forgetting import pseudonym_of
 from services.refresher.domain.records import Forgetting
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes.refresher import MemoryLog
 from refresher.refresher_scene import World, fold_all, interaction, make_rules
 
 from services.common.errors import PreconditionFailed
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
-from services.refresher.adapters.in_memory import MemoryLog
 from services.refresher.domain.ledger import Ledger
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Forgetting, Interaction

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.gateway import MemoryCandidates
+from fakes.stream import MemoryTopics
 from gateway.gateway_scene import Scene
 from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries
@@ -21,12 +22,11 @@ from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.domain import SearchQuery, Stage
 from services.candidates.metrics import CandidatesMetrics
-from services.common import topics
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower
 from services.common.errors import DependencyUnavailable, FreshetError
-from services.common.items import CatalogueItem, encode_item
-from services.common.stream.in_memory import MemoryTopics
+from services.common.stream.topics.index_deltas import INDEX_DELTAS
+from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Degradation, RecommendQuery
 from services.reranker import bootstrap as reranker
@@ -41,11 +41,11 @@ class Topics(MemoryTopics):
     """Both topics; `down`: the broker cannot give them."""
 
     def __init__(self) -> None:
-        super().__init__({topics.INDEX_DELTAS: 1, topics.ITEMS: 1})
+        super().__init__({INDEX_DELTAS: 1, ITEMS: 1})
 
     def withdraw(self, item_id: str) -> None:
         value = encode_item(CatalogueItem(item_id=item_id, withdrawn=True))
-        self.write(topics.ITEMS, item_id.encode(), value)
+        self.write(ITEMS, item_id.encode(), value)
 
 
 def is_ready_after_a_moment(source: Topics, listener: Any, model_version: str) -> bool:

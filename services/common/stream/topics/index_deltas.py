@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 from freshet.v1 import events_pb2
-from google.protobuf.message import DecodeError
 
 from services.common.errors import InvalidRequest
-from services.common.events import validate_id
+from services.common.stream.position import read_position
 from services.common.stream.times import read_ms, set_ms
+from services.common.stream.topic import COMPACTED, Topic, check_key, parse
+from services.common.validation import validate_id
+
+INDEX_DELTAS = "index-deltas"
+TOPIC = Topic(name=INDEX_DELTAS, num_partitions=1, settings=COMPACTED)
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -154,28 +158,23 @@ def encode(delta: IndexDelta) -> bytes:
 
 def decode(key: bytes | None, value: bytes | None) -> IndexDelta:
     """Read a record. Raises: InvalidRequest naming the field when it is not what a refresher writes."""
-    if not value:
-        raise InvalidRequest.of("value", "no bytes", "an IndexDelta")
-    try:
-        message = events_pb2.IndexDelta.FromString(value)
-    except DecodeError as exc:
-        raise InvalidRequest.of("value", f"{len(value)} unreadable bytes", "a whole IndexDelta message") from exc
+    message = parse(events_pb2.IndexDelta, value)
     kind = message.WhichOneof("change")
     if kind is None:
         raise InvalidRequest.of("change", "absent", "item or memory")
-    if not message.HasField("reflects") or message.reflects.partition < 0 or message.reflects.offset < 0:
-        raise InvalidRequest.of("reflects", "absent or negative", "a partition and an offset of 0 or more")
+    if not message.HasField("reflects"):
+        raise InvalidRequest.of("reflects", "absent", "a partition and an offset")
+    partition, offset = read_position("reflects", message.reflects)
     delta = IndexDelta(
         model_version=message.model_version,
-        partition=message.reflects.partition,
-        offset=message.reflects.offset,
+        partition=partition,
+        offset=offset,
         batch=message.batch,
         last_of_batch=message.last_of_batch,
         newest_recorded_ms=read_ms(message.newest_recorded_time) if message.HasField("newest_recorded_time") else None,
         change=_item(message.item) if kind == "item" else _memory(message.memory),
     )
-    if key != delta.key:
-        raise InvalidRequest.of("key", "absent" if key is None else f"{len(key)} other bytes", "model/kind/id")
+    check_key(key, delta.key, "model/kind/id")
     return delta
 
 

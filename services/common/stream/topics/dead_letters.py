@@ -1,16 +1,25 @@
-"""What becomes of a record that nobody can read: its bytes and headers go to the dead-letter topic, with the reason.
+"""The dead-letter topics: what becomes of a record that nobody can read, its bytes, its headers and the reason.
 
 One form for every topic: the original key, value and headers, and in further headers why and from where. It knows how
-large a letter and its reason may be, not who writes it.
+large a dead letter and its reason may be, not who writes it.
 """
 
 from services.common.kafka import Record
 from services.common.stream.record import DeadLetter
-from services.common.topics import DEAD_LETTER_SUFFIX, MAX_DEAD_LETTER_BYTES
+from services.common.stream.topic import FOREVER, Topic
 
+SUFFIX = ".dead-letter"
+# A dead letter is a whole record (Kafka's own limit: 1 MiB) with the reason beside it.
+MAX_DEAD_LETTER_BYTES = 2 << 20
 # The rest is for the headers that say why, and for what Kafka puts around a record.
 MAX_LETTER_BYTES = MAX_DEAD_LETTER_BYTES - 65_536
 MAX_REASON_BYTES = 512
+
+
+def dead_letter_topic(topic: Topic) -> Topic:
+    """Where a topic's dead letters go."""
+    settings = FOREVER | {"max.message.bytes": str(MAX_DEAD_LETTER_BYTES)}
+    return Topic(name=topic.name + SUFFIX, num_partitions=1, settings=settings)
 
 
 def dead_letter(letter: DeadLetter) -> Record:
@@ -28,7 +37,7 @@ def dead_letter(letter: DeadLetter) -> Record:
         key, value = key[:room], value[:room]
         kept = [("freshet-original-bytes", str(size).encode())]
     return Record(
-        record.topic + DEAD_LETTER_SUFFIX,
+        record.topic + SUFFIX,
         key,
         value,
         [

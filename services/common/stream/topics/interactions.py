@@ -1,4 +1,4 @@
-"""What an interaction is: its limits, and how it is written on the `interactions` topic.
+"""The topic `interactions`: what an interaction is, its limits, and how it is written and read.
 
 The gateway checks and encodes, outside producers write Protobuf or JSON directly, the encoder process decodes and
 checks again with the same rules. Whatever is wrong is an InvalidRequest naming the field, the value and what is
@@ -13,16 +13,24 @@ from datetime import datetime
 from typing import Any
 
 from freshet.v1 import events_pb2
-from google.protobuf.message import DecodeError
 
 from services.common.errors import InvalidRequest
 from services.common.stream.times import read_ms, set_ms
+from services.common.stream.topic import FOREVER, Topic, check_key, parse
+from services.common.validation import validate_id, validate_query, validate_text
 
-MAX_ID_BYTES = 128
+INTERACTIONS = "interactions"
+TOPIC = Topic(
+    name=INTERACTIONS,
+    # The broker's own append time, so that a second reading of a record judges it exactly as the first one did.
+    # Producers may compress as they like (lz4, snappy, zstd, gzip): the broker unpacks, so that every reader can read.
+    settings=FOREVER | {"message.timestamp.type": "LogAppendTime", "compression.type": "uncompressed"},
+    has_dead_letters=True,
+)
+
 MAX_TYPE_BYTES = 64
 MAX_CONTEXT_ENTRIES = 32
 MAX_CONTEXT_BYTES = 256
-MAX_QUERY_BYTES = 1024
 MAX_FUTURE_MS = 24 * 3600 * 1000
 DEFAULT_TYPE = "interaction"
 # An item that was chosen for words: the one type that has a query.
@@ -53,39 +61,6 @@ class Interaction:
     query: str = ""
 
 
-def _size(name: str, text: str) -> int:
-    try:
-        return len(text) if text.isascii() else len(text.encode())
-    except UnicodeEncodeError as exc:
-        raise InvalidRequest.of(name, "text that is not UTF-8", "UTF-8") from exc
-
-
-def validate_id(name: str, text: str) -> None:
-    """Raise InvalidRequest unless `text` is UTF-8 of 1-128 bytes without control characters (NUL included)."""
-    size = _size(name, text)
-    if not 1 <= size <= MAX_ID_BYTES:
-        raise InvalidRequest.of(name, f"text of {size} bytes", f"1-{MAX_ID_BYTES} bytes of UTF-8")
-    _refuse_control_characters(name, text)
-
-
-def validate_query(name: str, text: str) -> None:
-    """Raise InvalidRequest unless `text` is UTF-8 of 1-1,024 bytes, not only white space, without control characters.
-
-    Any script, emoji included, passes: whether a source finds something for it is that source's matter.
-    """
-    size = _size(name, text)
-    if not 1 <= size <= MAX_QUERY_BYTES:
-        raise InvalidRequest.of(name, f"text of {size} bytes", f"1-{MAX_QUERY_BYTES} bytes of UTF-8")
-    if text.isspace():
-        raise InvalidRequest.of(name, "only white space", "words")
-    _refuse_control_characters(name, text)
-
-
-def _refuse_control_characters(name: str, text: str) -> None:
-    if not text.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in text):
-        raise InvalidRequest.of(name, "text with control characters", "no control characters")
-
-
 def validate(interaction: Interaction, now_ms: int) -> None:
     """Check every limit of an interaction; an empty event_id passes (someone assigns it later).
 
@@ -102,9 +77,7 @@ def validate(interaction: Interaction, now_ms: int) -> None:
             raise InvalidRequest.of("item_id", "set", "empty when undoes_event_id is set")
     else:
         validate_id("item_id", it.item_id)
-    size = _size("type", it.type)
-    if not 1 <= size <= MAX_TYPE_BYTES:
-        raise InvalidRequest.of("type", f"text of {size} bytes", f"1-{MAX_TYPE_BYTES} bytes of UTF-8")
+    validate_text("type", it.type, 1, MAX_TYPE_BYTES)
     if not math.isfinite(it.value):
         raise InvalidRequest.of("value", it.value, "a finite number")
     if not 0 <= it.event_time_ms <= now_ms + MAX_FUTURE_MS:
@@ -115,17 +88,10 @@ def validate(interaction: Interaction, now_ms: int) -> None:
         validate_query("query", it.query)
     elif it.query:
         raise InvalidRequest.of("query", "set", f"empty unless type is {SEARCH_CLICK!r} and nothing is undone")
-    if it.context:
-        _validate_context(it.context)
-
-
-def _validate_context(context: Mapping[str, str]) -> None:
-    if len(context) > MAX_CONTEXT_ENTRIES:
-        raise InvalidRequest.of("context", f"{len(context)} entries", f"at most {MAX_CONTEXT_ENTRIES} entries")
-    for key, text in context.items():
-        size = max(_size("context", key), _size("context", text))
-        if size > MAX_CONTEXT_BYTES:
-            raise InvalidRequest.of("context", f"an entry of {size} bytes", f"at most {MAX_CONTEXT_BYTES} bytes a side")
+    if len(it.context) > MAX_CONTEXT_ENTRIES:
+        raise InvalidRequest.of("context", f"{len(it.context)} entries", f"at most {MAX_CONTEXT_ENTRIES} entries")
+    for text in (*it.context.keys(), *it.context.values()):
+        validate_text("context", text, 0, MAX_CONTEXT_BYTES)
 
 
 def from_message(message: events_pb2.Interaction, *, missing_time_ms: int) -> Interaction:
@@ -187,16 +153,11 @@ def decode_interaction(
     if content_type == JSON_CONTENT_TYPE:
         interaction = _from_json(value, missing_time_ms)
     elif content_type in PROTOBUF_CONTENT_TYPES:
-        try:
-            message = events_pb2.Interaction.FromString(value)
-        except DecodeError as exc:
-            raise InvalidRequest.of("value", f"{len(value)} unreadable bytes", "a whole Interaction message") from exc
-        interaction = from_message(message, missing_time_ms=missing_time_ms)
+        interaction = from_message(parse(events_pb2.Interaction, value), missing_time_ms=missing_time_ms)
     else:
         shown = content_type[:64].decode("ascii", "replace")
         raise InvalidRequest.of(CONTENT_TYPE, shown, "application/json, application/x-protobuf or none")
-    if key != interaction.user_id.encode("utf-8", "replace"):
-        raise InvalidRequest.of("key", "absent" if key is None else f"{len(key)} other bytes", "the record's user_id")
+    check_key(key, interaction.user_id.encode("utf-8", "replace"), "the record's user_id")
     return interaction
 
 

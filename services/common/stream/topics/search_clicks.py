@@ -1,4 +1,4 @@
-"""What lies on the topic `search-clicks`: items that people chose for words, and what takes such a choice back.
+"""The topic `search-clicks`: items that people chose for words, and what takes such a choice back.
 
 The encoder process writes it when it applies an interaction of type "search_click", each generator reads it whole. A
 reader knows a record by its source, the place of the interaction in `interactions`: the same one may come again after
@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from freshet.v1 import events_pb2
-from google.protobuf.message import DecodeError
 
-from services.common.errors import InvalidRequest
-from services.common.events import validate_id, validate_query
 from services.common.stream.position import read_position, read_up_to
 from services.common.stream.retraction import ForgetUpTo, Undo, write_about
 from services.common.stream.times import read_ms
+from services.common.stream.topic import FOREVER, Topic, parse
+from services.common.validation import validate_id, validate_query
+
+SEARCH_CLICKS = "search-clicks"
+# As long as somebody may search: a generator reads it from the beginning whenever it starts.
+TOPIC = Topic(name=SEARCH_CLICKS, num_partitions=1, settings=FOREVER, has_dead_letters=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +58,7 @@ def encode_click(record: ClickRecord) -> bytes:
 
 def decode_click(value: bytes | None) -> ClickRecord:
     """Read and check a record. Raises: InvalidRequest naming the field."""
-    if not value:
-        raise InvalidRequest.of("value", "no bytes", "a SearchClick")
-    try:
-        message = events_pb2.SearchClick.FromString(value)
-    except DecodeError as exc:
-        raise InvalidRequest.of("value", f"{len(value)} unreadable bytes", "a whole SearchClick message") from exc
+    message = parse(events_pb2.SearchClick, value)
     validate_id("user_pseudonym", message.user_pseudonym)
     recorded_ms = read_ms(message.recorded_time)
     if message.HasField("forgets"):

@@ -1,4 +1,4 @@
-"""Who is to be forgotten, up to where, on the topic `forgets`: its limits, and how a record is written and read.
+"""The topic `forgets`: who is to be forgotten, up to where; its limits, and how a record is written and read.
 
 The gateway writes it, each encoder process reads it whole. Whatever is wrong is an InvalidRequest naming the field and
 what is allowed; the user's id is not repeated, since messages end up in logs.
@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from freshet.v1 import events_pb2
-from google.protobuf.message import DecodeError
 
-from services.common.errors import InvalidRequest
-from services.common.events import validate_id
 from services.common.stream.position import read_up_to, write_up_to
 from services.common.stream.times import read_ms, set_ms
+from services.common.stream.topic import COMPACTED, Topic, check_key, parse
+from services.common.validation import validate_id
+
+FORGETS = "forgets"
+TOPIC = Topic(name=FORGETS, num_partitions=1, settings=COMPACTED, has_dead_letters=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +39,11 @@ def encode_forget(forget: Forget) -> bytes:
 
 
 def decode_forget(key: bytes | None, value: bytes | None) -> Forget:
-    """Read and check a record. Raises: InvalidRequest naming the field."""
-    if not value:
-        raise InvalidRequest.of("value", "no bytes", "a Forget; a forget cannot be taken back")
-    try:
-        message = events_pb2.Forget.FromString(value)
-    except DecodeError as exc:
-        raise InvalidRequest.of("value", f"{len(value)} unreadable bytes", "a whole Forget message") from exc
+    """Read and check a record; a tombstone is none. Raises: InvalidRequest naming the field."""
+    message = parse(events_pb2.Forget, value)
     validate_id("forget_id", message.forget_id)
     validate_id("user_id", message.user_id)
-    if key != message.user_id.encode():
-        raise InvalidRequest.of("key", "absent" if key is None else f"{len(key)} other bytes", "the record's user_id")
+    check_key(key, message.user_id.encode(), "the record's user_id")
     return Forget(
         forget_id=message.forget_id,
         user_id=message.user_id,

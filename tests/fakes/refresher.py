@@ -1,14 +1,11 @@
-"""The ports in memory: the same rules as Kafka, Redis and files have, without any of them.
-
-For tests, and for folding a recorded log without a stack.
-"""
+"""The refresher's ports in memory: the same rules as Kafka, Redis and files have, without any of them."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from services.common.errors import PreconditionFailed
-from services.common.index_deltas import IndexDelta
 from services.common.stream.record import DeadLetter
+from services.common.stream.topics.index_deltas import IndexDelta
 from services.refresher.domain.records import Entry, Interaction, Listing
 from services.refresher.ports import Holding, Polled
 

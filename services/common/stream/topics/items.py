@@ -1,4 +1,4 @@
-"""Catalogue metadata on the topic `items`: its limits, and how a record is written and read.
+"""The topic `items`: catalogue metadata, its limits, and how it is written and read.
 
 The gateway checks and encodes, the refresher, candidates and the reranker decode and check again with the same rules.
 Whatever is wrong is an InvalidRequest naming the field and what is allowed. It knows nothing of item states.
@@ -7,10 +7,13 @@ Whatever is wrong is an InvalidRequest naming the field and what is allowed. It 
 from dataclasses import dataclass
 
 from freshet.v1 import events_pb2
-from google.protobuf.message import DecodeError
 
 from services.common.errors import InvalidRequest
-from services.common.events import validate_id
+from services.common.stream.topic import COMPACTED, Topic, check_key, parse
+from services.common.validation import validate_id, validate_text
+
+ITEMS = "items"
+TOPIC = Topic(name=ITEMS, num_partitions=1, settings=COMPACTED, has_dead_letters=True)
 
 MAX_TITLE_BYTES = 512
 MAX_CATEGORIES = 64
@@ -39,11 +42,11 @@ class CatalogueItem:
 def validate_item(item: CatalogueItem) -> None:
     """Raise InvalidRequest, naming the field, for ids and texts beyond their limits or not UTF-8."""
     validate_id("item_id", item.item_id)
-    _check_text("title", item.title, 0, MAX_TITLE_BYTES)
+    validate_text("title", item.title, 0, MAX_TITLE_BYTES)
     if len(item.categories) > MAX_CATEGORIES:
         raise InvalidRequest.of("categories", f"{len(item.categories)} of them", f"at most {MAX_CATEGORIES}")
     for name in item.categories:
-        _check_text("categories", name, 1, MAX_CATEGORY_BYTES)
+        validate_text("categories", name, 1, MAX_CATEGORY_BYTES)
 
 
 def item_from_message(message: events_pb2.Item) -> CatalogueItem:
@@ -70,23 +73,7 @@ def encode_item(item: CatalogueItem) -> bytes:
 
 def decode_item(key: bytes | None, value: bytes | None) -> CatalogueItem:
     """Read and check a record. Raises: InvalidRequest naming the field."""
-    if not value:
-        raise InvalidRequest.of("value", "no bytes", "an Item")
-    try:
-        message = events_pb2.Item.FromString(value)
-    except DecodeError as exc:
-        raise InvalidRequest.of("value", f"{len(value)} unreadable bytes", "a whole Item message") from exc
-    item = item_from_message(message)
+    item = item_from_message(parse(events_pb2.Item, value))
     validate_item(item)
-    if key != item.item_id.encode():
-        raise InvalidRequest.of("key", "absent" if key is None else f"{len(key)} other bytes", "the record's item_id")
+    check_key(key, item.item_id.encode(), "the record's item_id")
     return item
-
-
-def _check_text(name: str, text: str, least: int, most: int) -> None:
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError as exc:
-        raise InvalidRequest.of(name, "text that is not UTF-8", "UTF-8") from exc
-    if not least <= size <= most:
-        raise InvalidRequest.of(name, f"text of {size} bytes", f"{least}-{most} bytes of UTF-8")

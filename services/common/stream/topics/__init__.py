@@ -1,0 +1,80 @@
+"""The Kafka topics, one module each: name, partitions, retention, message, writing and reading. Here: making them.
+
+Everything that reads or writes a topic takes its name from its module. A new topic is a module here, named in `_OWN`.
+"""
+
+from kafka.admin import KafkaAdminClient, NewTopic
+from kafka.errors import KafkaError, NoError, TopicAlreadyExistsError, for_code
+
+from services.common.errors import DependencyUnavailable
+from services.common.stream.topic import Topic
+from services.common.stream.topics import (
+    attributions,
+    dead_letters,
+    exposures,
+    forgets,
+    index_deltas,
+    interactions,
+    items,
+    search_clicks,
+)
+
+_OWN = tuple(
+    module.TOPIC for module in (interactions, attributions, items, index_deltas, forgets, search_clicks, exposures)
+)
+TOPICS: tuple[Topic, ...] = (
+    *_OWN,
+    *(dead_letters.dead_letter_topic(topic) for topic in _OWN if topic.has_dead_letters),
+)
+
+
+def ensure_topics(
+    bootstrap: str,
+    *,
+    topics: tuple[Topic, ...] = TOPICS,
+    replication_factor: int = 1,
+    timeout_ms: int = 10_000,
+) -> list[str]:
+    """Make the topics that do not exist yet; return their names. Blocking: call it from a thread.
+
+    Raises: DependencyUnavailable when the broker cannot be reached or refuses.
+    """
+    try:
+        admin = KafkaAdminClient(
+            bootstrap_servers=bootstrap.split(","),
+            client_id="freshet-topics",
+            request_timeout_ms=timeout_ms,
+            api_version_auto_timeout_ms=min(timeout_ms, 5_000),
+        )
+    except (KafkaError, OSError) as exc:
+        raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc
+    try:
+        existing = set(admin.list_topics())
+        missing = [topic for topic in topics if topic.name not in existing]
+        if missing:
+            _create(admin, missing, replication_factor, timeout_ms)
+        return [topic.name for topic in missing]
+    except (KafkaError, OSError) as exc:
+        raise DependencyUnavailable(f"Kafka at {bootstrap} did not make the topics: {exc}") from exc
+    finally:
+        admin.close()
+
+
+def _create(admin: KafkaAdminClient, topics: list[Topic], replication_factor: int, timeout_ms: int) -> None:
+    wanted = [
+        NewTopic(
+            name=topic.name,
+            num_partitions=topic.num_partitions,
+            replication_factor=replication_factor,
+            topic_configs=dict(topic.settings),
+        )
+        for topic in topics
+    ]
+    try:
+        response = admin.create_topics(wanted, timeout_ms=timeout_ms)
+    except TopicAlreadyExistsError:
+        return  # another process was quicker; whatever it did not make shows at the next call
+    for name, code, *rest in response.topic_errors:
+        error = for_code(code)
+        if error not in (NoError, TopicAlreadyExistsError):
+            raise error(f"topic {name}: {rest}")
