@@ -4,13 +4,13 @@ fresh it is."""
 import math
 from collections.abc import Sequence
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.algorithms.indexes.protocol import Pass
 from services.candidates.audit import RECALL_K, Finding
 from services.candidates.domain import IndexInfo
 from services.common.catalogue_metrics import CatalogueMetrics
-from services.common.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
+from services.common.metrics import BATCH_BUCKETS, Figures
 
 ITEM_BUCKETS = (1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7)
 RECALL_BUCKETS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
@@ -21,56 +21,31 @@ class CandidatesMetrics:
     """Histograms with few labels, looked up once."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._stages = Histogram(
+        figures = Figures(registry)
+        self._stages = figures.histogram(
             "freshet_candidates_stage_seconds",
             "Seconds of a batch of searches per stage: waiting, the votes, the algorithm's passes, what changed since.",
-            ("stage",),
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
+            "stage",
         )
         self.queue = self._stages.labels("queue")
         self.catalogue = CatalogueMetrics("candidates", registry)
-        self._touched = Histogram(
-            "freshet_candidates_pass_items",
-            "Items that a pass looked at for one search.",
-            ("algorithm", "stage"),
-            buckets=ITEM_BUCKETS,
-            registry=registry,
+        stage = ("algorithm", "stage")
+        self._touched = figures.histogram(
+            "freshet_candidates_pass_items", "Items that a pass looked at for one search.", *stage, buckets=ITEM_BUCKETS
         )
-        self._recall = Histogram(
-            "freshet_candidates_audit_recall",
-            f"Share of the true best (up to {RECALL_K}) that an audited answer held.",
-            ("algorithm", "stage"),
-            buckets=RECALL_BUCKETS,
-            registry=registry,
+        text = f"Share of the true best (up to {RECALL_K}) that an audited answer held."
+        self._recall = figures.histogram("freshet_candidates_audit_recall", text, *stage, buckets=RECALL_BUCKETS)
+        text = "Audited answers by what became of their certificate or bound: held, broken, or none given."
+        self._promises = figures.counter("freshet_candidates_audit_promises", text, *stage, "promise")
+        text = "How far above the truth a kept promise was: promised minus true best left-out score (similarity units)."
+        self._slack = figures.histogram("freshet_candidates_audit_slack", text, *stage, buckets=SLACK_BUCKETS)
+        self._batch = figures.histogram(
+            "freshet_candidates_batch_searches", "Searches per batch.", buckets=BATCH_BUCKETS
         )
-        self._promises = Counter(
-            "freshet_candidates_audit_promises",
-            "Audited answers by what became of their certificate or bound: held, broken, or none given.",
-            ("algorithm", "stage", "promise"),
-            registry=registry,
-        )
-        self._slack = Histogram(
-            "freshet_candidates_audit_slack",
-            "How far above the truth a kept promise was: promised minus true best left-out score (similarity units).",
-            ("algorithm", "stage"),
-            buckets=SLACK_BUCKETS,
-            registry=registry,
-        )
-        self._batch = Histogram(
-            "freshet_candidates_batch_searches", "Searches per batch.", buckets=BATCH_BUCKETS, registry=registry
-        )
-        self._searches = Counter(
-            "freshet_candidates_searches", "Searches by algorithm and stage.", ("algorithm", "stage"), registry=registry
-        )
-        self._items = Gauge("freshet_candidates_items", "Items in the index.", registry=registry)
-        self._bytes = Gauge(
-            "freshet_candidates_bytes_per_item", "Bytes that the index holds for one item.", registry=registry
-        )
-
-        self._remembered = Gauge(
-            "freshet_candidates_remembered", "Interactions in the memory that votes.", registry=registry
-        )
+        self._searches = figures.counter("freshet_candidates_searches", "Searches by algorithm and stage.", *stage)
+        self._items = figures.gauge("freshet_candidates_items", "Items in the index.")
+        self._bytes = figures.gauge("freshet_candidates_bytes_per_item", "Bytes that the index holds for one item.")
+        self._remembered = figures.gauge("freshet_candidates_remembered", "Interactions in the memory that votes.")
 
     def batch(self, searches: int) -> None:
         """One batch starts."""

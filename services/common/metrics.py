@@ -3,9 +3,12 @@
 Names are `freshet_<process>_...` with seconds as base unit; labels have few values and never hold user ids.
 """
 
+from collections.abc import Sequence
+
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from services.common.ports import PortTaken, port_owner
+from services.common.turn_clock import TurnClock
 
 # From a hash lookup to a lost cause; the targets (60 ms a request, 1.5 s of freshness) lie well inside.
 LATENCY_BUCKETS_S = (
@@ -13,6 +16,31 @@ LATENCY_BUCKETS_S = (
     1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+LARGE_BATCH_BUCKETS = (*BATCH_BUCKETS, 1024, 2048, 4096, 8192)
+
+
+class Figures:
+    """Makes figures in one registry; their labels are named last."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """Events; Prometheus adds `_total`."""
+        return Counter(name, text, labels, registry=self.registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """A value as it is now."""
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = LATENCY_BUCKETS_S) -> Histogram:
+        """Observed values; seconds unless `buckets` are others."""
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+
+    def turn_age(self, name: str, turns: TurnClock) -> None:
+        """The age of a follower's last good turn, as it is when somebody scrapes."""
+        text = "Seconds since the follower last worked, by the clock: it grows while it stalls."
+        self.gauge(name, text).set_function(lambda: turns.age_s)
 
 
 def serve_metrics(port: int, host: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY) -> None:
@@ -32,17 +60,12 @@ class RpcMetrics:
     """What a gRPC server counts for every method: seconds by method and status, and calls in flight."""
 
     def __init__(self, process: str, registry: CollectorRegistry = REGISTRY) -> None:
-        self._seconds = Histogram(
-            f"freshet_{process}_rpc_seconds",
-            "Seconds per RPC, by method and gRPC status.",
-            ("method", "code"),
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
+        figures = Figures(registry)
+        self._seconds = figures.histogram(
+            f"freshet_{process}_rpc_seconds", "Seconds per RPC, by method and gRPC status.", "method", "code"
         )
-        self._in_flight = Gauge(f"freshet_{process}_rpc_in_flight", "RPCs being served.", registry=registry)
-        self._refused = Counter(
-            f"freshet_{process}_rpc_refused", "RPCs refused before any work.", ("reason",), registry=registry
-        )
+        self._in_flight = figures.gauge(f"freshet_{process}_rpc_in_flight", "RPCs being served.")
+        self._refused = figures.counter(f"freshet_{process}_rpc_refused", "RPCs refused before any work.", "reason")
         self._children: dict[tuple[str, str], Histogram] = {}
 
     def observe(self, method: str, code: str, seconds: float) -> None:

@@ -10,12 +10,17 @@ MAX_ID_BYTES = 128
 MAX_QUERY_BYTES = 1024
 
 
-def validate_text(name: str, text: str, least: int, most: int) -> None:
-    """Raise InvalidRequest unless `text` has from `least` to `most` bytes of UTF-8."""
+def utf8_size(name: str, text: str) -> int:
+    """Bytes of `text` in UTF-8. Raises: InvalidRequest when it is not."""
     try:
-        size = len(text) if text.isascii() else len(text.encode())
+        return len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError as exc:
         raise InvalidRequest.of(name, "text that is not UTF-8", "UTF-8") from exc
+
+
+def validate_text(name: str, text: str, least: int, most: int) -> None:
+    """Raise InvalidRequest unless `text` has from `least` to `most` bytes of UTF-8."""
+    size = utf8_size(name, text)
     if not least <= size <= most:
         raise InvalidRequest.of(name, f"text of {size} bytes", f"{least}-{most} bytes of UTF-8")
 

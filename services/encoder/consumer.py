@@ -121,18 +121,18 @@ class Consumer(Follower):
         if self._handler.resync(self._stream):
             log.info("stream_epoch", watermarks=self._handler.watermarks)
             if self._is_ready:
-                self._metrics.rewind()
+                self._metrics.rewinds.inc()
         # While an import holds the stream, users are its to write; its end synchronises again.
         self._held = self._handler.is_held()
         if not self._held:
             applied = self._forgets.resync(self._handler.epoch, self._stream.end_offsets())
-            self._metrics.forgets(applied)
+            self._metrics.forgets.inc(applied)
         self._in_step = True
         self.ready()
 
     def _follow_forgets(self) -> None:
         self._in_step = False
-        self._metrics.forgets(self._forgets.follow())
+        self._metrics.forgets.inc(self._forgets.follow())
         self._in_step = True
 
     def _apply(self, records: Sequence[SourceRecord]) -> None:
@@ -187,7 +187,7 @@ class Consumer(Follower):
     def lost(self, exc: Exception) -> None:
         """The next turn starts with a resync."""
         self._in_step = False
-        self._metrics.failure(type(exc).__name__)
+        self._metrics.failures.labels(type(exc).__name__).inc()
 
     def report_lag(self, *, asks: bool) -> None:
         """Where the partitions stand."""

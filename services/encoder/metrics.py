@@ -3,16 +3,14 @@ what incremental encoding found kept."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.algorithms.incremental_encoding import CacheCounts
-from services.common.metrics import BATCH_BUCKETS, LATENCY_BUCKETS_S
+from services.common.metrics import LARGE_BATCH_BUCKETS, Figures
+from services.common.state_layout import COUNT_FIELDS
 from services.common.turn_clock import TurnClock
-
-_LARGE_BATCH_BUCKETS = (*BATCH_BUCKETS, 1024, 2048, 4096, 8192)
-_OUTCOMES = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten")
 
 
 class _CacheCollector(Collector):
@@ -24,18 +22,22 @@ class _CacheCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Hit rate = hit / (hit + miss); work left = encoded / (reused + encoded)."""
         counts = self._counts()
-        sequences = CounterMetricFamily(
-            "freshet_encoder_cache_sequences", "Sequences encoded with a cache key, by hit or miss.", labels=["outcome"]
-        )
-        sequences.add_metric(["hit"], counts.hits)
-        sequences.add_metric(["miss"], counts.misses)
-        yield sequences
-        events = CounterMetricFamily(
-            "freshet_encoder_cache_events", "Events of those sequences, reused or encoded.", labels=["outcome"]
-        )
-        events.add_metric(["reused"], counts.reused_events)
-        events.add_metric(["encoded"], counts.events - counts.reused_events)
-        yield events
+        for name, text, outcomes in (
+            (
+                "sequences",
+                "Sequences encoded with a cache key, by hit or miss.",
+                {"hit": counts.hits, "miss": counts.misses},
+            ),
+            (
+                "events",
+                "Events of those sequences, reused or encoded.",
+                {"reused": counts.reused_events, "encoded": counts.events - counts.reused_events},
+            ),
+        ):
+            family = CounterMetricFamily(f"freshet_encoder_cache_{name}", text, labels=["outcome"])
+            for outcome, count in outcomes.items():
+                family.add_metric([outcome], count)
+            yield family
         yield GaugeMetricFamily("freshet_encoder_cache_bytes", "Bytes of keys and values kept.", counts.bytes)
 
 
@@ -43,52 +45,30 @@ class EncoderMetrics:
     """Label values are few and known beforehand; the partition is the only number among them."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._registry = registry
-        records = Counter(
-            "freshet_encoder_records",
-            "Records of the interactions topic by what became of them (those after dead_lettered are also applied).",
-            ("outcome",),
-            registry=registry,
-        )
-        self._records = {outcome: records.labels(outcome) for outcome in _OUTCOMES}
-        self._freshness = Histogram(
+        self._figures = figures = Figures(registry)
+        text = "Records of the interactions topic by what became of them (those after dead_lettered are also applied)."
+        records = figures.counter("freshet_encoder_records", text, "outcome")
+        self._records = {outcome: records.labels(outcome) for outcome in COUNT_FIELDS}
+        self._freshness = figures.histogram(
             "freshet_encoder_event_to_state_seconds",
             "Seconds from the broker's acknowledgement of an event to its state being readable.",
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
         )
-        self._batch_records = Histogram(
-            "freshet_encoder_batch_records", "Records per poll.", buckets=_LARGE_BATCH_BUCKETS, registry=registry
+        self._batch_records = figures.histogram(
+            "freshet_encoder_batch_records", "Records per poll.", buckets=LARGE_BATCH_BUCKETS
         )
-        self._batch_users = Histogram(
-            "freshet_encoder_batch_users", "Users written per poll.", buckets=_LARGE_BATCH_BUCKETS, registry=registry
+        self._batch_users = figures.histogram(
+            "freshet_encoder_batch_users", "Users written per poll.", buckets=LARGE_BATCH_BUCKETS
         )
-        self._batch_seconds = Histogram(
-            "freshet_encoder_batch_seconds", "Seconds to apply a poll.", buckets=LATENCY_BUCKETS_S, registry=registry
+        self._batch_seconds = figures.histogram("freshet_encoder_batch_seconds", "Seconds to apply a poll.")
+        encode = figures.histogram(
+            "freshet_encoder_encode_seconds", "Seconds in the inference server, by who asked.", "source"
         )
-        encode = Histogram(
-            "freshet_encoder_encode_seconds",
-            "Seconds in the inference server, by who asked.",
-            ("source",),
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
-        )
-        self._encode_stream = encode.labels("stream")
-        self._encode_request = encode.labels("request")
-        self._watermark = Gauge("freshet_encoder_watermark", "Last applied offset.", ("partition",), registry=registry)
-        self._lag = Gauge("freshet_encoder_lag_records", "Records not yet applied.", ("partition",), registry=registry)
-        self._turn_age = Gauge(
-            "freshet_encoder_turn_age_seconds",
-            "Seconds since the stream's loop last worked, by the clock: it grows while the stream stalls.",
-            registry=registry,
-        )
-        self._failures = Counter(
-            "freshet_encoder_stream_failures", "Failed attempts, by error class.", ("error",), registry=registry
-        )
-        self._forgets = Counter("freshet_encoder_forgets", "Records of the forgets topic applied.", registry=registry)
-        self._rewinds = Counter(
-            "freshet_encoder_rewinds", "Times the stream was read again from the beginning.", registry=registry
-        )
+        self._encode_stream, self.encode_request = encode.labels("stream"), encode.labels("request")
+        self._watermark = figures.gauge("freshet_encoder_watermark", "Last applied offset.", "partition")
+        self._lag = figures.gauge("freshet_encoder_lag_records", "Records not yet applied.", "partition")
+        self.failures = figures.counter("freshet_encoder_stream_failures", "Failed attempts, by error class.", "error")
+        self.forgets = figures.counter("freshet_encoder_forgets", "Records of the forgets topic applied.")
+        self.rewinds = figures.counter("freshet_encoder_rewinds", "Times the stream was read again from the beginning.")
 
     def batch(
         self,
@@ -113,30 +93,14 @@ class EncoderMetrics:
 
     def watch_cache(self, counts: Callable[[], CacheCounts]) -> None:
         """Export what a model adapter counts."""
-        self._registry.register(_CacheCollector(counts))
+        self._figures.registry.register(_CacheCollector(counts))
 
     def watch_turns(self, turns: TurnClock) -> None:
         """Export the age of the loop's last good turn as it is when somebody scrapes."""
-        self._turn_age.set_function(lambda: turns.age_s)
-
-    def request_encoded(self, seconds: float) -> None:
-        """One on-demand encode ended."""
-        self._encode_request.observe(seconds)
+        self._figures.turn_age("freshet_encoder_turn_age_seconds", turns)
 
     def progress(self, watermarks: Mapping[int, int], ends: Mapping[int, int]) -> None:
         """Where the partitions stand. ends: one past each partition's last record, as far as known."""
         for partition, watermark in watermarks.items():
             self._watermark.labels(str(partition)).set(watermark)
             self._lag.labels(str(partition)).set(max(0, ends.get(partition, 0) - watermark - 1))
-
-    def failure(self, error: str) -> None:
-        """An attempt failed with an error of this class."""
-        self._failures.labels(error).inc()
-
-    def forgets(self, applied: int) -> None:
-        """So many records of `forgets` were applied."""
-        self._forgets.inc(applied)
-
-    def rewind(self) -> None:
-        """The state store had no epoch."""
-        self._rewinds.inc()

@@ -39,7 +39,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             encode_ms=encoded.encode_seconds * 1000,
         )
         if encoded.state is not None:
-            self._metrics.request_encoded(encoded.encode_seconds)
+            self._metrics.encode_request.observe(encoded.encode_seconds)
             response.query_state.CopyFrom(to_message(encoded.state))
         return response
 

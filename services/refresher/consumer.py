@@ -99,7 +99,7 @@ class Refresher(Follower):
             checkpoints=checkpoints,
             withdrawn=withdrawn,
             content=publisher.content,
-            on_anew=metrics.anew,
+            on_anew=metrics.rebuilt,
         )
         self._num_partitions = 0
         self._terms: dict[int, int] = {}
@@ -236,7 +236,7 @@ class Refresher(Follower):
 
     def _start_anew(self, state: Partition, reason: str) -> None:
         log.warning("partition_folded_anew", partition=state.number, reason=reason)
-        self._metrics.anew(reason)
+        self._metrics.rebuilt(reason)
         with self._held.lock:
             self._held.partitions[state.number] = self._hold.anew(state)
         self._begun_anew.add(state.number)
@@ -385,7 +385,7 @@ class Refresher(Follower):
         self._checkpointed[state.number] = now
         with self._held.lock:
             self._held.checkpoints[state.number] = state.folded_offset
-        self._metrics.checkpointed(time.perf_counter() - started)
+        self._metrics.checkpoint_seconds.observe(time.perf_counter() - started)
 
     def report_lag(self, *, asks: bool) -> None:
         """What is held, and how far its partitions are behind."""
@@ -411,7 +411,7 @@ class Refresher(Follower):
         self._in_step = False
         if not isinstance(exc, FreshetError):
             self._give_up(list(self._held.partitions))
-        self._metrics.failure(type(exc).__name__)
+        self._metrics.failures.labels(type(exc).__name__).inc()
 
 
 def _aside(number: int, entry: Entry) -> DeadLetter:

@@ -17,7 +17,7 @@ from freshet.v1 import events_pb2
 from services.common.errors import InvalidRequest
 from services.common.stream.times import read_ms, set_ms
 from services.common.stream.topic import FOREVER, Topic, check_key, parse
-from services.common.validation import validate_id, validate_query, validate_text
+from services.common.validation import utf8_size, validate_id, validate_query, validate_text
 
 INTERACTIONS = "interactions"
 TOPIC = Topic(
@@ -90,8 +90,10 @@ def validate(interaction: Interaction, now_ms: int) -> None:
         raise InvalidRequest.of("query", "set", f"empty unless type is {SEARCH_CLICK!r} and nothing is undone")
     if len(it.context) > MAX_CONTEXT_ENTRIES:
         raise InvalidRequest.of("context", f"{len(it.context)} entries", f"at most {MAX_CONTEXT_ENTRIES} entries")
-    for text in (*it.context.keys(), *it.context.values()):
-        validate_text("context", text, 0, MAX_CONTEXT_BYTES)
+    for key, text in it.context.items():
+        size = max(utf8_size("context", key), utf8_size("context", text))
+        if size > MAX_CONTEXT_BYTES:
+            raise InvalidRequest.of("context", f"an entry of {size} bytes", f"at most {MAX_CONTEXT_BYTES} bytes a side")
 
 
 def from_message(message: events_pb2.Interaction, *, missing_time_ms: int) -> Interaction:
