@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from services.offline.datasets import Interactions
 
 if TYPE_CHECKING:
-    from services.encoder.bulk_import import ImportReport
+    from services.offline.backfill.bulk_import import ImportReport
 
 
 def import_interactions(
@@ -26,9 +26,9 @@ def import_interactions(
 
     Raises: BundleError; InvalidRequest, PreconditionFailed (the stream holds something else), DependencyUnavailable.
     """
-    from services.encoder.bootstrap import run_import
     from services.encoder.config import EncoderSettings
-    from services.encoder.past_interactions import PastInteractions
+    from services.offline.backfill.jobs import run_import
+    from services.offline.backfill.past_interactions import PastInteractions
 
     settings = EncoderSettings(
         bundle=bundle, kafka_bootstrap=kafka, redis_url=redis_url, inference_server=inference_server

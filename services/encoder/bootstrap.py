@@ -1,7 +1,6 @@
 """Puts the encoder process together: the only module that names concrete adapters."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -18,11 +17,9 @@ from services.common.stream.topics.forgets import FORGETS
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.common.tracing import configure_tracing
 from services.encoder.adapters.forget_log import ForgetTopic
-from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
-from services.encoder.bulk_import import BulkImport, ImportReport, Progressed
 from services.encoder.config import DEVELOPMENT_PSEUDONYM_KEY, EncoderSettings, parse_partitions
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
@@ -32,8 +29,6 @@ from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
-from services.encoder.past_interactions import PastInteractions
-from services.encoder.reattribution import POLL_RECORDS, Reattribution, ReattributionReport
 from services.encoder.server import SERVICE, EncoderServicer
 
 log = structlog.get_logger()
@@ -43,7 +38,6 @@ _add_servicer: Any = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
 
 # The broker answers at once when a forget comes; this is how long it holds the question otherwise.
 DESCRIBE_TIMEOUT_S = 1.0
-BULK_TIMEOUT_S = 120.0
 _MAX_FORGETS = 10_000
 
 
@@ -124,87 +118,6 @@ def forget_log(settings: EncoderSettings) -> ForgetTopic:
 def state_writer(settings: EncoderSettings) -> StateWriter:
     """User states and progress in Redis."""
     return StateWriter(settings.redis_url, ttl_seconds=settings.user_ttl_seconds, max_seen=settings.max_seen_items)
-
-
-def run_import(
-    settings: EncoderSettings,
-    past: PastInteractions,
-    progress: Progressed = lambda phase, done, total: None,
-    *,
-    attributes: bool = True,
-) -> ImportReport:
-    """Import past interactions (blocking); Kafka, Redis and the model must run. attributes: as `BulkImport` says.
-
-    Raises: BundleError; InvalidRequest, PreconditionFailed, DependencyUnavailable as `BulkImport.run` says.
-    """
-    bundle = load_bundle(settings.bundle)
-    stream = kafka_stream(settings.model_copy(update={"partitions": ""}))
-    forgets = forget_log(settings)
-    writer = bulk_producer(settings, "freshet-import")
-    encoder = model_encoder(settings, bundle)
-    store = state_writer(settings)
-    job = BulkImport(
-        stream=stream,
-        writer=writer,
-        outbox=KafkaOutbox(writer, timeout_s=BULK_TIMEOUT_S),
-        store=store,
-        forgets=forgets,
-        encoder=encoder,
-        vocabulary=vocabulary_of(bundle),
-        pseudonym_key=pseudonym_key(settings),
-        attributes=attributes,
-        progress=progress,
-    )
-    try:
-        return job.run(past)
-    finally:
-        stream.close()
-        forgets.close()
-        writer.close(timeout_s=1.0)
-        encoder.close()
-        store.close()
-
-
-def run_reattribution(
-    settings: EncoderSettings, progress: Callable[[int, int], None] = lambda done, total: None
-) -> ReattributionReport:
-    """Encode all of `interactions` with the settings' bundle into attributions of its version (blocking).
-
-    Only Kafka must run: the model runs here, and nothing that the live system reads from is touched.
-    Raises: BundleError, PreconditionFailed, DependencyUnavailable.
-    """
-    bundle = load_bundle(settings.bundle)
-    # Its own group: what it commits says how far this model's attributions went out.
-    mine = settings.model_copy(
-        update={"group_id": f"freshet-attribute-{bundle.model_version}", "max_poll_records": POLL_RECORDS}
-    )
-    every = kafka_stream(mine.model_copy(update={"partitions": ""}))
-    forgets = forget_log(mine)
-    producer = bulk_producer(settings, "freshet-attribute")
-    encoder = in_process_encoder(settings, bundle)
-    try:
-        job = Reattribution(
-            open_stream=lambda partition: kafka_stream(mine.model_copy(update={"partitions": str(partition)})),
-            partitions=list(every.partitions()),
-            outbox=KafkaOutbox(producer, timeout_s=BULK_TIMEOUT_S),
-            forgets=forgets,
-            encoder=encoder,
-            vocabulary=vocabulary_of(bundle),
-            pseudonym_key=pseudonym_key(settings),
-            new_store=lambda: MemoryStore(max_seen=0),
-            progress=progress,
-        )
-        return job.run()
-    finally:
-        every.close()
-        forgets.close()
-        producer.close(timeout_s=1.0)
-        encoder.close()
-
-
-def bulk_producer(settings: EncoderSettings, client_id: str) -> BulkProducer:
-    """A producer for many records at once."""
-    return BulkProducer(settings.kafka_bootstrap, client_id=client_id, linger_ms=50, delivery_timeout_ms=60_000)
 
 
 def pseudonym_key(settings: EncoderSettings) -> bytes:

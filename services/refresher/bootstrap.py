@@ -32,7 +32,6 @@ from services.refresher.handlers.content import ContentStates
 from services.refresher.handlers.describe import Describe, Held
 from services.refresher.handlers.publish import Publisher
 from services.refresher.metrics import RefresherMetrics
-from services.refresher.rebuild import Progressed, Rebuild, RebuildReport
 from services.refresher.server import SERVICE, RefresherServicer
 
 log = structlog.get_logger()
@@ -133,23 +132,6 @@ def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates
 def checkpoint_folder(settings: RefresherSettings, model_version: str) -> Path:
     """Where a model's checkpoints lie: two models' never meet."""
     return settings.checkpoints / model_version
-
-
-def run_rebuild(
-    settings: RefresherSettings, *, keep: bool, progress: Progressed = lambda done, total: None
-) -> RebuildReport:
-    """Fold the whole log from zero beside whatever runs (blocking); Kafka must run, Redis need not.
-
-    keep: save the result as checkpoints, for a refresher of this bundle to go on from.
-    Raises: BundleError; DependencyUnavailable, PreconditionFailed as the log says.
-    """
-    bundle = load_bundle(settings.bundle)
-    source = kafka_log(settings, bundle)
-    files = CheckpointFiles(checkpoint_folder(settings, bundle.model_version))
-    try:
-        return Rebuild(log=source, rules=fold_rules(settings, bundle), progress=progress).run(files if keep else None)
-    finally:
-        source.close()
 
 
 async def run(settings: RefresherSettings) -> None:

@@ -24,8 +24,8 @@ from services.common.state_store import (
     StoredState,
     UserUpdate,
 )
-from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.ports import Store
+from services.offline.backfill.memory_store import MemoryStore
 
 MODEL = "model-1"
 EVENTS = [StoredEvent(1_000 + n, 3, 40 + n, 2**63 + n, f"item-{n}") for n in range(3)]

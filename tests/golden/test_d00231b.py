@@ -41,7 +41,6 @@ from services.common.stream.topics.index_deltas import Batches, IndexDelta, Item
 from services.common.stream.topics.interactions import Interaction, decode_interaction, encode_interaction
 from services.common.stream.topics.items import decode_item
 from services.common.stream.topics.search_clicks import SearchClick, decode_click
-from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.bootstrap import vocabulary_of
@@ -50,6 +49,7 @@ from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.ports import Store
+from services.offline.backfill.memory_store import MemoryStore
 from services.offline.datasets import Interactions
 from services.offline.training import TrainConfig, train
 from services.offline.training.bundling import load_model

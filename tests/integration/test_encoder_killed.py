@@ -26,9 +26,9 @@ from services.common.stream.topics import ensure_topics
 from services.common.stream.topics.attributions import ATTRIBUTIONS, Attribution
 from services.common.stream.topics.forgets import Forget, encode_forget
 from services.common.stream.topics.interactions import Interaction, encode_interaction
-from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.forgetting import Forgotten, pseudonym_of
 from services.encoder.handlers.apply_records import ApplyRecords
+from services.offline.backfill.memory_store import MemoryStore
 
 pytestmark = pytest.mark.integration
 

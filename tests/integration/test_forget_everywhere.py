@@ -14,8 +14,8 @@ from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc, refresher_pb2,
 
 from services.algorithms.bundle import load_bundle
 from services.cli.stack import Stack
-from services.encoder.bootstrap import run_reattribution
 from services.encoder.config import EncoderSettings
+from services.offline.backfill.jobs import run_reattribution
 
 pytestmark = pytest.mark.integration
 

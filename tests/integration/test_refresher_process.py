@@ -29,7 +29,7 @@ from services.common.kafka import BulkProducer, Record, build_consumer, partitio
 from services.common.stream.position import unpack_position
 from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.stream.topics.index_deltas import INDEX_DELTAS, Batches, decode
-from services.refresher.bootstrap import run_rebuild
+from services.offline.backfill.jobs import run_rebuild
 from services.refresher.config import RefresherSettings
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 

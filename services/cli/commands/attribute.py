@@ -29,8 +29,8 @@ def attribute(
     from services.algorithms.bundle import BundleError
     from services.cli.stack import Stack
     from services.common.errors import DependencyUnavailable, FreshetError
-    from services.encoder.bootstrap import run_reattribution
     from services.encoder.config import EncoderSettings
+    from services.offline.backfill.jobs import run_reattribution
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:

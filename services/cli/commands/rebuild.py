@@ -1,6 +1,6 @@
 """`freshet rebuild`: fold every attribution from zero, and compare with the refresher that runs; or start a new model.
 
-Thin: the folding is services/refresher/rebuild.py's; here are the bar, the comparison and the exit status.
+Thin: the folding is services/offline/backfill/rebuild.py's; here are the bar, the comparison and the exit status.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from services.cli.output import CommandError, ExitStatus, console, emit_json, re
 
 if TYPE_CHECKING:
     from services.cli.stack import Stack
-    from services.refresher.rebuild import RebuildReport
+    from services.offline.backfill.rebuild import RebuildReport
 
 _STATUS_TIMEOUT_S = 5.0
 
@@ -43,7 +43,7 @@ def rebuild(
     from services.cli.stack import Stack
     from services.common.config import ConfigError
     from services.common.errors import DependencyUnavailable, FreshetError
-    from services.refresher.bootstrap import run_rebuild
+    from services.offline.backfill.jobs import run_rebuild
     from services.refresher.config import RefresherSettings
 
     stack = Stack(state)

@@ -7,11 +7,11 @@ from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStre
 
 from services.common.stream.topics.forgets import Forget
 from services.common.stream.topics.interactions import Interaction, encode_interaction
-from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
+from services.offline.backfill.memory_store import MemoryStore
 
 NOW_MS = 1_800_000_000_000
 VOCABULARY = Vocabulary(

@@ -12,10 +12,10 @@ from services.common.errors import DependencyUnavailable, InvalidRequest, Precon
 from services.common.kafka import Record, partition_for
 from services.common.stream.topics.attributions import Attribution
 from services.common.stream.topics.forgets import Forget
-from services.encoder.adapters.in_memory import MemoryStore
-from services.encoder.bulk_import import BulkImport, ImportReport
 from services.encoder.forgetting import Forgotten
-from services.encoder.past_interactions import PastInteractions
+from services.offline.backfill.bulk_import import BulkImport, ImportReport
+from services.offline.backfill.memory_store import MemoryStore
+from services.offline.backfill.past_interactions import PastInteractions
 
 PARTITIONS = 3
 

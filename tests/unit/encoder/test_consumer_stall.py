@@ -12,11 +12,11 @@ from streams import NOW_MS, VOCABULARY, append, forgets_on, interaction
 
 from services.common.errors import DependencyUnavailable
 from services.common.turn_clock import TurnClock
-from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.metrics import EncoderMetrics
+from services.offline.backfill.memory_store import MemoryStore
 
 
 class Away(HashEncoder):

@@ -14,7 +14,6 @@ from streams import VOCABULARY
 from services.common.errors import DependencyUnavailable
 from services.common.rpc_server import RpcServer
 from services.common.state_store import StoredEvent
-from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.config import EncoderSettings
 from services.encoder.encoding import encode_job, pack_state
 from services.encoder.forgetting import pseudonym_of
@@ -22,6 +21,7 @@ from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import MAX_EVENTS, EncodeHistory
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.server import SERVICE, EncoderServicer
+from services.offline.backfill.memory_store import MemoryStore
 
 
 class Model(HashEncoder):

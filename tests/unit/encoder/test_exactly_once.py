@@ -16,7 +16,7 @@ from services.common.stream.retraction import ForgetUpTo, Undo
 from services.common.stream.topics.attributions import Attributed, Attribution
 from services.common.stream.topics.interactions import Interaction, decode_interaction
 from services.common.stream.topics.search_clicks import ClickRecord
-from services.encoder.adapters.in_memory import MemoryStore
+from services.offline.backfill.memory_store import MemoryStore
 
 PARTITIONS = 2
 

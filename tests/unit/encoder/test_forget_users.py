@@ -15,11 +15,11 @@ from services.common.stream.retraction import ForgetUpTo, Undo
 from services.common.stream.topics.attributions import Attribution
 from services.common.stream.topics.forgets import Forget
 from services.common.stream.topics.interactions import Interaction
-from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import cache_key
 from services.encoder.forgetting import Forgotten, pseudonym_of
 from services.encoder.handlers.describe_user import DescribeUser
+from services.offline.backfill.memory_store import MemoryStore
 
 USERS = [f"user-{number}" for number in range(3)]
 

@@ -14,11 +14,11 @@ from services.algorithms.manifest import EncoderShape, HeadShape
 from services.common.errors import PreconditionFailed
 from services.common.stream.topics.attributions import Attribution
 from services.common.stream.topics.interactions import Interaction, encode_interaction
-from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.apply_records import ApplyRecords
+from services.offline.backfill.memory_store import MemoryStore
 from services.offline.training.export import write_onnx
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.step_export import write_step_onnx

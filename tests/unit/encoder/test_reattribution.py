@@ -11,9 +11,9 @@ from streams import NOW_MS, VOCABULARY, append, drain, forget, handler_on, inter
 from services.common.errors import DependencyUnavailable
 from services.common.stream.retraction import Undo
 from services.common.stream.topics.attributions import Attribution
-from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.forgetting import Forgotten
-from services.encoder.reattribution import Reattribution, ReattributionReport
+from services.offline.backfill.memory_store import MemoryStore
+from services.offline.backfill.reattribution import Reattribution, ReattributionReport
 
 PARTITIONS = 3
 NEXT = replace(VOCABULARY, model_version="model-2", item_index={f"item-{n}": n for n in range(10, 60)}, max_history=12)

@@ -11,9 +11,9 @@ from services.common.stream.retraction import ForgetUpTo, Undo
 from services.common.stream.topics.attributions import Attribution
 from services.common.stream.topics.interactions import Interaction
 from services.common.stream.topics.search_clicks import ClickRecord, SearchClick, decode_click, encode_click, key_of
-from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.forgetting import Forgotten, pseudonym_of
-from services.encoder.reattribution import Reattribution
+from services.offline.backfill.memory_store import MemoryStore
+from services.offline.backfill.reattribution import Reattribution
 
 PSEUDONYM = pseudonym_of("user-0", b"key")
 

@@ -17,13 +17,13 @@ from services.common import state_layout
 from services.common.errors import FreshetError
 from services.common.state_store import UserHistory
 from services.common.stream.topics.interactions import Interaction, encode_interaction
-from services.encoder.adapters.in_memory import MemoryStore
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.metrics import EncoderMetrics
+from services.offline.backfill.memory_store import MemoryStore
 
 NOW_MS = 1_800_000_000_000
 ANN = "ann"

@@ -37,8 +37,8 @@ from services.common.stream.topics.interactions import INTERACTIONS, decode_inte
 from services.encoder.domain import RECENT_IDS, EncodedStates, EncodeJob, Outcome
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
 from services.encoder.forgetting import Forgotten, check_same_log, pseudonym_of
-from services.encoder.past_interactions import Layout, PastInteractions, check, lay_out
 from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
+from services.offline.backfill.past_interactions import Layout, PastInteractions, check, lay_out
 
 _CONSUMED = "something consumes the stream during the import: stop the encoder process, and import again"
 

@@ -1,0 +1,126 @@
+"""Puts the jobs over whole topics together, with the processes' own adapters and settings: the only module here that
+names concrete adapters."""
+
+from collections.abc import Callable
+
+from services.algorithms.bundle import load_bundle
+from services.common.kafka import BulkProducer
+from services.encoder.adapters.kafka_outbox import KafkaOutbox
+from services.encoder.bootstrap import (
+    forget_log,
+    in_process_encoder,
+    kafka_stream,
+    model_encoder,
+    pseudonym_key,
+    state_writer,
+    vocabulary_of,
+)
+from services.encoder.config import EncoderSettings
+from services.offline.backfill.bulk_import import BulkImport, ImportReport, Progressed
+from services.offline.backfill.memory_store import MemoryStore
+from services.offline.backfill.past_interactions import PastInteractions
+from services.offline.backfill.reattribution import POLL_RECORDS, Reattribution, ReattributionReport
+from services.offline.backfill.rebuild import Rebuild, RebuildReport
+from services.refresher.adapters.checkpoint_files import CheckpointFiles
+from services.refresher.bootstrap import checkpoint_folder, fold_rules, kafka_log
+from services.refresher.config import RefresherSettings
+
+BULK_TIMEOUT_S = 120.0
+
+
+def run_import(
+    settings: EncoderSettings,
+    past: PastInteractions,
+    progress: Progressed = lambda phase, done, total: None,
+    *,
+    attributes: bool = True,
+) -> ImportReport:
+    """Import past interactions (blocking); Kafka, Redis and the model must run. attributes: as `BulkImport` says.
+
+    Raises: BundleError; InvalidRequest, PreconditionFailed, DependencyUnavailable as `BulkImport.run` says.
+    """
+    bundle = load_bundle(settings.bundle)
+    stream = kafka_stream(settings.model_copy(update={"partitions": ""}))
+    forgets = forget_log(settings)
+    writer = bulk_producer(settings, "freshet-import")
+    encoder = model_encoder(settings, bundle)
+    store = state_writer(settings)
+    job = BulkImport(
+        stream=stream,
+        writer=writer,
+        outbox=KafkaOutbox(writer, timeout_s=BULK_TIMEOUT_S),
+        store=store,
+        forgets=forgets,
+        encoder=encoder,
+        vocabulary=vocabulary_of(bundle),
+        pseudonym_key=pseudonym_key(settings),
+        attributes=attributes,
+        progress=progress,
+    )
+    try:
+        return job.run(past)
+    finally:
+        stream.close()
+        forgets.close()
+        writer.close(timeout_s=1.0)
+        encoder.close()
+        store.close()
+
+
+def run_reattribution(
+    settings: EncoderSettings, progress: Callable[[int, int], None] = lambda done, total: None
+) -> ReattributionReport:
+    """Encode all of `interactions` with the settings' bundle into attributions of its version (blocking).
+
+    Only Kafka must run: the model runs here, and nothing that the live system reads from is touched.
+    Raises: BundleError, PreconditionFailed, DependencyUnavailable.
+    """
+    bundle = load_bundle(settings.bundle)
+    # Its own group: what it commits says how far this model's attributions went out.
+    mine = settings.model_copy(
+        update={"group_id": f"freshet-attribute-{bundle.model_version}", "max_poll_records": POLL_RECORDS}
+    )
+    every = kafka_stream(mine.model_copy(update={"partitions": ""}))
+    forgets = forget_log(mine)
+    producer = bulk_producer(settings, "freshet-attribute")
+    encoder = in_process_encoder(settings, bundle)
+    try:
+        job = Reattribution(
+            open_stream=lambda partition: kafka_stream(mine.model_copy(update={"partitions": str(partition)})),
+            partitions=list(every.partitions()),
+            outbox=KafkaOutbox(producer, timeout_s=BULK_TIMEOUT_S),
+            forgets=forgets,
+            encoder=encoder,
+            vocabulary=vocabulary_of(bundle),
+            pseudonym_key=pseudonym_key(settings),
+            new_store=lambda: MemoryStore(max_seen=0),
+            progress=progress,
+        )
+        return job.run()
+    finally:
+        every.close()
+        forgets.close()
+        producer.close(timeout_s=1.0)
+        encoder.close()
+
+
+def run_rebuild(
+    settings: RefresherSettings, *, keep: bool, progress: Callable[[int, int], None] = lambda done, total: None
+) -> RebuildReport:
+    """Fold the whole log from zero beside whatever runs (blocking); Kafka must run, Redis need not.
+
+    keep: save the result as checkpoints, for a refresher of this bundle to go on from.
+    Raises: BundleError; DependencyUnavailable, PreconditionFailed as the log says.
+    """
+    bundle = load_bundle(settings.bundle)
+    source = kafka_log(settings, bundle)
+    files = CheckpointFiles(checkpoint_folder(settings, bundle.model_version))
+    try:
+        return Rebuild(log=source, rules=fold_rules(settings, bundle), progress=progress).run(files if keep else None)
+    finally:
+        source.close()
+
+
+def bulk_producer(settings: EncoderSettings, client_id: str) -> BulkProducer:
+    """A producer for many records at once."""
+    return BulkProducer(settings.kafka_bootstrap, client_id=client_id, linger_ms=50, delivery_timeout_ms=60_000)
