@@ -15,7 +15,7 @@ from services.algorithms.bundle import load_bundle
 from services.algorithms.catalogue import Catalogue, catalogue_from_bundle, required_bytes
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import Algorithm, make_index, parse_algorithm
-from services.algorithms.indexes.exact.cheapest import going_on
+from services.algorithms.indexes.exact.cheapest import carry_over
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build, IndexFullError
 from services.algorithms.indexes.protocol import Index
@@ -71,7 +71,7 @@ def host_build(algorithms: Sequence[Algorithm]) -> Build:
         ranks = np.arange(items.num_items)
         return {**{one.text: make_index(one, items, ranks) for one in algorithms}, TRUTH: BruteForce(items)}
 
-    return going_on(build)
+    return carry_over(build)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.catalogue import Catalogue
-from services.algorithms.indexes.exact.cheapest import Exact, going_on
+from services.algorithms.indexes.exact.cheapest import Exact, carry_over
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import only
 from services.algorithms.indexes.protocol import EXACT
@@ -61,7 +61,7 @@ class TextMol:
         self, base: Catalogue, *, encode_all: EncodeAll, encode: Encode, num_query_components: int, policy: ClickPolicy
     ) -> None:
         """`base`: the text bundle's documents with their states, under the text version as model version."""
-        self.live = LiveCatalogue(base, build=going_on(only(Exact)))
+        self.live = LiveCatalogue(base, build=carry_over(only(Exact)))
         self._encode_all, self._encode, self._policy = encode_all, encode, policy
         self._num_query_components = num_query_components
         self._feedback = self._no_feedback()

@@ -7,7 +7,7 @@ import pytest
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.exact.cheapest import Exact, going_on
+from services.algorithms.indexes.exact.cheapest import Exact, carry_over
 from services.algorithms.indexes.exact.clusters import ExactClusters
 from services.algorithms.indexes.exact.two_pass import (
     ExactAlgorithm1,
@@ -105,7 +105,7 @@ def test_an_index_over_changed_items_goes_on_from_what_was_measured() -> None:
     earlier, later = Exact(items, gate, pool_size=50), Exact(items, gate, pool_size=50)
     for _ in range(15):
         earlier.search(queries, 10)
-    later.go_on_from(earlier)
+    later.carry_over_from(earlier)
     assert later.chosen(batch=5, k=10) == earlier.chosen(batch=5, k=10) is not None
     assert later.search(queries, 10).passes[0].name == f"strategy:{earlier.chosen(batch=5, k=10)}"
     assert later.chosen(batch=5, k=2000) is None
@@ -113,7 +113,7 @@ def test_an_index_over_changed_items_goes_on_from_what_was_measured() -> None:
 
 def test_a_build_goes_on_from_what_the_one_before_the_merge_had_measured() -> None:
     queries, items, gate = scene(6, 3000)
-    build, scorer = going_on(only(Exact)), MolScorer(items, gate)
+    build, scorer = carry_over(only(Exact)), MolScorer(items, gate)
 
     def built() -> Exact:
         index = build(scorer, gate)["exact"]

@@ -89,8 +89,8 @@ class Exact(ScoredIndex):
             return None
         return self.strategies[_cheapest(measured)].name
 
-    def go_on_from(self, earlier: "Exact") -> None:
-        """Take over what `earlier`, over nearly the same items, measured: no search has to try all of them again."""
+    def carry_over_from(self, earlier: "Exact") -> None:
+        """Inherit what `earlier`, over nearly the same items, measured: no search has to try all of them again."""
         with earlier._lock:
             measured = {kind: [list(turns) for turns in found] for kind, found in earlier._measured.items()}
             started = dict(earlier._started)
@@ -139,8 +139,8 @@ class Exact(ScoredIndex):
             return others[started // _LOOK_AGAIN_EVERY % len(others)] if others else cheapest
 
 
-def going_on(build: Build) -> Build:
-    """A build whose exact indexes go on from what the one of their name had measured before a merge."""
+def carry_over(build: Build) -> Build:
+    """A build whose exact indexes inherit the timings measured by the previous index of the same name."""
     before: dict[str, Exact] = {}
 
     def built(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
@@ -148,7 +148,7 @@ def going_on(build: Build) -> Build:
         exact = {name: index for name, index in indexes.items() if isinstance(index, Exact)}
         for name, index in exact.items():
             if name in before:
-                index.go_on_from(before[name])
+                index.carry_over_from(before[name])
         before.update(exact)
         return indexes
 
