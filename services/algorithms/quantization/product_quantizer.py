@@ -24,7 +24,6 @@ from services.algorithms.quantization.targets import (
     Targets,
     checked_points,
     relative_weights,
-    root_mean_square_norm,
     score_aware_targets,
     training_targets,
 )
@@ -145,16 +144,10 @@ def train_product_quantizer(
     if len(checked) < num_codewords:
         raise ValueError(f"{len(checked)} points cannot train {num_codewords} codewords; at least as many are needed")
     _check_centres(centres, checked)
-    scale = root_mean_square_norm(checked)
     generator = torch.Generator().manual_seed(seed)
-    targets = training_targets(
-        checked,
-        threshold=threshold,
-        scale=scale,
-        weights=weights,
-        centres=centres,
-        most=max(_MIN_TRAINING_POINTS, _TRAINING_POINTS_PER_CODEWORD * num_codewords),
-        generator=generator,
+    most = max(_MIN_TRAINING_POINTS, _TRAINING_POINTS_PER_CODEWORD * num_codewords)
+    targets, scale = training_targets(
+        checked, threshold=threshold, most=most, generator=generator, weights=weights, centres=centres
     )
     rotation = balancing_rotation(targets.vectors, num_subspaces) if rotate else None
     targets = targets.rotated(rotation)

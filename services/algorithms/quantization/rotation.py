@@ -31,8 +31,8 @@ def dealt(sizes: list[float], num_groups: int) -> list[int]:
     room = len(sizes) // num_groups
     groups: list[list[int]] = [[] for _ in range(num_groups)]
     loads = [0.0] * num_groups
-    for number in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        group = min((place for place in range(num_groups) if len(groups[place]) < room), key=loads.__getitem__)
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        group = min((group for group in range(num_groups) if len(groups[group]) < room), key=loads.__getitem__)
         groups[group].append(number)
         loads[group] += sizes[number]
     return [number for group in groups for number in group]

@@ -109,16 +109,16 @@ def training_targets(
     points: FloatArray,
     *,
     threshold: float,
-    scale: float,
-    weights: ErrorWeights | None,
-    centres: FloatArray | None,
     most: int,
     generator: torch.Generator,
-) -> Targets:
-    """At most `most` targets, drawn by `generator`, with `weights` or the threshold's.
+    weights: ErrorWeights | None = None,
+    centres: FloatArray | None = None,
+) -> tuple[Targets, float]:
+    """At most `most` targets, drawn by `generator`, with `weights` or the threshold's, and the points' scale.
 
-    Raises: ValueError when no point has a weight, because none is longer than T.
+    Raises: ValueError when every point is zero, or no point has a weight, because none is longer than T.
     """
+    scale = root_mean_square_norm(points)
     if weights is None:
         weights = relative_weights(points, threshold=threshold, scale=scale)
     elif len(weights.ratio) != len(points):
@@ -130,6 +130,6 @@ def training_targets(
             f"{scale:.4g}; T must be below it, or no score can reach T"
         )
     targets = score_aware_targets(points, weights, centres=centres)
-    if len(targets) <= most:
-        return targets
-    return targets[torch.randperm(len(targets), generator=generator)[:most].sort().values]
+    if len(targets) > most:
+        targets = targets[torch.randperm(len(targets), generator=generator)[:most].sort().values]
+    return targets, scale

@@ -20,7 +20,6 @@ from services.algorithms.quantization.targets import (
     Targets,
     checked_points,
     relative_weights,
-    root_mean_square_norm,
     score_aware_targets,
     training_targets,
 )
@@ -67,17 +66,9 @@ def train_vector_quantizer(
     checked = checked_points(points)
     if not 1 <= num_centres <= len(checked):
         raise ValueError(f"num_centres is {num_centres}; it must be from 1 to the number of points, {len(checked)}")
-    scale = root_mean_square_norm(checked)
     generator = torch.Generator().manual_seed(seed)
-    targets = training_targets(
-        checked,
-        threshold=threshold,
-        scale=scale,
-        weights=None,
-        centres=None,
-        most=max(_MIN_TRAINING_POINTS, _TRAINING_POINTS_PER_CENTRE * num_centres),
-        generator=generator,
-    )
+    most = max(_MIN_TRAINING_POINTS, _TRAINING_POINTS_PER_CENTRE * num_centres)
+    targets, scale = training_targets(checked, threshold=threshold, most=most, generator=generator)
     centres = product_k_means(targets.vectors, 1, num_centres, generator)[0]
     if threshold > 0:
         centres = _refined(targets, centres, on_step or (lambda name, loss: None))
