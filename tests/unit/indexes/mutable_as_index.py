@@ -45,10 +45,10 @@ class MutableAsIndex:
         first, later = rows[::2], rows[1::2]
         self.index = MutableIndex(some(first, first), gate, model_version="model", build=only(build))
         if len(later):
-            self.index.upsert(some(later, later[::-1]))  # each with another's state at first
-            self.index.remove(self.ids[later[::3]].tolist())
-            self.index.upsert(some(later, later))
-            self.index.upsert(some(first[:1], first[:1]))
+            self.index.apply(upserts=some(later, later[::-1]))  # each with another's state at first
+            self.index.apply(removals=self.ids[later[::3]].tolist())
+            self.index.apply(upserts=some(later, later))
+            self.index.apply(upserts=some(first[:1], first[:1]))
 
     @property
     def nbytes(self) -> int:

@@ -44,13 +44,13 @@ def test_an_empty_index_answers_exactly_nothing_until_an_item_comes(states: Stat
     assert answer.item_ids == ((), ())
     assert answer.scores.shape == (2, 0)
     assert [found.kind for found in answer.certificates] == ["exact", "exact"]
-    index.upsert(batch(states, ["a"]))
+    index.apply(upserts=batch(states, ["a"]))
     assert index.search(states.query([0]), 5).item_ids == (("a",),)
 
 
 def test_a_change_says_what_it_did_and_unknown_removals_are_reported(states: States) -> None:
     index = make_index(states)
-    assert index.upsert(batch(states, ["a", "b"])).added == 2
+    assert index.apply(upserts=batch(states, ["a", "b"])).added == 2
     change = index.apply(upserts=batch(states, ["b", "c"]), removals=["a", "ghost"])
     assert (change.added, change.updated, change.removed, change.unknown) == (1, 1, 1, ("ghost",))
     assert held(index, states) == ["b", "c"]
@@ -60,13 +60,13 @@ def test_each_batch_makes_one_version_and_equal_histories_make_equal_ones(states
     first, second = make_index(states, 3), make_index(states, 3)
     names = [first.version.name]
     for index in (first, second):
-        index.upsert(batch(states, ["a"]))
-        index.remove(["a"])
+        index.apply(upserts=batch(states, ["a"]))
+        index.apply(removals=["a"])
     names += [first.version.name]
     assert first.version.name == second.version.name
     assert first.version.number == 2
-    second.upsert(batch(states, ["a"]))
-    first.upsert(batch(states, ["a"], [1]))
+    second.apply(upserts=batch(states, ["a"]))
+    first.apply(upserts=batch(states, ["a"], [1]))
     assert first.version.number == second.version.number
     assert len({*names, first.version.name, second.version.name}) == 4
     assert index.search(states.query([0]), 1).version == second.version.name
@@ -75,30 +75,30 @@ def test_each_batch_makes_one_version_and_equal_histories_make_equal_ones(states
 def test_what_changes_nothing_keeps_the_version(states: States) -> None:
     index = make_index(states, 4)
     name = index.version.name
-    assert index.remove(["ghost"]).version == name
+    assert index.apply(removals=["ghost"]).version == name
     index.merge()
     assert index.version.name == name
 
 
 def test_categories_stay_with_an_item_whose_update_brings_none(states: States) -> None:
     index = make_index(states)
-    index.upsert(batch(states, ["a", "b"], categories=[["x"], ["y"]]))
-    index.upsert(batch(states, ["a"], [5]))
+    index.apply(upserts=batch(states, ["a", "b"], categories=[["x"], ["y"]]))
+    index.apply(upserts=batch(states, ["a"], [5]))
     assert held(index, states, ItemFilter(allow_categories=["x"])) == ["a"]
     index.merge()
-    index.upsert(batch(states, ["a"], [6]))
+    index.apply(upserts=batch(states, ["a"], [6]))
     assert held(index, states, ItemFilter(allow_categories=["x"])) == ["a"]
-    index.upsert(batch(states, ["a"], [6], categories=[[]]))
+    index.apply(upserts=batch(states, ["a"], [6], categories=[[]]))
     assert held(index, states, ItemFilter(allow_categories=["x"])) == []
-    index.remove(["b"])
-    index.upsert(batch(states, ["b"]))
+    index.apply(removals=["b"])
+    index.apply(upserts=batch(states, ["b"]))
     assert held(index, states, ItemFilter(allow_categories=["y"])) == []
 
 
 def test_each_query_may_bring_its_own_filter(states: States) -> None:
     index = make_index(states, 4)
-    index.upsert(batch(states, ["z"]))
-    index.remove(["i00001"])
+    index.apply(upserts=batch(states, ["z"]))
+    index.apply(removals=["i00001"])
     answer = index.search(states.query([0, 1]), 9, [ItemFilter(deny_item_ids=["z"]), ItemFilter()])
     assert sorted(answer.item_ids[0]) == ["i00000", "i00002", "i00003"]
     assert sorted(answer.item_ids[1]) == ["i00000", "i00002", "i00003", "z"]
@@ -108,9 +108,9 @@ def test_each_query_may_bring_its_own_filter(states: States) -> None:
 
 def test_equal_scores_come_in_order_of_id_across_main_and_delta(states: States) -> None:
     index = make_index(states)
-    index.upsert(batch(states, ["d", "b", "f"], [7, 7, 7]))
+    index.apply(upserts=batch(states, ["d", "b", "f"], [7, 7, 7]))
     index.merge()
-    index.upsert(batch(states, ["a", "e", "c"], [7, 7, 7]))
+    index.apply(upserts=batch(states, ["a", "e", "c"], [7, 7, 7]))
     for k in (1, 3, 5, 6):
         assert list(index.search(states.query([0]), k).item_ids[0]) == list("abcdef")[:k]
 
@@ -122,12 +122,12 @@ def test_a_merge_that_fails_leaves_the_index_as_it_was(states: States) -> None:
         return BruteForce(scorer, pair_gate)
 
     index = make_index(states, build=refuse_two)
-    index.upsert(batch(states, ["a", "b"]))
+    index.apply(upserts=batch(states, ["a", "b"]))
     with pytest.raises(ValueError, match="too few training points"):
         index.merge()
     assert held(index, states) == ["a", "b"]
     assert index.memory.building == 0
-    index.upsert(batch(states, ["c"]))
+    index.apply(upserts=batch(states, ["c"]))
     index.merge()
     assert held(index, states) == ["a", "b", "c"]
     assert index.memory.delta == make_index(states).memory.delta
@@ -137,8 +137,8 @@ def test_an_inexact_main_keeps_a_certificate_that_holds_for_the_union() -> None:
     rng = np.random.default_rng(3)
     states = States(rng, p_q=2, p_x=3, d=8, count=600, num_queries=40, spread=0.03)
     index = make_index(states, 500, build=lambda scorer, gate: TopKAvg(scorer, gate, pool_size=12))
-    index.upsert(batch(states, [f"n{row}" for row in range(100)], list(range(500, 600))))
-    index.remove([f"i{row:05d}" for row in range(0, 500, 7)])
+    index.apply(upserts=batch(states, [f"n{row}" for row in range(100)], list(range(500, 600))))
+    index.apply(removals=[f"i{row:05d}" for row in range(0, 500, 7)])
     removed = {f"i{row:05d}" for row in range(0, 500, 7)}
     ids = [f"i{row:05d}" for row in range(500)] + [f"n{row}" for row in range(100)]
     answer = index.search(states.query(list(range(40))), 10)
@@ -208,7 +208,7 @@ def test_algorithms_by_name_share_one_changing_catalogue(states: States) -> None
     index = MutableIndex(batch(states, ids), states.pair_gate, model_version=MODEL, build=build)
     one = make_index(states, 100, build=lambda scorer, gate: TopKAvg(scorer, gate, pool_size=1))
     assert index.memory.main - one.memory.main <= 100 * 8  # tie ranks: the states are held once
-    index.upsert(batch(states, ["n"], [200]))
+    index.apply(upserts=batch(states, ["n"], [200]))
     query = states.query([0])
     assert index.search(query, 101, algorithm="all").item_ids == index.search(query, 101).item_ids
     assert index.search(query, 1).certificates[0].kind == "exact"
@@ -224,7 +224,7 @@ def test_an_item_may_lack_components(states: States, absent: list[int]) -> None:
     partial = states.of([0])
     partial.components[0, absent] = 0
     index = make_index(states)
-    index.upsert(ItemBatch(item_ids=["a"], states=partial))
+    index.apply(upserts=ItemBatch(item_ids=["a"], states=partial))
     exact = mol_scores_reference(states.query([0]), partial, states.pair_gate).numpy()[0, 0]
     assert index.search(states.query([0]), 1).scores[0, 0] == pytest.approx(exact, abs=1e-12)
 
@@ -244,14 +244,14 @@ def test_a_memory_limit_refuses_growth_but_lets_updates_go_on_forever(states: St
     peak = 0
     for step in range(30):
         ids = [f"i{row:05d}" for row in range(step * 50, step * 50 + 400)]
-        index.upsert(batch(states, ids, [step] * 400))
+        index.apply(upserts=batch(states, ids, [step] * 400))
         peak = max(peak, index.memory.total)
     assert peak <= limit
     assert index.num_items == 2000
     refusal = ""
     for step in range(100):
         try:
-            index.upsert(batch(states, [f"new-{step}-{row}" for row in range(300)]))
+            index.apply(upserts=batch(states, [f"new-{step}-{row}" for row in range(300)]))
         except IndexFullError as error:
             refusal = str(error)
             break
@@ -259,8 +259,8 @@ def test_a_memory_limit_refuses_growth_but_lets_updates_go_on_forever(states: St
     assert f"max_bytes={limit} but 300 more items make" in refusal
     assert peak <= limit
     name = index.version.name
-    index.remove([f"i{row:05d}" for row in range(600)])
-    index.upsert(batch(states, [f"more-{row}" for row in range(300)]))  # what was removed makes room
+    index.apply(removals=[f"i{row:05d}" for row in range(600)])
+    index.apply(upserts=batch(states, [f"more-{row}" for row in range(300)]))  # what was removed makes room
     assert index.version.name != name
 
 
@@ -270,7 +270,7 @@ def test_memory_counts_every_part(states: States) -> None:
     before = index.memory
     assert before.main > 1000 * state_bytes
     assert before.building == 0
-    index.upsert(batch(states, [f"n{row}" for row in range(300)]))
+    index.apply(upserts=batch(states, [f"n{row}" for row in range(300)]))
     assert index.memory.delta - before.delta > 300 * state_bytes
     assert index.memory.main == pytest.approx(before.main, rel=0.01)
     seen = []
@@ -344,14 +344,14 @@ def test_readers_in_threads_never_see_half_a_batch() -> None:
 
 def test_a_merge_is_wanted_when_enough_has_changed_and_not_again_for_what_it_covers(states: States) -> None:
     index = make_index(states, 100)
-    index.upsert(batch(states, [f"n{row}" for row in range(MERGE_ROWS - 1)], [0] * (MERGE_ROWS - 1)))
+    index.apply(upserts=batch(states, [f"n{row}" for row in range(MERGE_ROWS - 1)], [0] * (MERGE_ROWS - 1)))
     assert not index.merge_wanted.is_set()
-    index.upsert(batch(states, ["one more"]))
+    index.apply(upserts=batch(states, ["one more"]))
     assert index.merge_wanted.is_set()
     index.merge_wanted.clear()
 
     def change() -> None:
-        index.upsert(batch(states, ["i00000"]))
+        index.apply(upserts=batch(states, ["i00000"]))
 
     index.merge(change)
     assert not index.merge_wanted.is_set()
@@ -362,9 +362,9 @@ def test_writers_in_threads_lose_nothing(states: States) -> None:
 
     def write(writer: int) -> None:
         for step in range(150):
-            index.upsert(batch(states, [f"w{writer}-{step}-{row}" for row in range(8)]))
+            index.apply(upserts=batch(states, [f"w{writer}-{step}-{row}" for row in range(8)]))
             if step % 3 == 2:
-                index.remove([f"w{writer}-{step - 1}-{row}" for row in range(8)])
+                index.apply(removals=[f"w{writer}-{step - 1}-{row}" for row in range(8)])
 
     writers = [threading.Thread(target=write, args=(writer,)) for writer in range(3)]
     with BackgroundMerge(index) as background:
@@ -391,7 +391,7 @@ def test_a_background_merge_that_fails_says_why_and_is_tried_again_until_it_succ
         return BruteForce(scorer, pair_gate)
 
     index = make_index(states, build=build)
-    index.upsert(batch(states, ["a"]))
+    index.apply(upserts=batch(states, ["a"]))
     background = BackgroundMerge(index, first_retry_s=0.001, longest_retry_s=0.004)
     background.start()
     index.merge_wanted.set()
@@ -399,7 +399,7 @@ def test_a_background_merge_that_fails_says_why_and_is_tried_again_until_it_succ
         assert tried.acquire(timeout=10)
     assert isinstance(background.error, ValueError)
     assert held(index, states) == ["a"]
-    index.upsert(batch(states, ["b"]))
+    index.apply(upserts=batch(states, ["b"]))
     failing.clear()
     assert merged.wait(10)
     background.close()
@@ -416,7 +416,7 @@ def test_closing_does_not_wait_for_the_next_try_and_raises_what_the_last_one_did
         raise ValueError("no algorithm for this one")
 
     index = make_index(states, build=refuse)
-    index.upsert(batch(states, ["a"]))
+    index.apply(upserts=batch(states, ["a"]))
     background = BackgroundMerge(index, first_retry_s=3600)
     background.start()
     index.merge_wanted.set()

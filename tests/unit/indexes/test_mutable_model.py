@@ -60,7 +60,7 @@ class Run:
     def upsert(self, most: int = 6) -> None:
         batch, numbers = self.batch(self.some_ids(most))
         known = sum(self.oracle.state[self.oracle.place[item_id]] >= 0 for item_id in batch.item_ids)
-        change = self.index.upsert(batch)
+        change = self.index.apply(upserts=batch)
         self.oracle.upsert(batch, numbers)
         assert (change.added, change.updated) == (len(batch) - known, known)
 
@@ -69,7 +69,7 @@ class Run:
 
     def remove(self) -> None:
         item_ids = self.some_ids(6)
-        change = self.index.remove(item_ids)
+        change = self.index.apply(removals=item_ids)
         assert list(change.unknown) == self.oracle.remove(item_ids)
         assert change.removed == len(item_ids) - len(change.unknown)
 

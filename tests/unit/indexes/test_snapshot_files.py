@@ -1,6 +1,7 @@
 """Snapshots of the mutable index: what comes back, what is refused, what a crash leaves."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -40,10 +41,12 @@ def make_index(states: States, count: int = 40) -> MutableIndex:
     )
     for group in ("日", "b", "a"):
         ids = [f"{group}{row}" for row in range(count)]
-        index.upsert(ItemBatch(item_ids=ids, states=states.of(range(count)), categories=[[group, "all"]] * count))
+        index.apply(
+            upserts=ItemBatch(item_ids=ids, states=states.of(range(count)), categories=[[group, "all"]] * count)
+        )
         if group == "日":
             index.merge()
-        index.remove([f"{group}{row}" for row in range(0, count, 5)])
+        index.apply(removals=[f"{group}{row}" for row in range(0, count, 5)])
     return index
 
 
@@ -57,7 +60,7 @@ def test_a_snapshot_brings_everything_back_and_goes_on_from_there(states: States
     assert after.item_ids == before.item_ids
     assert (after.scores == before.scores).all()
     for one in (index, again):
-        one.upsert(ItemBatch(item_ids=["b1", "new"], states=states.of([8, 9])))
+        one.apply(upserts=ItemBatch(item_ids=["b1", "new"], states=states.of([8, 9])))
     assert again.version.name == index.version.name
     assert again.search(queries, 200).item_ids == index.search(queries, 200).item_ids
 
@@ -75,12 +78,12 @@ def test_states_are_mapped_from_the_file_not_copied(states: States, tmp_path: Pa
 
 def test_an_empty_index_has_a_snapshot_too(states: States, tmp_path: Path) -> None:
     index = make_index(states)
-    index.remove([f"{group}{row}" for group in ("日", "b", "a") for row in range(40)])
+    index.apply(removals=[f"{group}{row}" for group in ("日", "b", "a") for row in range(40)])
     again = restore(
         load_snapshot(write_snapshot(tmp_path, index), model_version=MODEL), states.pair_gate, build=only(BruteForce)
     )
     assert again.num_items == 0
-    again.upsert(ItemBatch(item_ids=["x"], states=states.of([0])))
+    again.apply(upserts=ItemBatch(item_ids=["x"], states=states.of([0])))
     assert again.search(states.query([0]), 3).item_ids == (("x",),)
 
 
@@ -120,7 +123,7 @@ def test_any_flipped_bit_is_refused_by_name_and_both_checksums(states: States, t
         with pytest.raises(SnapshotError, match=name) as refusal:
             load_snapshot(path, model_version=MODEL)
         if name != "manifest.json":
-            assert str(refusal.value).count("sha256") == 2
+            assert len(re.findall("[0-9a-f]{64}", str(refusal.value))) == 2
         data[place] ^= bit
     (path / name).write_bytes(data)
     load_snapshot(path, model_version=MODEL)
@@ -129,7 +132,7 @@ def test_any_flipped_bit_is_refused_by_name_and_both_checksums(states: States, t
 def test_files_of_two_snapshots_do_not_mix(states: States, tmp_path: Path) -> None:
     index = make_index(states)
     first = write_snapshot(tmp_path, index)
-    index.upsert(ItemBatch(item_ids=["b1"], states=states.of([99])))
+    index.apply(upserts=ItemBatch(item_ids=["b1"], states=states.of([99])))
     second = write_snapshot(tmp_path, index)
     shutil.copy(first / "item_states.safetensors", second)
     with pytest.raises(SnapshotError, match=r"item_states\.safetensors"):
@@ -155,7 +158,7 @@ def test_the_newest_two_snapshots_stay(states: States, tmp_path: Path) -> None:
     index = make_index(states)
     written = []
     for number in range(4):
-        index.upsert(ItemBatch(item_ids=["b1"], states=states.of([number])))
+        index.apply(upserts=ItemBatch(item_ids=["b1"], states=states.of([number])))
         written.append(write_snapshot(tmp_path, index))
     assert snapshots(tmp_path) == [written[3], written[2]]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in written[2:])
@@ -187,7 +190,7 @@ items = ItemStates(components=rng.normal(size=(20_000, 1, 32)).astype(np.float32
 ids = [f"item-{row}" for row in range(len(items))]
 index = MutableIndex(ItemBatch(item_ids=ids, states=items), None, model_version="model-1", build=only(BruteForce))
 while True:
-    index.remove([ids.pop()])
+    index.apply(removals=[ids.pop()])
     print(write_snapshot(Path(sys.argv[1]), index).name, flush=True)
 """
 

@@ -189,14 +189,6 @@ class MutableIndex:
             self._require_room(0 if upserts is None else len(upserts))
             return self._apply(upserts, removals)
 
-    def upsert(self, items: ItemBatch) -> Change:
-        """Insert or replace items; see `apply`."""
-        return self.apply(upserts=items)
-
-    def remove(self, item_ids: Sequence[str]) -> Change:
-        """Remove items; see `apply`."""
-        return self.apply(removals=item_ids)
-
     def merge(self, pause: Pause = lambda: None) -> None:
         """Make one main segment of everything, while searches and changes go on; one merge at a time.
 
@@ -214,13 +206,13 @@ class MutableIndex:
             try:
                 order = order_by_id(sources, pause)
                 main = self._searchable(Segment(gather(order, pause), self.pair_gate)) if sources else None
-                places = [order.places(number) for number in range(len(sources))]
+                moved = [order.new_rows(number) for number in range(len(sources))]
             except BaseException:
                 with self._writing:
                     self._frozen = self._building = 0
                 raise
             with self._writing:
-                for source, new_rows in zip(sources, places, strict=True):
+                for source, new_rows in zip(sources, moved, strict=True):
                     died = source.segment.died(source.num_dead, source.segment.num_dead)
                     if len(died) and main is not None:
                         main.kill(new_rows[died])
@@ -237,18 +229,18 @@ class MutableIndex:
         hashes = hash_ids(item_ids)
         in_tail = [self._tail.row(item_id) for item_id in item_ids]
         found = np.array([row is not None for row in in_tail], dtype=bool)
-        places: list[tuple[Segment, Indices]] = []
+        found_in: list[tuple[Segment, Indices]] = []
         for segment in (self._main, *self._blocks):
             if segment is not None and not found.all():
                 living = segment.find_living(item_ids, hashes)
-                places.append((segment, living))
+                found_in.append((segment, living))
                 found |= living >= 0
         if not found.any() and not num_upserts:
             return Change(version=self._version.name, unknown=tuple(removals))
         categories: list[tuple[int, ...]] = []
         block = None
         if upserts is not None:
-            categories = self._categories(upserts, in_tail, places)
+            categories = self._categories(upserts, in_tail, found_in)
             if num_upserts > TAIL_ROWS:
                 rows = rows_of(upserts.item_ids, hashes[:num_upserts], upserts.states, categories)
                 block = Segment(rows, self.pair_gate)
@@ -257,7 +249,7 @@ class MutableIndex:
         for item_id, row in zip(item_ids, in_tail, strict=True):
             if row is not None:
                 self._tail.kill(item_id)
-        for segment, living in places:
+        for segment, living in found_in:
             if (living >= 0).any():
                 segment.kill(living[living >= 0])
         if block is not None:
@@ -277,15 +269,15 @@ class MutableIndex:
         )
 
     def _categories(
-        self, upserts: ItemBatch, in_tail: Sequence[int | None], places: Sequence[tuple[Segment, Indices]]
+        self, upserts: ItemBatch, in_tail: Sequence[int | None], found_in: Sequence[tuple[Segment, Indices]]
     ) -> list[tuple[int, ...]]:
         """The category codes of items to be written: as given, else as the items had them."""
         if upserts.categories is not None:
             return self._coded(upserts.categories)
         out: list[tuple[int, ...]] = [() if row is None else self._tail.categories(row) for row in in_tail]
-        for segment, rows in places:
-            for place in np.flatnonzero(rows[: len(upserts)] >= 0).tolist():
-                out[place] = segment.rows.categories.of_row(int(rows[place]))
+        for segment, rows in found_in:
+            for number in np.flatnonzero(rows[: len(upserts)] >= 0).tolist():
+                out[number] = segment.rows.categories.of_row(int(rows[number]))
         return out[: len(upserts)]
 
     def _coded(self, categories: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:

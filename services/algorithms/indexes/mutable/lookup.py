@@ -19,7 +19,7 @@ from services.algorithms.states import FloatArray, ItemStates, QueryStates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundItems:
-    """n items in the order of their asking. `parts`: per segment, their places in that order and their rows in it."""
+    """n items in the order of their asking. `parts`: per segment, positions in that order and rows in the segment."""
 
     item_ids: tuple[str, ...]
     parts: tuple[tuple[Segment, Indices, Indices], ...]
@@ -30,8 +30,8 @@ class FoundItems:
     def scores(self, queries: QueryStates, query: int) -> Scores:
         """s of each for one query, in float64 over the stored states: (n,), each within `error`."""
         out = np.empty(len(self))
-        for segment, places, rows in self.parts:
-            out[places] = segment.scorer.scores_float64(queries, query, rows)
+        for segment, positions, rows in self.parts:
+            out[positions] = segment.scorer.scores_float64(queries, query, rows)
         return out
 
     def error(self, queries: QueryStates, query: int) -> float:
@@ -42,7 +42,7 @@ class FoundItems:
 
     def components(self) -> FloatArray:
         """(n, P_x, d), for at least one item."""
-        return _gather(self, [segment.scorer.components_of(rows) for segment, _, rows in self.parts])
+        return _gather(self, [segment.scorer.components[rows] for segment, _, rows in self.parts])
 
     def states(self) -> ItemStates:
         """Components (n, P_x, d) and gate (n, P), for at least one item."""
@@ -84,6 +84,6 @@ def find_items(version: Version, item_ids: Sequence[str]) -> FoundItems:
 
 def _gather(found: FoundItems, arrays: Sequence[FloatArray]) -> FloatArray:
     out = np.empty((len(found), *arrays[0].shape[1:]), dtype=np.float32)
-    for (_, places, _), array in zip(found.parts, arrays, strict=True):
-        out[places] = array
+    for (_, positions, _), array in zip(found.parts, arrays, strict=True):
+        out[positions] = array
     return out

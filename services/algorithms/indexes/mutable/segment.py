@@ -46,8 +46,8 @@ class CategoryLists:
         lengths = (self.offsets[1:] - self.offsets[:-1])[rows]
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
-        return CategoryLists(offsets, self.codes[places])
+        taken = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        return CategoryLists(offsets, self.codes[taken])
 
     def of_row(self, row: int) -> tuple[int, ...]:
         return tuple(self.codes[self.offsets[row] : self.offsets[row + 1]].tolist())
@@ -164,16 +164,16 @@ class Segment:
     def find(self, item_ids: Sequence[str], hashes: Hashes) -> Indices:
         """Rows (m,) of the ids, living or dead, -1 for unknown ones."""
         sorted_hashes, order = self._by_hash
-        places = np.minimum(np.searchsorted(sorted_hashes, hashes), len(order) - 1)
-        rows = np.where(sorted_hashes[places] == hashes, order[places], -1)
+        positions = np.minimum(np.searchsorted(sorted_hashes, hashes), len(order) - 1)
+        rows = np.where(sorted_hashes[positions] == hashes, order[positions], -1)
         ids = self.rows.ids
-        for place in np.flatnonzero(rows >= 0).tolist():
-            if ids[rows[place]] != item_ids[place]:  # another id of equal hash comes first
-                at = int(places[place])
-                while at < len(order) and sorted_hashes[at] == hashes[place] and ids[order[at]] != item_ids[place]:
+        for number in np.flatnonzero(rows >= 0).tolist():
+            if ids[rows[number]] != item_ids[number]:  # another id of equal hash comes first
+                at = int(positions[number])
+                while at < len(order) and sorted_hashes[at] == hashes[number] and ids[order[at]] != item_ids[number]:
                     at += 1
-                same = at < len(order) and sorted_hashes[at] == hashes[place]
-                rows[place] = order[at] if same else -1
+                same = at < len(order) and sorted_hashes[at] == hashes[number]
+                rows[number] = order[at] if same else -1
         return rows
 
     def passing(self, wanted: HashedFilter) -> Mask:

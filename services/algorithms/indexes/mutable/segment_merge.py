@@ -48,15 +48,15 @@ class Order:
     def __len__(self) -> int:
         return len(self.row)
 
-    def places(self, source: int) -> Indices:
+    def new_rows(self, source: int) -> Indices:
         """The new row of each row of one source, -1 for the dead ones."""
-        places = np.full(len(self.sources[source].segment), -1, dtype=np.int64)
+        new_rows = np.full(len(self.sources[source].segment), -1, dtype=np.int64)
         here = np.flatnonzero(self.source == source)
-        places[self.row[here]] = here
-        return places
+        new_rows[self.row[here]] = here
+        return new_rows
 
     def parts(self, size: int) -> Iterator[tuple[slice, list[tuple[int, Indices | slice, Indices]]]]:
-        """The result in slices of `size`, each with (source, places within the slice, rows of the source)."""
+        """The result in slices of `size`, each with (source, positions within the slice, rows of the source)."""
         for start in range(0, len(self), size):
             part = slice(start, min(start + size, len(self)))
             source, row = self.source[part], self.row[part]
@@ -69,18 +69,18 @@ class Order:
 
 def order_by_id(sources: Sequence[Source], pause: Pause) -> Order:
     """The living rows of all sources in order of their ids, which must be distinct among the living."""
-    smallest_first = sorted(range(len(sources)), key=lambda place: len(sources[place].segment))
+    smallest_first = sorted(range(len(sources)), key=lambda number: len(sources[number].segment))
     source = np.empty(0, dtype=np.int16)
     row = np.empty(0, dtype=np.int64)
     ids = np.empty(0, dtype=object)
-    for step, place in enumerate(smallest_first):
-        segment, alive = sources[place].segment, sources[place].segment.alive(sources[place].num_dead)
+    for step, number in enumerate(smallest_first):
+        segment, alive = sources[number].segment, sources[number].segment.alive(sources[number].num_dead)
         larger = segment.rows.ids
-        # Dead rows keep their place while the smaller side looks for its own, then go.
-        before = _places_in(larger, ids, pause)
+        # Dead rows keep their row while the smaller side looks for its own, then go.
+        before = _rows_before(larger, ids, pause)
         living = np.arange(len(larger)) if alive is None else np.flatnonzero(alive)
         order = np.argsort(np.concatenate([2 * living + 1, 2 * before]), kind="stable")
-        source = np.concatenate([np.full(len(living), place, dtype=np.int16), source])[order]
+        source = np.concatenate([np.full(len(living), number, dtype=np.int16), source])[order]
         row = np.concatenate([living, row])[order]
         if step + 1 < len(smallest_first):
             ids = np.concatenate([larger[living], ids])[order]
@@ -166,10 +166,10 @@ def _rows_end_to_end(order: Order) -> Indices:
     return np.asarray(np.cumsum(sizes)[order.source] + order.row, dtype=np.int64)
 
 
-def _places_in(larger: npt.NDArray[np.object_], ids: npt.NDArray[np.object_], pause: Pause) -> Indices:
+def _rows_before(larger: npt.NDArray[np.object_], ids: npt.NDArray[np.object_], pause: Pause) -> Indices:
     """Before which row of `larger` each of the sorted ids belongs."""
-    places = np.empty(len(ids), dtype=np.int64)
+    rows = np.empty(len(ids), dtype=np.int64)
     for start in range(0, len(ids), _SEARCHED_IDS):
-        places[start : start + _SEARCHED_IDS] = np.searchsorted(larger, ids[start : start + _SEARCHED_IDS])
+        rows[start : start + _SEARCHED_IDS] = np.searchsorted(larger, ids[start : start + _SEARCHED_IDS])
         pause()
-    return places
+    return rows

@@ -26,12 +26,12 @@ from services.algorithms.indexes.mutable.index import Build, MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.segment_merge import gather_categories, gather_ids, state_slices
 from services.algorithms.manifest import BundleError, FileEntry
+from services.algorithms.sealed_files import MANIFEST, check_file
 from services.algorithms.state_shapes import ItemShape
 from services.algorithms.states import ItemStates, PairGate
 from services.algorithms.tensor_file import read_tensors, tensor_places
 from services.algorithms.tensor_writer import SlicedTensor, write_tensors
 
-MANIFEST = "manifest.json"
 ITEMS = "items.safetensors"
 ITEM_STATES = "item_states.safetensors"
 FORMAT = 1
@@ -137,8 +137,11 @@ def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
     manifest = _read_manifest(path / MANIFEST)
     if manifest.model_version != model_version:
         raise SnapshotError(f"{path}: model_version={manifest.model_version!r}; this process serves {model_version!r}")
-    for name, entry in manifest.files.items():
-        _check_file(path / name, entry)
+    try:
+        for name, entry in manifest.files.items():
+            check_file(path, name, entry, verify=True)
+    except BundleError as exc:
+        raise SnapshotError(str(exc)) from exc
     shape, num_items = manifest.shape, manifest.num_items
     wanted: dict[str, tuple[int, ...]] = {"components": (num_items, shape.num_components, shape.width)}
     if shape.gated:
@@ -220,18 +223,6 @@ def _read_manifest(path: Path) -> SnapshotManifest:
 
 def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _check_file(path: Path, entry: FileEntry) -> None:
-    if not path.is_file():
-        raise SnapshotError(f"{path} is missing; {MANIFEST} lists it with sha256 {entry.sha256}")
-    with path.open("rb") as file:
-        found = FileEntry(sha256=hashlib.file_digest(file, "sha256").hexdigest(), bytes=file.tell())
-    if found != entry:
-        raise SnapshotError(
-            f"{path} holds {found.bytes} bytes of sha256 {found.sha256}; "
-            f"{MANIFEST} says {entry.bytes} of sha256 {entry.sha256}"
-        )
 
 
 def _flush(folder: Path) -> None:
