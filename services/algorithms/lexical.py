@@ -83,7 +83,7 @@ class _Index:
 
 @dataclass(frozen=True, slots=True)
 class _Delta:
-    """Rows put since the index was built: their words, and by word the places (in `rows`) and scores."""
+    """Rows put since the index was built: their words, and by word the positions (in `rows`) and scores."""
 
     rows: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     documents: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -95,9 +95,9 @@ class _Delta:
         rows = sorted(documents)
         counts = [Counter(documents[row]) for row in rows]
         found: dict[str, list[tuple[int, int]]] = {}
-        for place, count in enumerate(counts):
+        for position, count in enumerate(counts):
             for word, times in count.items():
-                found.setdefault(word, []).append((place, times))
+                found.setdefault(word, []).append((position, times))
         num = len(index.tokens) + len(rows)
         postings = {}
         for word, occurrences in found.items():
@@ -105,11 +105,11 @@ class _Delta:
             known = 0 if number is None else int(index.frequencies[number])
             size, frequency = (len(index.tokens), known) if known else (num, len(occurrences))
             weight = math.log(1 + (size - frequency + 0.5) / (frequency + 0.5))
-            places = np.array([place for place, _ in occurrences], dtype=np.int64)
+            positions = np.array([position for position, _ in occurrences], dtype=np.int64)
             counted = np.array([times for _, times in occurrences], dtype=np.float64)
-            lengths = np.array([len(documents[rows[place]]) for place, _ in occurrences])
+            lengths = np.array([len(documents[rows[position]]) for position, _ in occurrences])
             saturated = counted / (counted + _K1 * (1 - _B + _B * lengths / index.mean_length))
-            postings[word] = (places, (weight * saturated).astype(np.float32))
+            postings[word] = (positions, (weight * saturated).astype(np.float32))
         return cls(np.array(rows, dtype=np.int64), dict(documents), postings)
 
     def scores(self, words: Sequence[str]) -> Scores:
@@ -117,8 +117,8 @@ class _Delta:
         out = np.zeros(len(self.rows), dtype=np.float32)
         for word in words:
             if word in self.postings:
-                places, scores = self.postings[word]
-                out[places] += scores
+                positions, scores = self.postings[word]
+                out[positions] += scores
         return out
 
 
@@ -189,9 +189,9 @@ class LexicalIndex:
         of_index, of_delta = serving.index.scores(words), serving.delta.scores(words)
         of_index[serving.is_dead] = 0
         found = np.flatnonzero(of_index)
-        places = np.flatnonzero(of_delta)
-        rows = np.concatenate([found, serving.delta.rows[places]])
-        scores = np.concatenate([of_index[found], of_delta[places]])
+        positions = np.flatnonzero(of_delta)
+        rows = np.concatenate([found, serving.delta.rows[positions]])
+        scores = np.concatenate([of_index[found], of_delta[positions]])
         if allowed is not None:
             passes = np.zeros(len(rows), dtype=bool)
             inside = rows < len(allowed)

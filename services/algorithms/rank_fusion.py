@@ -1,7 +1,7 @@
-"""Reciprocal rank fusion: one ranking of several, from places alone.
+"""Reciprocal rank fusion: one ranking of several, from ranks alone.
 
 Sources of different kinds (log probabilities, cosines, BM25) have scores on scales that do not compare, and a source
-may be missing; places compare always. It knows neither what the sources are nor why one is absent.
+may be missing; ranks compare always. It knows neither what the sources are nor why one is absent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,47 +9,42 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 CONSTANT = 10.0
-"""Cormack et al. used 60 for rankings of a thousand; of short ones it lets two low places beat a first one. MRR@10 of
+"""Cormack et al. used 60 for rankings of a thousand; of short ones it lets two low ranks beat a first one. MRR@10 of
 Search's sources, 30 items each, on 500 pseudo queries over MovieLens-1M's titles, on which it was
 chosen: .825 with 60, .872 with 10."""
 
-_PLACE_FIRST = itemgetter(1, 0)
+_RANK_FIRST = itemgetter(1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """An item with its fused score and its place, from 1, in each source that found it, best place first."""
+    """An item with its fused score and its rank, from 1, in each source that found it, best rank first."""
 
     item_id: str
     score: float
     ranks: tuple[tuple[str, int], ...]
 
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The sources that found it, best place first."""
-        return tuple(source for source, _ in self.ranks)
-
 
 def reciprocal_rank_fusion(rankings: Mapping[str, Sequence[str]], *, constant: float = CONSTANT) -> list[Fused]:
-    """Fuse rankings of item ids (best first) by source: an item's score is the sum of 1 / (constant + place).
+    """Fuse rankings of item ids (best first) by source: an item's score is the sum of 1 / (constant + rank).
 
-    Best first; ties by the best single place, then by item id, so that the order of the sources never matters. An id
-    that a source names twice counts at its first place.
+    Best first; ties by the best single rank, then by item id, so that the order of the sources never matters. An id
+    that a source names twice counts at its first rank.
     Raises: ValueError for a constant that is negative or not finite.
     Source: Cormack, Clarke, Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and individual rank learning
     methods", SIGIR 2009, section 1.
     """
     if not 0 <= constant < float("inf"):
         raise ValueError(f"constant={constant} allowed: 0 or more, finite")
-    places: dict[str, dict[str, int]] = {}
+    by_item: dict[str, dict[str, int]] = {}
     for source, item_ids in rankings.items():
-        for place, item_id in enumerate(item_ids, 1):
-            places.setdefault(item_id, {}).setdefault(source, place)
+        for rank, item_id in enumerate(item_ids, 1):
+            by_item.setdefault(item_id, {}).setdefault(source, rank)
     fused = []
-    for item_id, found in places.items():
+    for item_id, found in by_item.items():
         ranks = list(found.items())
         if len(ranks) > 1:
-            ranks.sort(key=_PLACE_FIRST)
+            ranks.sort(key=_RANK_FIRST)
         # Largest share first, so that the sum's last bit is the same whatever the order of the sources.
-        fused.append(Fused(item_id, sum([1 / (constant + place) for _, place in ranks]), tuple(ranks)))
+        fused.append(Fused(item_id, sum([1 / (constant + rank) for _, rank in ranks]), tuple(ranks)))
     return sorted(fused, key=lambda one: (-one.score, one.ranks[0][1], one.item_id))

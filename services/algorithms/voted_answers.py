@@ -59,7 +59,7 @@ def joined_answer(
         kth = float(ordered[k - 1]) - 2 * error if len(ordered) >= k else None
         bound = float(np.nextafter(model_share * (float(scores[-1]) + proof.gap), np.inf))
         proof = certificate(bound=bound, kth_score=kth)
-    return Joined(item_ids=[all_ids[place] for place in order[:k].tolist()], scores=ordered[:k], certificate=proof)
+    return Joined(item_ids=[all_ids[row] for row in order[:k].tolist()], scores=ordered[:k], certificate=proof)
 
 
 def joined_pool(
@@ -80,7 +80,7 @@ def joined_pool(
     joining = _joining(catalogue, served, queries, query, ids, votes, wanted)
     all_ids = [*ids, *joining.item_ids]
     order, ordered = order_by_score_then_id(np.concatenate([scores, joining.scores]), _ranks(all_ids), tolerance=0.0)
-    return Joined(item_ids=[all_ids[place] for place in order.tolist()], scores=ordered)
+    return Joined(item_ids=[all_ids[row] for row in order.tolist()], scores=ordered)
 
 
 def num_negative(votes: Iterable[Votes]) -> int:

@@ -96,9 +96,9 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[Tokens, Tokens]:
     longest = max((len(row) for row in rows), default=0)
     ids = np.zeros((len(rows), longest), dtype=np.int64)
     mask = np.zeros((len(rows), longest), dtype=np.int64)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = row
-        mask[place, : len(row)] = 1
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
+        mask[number, : len(row)] = 1
     return ids, mask
 
 

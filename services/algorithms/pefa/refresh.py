@@ -25,16 +25,6 @@ def refreshed(base: ItemStates, sums: Doubles, share: npt.NDArray[np.floating]) 
     directions = unit(sums)
     if sums.shape != base.components.shape:
         raise ValueError(f"sums has shape {sums.shape}; the items' components have {base.components.shape}")
-    shares = model_shares(sums, share)[:, :, None]
-    components = shares * base.components + (1 - shares) * directions
-    return ItemStates(components=np.ascontiguousarray(components, dtype=np.float32), gate=base.gate)
-
-
-def model_shares(sums: Doubles, share: npt.NDArray[np.floating]) -> Doubles:
-    """lambda per component (n, P_x), as it takes effect: 1 where there is no sum.
-
-    Raises: ValueError as `refreshed` does.
-    """
     share = np.asarray(share, dtype=np.float64)
     if share.shape not in (sums.shape[:1], sums.shape[:2]):
         raise ValueError(f"share has shape {share.shape}; expected {sums.shape[:1]} or {sums.shape[:2]}")
@@ -42,7 +32,9 @@ def model_shares(sums: Doubles, share: npt.NDArray[np.floating]) -> Doubles:
         worst = share[~((share >= 0) & (share <= 1))][0]
         raise ValueError(f"share holds {worst}; allowed: 0 to 1")
     wide = share[:, None] if share.ndim == 1 else share
-    return np.where((sums != 0).any(axis=2), wide, 1.0)
+    shares = np.where((sums != 0).any(axis=2), wide, 1.0)[:, :, None]
+    components = shares * base.components + (1 - shares) * directions
+    return ItemStates(components=np.ascontiguousarray(components, dtype=np.float32), gate=base.gate)
 
 
 def unit(vectors: npt.NDArray[np.floating]) -> Doubles:

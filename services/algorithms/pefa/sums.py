@@ -61,11 +61,6 @@ class SumsOf:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def age_seconds(self, now_seconds: int) -> Doubles:
-        """Stream time since each item's last interaction (n,), at least 0; 0 for an item without any."""
-        last = np.where(self.counts > 0, self.last_seconds, now_seconds)
-        return np.asarray(np.maximum(now_seconds - last, 0).astype(np.float64))
-
 
 @dataclass(frozen=True, slots=True)
 class _Delta:

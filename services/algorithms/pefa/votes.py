@@ -9,7 +9,7 @@ Letters: B queries, k neighbours, P_q query components, d component width, n ent
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,25 +36,15 @@ _ATTEMPTS = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Voter:
-    """One of a query's k nearest remembered interactions and what it gave its item: weight * similarity / k."""
+    """A remembered interaction; as one of a query's k nearest also what it gave its item: weight * similarity / k."""
 
     entry_id: str
     item_id: str
     interaction_type: str
     event_seconds: int
     weight: float
-    similarity: float
-    vote: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Cast:
-    """What an entry needs to vote, beside its vector."""
-
-    item_id: str
-    interaction_type: str
-    event_seconds: int
-    weight: float
+    similarity: float = 0.0
+    vote: float = 0.0
 
 
 class VotingIndex:
@@ -87,7 +77,7 @@ class VotingIndex:
             build=_build,
             max_bytes=max_bytes,
         )
-        self._casts: dict[str, _Cast] = {}
+        self._voters: dict[str, Voter] = {}
 
     def __len__(self) -> int:
         return self.index.num_items
@@ -125,19 +115,19 @@ class VotingIndex:
                 item_ids=[entry.entry_id for entry in upserts], states=ItemStates(components=vectors[:, None])
             )
         # A vote is there before its vector can be found and until after it cannot; `neighbours` sees to the rest.
-        before = {entry.entry_id: self._casts.get(entry.entry_id) for entry in upserts}
-        self._casts.update({entry.entry_id: _cast(entry) for entry in upserts})
+        before = {entry.entry_id: self._voters.get(entry.entry_id) for entry in upserts}
+        self._voters.update({entry.entry_id: _voter(entry) for entry in upserts})
         try:
             change = self.index.apply(upserts=batch, removals=removals)
         except ValueError:
             for entry_id, old in before.items():
                 if old is None:
-                    del self._casts[entry_id]
+                    del self._voters[entry_id]
                 else:
-                    self._casts[entry_id] = old
+                    self._voters[entry_id] = old
             raise
         for entry_id in removals:
-            self._casts.pop(entry_id, None)
+            self._voters.pop(entry_id, None)
         return change.version
 
     def neighbours(self, queries: QueryStates, k: int) -> list[list[Voter]]:
@@ -147,7 +137,8 @@ class VotingIndex:
         Raises: ValueError for k below 1 or queries of another shape.
         """
         return [
-            [_voter(entry_id, cast, score, k) for entry_id, cast, score in found] for found in self._nearest(queries, k)
+            [replace(voter, similarity=score, vote=voter.weight * score / k) for voter, score in found]
+            for found in self._nearest(queries, k)
         ]
 
     def votes(self, queries: QueryStates, k: int) -> list[dict[str, float]]:
@@ -158,13 +149,13 @@ class VotingIndex:
         votes: list[dict[str, float]] = []
         for found in self._nearest(queries, k):
             of_query: dict[str, float] = {}
-            for _, cast, score in found:
-                of_query[cast.item_id] = of_query.get(cast.item_id, 0.0) + cast.weight * score / k
+            for voter, score in found:
+                of_query[voter.item_id] = of_query.get(voter.item_id, 0.0) + voter.weight * score / k
             votes.append(of_query)
         return votes
 
-    def _nearest(self, queries: QueryStates, k: int) -> list[list[tuple[str, _Cast, float]]]:
-        """Ids of the k nearest entries, what they vote with, and their similarities."""
+    def _nearest(self, queries: QueryStates, k: int) -> list[list[tuple[Voter, float]]]:
+        """The k nearest entries and their similarities."""
         if k < 1:
             raise ValueError(f"k={k} allowed: at least 1")
         _, num_components, width = queries.components.shape
@@ -178,9 +169,9 @@ class VotingIndex:
             answer = self.index.search(vectors, k)
             found = [
                 [
-                    (entry_id, cast, score)
+                    (voter, score)
                     for entry_id, score in zip(ids, scores, strict=False)
-                    if (cast := self._casts.get(entry_id)) is not None
+                    if (voter := self._voters.get(entry_id)) is not None
                 ]
                 for ids, scores in zip(answer.item_ids, answer.scores.tolist(), strict=True)
             ]
@@ -208,20 +199,14 @@ def with_votes(
     return np.asarray(share * np.asarray(scores, dtype=np.float64) + (1 - share) * given)
 
 
-def _cast(entry: MemoryEntry) -> _Cast:
+def _voter(entry: MemoryEntry) -> Voter:
     # Few types and items stand behind many entries: one string of each.
-    return _Cast(sys.intern(entry.item_id), sys.intern(entry.interaction_type), entry.event_seconds, entry.weight)
-
-
-def _voter(entry_id: str, cast: _Cast, similarity: float, k: int) -> Voter:
     return Voter(
-        entry_id=entry_id,
-        item_id=cast.item_id,
-        interaction_type=cast.interaction_type,
-        event_seconds=cast.event_seconds,
-        weight=cast.weight,
-        similarity=similarity,
-        vote=cast.weight * similarity / k,
+        entry_id=entry.entry_id,
+        item_id=sys.intern(entry.item_id),
+        interaction_type=sys.intern(entry.interaction_type),
+        event_seconds=entry.event_seconds,
+        weight=entry.weight,
     )
 
 

@@ -17,7 +17,6 @@ def test_an_item_that_two_sources_found_comes_before_the_first_of_one() -> None:
     fused = reciprocal_rank_fusion({"lexical": ["a", "b"], "text_mol": ["c", "b"]})
     assert [one.item_id for one in fused] == ["b", "a", "c"]
     assert fused[0] == Fused("b", 1 / 12 + 1 / 12, (("lexical", 2), ("text_mol", 2)))
-    assert fused[0].sources == ("lexical", "text_mol")
 
 
 def test_scores_are_the_sums_of_the_papers_formula() -> None:
