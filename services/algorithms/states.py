@@ -73,9 +73,9 @@ class ItemStates(_States):
         return total / max(1, len(self))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PairGate:
-    """The gate's network on a pair's P cosines c = tau * l: W2 SiLU(W1 c + b1) + b2.
+    """The gate's network on a pair's P cosines c = tau * l: W2 SiLU(W1 c + b1) + b2. Equal to itself alone.
 
     The gating weights are pi = softmax(SiLU(query gate * item gate + this)), as in arXiv:2407.15462, appendix A.3
     (GLU-SiLU). It reads cosines, not logits: the same class of functions, since W1 absorbs 1 / tau.

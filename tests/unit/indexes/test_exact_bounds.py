@@ -15,7 +15,7 @@ from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, best_ave
 from services.algorithms.ops.mol_bounds.int8_network import int8_network
 from services.algorithms.ops.mol_bounds.lanes import Lanes
 from services.algorithms.ops.mol_bounds.network import NetworkBounds
-from services.algorithms.ops.mol_bounds.reference import TURN, excess, exp_silu, interval_weights, upper_bounds
+from services.algorithms.ops.mol_bounds.reference import TURN, exp_silu, interval_weights
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates, PairGate, QueryStates
@@ -160,6 +160,28 @@ def test_the_weight_falls_until_its_turn_and_is_larger_right_of_it() -> None:
     assert (np.diff(weights[turn:]) >= 0).all()
     away = np.linspace(0, 30, 30_001)
     assert (exp_silu(TURN + away) >= exp_silu(TURN - away) * (1 - 1e-12)).all()
+
+
+def excess(cosines: np.ndarray, low: np.ndarray, high: np.ndarray, threshold: np.ndarray) -> np.ndarray:
+    """max over gates in [low, high] (.., P) of sum_p w_p (c_p - S): below 0 iff no gate in there gives s >= S."""
+    lightest, heaviest = interval_weights(low, high)
+    above = cosines - threshold
+    return np.asarray((np.where(above > 0, heaviest, lightest) * above).sum(axis=-1))
+
+
+def upper_bounds(cosines: np.ndarray, low: np.ndarray, high: np.ndarray, *, steps: int = 6) -> np.ndarray:
+    """The largest s = sum w c / sum w over gates in [low, high]: (.., P) -> (..), never below it.
+
+    Dinkelbach: the corner chosen by U gives the next U, rising to the maximum; the last step adds what weak duality
+    says can still be missing, excess(U) / (sum of lightest weights).
+    """
+    lightest, heaviest = interval_weights(low, high)
+    bound = cosines.min(axis=-1, keepdims=True)
+    for _ in range(steps):
+        weights = np.where(cosines > bound, heaviest, lightest)
+        bound = (weights * cosines).sum(axis=-1, keepdims=True) / weights.sum(axis=-1, keepdims=True)
+    missing = np.maximum(excess(cosines, low, high, bound), 0) / lightest.sum(axis=-1)
+    return np.asarray(bound[..., 0] + missing)
 
 
 @settings(max_examples=200, deadline=None)

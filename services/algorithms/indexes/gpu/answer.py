@@ -51,8 +51,8 @@ def exact_answer(
         thresholds = torch.full((len(lower),), -torch.inf, device=lower.device)
     else:
         thresholds = torch.topk(lower, k, dim=1, sorted=False).values.amin(dim=1)
-    places, evaluated = at_least(upper, thresholds, capacity, fused=scorer.kernels)
-    rows = places if pool is None else torch.where(places >= 0, pool.gather(1, places.clamp_min(0)), -1)
+    columns, evaluated = at_least(upper, thresholds, capacity, fused=scorer.kernels)
+    rows = columns if pool is None else torch.where(columns >= 0, pool.gather(1, columns.clamp_min(0)), -1)
     scores = scorer.scores_float64(queries, rows)
     ordered_rows, ordered, raw = _in_order(rows, scores, ranks, 2 * queries.double_error)
     wanted = min(k, scorer.num_items)
@@ -74,8 +74,8 @@ def _in_order(
     new_group = torch.ones_like(rows, dtype=torch.bool)
     # -inf minus -inf is no number and makes no new group.
     new_group[:, 1:] = raw[:, :-1] - raw[:, 1:] > tolerance[:, None]
-    places = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
-    starts = torch.cummax(torch.where(new_group, places, 0), dim=1).values
+    columns = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+    starts = torch.cummax(torch.where(new_group, columns, 0), dim=1).values
     group = new_group.cumsum(dim=1)
     order = torch.argsort(group * (len(ranks) + 1) + rank, dim=1)
     return rows.gather(1, order), raw.gather(1, starts), raw

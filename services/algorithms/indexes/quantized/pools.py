@@ -226,8 +226,8 @@ def _averages(scorer: MolScorer) -> tuple[npt.NDArray[np.float32], float, float]
     means = np.empty((scorer.num_items, scorer.width), dtype=np.float32)
     largest_radius = largest_mean = 0.0
     for x in range(0, scorer.num_items, _CHUNK):
-        rows = np.arange(x, min(x + _CHUNK, scorer.num_items))
-        exact = scorer.components_of(rows).astype(np.float64)
+        rows = slice(x, x + _CHUNK)
+        exact = scorer.components[rows].astype(np.float64)
         means[rows] = exact.mean(axis=1)
         stored = means[rows].astype(np.float64)
         largest_radius = max(largest_radius, float(np.linalg.norm(exact - stored[:, None], axis=-1).max()))

@@ -106,7 +106,8 @@ class GroupedTopK:
         library that suits this processor.
         Raises: ValueError naming `queries`, `size` or `allowed` and what is expected.
         """
-        num_queries, num_vectors, _ = self._check(queries, size, allowed)
+        self._check(queries, size, allowed)
+        num_queries, num_vectors, _ = queries.shape
         size = min(size, self.num_items)
         shape = (num_queries, num_vectors, self.num_groups)
         best = GroupedBest(
@@ -131,7 +132,7 @@ class GroupedTopK:
                 self._search_native(library, queries[some], size, mask, part, threads)
         return best
 
-    def _check(self, queries: FloatArray, size: int, allowed: npt.NDArray[np.bool_] | None) -> tuple[int, int, int]:
+    def _check(self, queries: FloatArray, size: int, allowed: npt.NDArray[np.bool_] | None) -> None:
         if queries.ndim != 3 or queries.shape[2] != self.width:
             raise ValueError(f"queries has shape {queries.shape}; expected (B, Q, {self.width})")
         if size < 1:
@@ -140,7 +141,6 @@ class GroupedTopK:
             raise ValueError(
                 f"allowed has shape {allowed.shape}; expected ({self.num_items},) or ({len(queries)}, {self.num_items})"
             )
-        return queries.shape[0], queries.shape[1], queries.shape[2]
 
     def _search_native(
         self,
@@ -156,20 +156,15 @@ class GroupedTopK:
         library.freshet_grouped_top_k(
             address(self._items),
             ctypes.c_int(("rows", "float32", "bfloat16").index(self.storage)),
-            whole(self.num_items),
-            whole(self.num_groups),
-            whole(self.width),
+            *map(whole, (self.num_items, self.num_groups, self.width)),
             address(queries),
-            whole(len(queries)),
-            whole(queries.shape[1]),
+            *map(whole, queries.shape[:2]),
             address(mask),
             whole(0 if mask is None or mask.ndim == 1 else self.num_items),
             address(self._ranks),
             address(self._row_of_rank),
             whole(size),
-            address(best.rows),
-            address(best.scores),
-            address(best.following),
+            *(address(array) for array in (best.rows, best.scores, best.following)),
             ctypes.c_int(threads),
         )
 

@@ -3,6 +3,8 @@
 Letters: B queries, Q vectors per query, X items, S item components, d width, N results per (vector, component).
 """
 
+from typing import Any
+
 import torch
 import triton
 
@@ -43,55 +45,23 @@ def collect_best(
     grid = (triton.cdiv(num_items, _ITEMS), num_groups, triton.cdiv(rows, _ROWS))
     maxima = torch.empty((rows, num_groups, tiles), dtype=torch.float32, device=device)
     mask, stride = (maxima, 0) if allowed is None else (allowed, 0 if len(allowed) == 1 else num_items)
-    fast = device.type == "cuda" and torch.version.hip is None
-    tile_maxima_kernel[grid](
-        items,
-        queries,
-        mask,
-        maxima,
-        stride,
-        num_items,
-        rows,
-        num_groups,
-        tiles,
-        vectors,
-        width,
-        ROWS=_ROWS,
-        ITEMS=_ITEMS,
-        W=width_of_tile,
-        STEP=min(64, max(16, int(triton.next_power_of_2(width)))),
-        MASKED=allowed is not None,
-        FAST=fast,
-        num_warps=4,
-        num_stages=2,
-        enable_fp_fusion=True,
-    )
+    compiled: dict[str, Any] = {
+        "ROWS": _ROWS,
+        "ITEMS": _ITEMS,
+        "STEP": min(64, max(16, int(triton.next_power_of_2(width)))),
+        "MASKED": allowed is not None,
+        "FAST": device.type == "cuda" and torch.version.hip is None,
+        "num_warps": 4,
+        "num_stages": 2,
+        "enable_fp_fusion": True,
+    }
+    sizes = (stride, num_items, rows, num_groups)
+    tile_maxima_kernel[grid](items, queries, mask, maxima, *sizes, tiles, vectors, width, W=width_of_tile, **compiled)
     thresholds = torch.topk(maxima, size, dim=-1, sorted=False).values.amin(dim=-1)
     keys = torch.full((rows, num_groups, capacity), NO_KEY, dtype=torch.int64, device=device)
     counts = torch.zeros((rows, num_groups), dtype=torch.int32, device=device)
     collect_kernel[grid](
-        items,
-        queries,
-        mask,
-        thresholds,
-        ranks,
-        keys,
-        counts,
-        stride,
-        num_items,
-        rows,
-        num_groups,
-        capacity,
-        vectors,
-        width,
-        ROWS=_ROWS,
-        ITEMS=_ITEMS,
-        STEP=min(64, max(16, int(triton.next_power_of_2(width)))),
-        MASKED=allowed is not None,
-        FAST=fast,
-        num_warps=4,
-        num_stages=2,
-        enable_fp_fusion=True,
+        items, queries, mask, thresholds, ranks, keys, counts, *sizes, capacity, vectors, width, **compiled
     )
     best = torch.topk(keys, size, dim=-1).values
     return best.view(num_queries, vectors, num_groups, size), (counts > capacity).any()
@@ -100,15 +70,15 @@ def collect_best(
 def collect_values(values: torch.Tensor, thresholds: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Columns of each row's values at or above its threshold: values (B, n), thresholds (B,).
 
-    Returns: places (B, capacity) int64 in no order, -1 beyond; counts (B,) int32, above `capacity` where it was not
+    Returns: columns (B, capacity) int64 in no order, -1 beyond; counts (B,) int32, above `capacity` where it was not
     enough. -inf is never collected.
     """
     values, thresholds = values.contiguous(), thresholds.contiguous()
-    places = torch.full((len(values), capacity), -1, dtype=torch.int64, device=values.device)
+    columns = torch.full((len(values), capacity), -1, dtype=torch.int64, device=values.device)
     counts = torch.zeros(len(values), dtype=torch.int32, device=values.device)
     if values.numel():
         grid = (triton.cdiv(values.shape[1], _BLOCK), len(values))
         collect_values_kernel[grid](
-            values, thresholds, places, counts, values.shape[1], capacity, BLOCK=_BLOCK, num_warps=4
+            values, thresholds, columns, counts, values.shape[1], capacity, BLOCK=_BLOCK, num_warps=4
         )
-    return places, counts
+    return columns, counts

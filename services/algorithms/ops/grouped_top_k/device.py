@@ -99,7 +99,7 @@ def at_least(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Columns of each row's values at or above its threshold: values (B, n), thresholds (B,).
 
-    Returns: places (B, capacity) int64 in no particular order, -1 beyond; counts (B,), above `capacity` where places
+    Returns: columns (B, capacity) int64 in no particular order, -1 beyond; counts (B,), above `capacity` where columns
     were lost. -inf never counts.
     """
     if fused:
@@ -109,5 +109,5 @@ def at_least(
     reached = (values >= thresholds[:, None]) & (values > -torch.inf)
     taken = min(capacity, values.shape[1])
     order = torch.topk(reached.to(torch.int8), taken, dim=1)
-    places = torch.where(order.values > 0, order.indices, -1)
-    return torch.nn.functional.pad(places, (0, capacity - taken), value=-1), reached.sum(dim=1)
+    columns = torch.where(order.values > 0, order.indices, -1)
+    return torch.nn.functional.pad(columns, (0, capacity - taken), value=-1), reached.sum(dim=1)

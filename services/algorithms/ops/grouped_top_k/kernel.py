@@ -131,25 +131,25 @@ def collect_kernel(
         items, queries, allowed, allowed_stride, item, row, group, num_items, num_rows, num_groups, rows_per_query,
         width, ROWS, ITEMS, STEP, MASKED, FAST,
     )  # fmt: skip
-    place = row.to(tl.int64) * num_groups + group
-    threshold = tl.load(thresholds + place, mask=row < num_rows, other=float("inf"))
+    pair = row.to(tl.int64) * num_groups + group
+    threshold = tl.load(thresholds + pair, mask=row < num_rows, other=float("inf"))
     hits = ((scores >= threshold[:, None]) & (scores > float("-inf"))).to(tl.int32)
     found = tl.sum(hits, axis=1)
     if tl.max(found, axis=0) > 0:
-        start = tl.atomic_add(counts + place, found, mask=(row < num_rows) & (found > 0))
+        start = tl.atomic_add(counts + pair, found, mask=(row < num_rows) & (found > 0))
         offset = start[:, None] + tl.cumsum(hits, axis=1) - hits
         bits = scores.to(tl.int32, bitcast=True)
         ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
         rank = tl.load(ranks + item, mask=item < num_items, other=0)
         key = ordered * 4294967296 + (4294967295 - rank)[None, :]
-        tl.store(keys + place[:, None] * capacity + offset, key, mask=(hits > 0) & (offset < capacity))
+        tl.store(keys + pair[:, None] * capacity + offset, key, mask=(hits > 0) & (offset < capacity))
 
 
 @triton.jit
 def collect_values_kernel(
     values,  # (B, n) float32
     thresholds,  # (B,) float32
-    places,  # (B, capacity) int64
+    columns,  # (B, capacity) int64
     counts,  # (B,) int32, zero at the start
     num_values,
     capacity,
@@ -164,4 +164,4 @@ def collect_values_kernel(
     if found > 0:
         start = tl.atomic_add(counts + row, found)
         offset = start + tl.cumsum(hits, axis=0) - hits
-        tl.store(places + row * capacity + offset, column.to(tl.int64), mask=(hits > 0) & (offset < capacity))
+        tl.store(columns + row * capacity + offset, column.to(tl.int64), mask=(hits > 0) & (offset < capacity))

@@ -47,7 +47,7 @@ class BoundItems:
             self._code_components(scorer)
         self.gates: npt.NDArray[np.int8] | None = None
         self.gate_scales = self.gate_errors = self.gate_reach = np.zeros(self.lanes.num_pairs)
-        if with_gates and scorer.gated and self.lanes.num_pairs > 1:
+        if with_gates and scorer.shape.gated and self.lanes.num_pairs > 1:
             self._code_gates(scorer)
 
     @property

@@ -30,28 +30,6 @@ def interval_weights(low: Floats, high: Floats) -> tuple[Floats, Floats]:
     return exp_silu(np.maximum(np.minimum(turn, high), low)), np.maximum(exp_silu(low), exp_silu(high))
 
 
-def excess(cosines: Floats, low: Floats, high: Floats, threshold: Floats) -> Floats:
-    """max over gates in [low, high] (.., P) of sum_p w_p (c_p - S): below 0 iff no gate in there gives s >= S."""
-    lightest, heaviest = interval_weights(low, high)
-    above = cosines - threshold
-    return np.asarray((np.where(above > 0, heaviest, lightest) * above).sum(axis=-1))
-
-
-def upper_bounds(cosines: Floats, low: Floats, high: Floats, *, steps: int = 6) -> Floats:
-    """The largest s = sum w c / sum w over gates in [low, high]: (.., P) -> (..), never below it.
-
-    Dinkelbach: the corner chosen by U gives the next U, rising to the maximum; the last step adds what weak duality
-    says can still be missing, excess(U) / (sum of lightest weights).
-    """
-    lightest, heaviest = interval_weights(low, high)
-    bound = cosines.min(axis=-1, keepdims=True)
-    for _ in range(steps):
-        weights = np.where(cosines > bound, heaviest, lightest)
-        bound = (weights * cosines).sum(axis=-1, keepdims=True) / weights.sum(axis=-1, keepdims=True)
-    missing = np.maximum(excess(cosines, low, high, bound), 0) / lightest.sum(axis=-1)
-    return np.asarray(bound[..., 0] + missing)
-
-
 def gate_intervals(
     tables: QueryTables, query: int, cosines: FloatArray, gates: FloatArray | None, norm_error: FloatArray
 ) -> tuple[FloatArray, FloatArray]:

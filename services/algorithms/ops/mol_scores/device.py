@@ -85,7 +85,6 @@ class DeviceScorer:
         if not self.num_items:
             raise ValueError("the index is empty: num_items=0 allowed: at least 1")
         self.pair_gate, self.device, self.precision = pair_gate, device, precision
-        self.gated = items.gate is not None
         self._chunk_bytes = chunk_bytes
         self.kernels = device.type == "cuda" if kernels is None else kernels
         self.components = torch.from_numpy(np.array(items.components)).to(device)
@@ -122,7 +121,7 @@ class DeviceScorer:
         self.check(queries)
         components = torch.from_numpy(np.array(queries.components))
         gate = None
-        if self.gated and queries.gate is not None:
+        if self.shape.gated and queries.gate is not None:
             gate = torch.from_numpy(np.array(queries.gate))
         half = components.to(_half(self.precision))
         double_error = rounding.error_bounds(queries, self.magnitudes, self.pair_gate, unit=rounding.FLOAT64)

@@ -64,6 +64,11 @@ class PairShape:
         return _power_of_two(self.hidden, 16)
 
     @property
+    def constants(self) -> dict[str, int]:
+        """What both kernels are compiled for."""
+        return {"P_q": self.query_components, "P_x": self.item_components, "Q": self.q, "PX": self.px}
+
+    @property
     def precomputed(self) -> bool:
         """Whether cosines come from a bounded chunk in memory: one item tile would not fit in shared memory."""
         return TILE * self.px * self.d * 2 > _TILE_BYTES
@@ -161,18 +166,8 @@ class FusedItems:
             size = min(step, count - first)
             some = rows if rows is None or step >= count else rows[:, first : first + size].contiguous()
             cosines = self._cosines(components, first, size, some) if self._shape.precomputed else None
-            self._launch(
-                components,
-                query_gate,
-                errors,
-                (upper, lower),
-                first,
-                size,
-                cosines=cosines,
-                rows=some,
-                allowed=allowed,
-                grouped=grouped,
-            )
+            chunk = (cosines, some, allowed)
+            self._launch(components, query_gate, errors, (upper, lower), first, size, chunk, grouped=grouped)
         return upper, lower
 
     def _launch(
@@ -183,28 +178,29 @@ class FusedItems:
         out: tuple[torch.Tensor, torch.Tensor],
         first: int,
         size: int,
+        chunk: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
         *,
-        cosines: torch.Tensor | None,
-        rows: torch.Tensor | None,
-        allowed: torch.Tensor | None,
         grouped: bool,
     ) -> None:
-        """Score `size` items or rows that begin at column `first` of `out`, the upper and the lower bounds."""
+        """Score `size` items or rows that begin at column `first` of `out`, the upper and the lower bounds.
+
+        `chunk`: their cosines, their rows and what is allowed, where there are any.
+        """
         shape, num_queries = self._shape, len(components)
         unused = out[0]  # a pointer that the compiled variant never follows
         weights = self._weights or (self.components, unused, self.components, unused)
+        cosines, rows, allowed = chunk
+        optional = [unused if tensor is None else tensor for tensor in (self._gate, *chunk)]
         tiles = triton.cdiv(size, TILE)
         # Many queries per program keep the item tile in shared memory; few keep every multiprocessor busy.
         per_program = 1 if rows is not None else max(1, min(num_queries, num_queries * tiles // _ENOUGH_PROGRAMS))
         mol_scores_kernel[(tiles, triton.cdiv(num_queries, per_program))](
             self.components,
-            unused if self._gate is None else self._gate,
+            optional[0],
             components,
             query_gate,
             *weights,
-            unused if cosines is None else cosines,
-            unused if rows is None else rows,
-            unused if allowed is None else allowed,
+            *optional[1:],
             0 if allowed is None or len(allowed) == 1 else len(self.components),
             errors,
             *out,
@@ -215,10 +211,7 @@ class FusedItems:
             num_queries,
             per_program,
             shape.width,
-            P_q=shape.query_components,
-            P_x=shape.item_components,
-            Q=shape.q,
-            PX=shape.px,
+            **shape.constants,
             D=shape.d,
             G=shape.g,
             M=TILE,
@@ -249,10 +242,7 @@ class FusedItems:
             first,
             num_queries,
             shape.width,
-            P_q=shape.query_components,
-            P_x=shape.item_components,
-            Q=shape.q,
-            PX=shape.px,
+            **shape.constants,
             QUERIES=together,
             ITEMS=items_per_program,
             STEP=64,

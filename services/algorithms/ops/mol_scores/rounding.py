@@ -59,23 +59,9 @@ class _NetworkNorms:
     hidden_width: int
 
 
-class _ById:
-    """A pair gate as a cache key: equal to itself alone."""
-
-    def __init__(self, pair_gate: PairGate) -> None:
-        self.pair_gate = pair_gate
-
-    def __hash__(self) -> int:
-        return id(self.pair_gate)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.pair_gate is self.pair_gate
-
-
 @lru_cache(maxsize=16)
-def _network_norms(key: _ById) -> _NetworkNorms:
+def _network_norms(gate: PairGate) -> _NetworkNorms:
     """Cached, because the spectral norm of 128 x 64 takes a millisecond and every search needs it."""
-    gate = key.pair_gate
     hidden = gate.hidden_weight.astype(np.float64)
     return _NetworkNorms(
         hidden=float(np.linalg.norm(hidden, ord=2)),
@@ -112,7 +98,7 @@ def error_bounds(
     gate = np.zeros((num_queries, num_pairs))
     gate_error = np.zeros((num_queries, num_pairs))
     if pair_gate is not None:
-        network = _network_norms(_ById(pair_gate))
+        network = _network_norms(pair_gate)
         cosines, cosines_error = _cosine_norms(queries, items, cosine, unit)
         hidden = network.hidden * cosines + network.hidden_bias
         hidden_error = network.hidden * cosines_error + _gamma(num_pairs + 1, unit) * (

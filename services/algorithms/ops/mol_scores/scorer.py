@@ -27,8 +27,10 @@ Rows = npt.NDArray[np.int64]
 
 
 class MolScorer:
-    """X items ready to be scored. Holds their arrays as given, memory maps included. Safe to use from several threads.
+    """X items ready to be scored. Safe to use from several threads.
 
+    `components` (X, P_x, d) and `item_gate` (X, P), or None, are the arrays as given, memory maps included, not to be
+    written to; `shape` is what they and the pair gate imply.
     Memory beside results: about 200 KB per thread (the kernel), or `tile_bytes` per array (NumPy).
     """
 
@@ -48,27 +50,12 @@ class MolScorer:
         self.num_pairs, self.num_query_components = self.shape.num_pairs, self.shape.num_query_components
         self.num_items, self.num_item_components, self.width = (int(size) for size in items.components.shape)
         self.pair_gate = pair_gate
-        self._components = np.ascontiguousarray(items.components)
-        self._item_gate = items.gate
+        self.components = np.ascontiguousarray(items.components)
+        self.item_gate = items.gate
         self._tiled = TiledScores(items, pair_gate, tile_bytes=tile_bytes)
         library = load_kernels("mol_scores") if backend == "auto" else None
         self._native = None if library is None else NativeScores(library, items, pair_gate)
         self._last_bounds: tuple[QueryStates, DoubleVector] | None = None
-
-    @property
-    def gated(self) -> bool:
-        """Whether the items bring a gate of their own, so that queries must, too."""
-        return self._item_gate is not None
-
-    @property
-    def components(self) -> FloatMatrix:
-        """The item components (X, P_x, d), not to be written to."""
-        return self._components
-
-    @property
-    def item_gate(self) -> FloatMatrix | None:
-        """The items' part of the gate (X, P), if they have one; not to be written to."""
-        return self._item_gate
 
     @lazy_property
     def gate_range(self) -> tuple[DoubleVector, DoubleVector] | None:
@@ -76,21 +63,17 @@ class MolScorer:
 
         Both are 0 over an empty catalogue.
         """
-        if self._item_gate is None:
+        if self.item_gate is None:
             return None
         if not self.num_items:
             return np.zeros(self.num_pairs), np.zeros(self.num_pairs)
-        return self._item_gate.min(axis=0).astype(np.float64), self._item_gate.max(axis=0).astype(np.float64)
-
-    def components_of(self, rows: Rows) -> FloatMatrix:
-        """Components of some items: (len(rows), P_x, d)."""
-        return self._components[rows]
+        return self.item_gate.min(axis=0).astype(np.float64), self.item_gate.max(axis=0).astype(np.float64)
 
     @property
     def nbytes(self) -> int:
         """Bytes of everything held per item: components and gate as they were given, nothing else."""
-        gate = 0 if self._item_gate is None else self._item_gate.size * 4
-        return self._components.size * 4 + gate
+        gate = 0 if self.item_gate is None else self.item_gate.size * 4
+        return self.components.size * 4 + gate
 
     @lazy_property
     def magnitudes(self) -> rounding.ItemMagnitudes:

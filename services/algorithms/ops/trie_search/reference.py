@@ -26,12 +26,12 @@ _SLACK = np.float32(2e-6)
 
 @dataclass(frozen=True, slots=True)
 class _Children:
-    """Of all nodes kept: which part and node each is, its parent's place, its token's place in U."""
+    """Of all nodes kept: which part and node each is, its parent's number, its token's row in U."""
 
     parts: Rows
     nodes: Rows
     parents: Rows
-    places: Rows
+    tokens: Rows
 
 
 class _Best:
@@ -77,7 +77,7 @@ def search_reference(
         children = _children(parts, kept_parts, kept_nodes, question.tokens)
         if not len(children.nodes):
             break
-        ours = gains[children.places]
+        ours = gains[children.tokens]
         values = (gain[children.parents] + ours).max(axis=1)
         bounds = ((reach - largest)[children.parents] + ours).max(axis=1)
         for part, arrays in enumerate(parts):
@@ -142,11 +142,11 @@ def _free(
 
 def _grown(table: Floats, gains: Floats, masks: Rows, grown_masks: Rows) -> Floats:
     """The tables of children, from their parents' (C, sets) and their tokens' gains (C, s)."""
-    place = {int(mask): number for number, mask in enumerate(masks)}
+    number_of = {int(mask): number for number, mask in enumerate(masks)}
     grown = np.full((len(table), len(grown_masks)), -np.inf, dtype=np.float32)
     for number, mask in enumerate(grown_masks.tolist()):
         for position in range(gains.shape[1]):
-            source = place.get(mask ^ (1 << position)) if mask >> position & 1 else None
+            source = number_of.get(mask ^ (1 << position)) if mask >> position & 1 else None
             if source is not None:
                 np.maximum(grown[:, number], table[:, source] + gains[:, position], out=grown[:, number])
     return grown
@@ -172,16 +172,16 @@ def _children(
             hit = np.flatnonzero(there < len(tokens))
             hit = hit[tokens[there[hit]] == arrays.tokens[nodes[hit]]]
             found.append((nodes[hit], parents[of[hit]], there[hit]))
-    nodes, parents, places = (
+    nodes, parents, rows = (
         np.concatenate([each[i] for each in found]).astype(np.int64) if found else np.zeros(0, dtype=np.int64)
         for i in range(3)
     )
-    return _Children(kept_parts[parents], nodes, parents, places)
+    return _Children(kept_parts[parents], nodes, parents, rows)
 
 
 def _identifiers(arrays: TrieArrays, nodes: Rows) -> tuple[npt.NDArray[np.int32], Rows]:
-    places, of = _ranges(arrays.ends[nodes], arrays.ends[nodes + 1])
-    return arrays.identifiers[places], of
+    at, of = _ranges(arrays.ends[nodes], arrays.ends[nodes + 1])
+    return arrays.identifiers[at], of
 
 
 def _wanted(
@@ -201,8 +201,8 @@ def _wanted(
         (~added, items.rows, items.offsets, 0),
         (added, items.added_rows, items.added_offsets, len(items.offsets) - 1),
     ):
-        places, of = _ranges(offsets[number[which] - first], offsets[number[which] - first + 1])
-        of, here = of[rows[places] < len(allowed)], rows[places][rows[places] < len(allowed)]
+        at, of = _ranges(offsets[number[which] - first], offsets[number[which] - first + 1])
+        of, here = of[rows[at] < len(allowed)], rows[at][rows[at] < len(allowed)]
         passes[which] = np.bincount(of, weights=allowed[here], minlength=int(which.sum())) > 0
     return wanted[passes]
 
