@@ -3,12 +3,18 @@
 Query states stay the bytes that they are in Redis and on the wire: the gateway carries them, it does not score.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState
+
+
+def now_ms() -> int:
+    """Unix milliseconds."""
+    return time.time_ns() // 1_000_000
 
 
 class Degradation(IntEnum):

@@ -6,6 +6,7 @@ Also what applies category limits where the reranker can't. Reads the catalogue 
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +32,6 @@ class PopularItems:
                 self._by_category.setdefault(name, []).append(rank)
         # By rank: 1 where the catalogue says that the item may not be answered.
         self._is_hidden = bytearray(len(self._item_ids))
-
-    def __len__(self) -> int:
-        return len(self._item_ids)
 
     def describe(self, item_id: str, categories: Sequence[str], *, is_served: bool) -> None:
         """Take what the catalogue says of an item since training; items that training never saw are none of these.
@@ -91,7 +89,7 @@ class PopularItems:
             return iter(sorted({self._rank[item_id] for item_id in wanted.allow_item_ids if item_id in self._rank}))
         if wanted.allow_categories:
             lists = [self._by_category.get(name, []) for name in set(wanted.allow_categories)]
-            return _without_repetition(heapq.merge(*lists))
+            return (rank for rank, _ in groupby(heapq.merge(*lists)))
         return iter(range(len(self._item_ids)))
 
 
@@ -108,11 +106,3 @@ class _CategoryRoom:
             return False
         self._taken.update(names)
         return True
-
-
-def _without_repetition(ranks: Iterable[int]) -> Iterator[int]:
-    last = -1
-    for rank in ranks:
-        if rank != last:
-            yield rank
-        last = rank

@@ -1,6 +1,5 @@
 """Where Protobuf ends: messages to dataclasses, handlers, dataclasses to messages."""
 
-import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -20,6 +19,7 @@ from services.gateway.domain import (
     Receipt,
     Recommendation,
     RecommendQuery,
+    now_ms,
 )
 from services.gateway.explanation import ExplainQuery, Explanation
 from services.gateway.freshness import FreshnessReport
@@ -62,9 +62,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         self, request: gateway_pb2.RecordInteractionsRequest, context: Any
     ) -> gateway_pb2.RecordInteractionsResponse:
         """Writes interactions to the stream."""
-        now_ms = _now_ms()
+        arrived_ms = now_ms()
         interactions = [
-            _interaction(message, now_ms, f"interactions[{position}].")
+            _interaction(message, arrived_ms, f"interactions[{position}].")
             for position, message in enumerate(request.interactions)
         ]
         receipts = await self.record(interactions)
@@ -78,7 +78,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         async def arriving() -> AsyncIterator[Interaction]:
             position = 0
             async for request in requests:
-                yield _interaction(request.interaction, _now_ms(), f"stream[{position}].interaction.")
+                yield _interaction(request.interaction, now_ms(), f"stream[{position}].interaction.")
                 position += 1
 
         receipts = await self.record.stream(arriving())
@@ -118,10 +118,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         return gateway_pb2.ForgetUserResponse(**asdict(report))
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 def _timestamp_ms(stamp: Any, field: str) -> int:
     """Milliseconds of a Timestamp whose parts are what Protobuf allows (a raw client may send anything)."""
     if not 0 <= stamp.nanos < 1_000_000_000:
@@ -129,10 +125,10 @@ def _timestamp_ms(stamp: Any, field: str) -> int:
     return read_ms(stamp)
 
 
-def _interaction(message: events_pb2.Interaction, now_ms: int, prefix: str) -> Interaction:
+def _interaction(message: events_pb2.Interaction, arrived_ms: int, prefix: str) -> Interaction:
     if message.HasField("event_time"):
         _timestamp_ms(message.event_time, f"{prefix}event_time")
-    return from_message(message, missing_time_ms=now_ms)
+    return from_message(message, missing_time_ms=arrived_ms)
 
 
 def _query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
@@ -213,7 +209,7 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
     )
     state = answer.state
     if state is not None:
-        message.state_age_seconds = max(0, time.time_ns() // 1_000_000 - state.applied_ms) / 1000
+        message.state_age_seconds = max(0, now_ms() - state.applied_ms) / 1000
         message.state_position.partition = state.partition
         message.state_position.offset = state.offset
     if answer.index_freshness is not None:

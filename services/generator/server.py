@@ -24,11 +24,6 @@ from services.generator.domain.requests import (
 from services.generator.handlers.match import Match, SourceAnswer, check, match_all
 
 SERVICE = "freshet.v1.GeneratorService"
-_KINDS = {
-    "exact": common_pb2.Certificate.KIND_EXACT,
-    "bounded": common_pb2.Certificate.KIND_BOUNDED,
-    "estimate": common_pb2.Certificate.KIND_ESTIMATE,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,4 +149,4 @@ def _source_answer(said: SourceAnswer) -> generator_pb2.SourceAnswer:
 
 
 def _certificate(certificate: Certificate) -> common_pb2.Certificate:
-    return common_pb2.Certificate(kind=_KINDS[certificate.kind], gap=certificate.gap or 0.0)
+    return common_pb2.Certificate(kind=f"KIND_{certificate.kind.upper()}", gap=certificate.gap or 0.0)

@@ -14,11 +14,6 @@ from services.reranker.domain import ExplainQuery, Ranked, RerankQuery
 from services.reranker.handlers import Rerank
 
 SERVICE = "freshet.v1.RerankerService"
-_KINDS = {
-    "exact": common_pb2.Certificate.KIND_EXACT,
-    "bounded": common_pb2.Certificate.KIND_BOUNDED,
-    "estimate": common_pb2.Certificate.KIND_ESTIMATE,
-}
 
 
 class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
@@ -101,7 +96,7 @@ def _response(ranked: Ranked, queue_s: float, model_version: str) -> reranker_pb
             common_pb2.ScoredItem(item_id=item_id, score=score, source="mol")
             for item_id, score in zip(ranked.item_ids, ranked.scores, strict=True)
         ],
-        certificate=common_pb2.Certificate(kind=_KINDS[certificate.kind], gap=certificate.gap or 0.0),
+        certificate=common_pb2.Certificate(kind=f"KIND_{certificate.kind.upper()}", gap=certificate.gap or 0.0),
         dropped_items=ranked.dropped_items,
         model_version=model_version,
         queue_ms=queue_s * 1000,

@@ -125,11 +125,6 @@ class IdentifierTrie:
         return int(present[-1]) + 1 if len(present) else 0
 
     @property
-    def num_nodes(self) -> int:
-        """Of the big trie and of the small ones beside it."""
-        return sum(part.num_nodes for part in self.view().parts)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of nodes and identifiers: 12 per node and 4 per identifier."""
         return sum(part.nbytes for part in self.view().parts)

@@ -5,12 +5,11 @@ answered without a score, since Recommend would not score either. Knows ports, n
 """
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from services.common.query_state import PackedQueryState
-from services.gateway.domain import HistoryEvent
+from services.gateway.domain import HistoryEvent, now_ms
 from services.gateway.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.ports import Ports
 from services.gateway.stages import Limits
@@ -31,9 +30,9 @@ class Explain:
     async def __call__(self, query: ExplainQuery) -> Explanation:
         """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of a
         dependency that did not answer."""
-        now_ms = time.time_ns() // 1_000_000
-        check_explain(query, now_ms)
-        state, history, source = await self._find_state(query, now_ms)
+        asked_ms = now_ms()
+        check_explain(query, asked_ms)
+        state, history, source = await self._find_state(query, asked_ms)
         if state is None:
             return Explanation(model_version=self.model_version, state_source=source)
         newest = sorted(history, key=_time, reverse=True)[:MAX_PAST]
@@ -51,18 +50,18 @@ class Explain:
                 PastInteraction(
                     item_id=event.item_id,
                     title=self.titles.get(event.item_id, ""),
-                    age_seconds=max(0, now_ms - _time(event)) / 1000,
+                    age_seconds=max(0, asked_ms - _time(event)) / 1000,
                 )
                 for event in newest
             ],
         )
 
     async def _find_state(
-        self, query: ExplainQuery, now_ms: int
+        self, query: ExplainQuery, asked_ms: int
     ) -> tuple[PackedQueryState | None, Sequence[HistoryEvent], str]:
         """The request's history, else the stored state, else the stored history: the order of Recommend."""
         if query.history:
-            history: Sequence[HistoryEvent] = with_times(query.history, now_ms)
+            history: Sequence[HistoryEvent] = with_times(query.history, asked_ms)
             source = "request"
         else:
             partition = self.ports.interactions.partition_of(query.user_id)

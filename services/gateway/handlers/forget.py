@@ -15,10 +15,11 @@ from services.common.errors import DeadlineExceeded, DependencyUnavailable, Fres
 from services.common.stream.retraction import covers
 from services.common.stream.topics.forgets import Forget
 from services.common.validation import validate_id
+from services.gateway.domain import now_ms
 from services.gateway.forgetting import Contributions, ForgetReport, StoredUser
 from services.gateway.ports import Ports
+from services.gateway.writes import RETRY_AFTER_MS
 
-RETRY_AFTER_MS = 500
 # For callers that set no deadline.
 DEFAULT_WAIT_S = 10.0
 _ANSWER_RESERVE_S = 0.1
@@ -47,16 +48,10 @@ class _Holdings:
     def counts(self) -> dict[str, int]:
         counts: dict[str, int] = {}
         if self.stored is not None:
-            counts |= {
-                "history_events": self.stored.history_events,
-                "seen_items": self.stored.seen_items,
-                "query_states": self.stored.query_states,
-            }
+            counts |= {name: getattr(self.stored, name) for name in ("history_events", "seen_items", "query_states")}
         if self.contributions:
-            counts |= {
-                "summed_interactions": sum(held.summed_interactions for held in self.contributions),
-                "remembered_interactions": sum(held.remembered_interactions for held in self.contributions),
-            }
+            for name in ("summed_interactions", "remembered_interactions"):
+                counts[name] = sum(getattr(held, name) for held in self.contributions)
         return counts
 
     def remains(self) -> list[str]:
@@ -118,7 +113,7 @@ class ForgetUser:
                 forget_id=secrets.token_hex(16),
                 user_id=user_id,
                 up_to={partition: end - 1 for partition, end in ends.items()},
-                requested_ms=time.time_ns() // 1_000_000,
+                requested_ms=now_ms(),
             )
             await self.ports.forgets.append(forget, self.append_timeout_s)
         except (DependencyUnavailable, DeadlineExceeded) as exc:

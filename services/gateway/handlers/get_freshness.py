@@ -66,11 +66,7 @@ def _interactions(applied: Mapping[int, int], ends: Mapping[int, int]) -> list[P
 
 def _newest(found: list[PartitionProgress]) -> list[PartitionProgress]:
     """One entry per partition: while one changes hands, two refreshers may speak for it."""
-    newest: dict[int, PartitionProgress] = {}
-    for progress in found:
-        known = newest.get(progress.partition)
-        if known is None or progress.applied_offset > known.applied_offset:
-            newest[progress.partition] = progress
+    newest = {one.partition: one for one in sorted(found, key=lambda one: one.applied_offset)}
     return [newest[partition] for partition in sorted(newest)]
 
 

@@ -8,14 +8,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.common import request_context
-from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest
+from services.common.errors import DependencyUnavailable, FreshetError, InvalidRequest
 from services.common.stream.topics.items import CatalogueItem, validate_item
 from services.gateway.ports import ItemLog
+from services.gateway.writes import RETRY_AFTER_MS, write_timeout_s
 
 MAX_ITEMS = 1000
-RETRY_AFTER_MS = 500
-_ANSWER_RESERVE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +30,7 @@ class PutItems:
         DependencyUnavailable with a retry hint when the log did not acknowledge all of them.
         """
         _check(items)
-        remaining = request_context.remaining_seconds()
-        timeout_s = self.append_timeout_s
-        if remaining is not None:
-            timeout_s = min(timeout_s, remaining - _ANSWER_RESERVE_S)
-        if timeout_s <= 0:
-            raise DeadlineExceeded("too little of the deadline is left to write the items")
+        timeout_s = write_timeout_s(self.append_timeout_s, "the items")
         outcomes = await asyncio.gather(*(self.log.put(item, timeout_s) for item in items), return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:

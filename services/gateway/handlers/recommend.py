@@ -22,6 +22,7 @@ from services.gateway.domain import (
     Recommendation,
     RecommendQuery,
     ScoredItem,
+    now_ms,
 )
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
@@ -53,10 +54,10 @@ class Recommend:
         Raises: InvalidRequest naming the field; DeadlineExceeded when the caller's time was spent on the way.
         """
         work = Work.begin(query, budget_s=self.limits.budget_s)
-        now_ms = time.time_ns() // 1_000_000
-        check_query(query, now_ms)
+        asked_ms = now_ms()
+        check_query(query, asked_ms)
         if query.history:
-            query_state, stored, source = await self._from_request(work, with_times(query.history, now_ms))
+            query_state, stored, source = await self._from_request(work, with_times(query.history, asked_ms))
         else:
             query_state, stored, source = await self._from_store(work)
         if stored is not None and not self.ports.stream.encoder_serving:

@@ -11,23 +11,21 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
-from services.common import request_context
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest
 from services.common.stream.position import Position
 from services.common.stream.topics.interactions import Interaction
 from services.common.validation import validate_id
 from services.gateway.breaker import Breaker
-from services.gateway.domain import FreshnessToken, Receipt
+from services.gateway.domain import FreshnessToken, Receipt, now_ms
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, UserStates
 from services.gateway.stages import Limits
 from services.gateway.validation import check_interaction, check_interactions
+from services.gateway.writes import RETRY_AFTER_MS, write_timeout_s
 
 MAX_STREAM = 100_000
 MAX_IN_FLIGHT = 256
-RETRY_AFTER_MS = 500
-_ANSWER_RESERVE_S = 0.05
 # A healthy stream acknowledges in milliseconds: who waited this long may blame it.
 _PATIENCE_S = 0.4
 
@@ -81,17 +79,11 @@ class RecordInteractions:
         Raises: InvalidRequest before anything is written; DependencyUnavailable with a retry hint when the stream
         did not acknowledge all of it.
         """
-        check_interactions(interactions, _now_ms())
+        check_interactions(interactions, now_ms())
         outcomes = await asyncio.gather(
             *(self._append(_with_id(interaction)) for interaction in interactions), return_exceptions=True
         )
-        receipts: list[Receipt] = []
-        failure: BaseException | None = None
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                failure = failure or outcome
-            else:
-                receipts.append(outcome)
+        receipts, failure = _sorted(outcomes)
         if failure is not None:
             raise _with_count(failure, len(receipts), len(interactions))
         return receipts
@@ -121,7 +113,7 @@ class RecordInteractions:
                             "stream", f"more than {MAX_STREAM} messages", f"at most {MAX_STREAM}"
                         )
                         break
-                    check_interaction(interaction, _now_ms(), f"stream[{position}].interaction.")
+                    check_interaction(interaction, now_ms(), f"stream[{position}].interaction.")
                     await window.acquire()
                     pending.append(asyncio.create_task(append(_with_id(interaction))))
                     if not self._breaker.closed:
@@ -137,8 +129,7 @@ class RecordInteractions:
             for task in pending:
                 task.cancel()
             raise
-        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
-        failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+        receipts, failure = _sorted(outcomes)
         if failure is None and cut_short:
             failure = DependencyUnavailable("the stream became unreachable", retry_after_ms=RETRY_AFTER_MS)
         if failure is not None:
@@ -154,20 +145,12 @@ class RecordInteractions:
         validate_id("user_id", user_id)
         validate_id("event_id", event_id)
         digest = hashlib.sha256(f"{user_id}\0{event_id}".encode()).hexdigest()[:32]
-        undo = Interaction(
-            user_id=user_id, event_id=f"undo-{digest}", undoes_event_id=event_id, event_time_ms=_now_ms()
-        )
+        undo = Interaction(user_id=user_id, event_id=f"undo-{digest}", undoes_event_id=event_id, event_time_ms=now_ms())
         return await self._append(undo)
 
     async def _append(self, interaction: Interaction) -> Receipt:
         began = time.monotonic()
-        remaining = request_context.remaining_seconds()
-        timeout_s = self._append_timeout_s
-        if remaining is not None:
-            # Early enough that the caller still learns that the stream is away, and when to try again.
-            timeout_s = min(timeout_s, remaining - _ANSWER_RESERVE_S)
-        if timeout_s <= 0:
-            raise DeadlineExceeded("too little of the deadline is left to write the interaction")
+        timeout_s = write_timeout_s(self._append_timeout_s, "the interaction")
 
         async def append() -> Position:
             try:
@@ -194,8 +177,10 @@ class RecordInteractions:
         return Receipt(interaction.event_id, FreshnessToken(epoch, position.partition, position.offset))
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+def _sorted(outcomes: Sequence[Receipt | BaseException]) -> tuple[list[Receipt], BaseException | None]:
+    """The receipts, and the first failure."""
+    failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+    return [outcome for outcome in outcomes if isinstance(outcome, Receipt)], failure
 
 
 def _with_id(interaction: Interaction) -> Interaction:

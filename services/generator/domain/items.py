@@ -55,9 +55,6 @@ class ItemTable:
         self._is_served = np.ones(len(self._ids), dtype=bool)
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._ids)
-
     def words(self) -> list[str]:
         """What each row's item is found by: (R,)."""
         return [self._words(row) for row in range(len(self._ids))]

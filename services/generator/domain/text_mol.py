@@ -23,6 +23,7 @@ from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import FloatArray, QueryStates
 from services.algorithms.voted_answers import joined_answer, num_negative
 from services.common.stream.retraction import ForgetUpTo, Undo
+from services.common.stream.topics.index_deltas import ItemDelta
 from services.common.stream.topics.items import CatalogueItem
 from services.common.stream.topics.search_clicks import ClickRecord, SearchClick
 from services.generator.domain.requests import Asked, TextScored
@@ -40,18 +41,6 @@ class ClickPolicy:
     neighbours: int
     model_share: float
     max_remembered: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """A refreshed state, as a live catalogue takes it."""
-
-    item_id: str
-    components: FloatArray
-    gate: None
-    model_share: float
-    num_interactions: int
-    dropped: bool
 
 
 class TextMol:
@@ -182,7 +171,7 @@ class TextMol:
         policy, sums = self._policy, self._feedback.sums_of(item_ids)
         states = self._feedback.states_of(item_ids, share=policy.share, new_share=policy.new_share)
         refreshed = [
-            _Change(item_id, components, None, 1.0, int(count), dropped=not count)
+            ItemDelta(item_id=item_id, components=components, num_interactions=int(count), dropped=not count)
             for item_id, components, count in zip(item_ids, states.components, sums.counts, strict=True)
         ]
         self.live.apply(position, refreshed)

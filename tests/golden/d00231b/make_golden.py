@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import redis
 import torch
+from fakes.encoder import MemoryForgetLog, MemoryStream
 from fakes.refresher import LeaseTable, MemoryLeases, MemoryLog
 from prometheus_client import CollectorRegistry
 from services.datasets import Interactions
@@ -50,7 +51,6 @@ from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
 from services.common.stream.topics.index_deltas import INDEX_DELTAS, Batches, decode
 from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
-from services.encoder.adapters.in_memory import MemoryForgetLog, MemoryStream
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.bootstrap import vocabulary_of

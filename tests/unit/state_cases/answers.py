@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+from fakes.encoder import HashEncoder
 from fakes.gateway import MemoryCandidates
 from gateway.gateway_scene import ITEMS, Scene
 from state_scene import ANN, FragileStore, vocabulary
 
 from services.common.state_store import UserView
-from services.encoder.adapters.in_memory import HashEncoder
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
 from services.gateway.domain import (

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 
 import pytest
 from answers import recommend
+from fakes.encoder import MemoryStream
 from fakes.gateway import MemoryCandidates
 from gateway.gateway_scene import ITEMS, Scene
 from state_scene import EncoderProcess, FragileStore, append_all, replay, vocabulary
 
 from services.common.errors import PreconditionFailed
 from services.common.query_state import PackedQueryState
-from services.encoder.adapters.in_memory import MemoryStream
 from services.gateway.domain import Filter, Pool, RecommendQuery
 
 V1, V2 = vocabulary("m1"), vocabulary("m2", shift=100)

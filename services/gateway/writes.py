@@ -1,0 +1,19 @@
+"""What the handlers that write to the stream have in common: how long a write may take, and when to try again."""
+
+from services.common import request_context
+from services.common.errors import DeadlineExceeded
+
+RETRY_AFTER_MS = 500
+_ANSWER_RESERVE_S = 0.05
+
+
+def write_timeout_s(limit_s: float, what: str) -> float:
+    """At most `limit_s`, and early enough that the caller still learns that the stream is away.
+
+    Raises: DeadlineExceeded when too little of the caller's deadline is left to write `what`.
+    """
+    remaining = request_context.remaining_seconds()
+    timeout_s = limit_s if remaining is None else min(limit_s, remaining - _ANSWER_RESERVE_S)
+    if timeout_s <= 0:
+        raise DeadlineExceeded(f"too little of the deadline is left to write {what}")
+    return timeout_s
