@@ -1,4 +1,4 @@
-"""On the CPU the scoring processes never load PyTorch: a fresh interpreter starts both and answers from a bundle."""
+"""On the CPU no process that scores loads PyTorch: a fresh interpreter starts them and answers from a bundle."""
 
 import subprocess
 import sys
@@ -14,6 +14,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 import services.candidates.__main__
+import services.generator.__main__
 import services.reranker.__main__
 from services.algorithms.states import QueryStates
 from services.candidates.bootstrap import load_catalogue, make_live
