@@ -8,17 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from services.cli.scrape import Buckets, quantile_ms, read_histogram
+from services.common.processes import PROCESSES
 
 if TYPE_CHECKING:
     from services.cli.stack import Ports
-
-# What is shown -> (whose metrics port, histogram).
-HISTOGRAMS: Mapping[str, tuple[str, str]] = {
-    "the user's state": ("encoder-metrics", "freshet_encoder_event_to_state_seconds"),
-    "a change published by the refresher": ("refresher-metrics", "freshet_refresher_event_to_delta_seconds"),
-    "the index of candidates": ("candidates-metrics", "freshet_candidates_index_lag_seconds"),
-    "the index of the reranker": ("reranker-metrics", "freshet_reranker_index_lag_seconds"),
-}
 
 
 class Lags:
@@ -31,7 +24,11 @@ class Lags:
     @classmethod
     def of(cls, ports: "Ports", *, since_start: bool) -> "Lags":
         """Those of a local stack; `since_start` counts from the processes' start, else from now."""
-        found = {name: (ports.address(part), metric) for name, (part, metric) in HISTOGRAMS.items()}
+        found = {
+            what: (ports.address(f"{row.name}-metrics"), histogram)
+            for row in PROCESSES.values()
+            for what, histogram in row.lag.items()
+        }
         return cls(found, since_start=since_start)
 
     def read(self) -> dict[str, dict[str, Any] | None]:

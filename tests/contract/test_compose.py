@@ -1,5 +1,6 @@
 """docker-compose.yml, its overlays and the local launcher say the same thing: ports, settings, order, versions."""
 
+import importlib
 import importlib.util
 import json
 import re
@@ -11,40 +12,34 @@ import yaml
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from services.candidates.config import CandidatesSettings
 from services.cli.stack.components.kafka import JARS as KAFKA_JARS
 from services.cli.stack.components.kafka import server_properties
-from services.cli.stack.compose import (
-    COMPOSE_FILE,
-    INFRASTRUCTURE,
-    PROCESSES,
-    local_environment,
-    localize,
-    read_compose,
-)
+from services.cli.stack.compose import COMPOSE_FILE, local_environment, localize, read_compose
 from services.cli.stack.folders import REPOSITORY
+from services.cli.stack.parts import PARTS
 from services.cli.stack.ports import DEFAULTS, Ports, owner
 from services.common.config import ProcessSettings, load_settings
-from services.encoder.config import EncoderSettings
-from services.gateway.config import GatewaySettings
+from services.common.processes import BUNDLE, CHECKPOINTS, PROCESSES, TEXT, Process
 from services.generator.config import GeneratorSettings
-from services.refresher.config import RefresherSettings
-from services.reranker.config import RerankerSettings
 
 DEPLOY = REPOSITORY / "deploy"
 OVERLAYS = (DEPLOY / "compose.gpu.yml", DEPLOY / "compose.text.yml", DEPLOY / "compose.observability.yml")
-SETTINGS: dict[str, type[ProcessSettings]] = {
-    "gateway": GatewaySettings,
-    "encoder": EncoderSettings,
-    "refresher": RefresherSettings,
-    "candidates": CandidatesSettings,
-    "reranker": RerankerSettings,
-    "generator": GeneratorSettings,
-}
 # Read by libraries, not by our settings.
 LIBRARY_VARIABLES = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"}
 SERVICES = read_compose(environ={})
 RAW = yaml.safe_load(COMPOSE_FILE.read_text(encoding="utf-8"))
+
+
+def settings_of(row: Process) -> type[ProcessSettings]:
+    (found,) = [
+        kind
+        for kind in vars(importlib.import_module(f"{row.module}.config")).values()
+        if isinstance(kind, type) and issubclass(kind, ProcessSettings) and kind is not ProcessSettings
+    ]
+    return found
+
+
+SETTINGS = {name: settings_of(row) for name, row in PROCESSES.items()}
 
 
 def variables_of(settings: type[ProcessSettings]) -> set[str]:
@@ -53,10 +48,10 @@ def variables_of(settings: type[ProcessSettings]) -> set[str]:
 
 
 def test_the_file_holds_the_parts_of_the_local_stack_and_no_others() -> None:
-    assert set(SERVICES) == {*INFRASTRUCTURE, *PROCESSES}
+    assert set(SERVICES) == set(PARTS)
 
 
-@pytest.mark.parametrize("name", [*INFRASTRUCTURE, *PROCESSES])
+@pytest.mark.parametrize("name", PARTS)
 def test_published_ports_are_the_documented_ones(name: str) -> None:
     documented = {port for label, port in DEFAULTS.items() if owner(label) == name and label != "kafka-controller"}
     assert set(SERVICES[name].published) == documented
@@ -107,8 +102,8 @@ def test_documented_defaults_are_the_settings_own_defaults() -> None:
 @pytest.mark.parametrize("process", PROCESSES)
 def test_command_is_the_process_and_its_health_check_asks_its_own_port(process: str) -> None:
     program, flag, module = SERVICES[process].command
-    assert (program, flag, module) == ("python", "-m", f"services.{process}")
-    assert importlib.util.find_spec(f"services.{process}.__main__") is not None
+    assert (program, flag, module) == ("python", "-m", PROCESSES[process].module)
+    assert importlib.util.find_spec(f"{module}.__main__") is not None
     *_, probe, kind, address = RAW["services"][process]["healthcheck"]["test"]
     assert importlib.util.find_spec(probe) is not None
     assert (kind, address) == ("grpc", f"127.0.0.1:{DEFAULTS[process]}")
@@ -266,7 +261,27 @@ def test_redis_bounds_its_memory_and_keeps_what_it_was_told() -> None:
     assert settings["--port"] == str(DEFAULTS["redis"])
 
 
-def test_only_the_refresher_stands_back() -> None:
-    assert {name: service.cpu_shares for name, service in SERVICES.items() if service.cpu_shares != 1024} == {
-        "refresher": 128
+@pytest.mark.parametrize("row", PROCESSES.values(), ids=lambda row: row.name)
+def test_weight_order_and_mounts_are_those_of_the_processs_row(row: Process) -> None:
+    service = SERVICES[row.name]
+    assert service.cpu_shares == row.cpu_shares
+    assert service.needs == row.needs
+    mounts = {
+        str(mount).removesuffix(":ro").rpartition(":")[2]: mount for mount in RAW["services"][row.name]["volumes"]
     }
+    assert set(mounts) == set(row.state)
+    assert {mount for mount, said in mounts.items() if not said.endswith(":ro")} <= {CHECKPOINTS}
+    environment = service.environment
+    named = {BUNDLE: "FRESHET_BUNDLE", TEXT: "FRESHET_TEXT", CHECKPOINTS: "FRESHET_REFRESHER_CHECKPOINTS"}
+    assert {folder for folder, variable in named.items() if environment.get(variable) == folder} == set(row.state)
+
+
+@pytest.mark.parametrize("row", PROCESSES.values(), ids=lambda row: row.name)
+def test_a_process_serves_the_service_and_the_lag_of_its_row(row: Process) -> None:
+    folders = (REPOSITORY / "services" / row.name, REPOSITORY / "services" / "common")
+    sources = "".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py"))
+    package, _, service = row.health_service.rpartition(".")
+    assert package == "freshet.v1"
+    assert f'"{service}"' in sources or f"{service}Servicer" in sources
+    for histogram in row.lag.values():
+        assert histogram in sources or histogram.replace(row.name, "{process}") in sources

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from outside import Outside, event
 
 from services.cli.stack import Stack
-from services.cli.stack.compose import PROCESSES
+from services.common.processes import PROCESSES
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -39,7 +39,7 @@ def item_ids(answer: gateway_pb2.RecommendResponse) -> list[str]:
 
 @pytest.mark.parametrize("process", PROCESSES)
 def test_reflection_and_health_name_each_processs_service(stack: Stack, process: str) -> None:
-    service = f"freshet.v1.{process.title()}Service"
+    service = PROCESSES[process].health_service
     with grpc.insecure_channel(stack.address(process)) as channel:
         found = set(ProtoReflectionDescriptorDatabase(channel).get_services())
         assert {service, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= found

@@ -23,8 +23,6 @@ _Checkpoints = Annotated[
     typer.Option(envvar="FRESHET_REFRESHER_CHECKPOINTS", help="The refreshers' checkpoints [STATE/data/refresher]."),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-# Kafka and Redis may run while a set is put in place: nobody holds its files.
-_HOLDERS = ("inference-server", "gateway", "encoder", "candidates", "reranker", "generator", "refresher")
 
 
 @reports_errors
@@ -86,13 +84,15 @@ def restore(
     """
     from services.cli.backup import BackupError, read_backup, restore_backup
     from services.cli.stack import Stack
+    from services.cli.stack.parts import PARTS
 
     stack = Stack(state, bundle=bundle)
     notes: list[str] = []
     try:
         found = read_backup(folder)
         if not check:
-            running = [part.name for part in stack.status() if part.running and part.name in _HOLDERS]
+            # Kafka and Redis may run while a set is put in place: they do not hold its files.
+            running = [part.name for part in stack.status() if part.running and PARTS[part.name].needs_bundle]
             if running:
                 raise CommandError(
                     f"{', '.join(running)} of {state} run and hold what would be replaced",

@@ -13,13 +13,13 @@ import typer
 
 from services.cli.options import DEFAULT_STATE, State
 from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.common.processes import PROCESSES
 
 if TYPE_CHECKING:
     from services.cli.stack.launcher import PartStatus
 
 _JSON = typer.Option("--json", help="One JSON object on stdout.")
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
-_PROCESSES = ("gateway", "encoder", "refresher", "candidates", "reranker", "generator")
 
 
 @reports_errors
@@ -41,7 +41,7 @@ def up(
     """
     from services.cli.stack import Ports, Stack, StackError
     from services.cli.stack.display import showing
-    from services.cli.stack.launcher import PARTS
+    from services.cli.stack.parts import PARTS
 
     parts = [part.strip() for part in only.split(",") if part.strip()] or list(PARTS)
     with showing(None if as_json else console(stderr=True)) as say:
@@ -135,22 +135,22 @@ def doctor(
 
 @reports_errors
 def serve(
-    process: Annotated[str, typer.Argument(help=f"One of: {', '.join(_PROCESSES)}.")],
+    process: Annotated[str, typer.Argument(help=f"One of: {', '.join(PROCESSES)}.")],
 ) -> None:
     """Run one process in the foreground; its settings are FRESHET_ variables, its logs JSON on stdout.
 
     Example:  FRESHET_BUNDLE=.freshet/bundle freshet serve candidates
     """
-    if process not in _PROCESSES:
+    if process not in PROCESSES:
         raise CommandError(
-            f"process={process!r} allowed: {', '.join(_PROCESSES)}",
+            f"process={process!r} allowed: {', '.join(PROCESSES)}",
             advice="freshet serve gateway",
             status=ExitStatus.USAGE,
         )
     # As the launcher does: one compute thread, set before any library reads it.
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, os.environ.get("FRESHET_COMPUTE_THREADS", "1"))
-    raise typer.Exit(importlib.import_module(f"services.{process}.__main__").main())
+    raise typer.Exit(importlib.import_module(f"{PROCESSES[process].module}.__main__").main())
 
 
 def _show(statuses: "list[PartStatus]", *, as_json: bool) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 
 from services.cli.stack.errors import StackError
+from services.common.processes import FULL_CPU_SHARES
 
-FULL_CPU_SHARES = 1024  # Docker's, a container's weight where nothing else is said
 _WEIGHT_PER_NICENESS = 1.25  # Linux's
 _CREATION_TOLERANCE_S = 0.05
 # Children outlive whoever spawned them, a Stack object too; their handles stay so that they are reaped when they end.

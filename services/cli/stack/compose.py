@@ -13,15 +13,12 @@ from typing import Any
 
 import yaml
 
-from services.cli.stack.children import FULL_CPU_SHARES
 from services.cli.stack.folders import REPOSITORY
+from services.cli.stack.parts import PARTS
 from services.cli.stack.ports import LOOPBACK, Ports
+from services.common.processes import FULL_CPU_SHARES, PROCESSES
 
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
-# The order in which a person wants to read them.
-INFRASTRUCTURE = ("kafka", "redis", "inference-server")
-PROCESSES = ("encoder", "refresher", "candidates", "reranker", "generator", "gateway")
-
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
 
 
@@ -60,7 +57,7 @@ def localize(value: str, ports: Ports, bundle: Path, text: Path) -> str:
         return LOOPBACK
     folders = {"/bundle": str(bundle), "/text": str(text)}
     value = re.sub(r"(?<![\w.-])(/bundle|/text)(?=$|/)", lambda match: folders[match[1]], value)
-    hosts = "|".join((*INFRASTRUCTURE, *PROCESSES))
+    hosts = "|".join(PARTS)
     return re.sub(rf"(?<![\w.-])({hosts}):\d+", lambda match: ports.address(match[1]), value)
 
 
@@ -68,13 +65,9 @@ def local_environment(service: Service, ports: Ports, bundle: Path, text: Path) 
     """A process's settings on this machine; its own port, written as a number, becomes this stack's."""
     environment = {name: localize(value, ports, bundle, text) for name, value in service.environment.items()}
     if service.name in PROCESSES:
-        environment[port_variable(service.name)] = str(ports[service.name])
+        environment[PROCESSES[service.name].port_variable] = str(ports[service.name])
         environment["FRESHET_METRICS_PORT"] = str(ports[f"{service.name}-metrics"])
     return environment
-
-
-def port_variable(process: str) -> str:
-    return f"FRESHET_{process.upper()}_PORT"
 
 
 def _service(name: str, entry: Mapping[str, Any]) -> Service:

@@ -14,11 +14,11 @@ from typing import Literal
 
 import psutil
 
-from services.cli.stack.compose import INFRASTRUCTURE
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import cache_root
-from services.cli.stack.launcher import PARTS, Stack
+from services.cli.stack.launcher import Stack
 from services.cli.stack.memory import needed_bytes
+from services.cli.stack.parts import INFRASTRUCTURE, PARTS
 from services.common.memory import available_bytes
 
 Severity = Literal["ok", "warning", "error"]

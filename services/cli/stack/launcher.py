@@ -20,25 +20,16 @@ from services.cli.stack.components.inference_server import InferenceServer
 from services.cli.stack.components.kafka import Kafka
 from services.cli.stack.components.process import Process
 from services.cli.stack.components.redis import Redis
-from services.cli.stack.compose import INFRASTRUCTURE, PROCESSES, read_compose
+from services.cli.stack.compose import read_compose
 from services.cli.stack.errors import StackError, tail
 from services.cli.stack.folders import DEFAULT_STATE, StateFolder
 from services.cli.stack.memory import require_stack_memory
+from services.cli.stack.parts import PARTS, stop_order
 from services.cli.stack.ports import LOOPBACK, Ports
 from services.common.ports import held_for_servers
+from services.common.processes import PROCESSES
 
-PARTS = (*INFRASTRUCTURE, *PROCESSES)
-# The gateway last to start is the first to stop; what it writes to stays until everything above it has ended.
-_STOP_ORDER = (
-    ("gateway",),
-    ("encoder", "refresher", "candidates", "reranker", "generator"),
-    ("inference-server", "redis", "kafka"),
-)
-# SIGTERM drains; whoever has not ended by then is killed.
-_STOP_S = {"kafka": 20.0, "redis": 10.0, "inference-server": 12.0}
-_PROCESS_STOP_S = 10.0
 _POLL_S = 0.05
-_NEEDS_BUNDLE = ("inference-server", *PROCESSES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +135,7 @@ class Stack:
             self._require_same_stack()
             to_start = [name for name in wanted if self._children.find(name) is None]
             self._require_ports(to_start)
-            if any(name in _NEEDS_BUNDLE for name in to_start):
+            if any(PARTS[name].needs_bundle for name in to_start):
                 self._require_bundle(to_start)
             _write_note(self.place)
             ports = [number for name in to_start for number in self.ports.of(name).values()]
@@ -175,7 +166,7 @@ class Stack:
         """Stop everything that runs, processes before what they depend on; return what was stopped."""
         with self.place.state.locked():
             stopped = [name for name in PARTS if self._children.find(name) is not None]
-            for names in _STOP_ORDER:
+            for names in stop_order():
                 self._stop_together(names, None)
             _note(self.place.state).unlink(missing_ok=True)
         return stopped
@@ -261,7 +252,7 @@ class Stack:
                 f"{', '.join(running)} run already with other ports ({running[0]} on {ports[running[0]]})",
                 advice="freshet down first, or name another state folder",
             )
-        with_model = [name for name in running if name in _NEEDS_BUNDLE]
+        with_model = [name for name in running if PARTS[name].needs_bundle]
         if with_model and bundle is not None and bundle != str(self.bundle):
             raise StackError(
                 "bundle", f"{', '.join(with_model)} run already with the bundle {bundle}", advice="freshet down first"
@@ -288,7 +279,7 @@ class Stack:
         began = time.monotonic()
         for name in asked:
             self._say(name, "stopping")
-            limit = timeout_s if timeout_s is not None else _STOP_S.get(name, _PROCESS_STOP_S)
+            limit = timeout_s if timeout_s is not None else PARTS[name].stop_s
             if not self._children.wait_gone(name, max(0.0, began + limit - time.monotonic())):
                 self.kill(name)
             self._say(name, "stopped")

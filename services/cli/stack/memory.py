@@ -5,48 +5,14 @@ processes check their own part exactly when they load it.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from types import MappingProxyType
 
 from services.cli.stack.errors import StackError
+from services.cli.stack.parts import PARTS
 from services.common.memory import available_bytes
 
 _MIB = 1 << 20
-# Resident MiB on Linux with a bundle of a few megabytes and no load; processes with PyTorch carry most.
-BASE_MB: Mapping[str, int] = MappingProxyType(
-    {
-        "kafka": 400,
-        "redis": 30,
-        "inference-server": 150,
-        # 256 of them are keys and values of recent users (FRESHET_ENCODER_CACHE_MIB).
-        "encoder": 440,
-        "refresher": 300,
-        "candidates": 650,
-        "reranker": 650,
-        # With PyTorch, which a text bundle needs; 702 measured with a small one.
-        "generator": 720,
-        "gateway": 170,
-    }
-)
-# How many times a part holds a file of the bundle, at most (a mapping in the page cache, an array of its own).
-_HOLDS: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
-        # Beside the bundle's states, sums of every item in twice their bytes.
-        "refresher": {"item_states.safetensors": 3},
-        "candidates": {"item_states.safetensors": 2},
-        "reranker": {"item_states.safetensors": 2},
-        "inference-server": {"encoder.onnx": 3},
-        "encoder": {"encoder.onnx": 3},
-        # A text bundle's; most of its phrases is mapped. 852 MiB measured where this says 970.
-        "generator": {
-            "text_mol/item_states.safetensors": 3,
-            "text_mol/encoder.onnx": 1,
-            "phrases/encoder.onnx": 1,
-            "phrases/output_layer": 1,
-        },
-    }
-)
 
 
 def needed_bytes(bundle: Path, parts: Iterable[str], *, text: Path | None = None) -> dict[str, int]:
@@ -59,8 +25,8 @@ def needed_bytes(bundle: Path, parts: Iterable[str], *, text: Path | None = None
         sizes |= {name: size for name, size in _file_sizes(text).items() if "/" in name}
     needed = {}
     for part in parts:
-        files = sum(sizes.get(name, 0) * times for name, times in _HOLDS.get(part, {}).items())
-        needed[part] = BASE_MB[part] * _MIB + files
+        files = sum(sizes.get(name, 0) * times for name, times in PARTS[part].holds.items())
+        needed[part] = PARTS[part].memory_mb * _MIB + files
     return needed
 
 

@@ -10,31 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from services.cli.stack.parts import PARTS
 from services.common.ports import PortTaken, check_port_free
 
 LOOPBACK = "127.0.0.1"
+# Every port's name -> its documented number, and the part whose port it is.
 DEFAULTS: Mapping[str, int] = MappingProxyType(
-    {
-        "redis": 16379,
-        "inference-server-http": 18000,
-        "inference-server": 18001,
-        "inference-server-metrics": 18002,
-        "kafka": 19092,
-        "kafka-controller": 19093,
-        "gateway": 50050,
-        "encoder": 50051,
-        "candidates": 50052,
-        "reranker": 50053,
-        "refresher": 50054,
-        "generator": 50055,
-        "gateway-metrics": 51050,
-        "encoder-metrics": 51051,
-        "candidates-metrics": 51052,
-        "reranker-metrics": 51053,
-        "refresher-metrics": 51054,
-        "generator-metrics": 51055,
-    }
+    {name: number for part in PARTS.values() for name, number in part.ports.items()}
 )
+_OWNERS = {name: part.name for part in PARTS.values() for name in part.ports}
 # Below the ports that the system hands to outgoing connections (32768-60999 on Linux).
 _FREE_BLOCKS = range(20_000, 32_000, len(DEFAULTS))
 
@@ -91,6 +75,4 @@ class Ports:
 
 def owner(name: str) -> str:
     """The part whose port this is: "encoder-metrics" belongs to "encoder"."""
-    for suffix in ("-metrics", "-http", "-controller"):
-        name = name.removesuffix(suffix)
-    return name
+    return _OWNERS[name]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from retrieval_scene import make_bundle
 
-PROCESSES = ("gateway", "encoder", "refresher", "candidates", "reranker", "generator")
+from services.common.processes import PROCESSES
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from services.cli.stack.display import PartLines
 from services.cli.stack.doctor import examine
 from services.cli.stack.errors import tail
 from services.cli.stack.folders import build_once, cache_root, recipe_key
-from services.cli.stack.launcher import PARTS
-from services.cli.stack.memory import BASE_MB, needed_bytes, require_stack_memory
+from services.cli.stack.memory import needed_bytes, require_stack_memory
+from services.cli.stack.parts import INFRASTRUCTURE, PARTS, stop_order
 from services.cli.stack.ports import DEFAULTS, owner
 from services.cli.stack.probes import PROBES, main, probe_kafka, probe_redis
 
@@ -168,6 +168,13 @@ def test_every_port_belongs_to_a_part() -> None:
     }
 
 
+def test_parts_stop_before_what_they_need() -> None:
+    stages = list(stop_order())
+    assert sorted(name for stage in stages for name in stage) == sorted(PARTS)
+    assert "gateway" in stages[0]
+    assert set(stages[-1]) == set(INFRASTRUCTURE)
+
+
 def test_taken_port_names_its_owner() -> None:
     ports = Ports.free()
     with socket.create_server(("127.0.0.1", ports["encoder-metrics"])):
@@ -216,17 +223,17 @@ def bundle_of(folder: Path, *, item_bytes: int) -> Path:
 
 def test_memory_grows_with_the_items(tmp_path: Path) -> None:
     need = needed_bytes(bundle_of(tmp_path, item_bytes=1 << 30), ["candidates", "redis"])
-    assert need["candidates"] == (BASE_MB["candidates"] << 20) + (2 << 30)
-    assert need["redis"] == BASE_MB["redis"] << 20
+    assert need["candidates"] == (PARTS["candidates"].memory_mb << 20) + (2 << 30)
+    assert need["redis"] == PARTS["redis"].memory_mb << 20
 
 
 def test_memory_grows_with_the_text_bundle(tmp_path: Path) -> None:
     bundle, text = bundle_of(tmp_path / "bundle", item_bytes=1), tmp_path / "text"
-    assert needed_bytes(bundle, ["generator"], text=text)["generator"] == BASE_MB["generator"] << 20
+    assert needed_bytes(bundle, ["generator"], text=text)["generator"] == PARTS["generator"].memory_mb << 20
     text.mkdir()
     files = {"text_mol/item_states.safetensors": {"bytes": 1 << 20}, "phrases/encoder.onnx": {"bytes": 1 << 22}}
     (text / "manifest.json").write_text(json.dumps({"files": files}))
-    assert needed_bytes(bundle, ["generator"], text=text)["generator"] == (BASE_MB["generator"] + 3 + 4) << 20
+    assert needed_bytes(bundle, ["generator"], text=text)["generator"] == (PARTS["generator"].memory_mb + 3 + 4) << 20
 
 
 def test_no_memory_for_the_model_names_need_and_have(tmp_path: Path) -> None:

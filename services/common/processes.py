@@ -1,0 +1,129 @@
+"""Freshet's own processes, one row each: what the launcher, the commands, compose and Prometheus have to agree on.
+
+docker-compose.yml and deploy/dashboards/prometheus.yml repeat parts of it for their readers; tests/contract compares
+them with this table. It knows nothing of how a process works, nor of Kafka, Redis and the inference server.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+FULL_CPU_SHARES = 1024  # Docker's, a container's weight where nothing else is said
+BUNDLE, TEXT, CHECKPOINTS = "/bundle", "/text", "/var/lib/freshet/refresher"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """One process.
+
+    memory_mb: resident MiB at most, on the CPU, with a bundle of a few megabytes and no load.
+    holds: a file of the bundle or text bundle -> how many times its bytes come on top, at most.
+    extra: what it needs of pyproject.toml's optional dependencies, and its image (a target of deploy/Dockerfile).
+    needs: what has to have started before it -> whether that has to be healthy, too.
+    state: folders that it reads or writes, as mounted in a container.
+    lag: a freshness that it measures, in words -> the histogram's name.
+    """
+
+    name: str
+    port: int
+    memory_mb: int
+    extra: str
+    cpu_shares: int = FULL_CPU_SHARES
+    holds: Mapping[str, int] = field(default_factory=dict)
+    needs: Mapping[str, bool] = field(default_factory=dict)
+    state: tuple[str, ...] = (BUNDLE,)
+    lag: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def module(self) -> str:
+        """What `python -m` runs."""
+        return f"services.{self.name}"
+
+    @property
+    def metrics_port(self) -> int:
+        return self.port + 1000
+
+    @property
+    def port_variable(self) -> str:
+        """The setting of its gRPC port."""
+        return f"FRESHET_{self.name.upper()}_PORT"
+
+    @property
+    def health_service(self) -> str:
+        """Its gRPC service, which is also what gRPC health answers for."""
+        return f"freshet.v1.{self.name.title()}Service"
+
+
+# In the order in which a person wants to read them.
+_ROWS = (
+    Process(
+        name="encoder",
+        port=50051,
+        # 256 of them are keys and values of recent users (FRESHET_ENCODER_CACHE_MIB).
+        memory_mb=440,
+        extra="serve",
+        holds={"encoder.onnx": 3},
+        needs={"kafka": True, "redis": True, "inference-server": True},
+        lag={"the user's state": "freshet_encoder_event_to_state_seconds"},
+    ),
+    Process(
+        name="refresher",
+        port=50054,
+        memory_mb=300,
+        extra="serve",
+        # Nobody waits for a delta, everybody for an answer.
+        cpu_shares=FULL_CPU_SHARES // 8,
+        # Beside the bundle's states, sums of every item in twice their bytes.
+        holds={"item_states.safetensors": 3},
+        needs={"kafka": True, "redis": True},
+        state=(BUNDLE, CHECKPOINTS),
+        lag={"a change published by the refresher": "freshet_refresher_event_to_delta_seconds"},
+    ),
+    Process(
+        name="candidates",
+        port=50052,
+        memory_mb=650,
+        extra="score",
+        holds={"item_states.safetensors": 2},
+        lag={"the index of candidates": "freshet_candidates_index_lag_seconds"},
+    ),
+    Process(
+        name="reranker",
+        port=50053,
+        memory_mb=650,
+        extra="score",
+        holds={"item_states.safetensors": 2},
+        lag={"the index of the reranker": "freshet_reranker_index_lag_seconds"},
+    ),
+    Process(
+        name="generator",
+        port=50055,
+        # With PyTorch, which a text bundle needs; 702 measured with a small one.
+        memory_mb=720,
+        extra="generate",
+        # A text bundle's; most of its phrases is mapped. 852 MiB measured where this says 970.
+        holds={
+            "text_mol/item_states.safetensors": 3,
+            "text_mol/encoder.onnx": 1,
+            "phrases/encoder.onnx": 1,
+            "phrases/output_layer": 1,
+        },
+        needs={"kafka": True},
+        state=(BUNDLE, TEXT),
+    ),
+    Process(
+        name="gateway",
+        port=50050,
+        memory_mb=170,
+        extra="serve",
+        needs={
+            "kafka": True,
+            "redis": True,
+            "encoder": False,
+            "candidates": False,
+            "reranker": False,
+            "generator": False,
+        },
+    ),
+)
+PROCESSES: Mapping[str, Process] = MappingProxyType({row.name: row for row in _ROWS})
