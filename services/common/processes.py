@@ -18,7 +18,7 @@ class Process:
 
     memory_mb: resident MiB at most, on the CPU, with a bundle of a few megabytes and no load.
     holds: a file of the bundle or text bundle -> how many times its bytes come on top, at most.
-    extra: what it needs of pyproject.toml's optional dependencies, and its image (a target of deploy/Dockerfile).
+    extra: its role: of pyproject.toml's optional dependencies, and the target of deploy/Dockerfile that is its image.
     needs: what has to have started before it -> whether that has to be healthy, too.
     state: folders that it reads or writes, as mounted in a container.
     lag: a freshness that it measures, in words -> the histogram's name.
@@ -61,7 +61,7 @@ _ROWS = (
         port=50051,
         # 256 of them are keys and values of recent users (FRESHET_ENCODER_CACHE_MIB).
         memory_mb=440,
-        extra="serve",
+        extra="encode",
         holds={"encoder.onnx": 3},
         needs={"kafka": True, "redis": True, "inference-server": True},
         lag={"the user's state": "freshet_encoder_event_to_state_seconds"},

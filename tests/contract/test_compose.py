@@ -104,9 +104,9 @@ def test_command_is_the_process_and_its_health_check_asks_its_own_port(process: 
     program, flag, module = SERVICES[process].command
     assert (program, flag, module) == ("python", "-m", PROCESSES[process].module)
     assert importlib.util.find_spec(f"{module}.__main__") is not None
-    *_, probe, kind, address = RAW["services"][process]["healthcheck"]["test"]
+    *_, probe, address = RAW["services"][process]["healthcheck"]["test"]
     assert importlib.util.find_spec(probe) is not None
-    assert (kind, address) == ("grpc", f"127.0.0.1:{DEFAULTS[process]}")
+    assert address == f"127.0.0.1:{DEFAULTS[process]}"
 
 
 def test_every_service_has_a_health_check_and_comes_back() -> None:
@@ -259,6 +259,14 @@ def test_redis_bounds_its_memory_and_keeps_what_it_was_told() -> None:
     assert settings["--appendfsync"] == "everysec"
     assert settings["--maxmemory"].endswith("gb")
     assert settings["--port"] == str(DEFAULTS["redis"])
+
+
+@pytest.mark.parametrize("row", PROCESSES.values(), ids=lambda row: row.name)
+def test_the_image_is_its_roles(row: Process) -> None:
+    built = RAW["services"][row.name]["build"]
+    assert SERVICES[row.name].image.partition(":")[0] == f"freshet-{row.extra}"
+    assert built["target"] == row.extra
+    assert f"\nFROM process AS {row.extra}\n" in (REPOSITORY / built["dockerfile"]).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("row", PROCESSES.values(), ids=lambda row: row.name)

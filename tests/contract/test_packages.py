@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.cli.stack.folders import REPOSITORY
+from services.common.processes import PROCESSES
 from services.common.version import DISTRIBUTION
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -22,7 +23,7 @@ CONSTRAINTS = {
 }
 REQUIREMENTS = [
     *PROJECT["dependencies"],
-    *(entry for extra in PROJECT["optional-dependencies"].values() for entry in extra),
+    *(entry for name, extra in PROJECT["optional-dependencies"].items() if name != "all" for entry in extra),
 ]
 
 
@@ -40,6 +41,15 @@ def test_the_tested_set_is_exact() -> None:
 def test_the_makefile_installs_the_distribution_by_its_name() -> None:
     assert PROJECT["name"] == DISTRIBUTION
     assert f"--reinstall-package {DISTRIBUTION} " in (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+
+
+def test_all_is_every_extra_but_the_accelerators() -> None:
+    extras = PROJECT["optional-dependencies"]
+    (everything,) = extras["all"]
+    accelerators = {"cpu", "gpu", "bench-cpu", "bench-gpu"}
+    assert Requirement(everything).name == DISTRIBUTION
+    assert Requirement(everything).extras == extras.keys() - accelerators - {"all"}
+    assert {row.extra for row in PROCESSES.values()} <= extras.keys()
 
 
 def test_the_command_tells_the_installed_version() -> None:

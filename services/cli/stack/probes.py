@@ -1,13 +1,11 @@
 """Is a part ready? One short question in the part's own protocol, never just an open port.
 
-Each probe returns None when the part is ready, else why it is not, in a few words. Also the containers' health check:
-`python -m services.cli.stack.probes grpc HOST:PORT` (or kafka, redis, inference-server).
+Each probe returns None when the part is ready, else why it is not, in a few words. Freshet's own processes are asked by
+services/common/health_check.py.
 """
 
 import socket
 import struct
-import sys
-from collections.abc import Callable
 
 TIMEOUT_S = 1.0
 _METADATA_KEY, _METADATA_VERSION = 3, 1
@@ -61,29 +59,6 @@ def probe_inference_server(address: str, model: str = "encoder", timeout_s: floa
     return None
 
 
-def probe_grpc(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
-    """gRPC health: SERVING."""
-    import grpc
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-    with grpc.insecure_channel(address) as channel:
-        try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-        except grpc.RpcError as exc:
-            return f"no answer at {address} ({exc.code().name})"
-    if reply.status == health_pb2.HealthCheckResponse.SERVING:
-        return None
-    return f"{address} answers {health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)}"
-
-
-PROBES: dict[str, Callable[[str], str | None]] = {
-    "kafka": probe_kafka,
-    "redis": probe_redis,
-    "inference-server": probe_inference_server,
-    "grpc": probe_grpc,
-}
-
-
 def _connect(address: str, timeout_s: float) -> socket.socket:
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout_s)
@@ -99,16 +74,3 @@ def _read(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("the connection ended early")
         data += part
     return data
-
-
-def main(arguments: list[str]) -> int:
-    """Exit status 0 when ready; else 1 and the reason on stderr."""
-    kind, address = arguments
-    problem = PROBES[kind](address)
-    if problem is not None:
-        sys.stderr.write(problem + "\n")
-    return 0 if problem is None else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -27,7 +27,8 @@ from services.cli.stack.folders import build_once, cache_root, recipe_key
 from services.cli.stack.memory import needed_bytes, require_stack_memory
 from services.cli.stack.parts import INFRASTRUCTURE, PARTS, stop_order
 from services.cli.stack.ports import DEFAULTS, owner
-from services.cli.stack.probes import PROBES, main, probe_kafka, probe_redis
+from services.cli.stack.probes import probe_inference_server, probe_kafka, probe_redis
+from services.common.health_check import main, probe_grpc
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -184,12 +185,12 @@ def test_taken_port_names_its_owner() -> None:
     assert str(os.getpid()) in str(taken)
 
 
-@pytest.mark.parametrize("kind", sorted(PROBES))
-def test_probe_of_nobody_says_so(kind: str) -> None:
+@pytest.mark.parametrize("probe", [probe_kafka, probe_redis, probe_inference_server, probe_grpc])
+def test_probe_of_nobody_says_so(probe) -> None:
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
-    assert "no answer" in str(PROBES[kind](address))
-    assert main([kind, address]) == 1
+    assert "no answer" in str(probe(address))
+    assert main([address]) == 1
 
 
 @pytest.mark.parametrize("probe", [probe_kafka, probe_redis])

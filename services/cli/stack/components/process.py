@@ -11,7 +11,7 @@ from services.cli.stack.components.component import Place, Say, inherited_enviro
 from services.cli.stack.compose import Service, local_environment
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import REPOSITORY
-from services.cli.stack.probes import probe_grpc
+from services.common.health_check import probe_grpc
 from services.common.version import freshet_version
 
 CHECKPOINTS_VARIABLE = "FRESHET_REFRESHER_CHECKPOINTS"

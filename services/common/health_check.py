@@ -1,0 +1,34 @@
+"""Is a process ready? gRPC health, asked once: by the launcher, and by the containers' health checks.
+
+`python -m services.common.health_check HOST:PORT` has exit status 0 when it is, else 1 and the reason on stderr.
+"""
+
+import sys
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+
+def probe_grpc(address: str, timeout_s: float = 1.0) -> str | None:
+    """None when the process at `address` (host:port) is SERVING, else why not, in a few words."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.RpcError as exc:
+            return f"no answer at {address} ({exc.code().name})"
+    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+        return None
+    return f"{address} answers {health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)}"
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status 0 when ready."""
+    (address,) = arguments
+    problem = probe_grpc(address)
+    if problem is not None:
+        sys.stderr.write(problem + "\n")
+    return 0 if problem is None else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
