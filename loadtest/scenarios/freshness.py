@@ -68,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recommend-rate", type=float, default=40.0, metavar="PER_S", help="Recommend in the windows")
     parser.add_argument("--refresher-pid", type=int, action="append", metavar="PID",
                         help="whom to stop in the windows; default: the refresher of --state")  # fmt: skip
-    parser.add_argument("--state", type=Path, default=Path(".freshet"), metavar="FOLDER", help="the local stack's")
+    state = Path(os.environ.get("FRESHET_STATE") or ".freshet")
+    parser.add_argument("--state", type=Path, default=state, metavar="FOLDER", help="the local stack's")
 
 
 def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> Plan:

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from services.cli.output import CommandError, ExitStatus
+from services.cli.output import CommandError, ExitStatus, usage_error
 
 if TYPE_CHECKING:
     import grpc
     from freshet.v1 import candidates_pb2_grpc, common_pb2, gateway_pb2_grpc
+    from google.protobuf.message import Message
 
-DEFAULT_GATEWAY = "127.0.0.1:50050"
-DEFAULT_CANDIDATES = "127.0.0.1:50052"
 Response = TypeVar("Response")
 
 _USAGE = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "NOT_FOUND", "UNIMPLEMENTED"})
@@ -27,9 +26,9 @@ def gateway(target: str) -> Iterator["gateway_pb2_grpc.GatewayServiceStub"]:
     import grpc
     from freshet.v1 import gateway_pb2_grpc
 
+    stub: Any = gateway_pb2_grpc.GatewayServiceStub
     with grpc.insecure_channel(target) as channel:
-        stub_type: Any = gateway_pb2_grpc.GatewayServiceStub
-        yield stub_type(channel)
+        yield stub(channel)
 
 
 @contextmanager
@@ -38,9 +37,9 @@ def candidates(target: str) -> Iterator["candidates_pb2_grpc.CandidatesServiceSt
     import grpc
     from freshet.v1 import candidates_pb2_grpc
 
+    stub: Any = candidates_pb2_grpc.CandidatesServiceStub
     with grpc.insecure_channel(target) as channel:
-        stub_type: Any = candidates_pb2_grpc.CandidatesServiceStub
-        yield stub_type(channel)
+        yield stub(channel)
 
 
 def call(
@@ -59,38 +58,37 @@ def explain(error: "grpc.RpcError", *, target: str, timeout_s: float, process: s
     """One clear sentence, the next step and the exit status for a gRPC failure."""
     status = error.code().name
     details = str(error.details() or "no details")
-    if status == "UNAVAILABLE" and _is_connection_trouble(details) and not _came_from_a_process(error):
+    from_process = _came_from_a_process(error)
+    if status == "UNAVAILABLE" and _is_connection_trouble(details) and not from_process:
         return CommandError(
             f"nothing answers at {target}: the {process} process is not running there",
             advice=f"`freshet up` starts it, `freshet status` shows what runs; --{process} names another address",
             status=ExitStatus.UNAVAILABLE,
         )
-    if status == "UNAVAILABLE":
-        return CommandError(
-            f"the {process} at {target} cannot do this now: {details}",
-            advice="`freshet status` shows which part is down; the same command is safe to repeat",
-            status=ExitStatus.UNAVAILABLE,
-        )
-    if status == "DEADLINE_EXCEEDED":
-        return CommandError(
-            f"the {process} at {target} did not answer within {timeout_s * 1000:.0f} ms",
-            advice="`freshet status` shows whether every part is healthy; --timeout-ms waits longer",
-            status=ExitStatus.UNAVAILABLE,
-        )
-    if status == "RESOURCE_EXHAUSTED":
-        return CommandError(
-            f"the {process} at {target} refused early, it has too much to do: {details}",
-            advice="repeat the command in a moment",
-            status=ExitStatus.UNAVAILABLE,
-        )
     if status in _USAGE:
-        return CommandError(details, advice="see --help for an example", status=ExitStatus.USAGE)
+        return usage_error(details, "see --help for an example")
     if status == "FAILED_PRECONDITION":
-        return CommandError(details, advice="`freshet doctor` says what has to be done first", status=ExitStatus.FAILED)
+        return CommandError(details, advice="`freshet doctor` says what has to be done first")
+    later = {
+        "UNAVAILABLE": (
+            f"cannot do this now: {details}",
+            "`freshet status` shows which part is down; the same command is safe to repeat",
+        ),
+        "DEADLINE_EXCEEDED": (
+            f"did not answer within {timeout_s * 1000:.0f} ms",
+            "`freshet status` shows whether every part is healthy; --timeout-ms waits longer",
+        ),
+        "RESOURCE_EXHAUSTED": (
+            f"refused early, it has too much to do: {details}",
+            "repeat the command in a moment",
+        ),
+    }
+    if status in later:
+        said, advice = later[status]
+        return CommandError(f"the {process} at {target} {said}", advice=advice, status=ExitStatus.UNAVAILABLE)
     return CommandError(
         f"the {process} at {target} failed ({status}): {details}",
         advice="its log, under the stack's state folder, has the reason",
-        status=ExitStatus.FAILED,
     )
 
 
@@ -117,10 +115,9 @@ def parse_token(text: str) -> "common_pb2.FreshnessToken":
     epoch, _, position = text.partition(":")
     partition, _, offset = position.partition(":")
     if not epoch or not partition.isdecimal() or not offset.isdecimal():
-        raise CommandError(
+        raise usage_error(
             f"token={text!r} is not a freshness token; expected epoch:partition:offset",
-            advice="take the token that `freshet record` prints, for example 9f2c51aa:3:1207",
-            status=ExitStatus.USAGE,
+            "take the token that `freshet record` prints, for example 9f2c51aa:3:1207",
         )
     return common_pb2.FreshnessToken(epoch=epoch, partition=int(partition), offset=int(offset))
 
@@ -131,9 +128,7 @@ def parse_context(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise CommandError(
-                f"context={pair!r} is not key=value", advice="for example --context device=tv", status=ExitStatus.USAGE
-            )
+            raise usage_error(f"context={pair!r} is not key=value", "for example --context device=tv")
         context[key] = value
     return context
 
@@ -141,3 +136,38 @@ def parse_context(pairs: Sequence[str]) -> dict[str, str]:
 def split_ids(text: str) -> list[str]:
     """`"1193, 661"` -> `["1193", "661"]`."""
     return [part for part in (piece.strip() for piece in text.split(",")) if part]
+
+
+def filter_of(
+    allow_items: str, deny_items: str, allow_categories: str, deny_categories: str, *, exclude_seen: bool = False
+) -> "common_pb2.Filter":
+    """The filter that the options name, each a list separated by commas."""
+    from freshet.v1 import common_pb2
+
+    return common_pb2.Filter(
+        exclude_seen=exclude_seen,
+        allow_item_ids=split_ids(allow_items),
+        deny_item_ids=split_ids(deny_items),
+        allow_categories=split_ids(allow_categories),
+        deny_categories=split_ids(deny_categories),
+    )
+
+
+def check_k(k: int, most: str = "1000") -> None:
+    """Raises CommandError (usage) for what the wire cannot carry; processes check the rest."""
+    if not 0 <= k < 2**32:
+        raise usage_error(f"k={k} allowed: 1 to {most}", "--k 10")
+
+
+def plain(message: "Message", *, without: Sequence[str] = ()) -> dict[str, Any]:
+    """The message's fields by name, whole numbers as such, nested messages as dictionaries, for `--json`."""
+
+    def value_of(value: Any) -> Any:
+        return plain(value) if hasattr(value, "DESCRIPTOR") else value
+
+    return {
+        field.name: [value_of(one) for one in value] if field.is_repeated else value_of(value)
+        for field in message.DESCRIPTOR.fields
+        if field.name not in without
+        for value in (getattr(message, field.name),)
+    }

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from services.cli.commands import (
-    attribute,
+    backfill_attributions,
     backup,
     bench,
     bench_refresher,
@@ -90,7 +90,8 @@ app.add_typer(data.app, rich_help_panel=_DATA)
 app.command("backup", rich_help_panel=_KEEP)(backup.backup)
 app.command("restore", rich_help_panel=_KEEP)(backup.restore)
 app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)
-app.command("attribute", rich_help_panel=_KEEP)(attribute.attribute)
+app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
+app.command("attribute", hidden=True)(backfill_attributions.attribute)
 bench.app.command("refresher")(bench_refresher.refresher)
 app.add_typer(bench.app, rich_help_panel=_MEASURE)
 app.add_typer(evaluate.app, rich_help_panel=_MEASURE)

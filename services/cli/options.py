@@ -1,4 +1,4 @@
-"""Options that many commands share, so that each has one name, one environment variable and one help text.
+"""Options that commands share, so that each has one name, one environment variable and one help text.
 
 It imports nothing of the local stack, which would make `freshet --help` slow.
 """
@@ -9,6 +9,9 @@ from typing import Annotated
 import typer
 
 DEFAULT_STATE = Path(".freshet")
+DEFAULT_BUNDLE = DEFAULT_STATE / "bundle"
+DEFAULT_GATEWAY = "127.0.0.1:50050"
+DEFAULT_CANDIDATES = "127.0.0.1:50052"
 
 State = Annotated[
     Path,
@@ -16,3 +19,19 @@ State = Annotated[
         "--state", envvar="FRESHET_STATE", help="The stack's state folder: its bundle, its data and its logs."
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+BundlePath = Annotated[Path, typer.Option("--bundle", envvar="FRESHET_BUNDLE", help="The model bundle.")]
+StackBundle = Annotated[Path | None, typer.Option("--bundle", envvar="FRESHET_BUNDLE", help="Bundle [the stack's].")]
+PortOffset = Annotated[int, typer.Option(min=0, help="Add this to every port of the stack.")]
+Gateway = Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")]
+Candidates = Annotated[str, typer.Option(envvar="FRESHET_CANDIDATES", help="host:port.")]
+TimeoutMs = Annotated[int, typer.Option(min=1, help="Give up after this long.")]
+UserId = Annotated[str, typer.Argument(help="User id.")]
+Sequence = Annotated[str, typer.Option(help="Item ids, oldest first: answer for this sequence instead.")]
+Data = Annotated[str, typer.Option(help="auto, a MovieLens name, simulator, or the path of a CSV or Parquet table.")]
+Seed = Annotated[int, typer.Option(min=0, help="Equal seeds train equal models.")]
+AllowItems = Annotated[str, typer.Option(help="Only these item ids.")]
+DenyItems = Annotated[str, typer.Option(help="Never these item ids.")]
+AllowCategories = Annotated[str, typer.Option(help="Only items with one of these categories.")]
+DenyCategories = Annotated[str, typer.Option(help="No item with one of these categories.")]
+Context = Annotated[list[str] | None, typer.Option(help="key=value; may be repeated.")]

@@ -7,7 +7,8 @@ with the next step on stderr (or one JSON object on stdout with `--json`) and th
 import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -15,6 +16,8 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,11 +43,73 @@ class CommandError(Exception):
         self.status = status
 
 
+def usage_error(message: str, advice: str = "") -> CommandError:
+    """The request itself is wrong."""
+    return CommandError(message, advice=advice, status=ExitStatus.USAGE)
+
+
+@contextmanager
+def sentences(
+    *failures: type[Exception], bad_bundle: str = "`freshet train` makes a bundle", no_memory: str = "--preset quick"
+) -> Iterator[None]:
+    """What our own code says of data, settings, bundles and dependencies becomes a `CommandError`.
+
+    `failures`: further exceptions whose message is the sentence. Others are bugs and pass.
+    """
+    try:
+        yield
+    except Exception as error:
+        found = _sentence(error, failures, bad_bundle, no_memory)
+        if found is None:
+            raise
+        raise found from error
+
+
+def _sentence(
+    error: Exception, failures: tuple[type[Exception], ...], bad_bundle: str, no_memory: str
+) -> CommandError | None:
+    from services.algorithms.manifest import BundleError
+    from services.common.errors import DependencyUnavailable, FreshetError
+
+    match error:
+        case DependencyUnavailable():
+            return CommandError(str(error), advice="`freshet up` starts the stack", status=ExitStatus.UNAVAILABLE)
+        case BundleError():
+            return CommandError(str(error), advice=bad_bundle)
+        case FreshetError():
+            return CommandError(str(error))
+        case MemoryError():
+            return CommandError("there is not enough memory", advice=no_memory)
+        case _ if isinstance(error, failures):
+            return CommandError(str(error))
+        case ValueError():
+            return usage_error(str(error), "see --help for an example")
+    return None
+
+
 def console(*, stderr: bool = False) -> "Console":
     """A rich console on stdout (or stderr); built on use, since importing rich costs more than most commands."""
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False)
+
+
+def table(*columns: str, right: Collection[str] = (), **style: Any) -> "Table":
+    """A plain table with these columns; those in `right` are numbers."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, title_justify="left", **({"header_style": "dim"} | style))
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def progress_bar(*, as_json: bool) -> "Progress":
+    """A bar with description, count and remaining time; on stderr where stdout is for a machine."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console(stderr=as_json), refresh_per_second=2)
 
 
 def emit_json(value: Any) -> None:

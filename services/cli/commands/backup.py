@@ -10,29 +10,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.options import DEFAULT_STATE, State
+from services.cli import options
 from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
 
 if TYPE_CHECKING:
     from services.cli.backup import Backup
     from services.cli.stack import Stack
 
-_Bundle = Annotated[Path | None, typer.Option(envvar="FRESHET_BUNDLE", help="Model bundle [the stack's].")]
 _Checkpoints = Annotated[
     Path | None,
     typer.Option(envvar="FRESHET_REFRESHER_CHECKPOINTS", help="The refreshers' checkpoints [STATE/data/refresher]."),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @reports_errors
 def backup(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist yet.")],
     *,
-    state: State = DEFAULT_STATE,
-    bundle: _Bundle = None,
+    state: options.State = options.DEFAULT_STATE,
+    bundle: options.StackBundle = None,
     checkpoints: _Checkpoints = None,
-    as_json: _Json = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Copy what everybody is served from into one checksummed set, while everything runs.
 
@@ -66,12 +64,12 @@ def backup(
 def restore(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `freshet backup` made.")],
     *,
-    state: State = DEFAULT_STATE,
-    bundle: _Bundle = None,
+    state: options.State = options.DEFAULT_STATE,
+    bundle: options.StackBundle = None,
     checkpoints: _Checkpoints = None,
     replace: Annotated[bool, typer.Option("--replace", help="Set aside what is there already.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Only verify the set.")] = False,
-    as_json: _Json = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Verify a set and put it in place; the refreshers then go on from its positions.
 

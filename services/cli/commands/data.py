@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli import options
+from services.cli.output import ExitStatus, console, emit_json, reports_errors, sentences, usage_error
 
 app = typer.Typer(name="data", help="Look at interaction data.", no_args_is_help=True)
 
@@ -26,7 +27,7 @@ def validate(
     user: Annotated[str, typer.Option(help="Name of the user column, when it is not found by itself.")] = "",
     item: Annotated[str, typer.Option(help="Name of the item column.")] = "",
     timestamp: Annotated[str, typer.Option(help="Name of the timestamp column.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Check a table for duplicates, unsorted times, ids out of range, constant columns; say what to do.
 
@@ -38,13 +39,9 @@ def validate(
     from services.offline.datasets import validate as find_troubles
 
     if not path.exists():
-        raise CommandError(
-            f"{path} does not exist", advice="freshet data validate ratings.csv", status=ExitStatus.USAGE
-        )
-    try:
+        raise usage_error(f"{path} does not exist", "freshet data validate ratings.csv")
+    with sentences():
         findings = find_troubles(path, columns=ColumnNames(user=user, item=item, timestamp=timestamp))
-    except ValueError as error:
-        raise CommandError(str(error), status=ExitStatus.USAGE) from error
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
         emit_json({"path": str(path), "errors": errors, "findings": [asdict(finding) for finding in findings]})

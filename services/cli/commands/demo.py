@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli.options import DEFAULT_STATE, State
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli import options
+from services.cli.output import CommandError, console, emit_json, reports_errors
 
 
 @reports_errors
@@ -20,15 +20,15 @@ def demo(
         str, typer.Option("--data", help="auto, ml-1m, ml-latest-small, ml-100k, simulator, or the path of a table.")
     ] = "auto",
     epochs: Annotated[int | None, typer.Option(min=1, help="Training epochs; default: what fits the demo.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
-    state: State = DEFAULT_STATE,
+    seed: options.Seed = 0,
+    state: options.State = options.DEFAULT_STATE,
     state_dir: Annotated[Path | None, typer.Option("--state-dir", hidden=True)] = None,
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Take the bundle of an earlier demo on the same data instead of training.")
     ] = False,
-    port_offset: Annotated[int, typer.Option(min=0, help="Add this to every port of the stack.")] = 0,
+    port_offset: options.PortOffset = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running at the end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The summary as one JSON object on stdout.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Train on people's past, stream their future through Kafka, and watch recommendations follow.
 
@@ -48,7 +48,7 @@ def demo(
     if state_dir is not None:
         sys.stderr.write("warning: --state-dir is called --state now; the old name ends with the next release\n")
         state = state_dir
-    options = DemoOptions(
+    wanted = DemoOptions(
         dataset=dataset,
         events=events,
         rate_per_s=rate,
@@ -63,20 +63,13 @@ def demo(
     # Ended by a supervisor, the demo stops its stack as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with explain(state / "logs"):
-        summary = run_demo(options, display)
+        summary = run_demo(wanted, display)
     if as_json:
         emit_json(summary)
+    advice = f"the logs are in {state / 'logs'}"
     if not summary["events"]["adds_up"]:
         counts = {name: summary["events"][name] for name in ("sent", "applied", "dead_lettered", "unacknowledged")}
-        raise CommandError(
-            f"the counts do not add up: {counts}",
-            advice=f"the logs are in {state / 'logs'}",
-            status=ExitStatus.FAILED,
-        )
+        raise CommandError(f"the counts do not add up: {counts}", advice=advice)
     forgotten = summary["forgotten"]
     if forgotten is not None and (not forgotten["is_applied"] or any(forgotten["left"].values())):
-        raise CommandError(
-            f"forgetting was not finished: left {forgotten['left']}",
-            advice=f"the logs are in {state / 'logs'}",
-            status=ExitStatus.FAILED,
-        )
+        raise CommandError(f"forgetting was not finished: left {forgotten['left']}", advice=advice)

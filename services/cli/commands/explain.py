@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli import client
+from services.cli import client, options
 from services.cli.commands.recommend import history_of
 from services.cli.durations import duration
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli.output import CommandError, console, emit_json, reports_errors, table
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
@@ -21,14 +21,14 @@ _BAR = 30
 
 @reports_errors
 def explain(
-    user: Annotated[str, typer.Argument(help="User id.")],
+    user: options.UserId,
     item: Annotated[str, typer.Argument(help="Item id.")],
     *,
-    items: Annotated[str, typer.Option(help="Item ids, oldest first: explain for this sequence instead.")] = "",
+    items: options.Sequence = "",
     max_pairs: Annotated[int, typer.Option(min=0, help="Component pairs, largest first; 0: all.")] = 6,
-    gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")] = client.DEFAULT_GATEWAY,
-    timeout_ms: Annotated[int, typer.Option(min=1, help="Give up after this long.")] = 2000,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    gateway: options.Gateway = options.DEFAULT_GATEWAY,
+    timeout_ms: options.TimeoutMs = 2000,
+    as_json: options.AsJson = False,
 ) -> None:
     """Say why an item has the score that it has for a user.
 
@@ -51,7 +51,6 @@ def explain(
         raise CommandError(
             f"nothing is known of user {user}: there is no score to explain, Recommend would answer popular items",
             advice=f"freshet record --user {user} --item {item}, then ask again",
-            status=ExitStatus.FAILED,
         )
     facts = as_dict(answer, user=user, item=item)
     if as_json:
@@ -62,58 +61,18 @@ def explain(
 
 def as_dict(answer: "gateway_pb2.ExplainResponse", *, user: str, item: str) -> dict[str, Any]:
     """The whole explanation, for `--json`."""
-    similarity, votes = answer.similarity, answer.votes
+    facts = client.plain(answer)
+    similarity, votes = facts["similarity"], facts["votes"]
+    for one in (similarity, *facts["history"]):
+        one["title"] = one["title"] or None
     return {
         "user_id": user,
         "item_id": item,
-        "title": similarity.title or None,
-        "score": answer.score,
-        "shares": {
-            "model": answer.share_of_model,
-            "refreshed": answer.share_of_refreshed,
-            "votes": answer.share_of_votes,
-        },
-        "similarity": {
-            "score": similarity.score,
-            "from_model": similarity.from_model,
-            "from_interactions": similarity.from_interactions,
-            "model_share": similarity.model_share,
-            "num_interactions": similarity.num_interactions,
-            "pairs": [
-                {
-                    "query_component": pair.query_component,
-                    "item_component": pair.item_component,
-                    "weight": pair.weight,
-                    "cosine": pair.cosine,
-                    "contribution": pair.contribution,
-                    "from_model": pair.from_model,
-                }
-                for pair in similarity.pairs
-            ],
-        },
-        "votes": {
-            "vote": votes.vote,
-            "num_neighbours": votes.num_neighbours,
-            "model_share": votes.model_share,
-            "voters": [
-                {
-                    "type": voters.type,
-                    "count": voters.count,
-                    "newest_age_seconds": voters.newest_age_seconds,
-                    "oldest_age_seconds": voters.oldest_age_seconds,
-                    "vote": voters.vote,
-                }
-                for voters in votes.voters
-            ],
-        },
-        "history": [
-            {"item_id": past.item_id, "title": past.title or None, "age_seconds": past.age_seconds}
-            for past in answer.history
-        ],
-        "model_version": answer.model_version,
-        "index_version": similarity.index_version,
-        "votes_index_version": votes.index_version,
-        "state_source": answer.state_source,
+        "title": similarity.pop("title"),
+        "shares": {name: facts.pop(f"share_of_{name}") for name in ("model", "refreshed", "votes")},
+        **facts,
+        "index_version": similarity.pop("index_version"),
+        "votes_index_version": votes.pop("index_version"),
     }
 
 
@@ -150,9 +109,8 @@ def _print(facts: dict[str, Any]) -> None:
         )
     out.print(parts)
     if similarity["pairs"]:
-        pairs = Table(box=None, header_style="dim", title="component pairs, largest first", title_justify="left")
-        for column in ("user part", "item part", "weight", "cosine", "adds", "of it model"):
-            pairs.add_column(column, justify="right")
+        columns = ("user part", "item part", "weight", "cosine", "adds", "of it model")
+        pairs = table(*columns, right=columns, title="component pairs, largest first")
         for pair in similarity["pairs"]:
             pairs.add_row(
                 str(pair["query_component"]),

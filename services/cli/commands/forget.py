@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli import client
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli import client, options
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors, table, usage_error
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
@@ -25,13 +25,13 @@ _PLACES = {
 
 @reports_errors
 def forget(
-    user: Annotated[str, typer.Argument(help="User id.")],
+    user: options.UserId,
     *,
     preview: Annotated[bool, typer.Option("--preview", help="Only say what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")] = client.DEFAULT_GATEWAY,
-    timeout_ms: Annotated[int, typer.Option(min=1, help="Wait this long until every process has it.")] = 15_000,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    gateway: options.Gateway = options.DEFAULT_GATEWAY,
+    timeout_ms: options.TimeoutMs = 15_000,
+    as_json: options.AsJson = False,
 ) -> None:
     """Forget a user: history, seen items, states, and what they contributed to item states and memory, exactly.
 
@@ -58,10 +58,9 @@ def forget(
             return
         if not yes:
             if as_json or not sys.stdin.isatty():
-                raise CommandError(
+                raise usage_error(
                     "forgetting is final and nobody is here to be asked",
-                    advice=f"freshet forget {user} --preview, then freshet forget {user} --yes",
-                    status=ExitStatus.USAGE,
+                    f"freshet forget {user} --preview, then freshet forget {user} --yes",
                 )
             _show(ask(only_preview=True), user=user, preview=True, as_json=False)
             if not typer.confirm(f"forget user {user}?"):
@@ -89,13 +88,8 @@ def _show(answer: "gateway_pb2.ForgetUserResponse", *, user: str, preview: bool,
     if as_json:
         emit_json(as_dict(answer, user=user, preview=preview))
         return
-    from rich.table import Table
-
-    table = Table(box=None, header_style="dim")
-    table.add_column(f"user {user}")
-    table.add_column("found", justify="right")
-    if not preview:
-        table.add_column("left", justify="right")
+    columns = ("found",) if preview else ("found", "left")
+    shown = table(f"user {user}", *columns, right=columns)
     for place in [*_PLACES, *sorted(answer.found.keys() - _PLACES.keys())]:
         if place not in answer.found:
             continue
@@ -103,9 +97,9 @@ def _show(answer: "gateway_pb2.ForgetUserResponse", *, user: str, preview: bool,
         if not preview:
             left = answer.left.get(place, 0)
             row.append(f"[{'green' if left == 0 else 'yellow'}]{left:,}[/]")
-        table.add_row(*row)
+        shown.add_row(*row)
     out = console()
-    out.print(table)
+    out.print(shown)
     for sentence in answer.remains:
         out.print(f"remains: {sentence}", style="dim", markup=False, soft_wrap=True)
     if preview:

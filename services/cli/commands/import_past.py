@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli.options import DEFAULT_STATE, State
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli import options
+from services.cli.output import console, emit_json, reports_errors, sentences
 
 
 @reports_errors
@@ -21,8 +21,8 @@ def import_past(
     attributes: Annotated[
         bool, typer.Option(help="Let the past teach items (PEFA); not where the model was trained on all of it.")
     ] = True,
-    state: State = DEFAULT_STATE,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object on stdout.")] = False,
+    state: options.State = options.DEFAULT_STATE,
+    as_json: options.AsJson = False,
 ) -> None:
     """Write past interactions onto the stream and compute everybody's history and state, before going live.
 
@@ -34,10 +34,8 @@ def import_past(
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from services.algorithms.bundle import BundleError
     from services.cli.past import import_interactions
     from services.cli.stack import Stack
-    from services.common.errors import DependencyUnavailable, FreshetError
     from services.offline.datasets import global_time_split, load_dataset
 
     columns = (
@@ -46,7 +44,7 @@ def import_past(
         TextColumn("{task.completed:,.0f}"),
         TimeRemainingColumn(),
     )
-    try:
+    with sentences():
         past = load_dataset(data)
         if before < 1.0:
             past = global_time_split(past, before).train
@@ -66,14 +64,6 @@ def import_past(
                 attributes=attributes,
                 progress=on_progress,
             )
-    except DependencyUnavailable as error:
-        raise CommandError(str(error), advice="`freshet up` starts the stack", status=ExitStatus.UNAVAILABLE) from error
-    except FreshetError as error:
-        raise CommandError(str(error), status=ExitStatus.FAILED) from error
-    except BundleError as error:
-        raise CommandError(str(error), advice="`freshet train` makes a bundle") from error
-    except ValueError as error:
-        raise CommandError(str(error), advice="see --help for an example", status=ExitStatus.USAGE) from error
     if as_json:
         emit_json(asdict(report) | {"data": past.name, "source": past.source})
         return

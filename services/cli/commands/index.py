@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli import options
+from services.cli.output import console, emit_json, reports_errors, sentences
 
 
 @reports_errors
@@ -14,9 +15,9 @@ def index(
         Path, typer.Argument(help="A Parquet table: item_id, vector; title and categories if you like.")
     ],
     *,
-    out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = Path(".freshet/bundle"),
+    out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = options.DEFAULT_BUNDLE,
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale every vector to length 1: cosines.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Serve your own item vectors by dot product: exact or with a certificate, filtered, audited.
 
@@ -26,11 +27,11 @@ def index(
     """
     import numpy as np
 
-    from services.algorithms.bundle import BundleContent, BundleError, HeadShape, write_bundle
+    from services.algorithms.bundle import BundleContent, HeadShape, write_bundle
     from services.algorithms.states import ItemStates
     from services.offline.datasets.item_vectors import read_item_vectors
 
-    try:
+    with sentences(bad_bundle=""):
         items = read_item_vectors(vectors)
         points = items.vectors
         if normalize:
@@ -58,10 +59,6 @@ def index(
                 data={"source": vectors.name, "normalized": normalize},
             ),
         )
-    except BundleError as error:
-        raise CommandError(str(error), status=ExitStatus.FAILED) from error
-    except ValueError as error:
-        raise CommandError(str(error), status=ExitStatus.USAGE) from error
     if as_json:
         emit_json({"bundle": str(out), "model_version": bundle.model_version, "num_items": num_items, "width": width})
     else:

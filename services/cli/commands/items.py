@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli import client
-from services.cli.output import CommandError, ExitStatus, emit_json, reports_errors
+from services.cli import client, options
+from services.cli.output import CommandError, emit_json, reports_errors, usage_error
 
 if TYPE_CHECKING:
     from freshet.v1 import events_pb2
@@ -21,9 +21,6 @@ app = typer.Typer(name="items", help="Add, change and withdraw items.", no_args_
 # What one request may carry.
 _BATCH = 1000
 _FIELDS = frozenset({"item_id", "title", "categories", "available", "withdrawn"})
-_Gateway = Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")]
-_TimeoutMs = Annotated[int, typer.Option(min=1, help="Give up after this long.")]
-_Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @app.command()
@@ -38,9 +35,9 @@ def put(
         Path | None,
         typer.Option(help="JSON lines: item_id, and where wanted title, categories, available, withdrawn."),
     ] = None,
-    gateway: _Gateway = client.DEFAULT_GATEWAY,
-    timeout_ms: _TimeoutMs = 5000,
-    as_json: _Json = False,
+    gateway: options.Gateway = options.DEFAULT_GATEWAY,
+    timeout_ms: options.TimeoutMs = 5000,
+    as_json: options.AsJson = False,
 ) -> None:
     """Add an item, or write its title, categories and availability anew; a withdrawn one comes back.
 
@@ -54,11 +51,7 @@ def put(
     from freshet.v1 import events_pb2
 
     if bool(item) == (file is not None):
-        raise CommandError(
-            "give either one item id or --file",
-            advice='freshet items put new-1 --title "A Trip to the Moon"',
-            status=ExitStatus.USAGE,
-        )
+        raise usage_error("give either one item id or --file", 'freshet items put new-1 --title "A Trip to the Moon"')
     if file is not None:
         messages = list(_read(file))
     else:
@@ -71,9 +64,9 @@ def put(
 def withdraw(
     item: Annotated[list[str], typer.Argument(help="One or more item ids.")],
     *,
-    gateway: _Gateway = client.DEFAULT_GATEWAY,
-    timeout_ms: _TimeoutMs = 5000,
-    as_json: _Json = False,
+    gateway: options.Gateway = options.DEFAULT_GATEWAY,
+    timeout_ms: options.TimeoutMs = 5000,
+    as_json: options.AsJson = False,
 ) -> None:
     """Take items out of every answer. What people taught them stays: putting one again brings it back.
 
@@ -110,25 +103,22 @@ def _read(path: Path) -> "Iterator[events_pb2.Item]":
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{path} cannot be read: {error}", status=ExitStatus.USAGE) from error
+        raise usage_error(f"{path} cannot be read: {error}") from error
     found = 0
     for number, line in enumerate(lines, start=1):
         if line.strip():
             found += 1
             yield _item(line, where=f"{path}:{number}")
     if not found:
-        raise CommandError(f"{path} holds no item", status=ExitStatus.USAGE)
+        raise usage_error(f"{path} holds no item")
 
 
 def _item(line: str, *, where: str) -> "events_pb2.Item":
     from freshet.v1 import events_pb2
 
     def refused(problem: str) -> CommandError:
-        return CommandError(
-            f"{where}: {problem}",
-            advice='one object a line, e.g. {"item_id": "new-1", "title": "A Trip to the Moon"}',
-            status=ExitStatus.USAGE,
-        )
+        advice = 'one object a line, e.g. {"item_id": "new-1", "title": "A Trip to the Moon"}'
+        return usage_error(f"{where}: {problem}", advice)
 
     try:
         row: Any = json.loads(line)

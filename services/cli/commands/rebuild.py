@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.options import DEFAULT_STATE, State
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli import options
+from services.cli.output import CommandError, console, emit_json, progress_bar, reports_errors, sentences, table
 
 if TYPE_CHECKING:
     from services.cli.stack import Stack
@@ -21,57 +21,42 @@ _STATUS_TIMEOUT_S = 5.0
 @reports_errors
 def rebuild(
     *,
-    state: State = DEFAULT_STATE,
+    state: options.State = options.DEFAULT_STATE,
     bundle: Annotated[
         Path | None, typer.Option(help="Another model's bundle: its sums are kept as checkpoints [the stack's bundle].")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The digests as one JSON object on stdout.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Fold the whole stream of attributions from zero, beside whatever runs, and print the digests.
 
     With the running refresher's own bundle they are compared with its digests: the exit status is 1 where one differs
     at the same position. For any other bundle, or while no refresher runs, the result is kept as checkpoints, from
-    which a refresher of that bundle goes on (`freshet attribute --bundle NEW` writes its attributions first).
+    which a refresher of that bundle goes on (`freshet backfill-attributions` writes its attributions first).
 
     Example:  freshet rebuild
 
     Example:  freshet rebuild --bundle bundles/new
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from services.algorithms.bundle import BundleError
     from services.cli.stack import Stack
-    from services.common.config import ConfigError
-    from services.common.errors import DependencyUnavailable, FreshetError
     from services.offline.backfill.jobs import run_rebuild
     from services.refresher.config import RefresherSettings
 
     stack = Stack(state)
     live = _live(stack)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    try:
+    with sentences(), progress_bar(as_json=as_json) as bar:
         settings = RefresherSettings(
             bundle=bundle or stack.bundle,
             kafka_bootstrap=stack.kafka_bootstrap,
             redis_url=stack.redis_url,
             checkpoints=stack.place.state.data("refresher"),
         )
-        with Progress(*columns, console=console(stderr=as_json), refresh_per_second=4) as bar:
-            task = bar.add_task("folding", total=None)
-            is_live = live is not None and live.model_version == _version(settings.bundle)
-            report = run_rebuild(
-                settings,
-                keep=not is_live,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
-    except DependencyUnavailable as error:
-        raise CommandError(str(error), advice="`freshet up` starts the stack", status=ExitStatus.UNAVAILABLE) from error
-    except FreshetError as error:
-        raise CommandError(str(error)) from error
-    except BundleError as error:
-        raise CommandError(str(error), advice="`freshet train` makes a bundle") from error
-    except (ConfigError, ValueError) as error:
-        raise CommandError(str(error), status=ExitStatus.USAGE) from error
+        task = bar.add_task("folding", total=None)
+        is_live = live is not None and live.model_version == _version(settings.bundle)
+        report = run_rebuild(
+            settings,
+            keep=not is_live,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
     rows = _compared(report, live if is_live else None)
     if as_json:
         emit_json(
@@ -137,19 +122,14 @@ def _compared(report: "RebuildReport", live: Any) -> list[dict[str, Any]]:
 
 
 def _show(report: "RebuildReport", rows: list[dict[str, Any]], *, kept: bool) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("partition", "folded to", "items", "remembered"):
-        table.add_column(column, justify="right")
-    table.add_column("digest")
-    table.add_column("live")
+    numbers = ("partition", "folded to", "items", "remembered")
+    shown = table(*numbers, "digest", "live", right=numbers, header_style="bold")
     said = {True: "equal", False: "DIFFERS"}
     for row in rows:
         beside = said.get(row["equal"], "" if row["live_offset"] is None else f"is at {row['live_offset']}")
-        numbers = (row["partition"], row["folded_offset"], row["items"], row["remembered"])
-        table.add_row(*(f"{number:,}" for number in numbers), row["digest"], beside)
-    console().print(table)
+        counts = (row["partition"], row["folded_offset"], row["items"], row["remembered"])
+        shown.add_row(*(f"{count:,}" for count in counts), row["digest"], beside)
+    console().print(shown)
     counted = ", ".join(f"{name} {count:,}" for name, count in sorted(report.counts.items()) if count)
     console().print(f"model {report.model_version}: {report.records:,} records in {report.seconds:.1f} s ({counted})")
     if kept:

@@ -5,14 +5,14 @@ which stream position it reflects, how far from exact it may be, what was degrad
 """
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli import client
+from services.cli import client, options
 from services.cli.durations import duration
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli.output import console, emit_json, reports_errors, table, usage_error
+from services.cli.titles import read_titles
 
 if TYPE_CHECKING:
     from freshet.v1 import common_pb2, gateway_pb2
@@ -25,24 +25,22 @@ _SECONDS_BETWEEN_ITEMS = 60
 def recommend(
     *,
     user: Annotated[str, typer.Option(help="User id; may be left out with --items.")] = "",
-    items: Annotated[str, typer.Option(help="Item ids, oldest first: answer for this sequence instead.")] = "",
+    items: options.Sequence = "",
     k: Annotated[int, typer.Option(help="How many items, 1-1000.")] = 10,
     token: Annotated[str, typer.Option(help="Freshness token of `freshet record`: at least this fresh.")] = "",
     include_seen: Annotated[bool, typer.Option("--include-seen", help="Allow items that the user has had.")] = False,
-    allow_items: Annotated[str, typer.Option(help="Only these item ids.")] = "",
-    deny_items: Annotated[str, typer.Option(help="Never these item ids.")] = "",
-    allow_categories: Annotated[str, typer.Option(help="Only items with one of these categories.")] = "",
-    deny_categories: Annotated[str, typer.Option(help="No item with one of these categories.")] = "",
+    allow_items: options.AllowItems = "",
+    deny_items: options.DenyItems = "",
+    allow_categories: options.AllowCategories = "",
+    deny_categories: options.DenyCategories = "",
     max_per_category: Annotated[int, typer.Option(min=0, help="At most this many per category; 0: no limit.")] = 0,
     diversity: Annotated[float, typer.Option(help="0 orders by score alone, towards 1 prefers unlike items.")] = 0.0,
     query: Annotated[str, typer.Option(help="Words: what they find joins the pool that is ranked.")] = "",
-    context: Annotated[list[str] | None, typer.Option(help="key=value; may be repeated.")] = None,
-    bundle: Annotated[Path, typer.Option(envvar="FRESHET_BUNDLE", help="Where the titles are.")] = Path(
-        ".freshet/bundle"
-    ),
-    gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")] = client.DEFAULT_GATEWAY,
-    timeout_ms: Annotated[int, typer.Option(min=1, help="Give up after this long.")] = 2000,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    context: options.Context = None,
+    bundle: options.BundlePath = options.DEFAULT_BUNDLE,
+    gateway: options.Gateway = options.DEFAULT_GATEWAY,
+    timeout_ms: options.TimeoutMs = 2000,
+    as_json: options.AsJson = False,
 ) -> None:
     """Recommend items for a user, or for a sequence of items.
 
@@ -51,24 +49,18 @@ def recommend(
     Example:  freshet recommend --items 1193,661,914 --deny-categories Horror
     """
     if not user and not items:
-        raise CommandError(
+        raise usage_error(
             "neither --user nor --items is given",
-            advice="freshet recommend --user 42, or freshet recommend --items 1193,661,914",
-            status=ExitStatus.USAGE,
+            "freshet recommend --user 42, or freshet recommend --items 1193,661,914",
         )
-    if not 0 <= k < 2**32:
-        raise CommandError(f"k={k} allowed: 1 to 1000", advice="--k 10", status=ExitStatus.USAGE)
-    from freshet.v1 import common_pb2, gateway_pb2
+    client.check_k(k)
+    from freshet.v1 import gateway_pb2
 
     request = gateway_pb2.RecommendRequest(
         user_id=user,
         k=k,
-        filter=common_pb2.Filter(
-            exclude_seen=not include_seen,
-            allow_item_ids=client.split_ids(allow_items),
-            deny_item_ids=client.split_ids(deny_items),
-            allow_categories=client.split_ids(allow_categories),
-            deny_categories=client.split_ids(deny_categories),
+        filter=client.filter_of(
+            allow_items, deny_items, allow_categories, deny_categories, exclude_seen=not include_seen
         ),
         context=client.parse_context(context or []),
         history=history_of(client.split_ids(items)),
@@ -81,7 +73,7 @@ def recommend(
         started = time.perf_counter()
         answer = client.call(stub.Recommend, request, target=gateway, timeout_s=timeout_ms / 1000)
         elapsed_ms = (time.perf_counter() - started) * 1000
-    titles = _titles(bundle, [scored.item_id for scored in answer.items])
+    titles = read_titles(bundle)
     if as_json:
         emit_json(as_dict(answer, titles) | {"elapsed_ms": round(elapsed_ms, 3)})
     else:
@@ -101,15 +93,10 @@ def history_of(item_ids: list[str]) -> "list[gateway_pb2.HistoryEvent]":
     return events
 
 
-def _titles(bundle: Path, item_ids: list[str]) -> dict[str, str]:
-    """Titles of the answered items; empty where there is no bundle at hand (the ids are then shown alone)."""
-    from services.cli.titles import read_titles
-
-    titles = read_titles(bundle)
-    return {item_id: titles[item_id] for item_id in item_ids if item_id in titles}
-
-
-def degradation_names(answer: "gateway_pb2.RecommendResponse | gateway_pb2.GatewayServiceSearchResponse") -> list[str]:
+def degradation_names(
+    answer: "gateway_pb2.RecommendResponse | gateway_pb2.GatewayServiceSearchResponse "
+    "| gateway_pb2.GetFreshnessResponse",
+) -> list[str]:
     """`["stale_state"]`: the answer's degradations, in lower case and without the enum's prefix."""
     from freshet.v1 import gateway_pb2
 
@@ -164,33 +151,22 @@ def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> 
         "certificate": certificate_text(answer),
         "degradations": degradation_names(answer),
         "stages_ms": {
-            "queue": times.queue_ms,
-            "encode": times.encode_ms,
-            "first_stage": times.first_stage_ms,
-            "rerank": times.rerank_ms,
-            "transport": times.transport_ms,
-            "total": times.total_ms,
+            name: getattr(times, f"{name}_ms")
+            for name in ("queue", "encode", "first_stage", "rerank", "transport", "total")
         },
         "request_id": answer.request_id,
     }
 
 
 def _print_answer(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str], *, subject: str) -> None:
-    from rich.table import Table
-
     facts = as_dict(answer, titles)
-    table = Table(title=f"for {subject}", title_justify="left", box=None, header_style="dim")
-    table.add_column("", justify="right", style="dim")
-    table.add_column("title" if titles else "item", overflow="fold")
-    if titles:
-        table.add_column("id", style="dim")
-    table.add_column("score", justify="right")
-    table.add_column("source", style="dim")
+    named = ("title", "id") if any(row["title"] for row in facts["items"]) else ("item",)
+    shown = table("", *named, "score", "source", right=("", "score"), title=f"for {subject}")
     for row in facts["items"]:
-        named = [row["title"] or "-", row["item_id"]] if titles else [row["item_id"]]
-        table.add_row(str(row["rank"]), *named, f"{row['score']:.4f}", row["source"])
+        names = (row["title"] or "-", row["item_id"]) if len(named) == 2 else (row["item_id"],)
+        shown.add_row(str(row["rank"]), *names, f"{row['score']:.4f}", row["source"])
     out = console()
-    out.print(table)
+    out.print(shown)
     if not facts["items"]:
         out.print("nothing is left after the filters", style="yellow")
     out.print(provenance_line(facts), style="dim", soft_wrap=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli import client
-from services.cli.output import CommandError, ExitStatus, emit_json, reports_errors
+from services.cli import client, options
+from services.cli.output import emit_json, reports_errors, usage_error
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
@@ -33,10 +33,10 @@ def record(
         str, typer.Option(help="Your id for this event; repeating it counts once. Assigned when empty.")
     ] = "",
     at: Annotated[str, typer.Option("--time", help="When it happened: ISO 8601 or unix seconds. Default: now.")] = "",
-    context: Annotated[list[str] | None, typer.Option(help="key=value; may be repeated.")] = None,
-    gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")] = client.DEFAULT_GATEWAY,
-    timeout_ms: Annotated[int, typer.Option(min=1, help="Give up after this long.")] = 5000,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    context: options.Context = None,
+    gateway: options.Gateway = options.DEFAULT_GATEWAY,
+    timeout_ms: options.TimeoutMs = 5000,
+    as_json: options.AsJson = False,
 ) -> None:
     """Write one interaction; it is durable when the token is printed.
 
@@ -49,7 +49,7 @@ def record(
     from services.common.stream.topics.interactions import SEARCH_CLICK
 
     if not math.isfinite(value):
-        raise CommandError(f"value={value} is not finite", advice="--value 5", status=ExitStatus.USAGE)
+        raise usage_error(f"value={value} is not finite", "--value 5")
     interaction = events_pb2.Interaction(
         event_id=event_id,
         user_id=user,
@@ -71,9 +71,9 @@ def undo(
     *,
     user: Annotated[str, typer.Option(help="User id.")],
     event_id: Annotated[str, typer.Option(help="The event id that `freshet record` printed.")],
-    gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")] = client.DEFAULT_GATEWAY,
-    timeout_ms: Annotated[int, typer.Option(min=1, help="Give up after this long.")] = 5000,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    gateway: options.Gateway = options.DEFAULT_GATEWAY,
+    timeout_ms: options.TimeoutMs = 5000,
+    as_json: options.AsJson = False,
 ) -> None:
     """Take one earlier interaction of a user back.
 
@@ -90,15 +90,7 @@ def undo(
 def _print_receipt(receipt: "gateway_pb2.InteractionReceipt", *, as_json: bool, done: str, user: str) -> None:
     token = client.format_token(receipt.token)
     if as_json:
-        emit_json(
-            {
-                "event_id": receipt.event_id,
-                "token": token,
-                "epoch": receipt.token.epoch,
-                "partition": receipt.token.partition,
-                "offset": receipt.token.offset,
-            }
-        )
+        emit_json({"event_id": receipt.event_id, "token": token, **client.plain(receipt.token)})
         return
     typer.echo(f"{done}  event {receipt.event_id}")
     typer.echo(f"token  {token}")
@@ -116,10 +108,8 @@ def _event_time_ns(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise CommandError(
-            f"time={text!r} is neither ISO 8601 nor unix seconds",
-            advice="--time 2026-11-21T09:30:00Z",
-            status=ExitStatus.USAGE,
+        raise usage_error(
+            f"time={text!r} is neither ISO 8601 nor unix seconds", "--time 2026-11-21T09:30:00Z"
         ) from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli import client
+from services.cli import client, options
 from services.cli.commands.recommend import degradation_names
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli.output import console, emit_json, reports_errors, table
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
@@ -26,33 +26,26 @@ def search(
     exclude_seen: Annotated[
         bool, typer.Option("--exclude-seen", help="Leave out what the user has had; needs --user.")
     ] = False,
-    allow_items: Annotated[str, typer.Option(help="Only these item ids.")] = "",
-    deny_items: Annotated[str, typer.Option(help="Never these item ids.")] = "",
-    allow_categories: Annotated[str, typer.Option(help="Only items with one of these categories.")] = "",
-    deny_categories: Annotated[str, typer.Option(help="No item with one of these categories.")] = "",
-    gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")] = client.DEFAULT_GATEWAY,
-    timeout_ms: Annotated[int, typer.Option(min=1, help="Give up after this long.")] = 2000,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    allow_items: options.AllowItems = "",
+    deny_items: options.DenyItems = "",
+    allow_categories: options.AllowCategories = "",
+    deny_categories: options.DenyCategories = "",
+    gateway: options.Gateway = options.DEFAULT_GATEWAY,
+    timeout_ms: options.TimeoutMs = 2000,
+    as_json: options.AsJson = False,
 ) -> None:
     """Find items by words. For a vector of your own: freshet search-vectors.
 
     Example:  freshet search "space movies with a sense of humour" --user 42
     """
-    if not 0 <= k < 2**32:
-        raise CommandError(f"k={k} allowed: 1 to 1000", advice="--k 10", status=ExitStatus.USAGE)
-    from freshet.v1 import common_pb2, gateway_pb2
+    client.check_k(k)
+    from freshet.v1 import gateway_pb2
 
     request = gateway_pb2.GatewayServiceSearchRequest(
         query=words,
         user_id=user,
         k=k,
-        filter=common_pb2.Filter(
-            exclude_seen=exclude_seen,
-            allow_item_ids=client.split_ids(allow_items),
-            deny_item_ids=client.split_ids(deny_items),
-            allow_categories=client.split_ids(allow_categories),
-            deny_categories=client.split_ids(deny_categories),
-        ),
+        filter=client.filter_of(allow_items, deny_items, allow_categories, deny_categories, exclude_seen=exclude_seen),
     )
     with client.gateway(gateway) as stub:
         started = time.perf_counter()
@@ -74,9 +67,7 @@ def as_dict(answer: "gateway_pb2.GatewayServiceSearchResponse") -> dict[str, Any
                 "item_id": result.item_id,
                 "title": result.title or None,
                 "score": result.score,
-                "found_by": [
-                    {"source": found.source, "rank": found.rank, "score": found.score} for found in result.found_by
-                ],
+                "found_by": [client.plain(found) for found in result.found_by],
                 "identifier": result.identifier or None,
             }
             for rank, result in enumerate(answer.results, start=1)
@@ -94,25 +85,19 @@ def as_dict(answer: "gateway_pb2.GatewayServiceSearchResponse") -> dict[str, Any
 
 
 def _print_answer(facts: dict[str, Any], words: str, user: str) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"for {words!r}" + (f" and user {user}" if user else "")), title_justify="left")
-    table.box, table.header_style = None, "dim"
-    table.add_column("", justify="right", style="dim")
-    table.add_column("title", overflow="fold")
-    table.add_column("id", style="dim")
-    table.add_column("score", justify="right")
-    table.add_column("found by", style="dim", overflow="fold")
+    title = Text(f"for {words!r}" + (f" and user {user}" if user else ""))
+    shown = table("", "title", "id", "score", "found by", right=("", "score"), title=title)
     for row in facts["items"]:
         found = ", ".join(f"{found['source']} {found['rank']}" for found in row["found_by"])
         if row["identifier"] and row["identifier"] != row["title"]:
             found += f" as {row['identifier']!r}"
-        table.add_row(
+        shown.add_row(
             str(row["rank"]), Text(row["title"] or "-"), Text(row["item_id"]), f"{row['score']:.4f}", Text(found)
         )
     out = console()
-    out.print(table)
+    out.print(shown)
     if not facts["items"]:
         out.print("nothing was found", style="yellow")
     spent = " ".join(

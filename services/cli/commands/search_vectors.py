@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli import client
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli import client, options
+from services.cli.output import console, emit_json, reports_errors, usage_error
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,22 +24,19 @@ def search_vectors(
     row: Annotated[int, typer.Option(min=0, help="Which of the query vectors.")] = 0,
     k: Annotated[int, typer.Option(help="How many items, 1-10,000.")] = 10,
     algorithm: Annotated[str, typer.Option(help="One that is loaded; default: the first one configured.")] = "",
-    allow_items: Annotated[str, typer.Option(help="Only these item ids.")] = "",
-    deny_items: Annotated[str, typer.Option(help="Never these item ids.")] = "",
-    allow_categories: Annotated[str, typer.Option(help="Only items with one of these categories.")] = "",
-    deny_categories: Annotated[str, typer.Option(help="No item with one of these categories.")] = "",
-    candidates: Annotated[
-        str, typer.Option(envvar="FRESHET_CANDIDATES", help="host:port.")
-    ] = client.DEFAULT_CANDIDATES,
-    timeout_ms: Annotated[int, typer.Option(min=1, help="Give up after this long.")] = 2000,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    allow_items: options.AllowItems = "",
+    deny_items: options.DenyItems = "",
+    allow_categories: options.AllowCategories = "",
+    deny_categories: options.DenyCategories = "",
+    candidates: options.Candidates = options.DEFAULT_CANDIDATES,
+    timeout_ms: options.TimeoutMs = 2000,
+    as_json: options.AsJson = False,
 ) -> None:
     """Search by a vector of your own, in an index that `freshet index` made.
 
     Example:  freshet search-vectors queries.npy --row 3 --k 10
     """
-    if not 0 <= k < 2**32:
-        raise CommandError(f"k={k} allowed: 1 to 10000", advice="--k 10", status=ExitStatus.USAGE)
+    client.check_k(k, most="10000")
     vector = _read_vector(vectors, row)
     from freshet.v1 import candidates_pb2, common_pb2
 
@@ -60,28 +57,19 @@ def search_vectors(
                 ),
                 k=k,
                 stage=candidates_pb2.STAGE_FULL,
-                filter=common_pb2.Filter(
-                    allow_item_ids=client.split_ids(allow_items),
-                    deny_item_ids=client.split_ids(deny_items),
-                    allow_categories=client.split_ids(allow_categories),
-                    deny_categories=client.split_ids(deny_categories),
-                ),
+                filter=client.filter_of(allow_items, deny_items, allow_categories, deny_categories),
                 algorithm=algorithm,
             ),
         )
     kind = common_pb2.Certificate.Kind.Name(answer.certificate.kind).removeprefix("KIND_").lower()
     if as_json:
-        passes = [
-            {"name": one.name, "milliseconds": one.milliseconds, "items_touched": one.items_touched}
-            for one in answer.passes
-        ]
         emit_json(
             {
                 "items": [{"item_id": i, "score": s} for i, s in zip(answer.item_ids, answer.scores, strict=True)],
                 "certificate": {"kind": kind, "gap": answer.certificate.gap},
                 "algorithm": answer.algorithm,
                 "index_version": answer.index_version,
-                "passes": passes,
+                "passes": [client.plain(one) for one in answer.passes],
             }
         )
         return
@@ -101,26 +89,16 @@ def _read_vector(path: Path, row: int) -> "npt.NDArray[np.float32]":
     try:
         found = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise CommandError(
-            f"{path}: not a .npy file of numbers ({error})",
-            advice="np.save('queries.npy', vectors)",
-            status=ExitStatus.USAGE,
-        ) from error
+        raise usage_error(f"{path}: not a .npy file of numbers ({error})", "np.save('queries.npy', vectors)") from error
     if found.ndim == 1:
         found = found[None]
     if found.ndim != 2 or not np.issubdtype(found.dtype, np.floating):
-        raise CommandError(
-            f"{path} holds {found.dtype} of shape {found.shape}; expected floating-point (n, d)",
-            status=ExitStatus.USAGE,
-        )
+        raise usage_error(f"{path} holds {found.dtype} of shape {found.shape}; expected floating-point (n, d)")
     if row >= len(found):
-        raise CommandError(f"row={row} allowed: 0-{len(found) - 1}", status=ExitStatus.USAGE)
+        raise usage_error(f"row={row} allowed: 0-{len(found) - 1}")
     vector = np.asarray(found[row], dtype=np.float32)
     with np.errstate(over="ignore"):
         in_half = vector.astype(np.float16)
     if not np.isfinite(in_half).all():
-        raise CommandError(
-            f"{path} row {row} holds values that half precision can't: every |value| below 65504",
-            status=ExitStatus.USAGE,
-        )
+        raise usage_error(f"{path} row {row} holds values that half precision can't: every |value| below 65504")
     return vector

@@ -11,27 +11,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.options import DEFAULT_STATE, State
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli import options
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors, table, usage_error
 from services.common.processes import PROCESSES
 
 if TYPE_CHECKING:
     from services.cli.stack.launcher import PartStatus
 
-_JSON = typer.Option("--json", help="One JSON object on stdout.")
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
 @reports_errors
 def up(
     *,
-    state: State = DEFAULT_STATE,
-    bundle: Annotated[Path | None, typer.Option(envvar="FRESHET_BUNDLE", help="Model bundle [STATE/bundle].")] = None,
+    state: options.State = options.DEFAULT_STATE,
+    bundle: options.StackBundle = None,
     text: Annotated[Path | None, typer.Option(envvar="FRESHET_TEXT", help="Text bundle, if any [STATE/text].")] = None,
     only: Annotated[str, typer.Option(help="Only these parts, comma-separated: kafka,redis")] = "",
-    port_offset: Annotated[int, typer.Option(help="Add this to every default port.")] = 0,
+    port_offset: options.PortOffset = 0,
     timeout_s: Annotated[float, typer.Option(min=1, help="Give up when not all is healthy by then.")] = 120.0,
-    as_json: Annotated[bool, _JSON] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Start Kafka, Redis, the inference server and the processes; wait until each is healthy.
 
@@ -52,15 +51,15 @@ def up(
         except StackError as exc:
             raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
         except ValueError as exc:
-            raise CommandError(str(exc), status=ExitStatus.USAGE) from exc
+            raise usage_error(str(exc)) from exc
     _show(stack.status(), as_json=as_json)
 
 
 @reports_errors
 def down(
     *,
-    state: State = DEFAULT_STATE,
-    as_json: Annotated[bool, _JSON] = False,
+    state: options.State = options.DEFAULT_STATE,
+    as_json: options.AsJson = False,
 ) -> None:
     """Stop what `freshet up` started; what Kafka and Redis hold stays in the state folder.
 
@@ -80,8 +79,8 @@ def down(
 @reports_errors
 def status(
     *,
-    state: State = DEFAULT_STATE,
-    as_json: Annotated[bool, _JSON] = False,
+    state: options.State = options.DEFAULT_STATE,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show every part: ready or not, where it listens, memory, since when.
 
@@ -100,9 +99,9 @@ def status(
 @reports_errors
 def doctor(
     *,
-    state: State = DEFAULT_STATE,
-    bundle: Annotated[Path | None, typer.Option(envvar="FRESHET_BUNDLE", help="Model bundle [STATE/bundle].")] = None,
-    as_json: Annotated[bool, _JSON] = False,
+    state: options.State = options.DEFAULT_STATE,
+    bundle: options.StackBundle = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Look for whatever could keep the stack from running here, and say what to do about it.
 
@@ -118,16 +117,15 @@ def doctor(
     if as_json:
         emit_json({"errors": errors, "findings": [asdict(finding) for finding in findings]})
     else:
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table.grid(padding=(0, 2))
+        shown = table("", "", "", show_header=False, padding=(0, 2))
         for finding in findings:
             text = Text(finding.found)
             if finding.advice:
                 text.append(f"\ntry: {finding.advice}", style="bold")
-            table.add_row(Text(finding.severity, style=_STYLES[finding.severity]), finding.about, text)
-        console().print(table)
+            shown.add_row(Text(finding.severity, style=_STYLES[finding.severity]), finding.about, text)
+        console().print(shown)
         console().print("nothing is in the way" if not errors else f"{errors} to mend")
     if errors:
         raise typer.Exit(int(ExitStatus.FAILED))
@@ -142,11 +140,7 @@ def serve(
     Example:  FRESHET_BUNDLE=.freshet/bundle freshet serve candidates
     """
     if process not in PROCESSES:
-        raise CommandError(
-            f"process={process!r} allowed: {', '.join(PROCESSES)}",
-            advice="freshet serve gateway",
-            status=ExitStatus.USAGE,
-        )
+        raise usage_error(f"process={process!r} allowed: {', '.join(PROCESSES)}", "freshet serve gateway")
     # As the launcher does: one compute thread, set before any library reads it.
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, os.environ.get("FRESHET_COMPUTE_THREADS", "1"))
@@ -158,19 +152,18 @@ def _show(statuses: "list[PartStatus]", *, as_json: bool) -> None:
         healthy = all(part.healthy for part in statuses)
         emit_json({"healthy": healthy, "parts": [asdict(part) | {"healthy": part.healthy} for part in statuses]})
         return
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("part", "state", "listens at", "pid"):
-        table.add_column(column)
-    table.add_column("memory", justify="right")
-    table.add_column("up since", justify="right")
+    shown = table(
+        *("part", "state", "listens at", "pid", "memory", "up since"),
+        right=("memory", "up since"),
+        header_style="bold",
+    )
     for part in statuses:
         said, style = ("ready", "green") if part.healthy else (str(part.problem), "red" if part.running else "dim")
-        shown = (str(part.pid), f"{part.memory_mb:,.0f} MB", _ago(part.uptime_s)) if part.running else ("", "", "")
-        table.add_row(part.name, Text(said, style=style), part.address, *shown)
-    console().print(table)
+        about = (str(part.pid), f"{part.memory_mb:,.0f} MB", _ago(part.uptime_s)) if part.running else ("", "", "")
+        shown.add_row(part.name, Text(said, style=style), part.address, *about)
+    console().print(shown)
 
 
 def _ago(seconds: float) -> str:

@@ -1,13 +1,12 @@
 """`freshet train` and `freshet export`: from interactions to a model bundle, and its encoder as ONNX."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli import options
+from services.cli.output import console, emit_json, reports_errors, sentences
 from services.cli.threads import wait_without_spinning
 
 
@@ -15,12 +14,10 @@ from services.cli.threads import wait_without_spinning
 def train(
     *,
     preset: Annotated[str, typer.Option(help="quick, ml-1m, ml-20m or books.")] = "quick",
-    data: Annotated[
-        str, typer.Option(help="auto, a MovieLens name, simulator, or the path of a CSV or Parquet table.")
-    ] = "auto",
-    out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = Path(".freshet/bundle"),
+    data: options.Data = "auto",
+    out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = options.DEFAULT_BUNDLE,
     epochs: Annotated[int | None, typer.Option(min=1, help="Default: the preset's.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Equal seeds train equal models.")] = 0,
+    seed: options.Seed = 0,
     split: Annotated[
         str, typer.Option(help="leave-one-out, time (first four fifths) or none (train on everything).")
     ] = "leave-one-out",
@@ -43,7 +40,7 @@ def train(
         bool, typer.Option("--resume", help="Go on from the newest checkpoint beside the bundle.")
     ] = False,
     no_export: Annotated[bool, typer.Option("--no-export", help="Leave out ONNX; `freshet export` makes it.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object on stdout.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Train a model and write its bundle; says positions/s, where the time went, memory, and hit rates.
 
@@ -55,9 +52,10 @@ def train(
     Example:  freshet train --preset ml-1m --epochs 1 --data ml-1m
     """
     wait_without_spinning()
+    from services.offline.training.export import ExportError
     from services.offline.training.run import run_training
 
-    with _sentences():
+    with sentences(ExportError):
         report = run_training(
             out=out,
             preset_name=preset,
@@ -85,22 +83,20 @@ def train(
 @reports_errors
 def export(
     *,
-    bundle: Annotated[Path, typer.Option(envvar="FRESHET_BUNDLE", help="The bundle to complete.")] = Path(
-        ".freshet/bundle"
-    ),
+    bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     data: Annotated[
         str, typer.Option(help="Compare with PyTorch on this data's histories; random ones when empty.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Write a bundle's encoder as ONNX, with the inference server's model folder, after comparing it with PyTorch.
 
     Example:  freshet export --bundle .freshet/bundle --data ml-1m
     """
     from services.offline.datasets import load_dataset
-    from services.offline.training.export import export_bundle
+    from services.offline.training.export import ExportError, export_bundle
 
-    with _sentences():
+    with sentences(ExportError):
         report = export_bundle(bundle, interactions=load_dataset(data) if data else None)
     if as_json:
         emit_json(
@@ -115,18 +111,3 @@ def export(
         return
     typer.echo(f"exported {bundle}  model {report.bundle.model_version}  {report.onnx_bytes / 1e6:.1f} MB")
     typer.echo(f"largest difference to PyTorch {report.max_error:.1e} over {report.histories_checked} histories")
-
-
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """What training and data raise, as sentences; their messages name field, value and what is allowed."""
-    from services.offline.training.export import ExportError
-
-    try:
-        yield
-    except ExportError as error:
-        raise CommandError(str(error)) from error
-    except ValueError as error:
-        raise CommandError(str(error), advice="see --help for an example", status=ExitStatus.USAGE) from error
-    except MemoryError as error:
-        raise CommandError("there is not enough memory for this preset", advice="--preset quick") from error

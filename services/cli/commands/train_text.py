@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
+from services.cli import options
+from services.cli.output import console, emit_json, reports_errors, sentences
 from services.cli.threads import wait_without_spinning
 
 if TYPE_CHECKING:
@@ -17,31 +18,25 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="train-text", help="Train what answers queries in words.", no_args_is_help=True)
 
-BundleOption = Annotated[
-    Path, typer.Option("--bundle", envvar="FRESHET_BUNDLE", help="The model bundle whose catalogue is meant.")
-]
 OutOption = Annotated[Path, typer.Option("--out", help="The text bundle; a part that is there already is kept.")]
 VocabularyOption = Annotated[int, typer.Option("--vocabulary", min=2, help="Phrases at most.")]
 MinutesOption = Annotated[float, typer.Option("--minutes", min=0.05, help="Training of each model ends there.")]
 StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Steps of the text MoL.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Equal seeds train equal models.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu (the last two layers), or cuda (all of them).")]
-JsonOption = Annotated[bool, typer.Option("--json", help="The report as one JSON object on stdout.")]
-
-_BUNDLE, _OUT = Path(".freshet/bundle"), Path(".freshet/text")
+_OUT = options.DEFAULT_STATE / "text"
 
 
 @app.command()
 @reports_errors
 def phrases(
     *,
-    bundle: BundleOption = _BUNDLE,
+    bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     out: OutOption = _OUT,
     vocabulary: VocabularyOption = 8192,
     minutes: MinutesOption = 5.0,
-    seed: SeedOption = 0,
+    seed: options.Seed = 0,
     device: DeviceOption = "cpu",
-    as_json: JsonOption = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Train the phrase model (PIXAR) on titles, categories and pseudo queries made of them.
 
@@ -56,11 +51,11 @@ def phrases(
 @reports_errors
 def text_mol(
     *,
-    bundle: BundleOption = _BUNDLE,
+    bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     out: OutOption = _OUT,
     steps: StepsOption = 300,
-    seed: SeedOption = 0,
-    as_json: JsonOption = False,
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
 ) -> None:
     """Fine-tune the text MoL on titles, categories and pseudo queries made of them.
 
@@ -75,14 +70,14 @@ def text_mol(
 @reports_errors
 def everything(
     *,
-    bundle: BundleOption = _BUNDLE,
+    bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     out: OutOption = _OUT,
     vocabulary: VocabularyOption = 8192,
     minutes: MinutesOption = 5.0,
     steps: StepsOption = 300,
-    seed: SeedOption = 0,
+    seed: options.Seed = 0,
     device: DeviceOption = "cpu",
-    as_json: JsonOption = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Both models of a text bundle, one after the other.
 
@@ -127,13 +122,8 @@ def _training(as_json: bool) -> Iterator["Progress"]:
     wait_without_spinning()
     from services.offline.training.onnx_graphs import ExportError
 
-    try:
-        with _bar(console(stderr=as_json)) as progress:
-            yield progress
-    except ExportError as error:
-        raise CommandError(str(error)) from error
-    except ValueError as error:
-        raise CommandError(str(error), advice="see --help for an example", status=ExitStatus.USAGE) from error
+    with sentences(ExportError), _bar(console(stderr=as_json)) as progress:
+        yield progress
 
 
 @contextmanager

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli import client
+from services.cli import client, options
 from services.cli.durations import duration
-from services.cli.options import DEFAULT_STATE, State
-from services.cli.output import ExitStatus, console, emit_json, reports_errors
+from services.cli.output import ExitStatus, console, emit_json, reports_errors, table
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 @reports_errors
 def watch(
     *,
-    state: State = DEFAULT_STATE,
+    state: options.State = options.DEFAULT_STATE,
     gateway: Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port [the stack's].")] = "",
     interval_s: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
-    timeout_ms: Annotated[int, typer.Option(min=1, help="Give up after this long.")] = 2000,
+    timeout_ms: options.TimeoutMs = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per look on stdout.")] = False,
 ) -> None:
     """Show live how far every part is, and how long events take to reach user states and the index.
@@ -80,9 +79,7 @@ def watch(
 
 def as_dict(report: "gateway_pb2.GetFreshnessResponse", lags: "Lags") -> dict[str, Any]:
     """One look, for `--json` and for the table."""
-    from freshet.v1 import gateway_pb2
-
-    from services.cli.commands.recommend import index_freshness
+    from services.cli.commands.recommend import degradation_names, index_freshness
 
     def positions(found: Any) -> list[dict[str, int | None]]:
         return [
@@ -105,34 +102,28 @@ def as_dict(report: "gateway_pb2.GetFreshnessResponse", lags: "Lags") -> dict[st
         "candidates": index_freshness(report.candidates) if report.HasField("candidates") else None,
         "reranker": index_freshness(report.reranker) if report.HasField("reranker") else None,
         "lag_ms": lags.read(),
-        "degradations": [
-            gateway_pb2.Degradation.Name(kind).removeprefix("DEGRADATION_").lower() for kind in report.degradations
-        ],
+        "degradations": degradation_names(report),
     }
 
 
 def view(facts: dict[str, Any]) -> "RenderableType":
     """One look for a person."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     head = Text()
     head.append(f"model {facts['model_version']}   index {facts['index_version'] or 'not known'}", style="bold")
     if facts["degradations"]:
         head.append(f"\naway: {', '.join(facts['degradations'])}", style="yellow")
-    lag = Table(box=None, header_style="dim", pad_edge=False)
-    for column in ("from the broker's acknowledgement to", "p50", "p99", "events"):
-        lag.add_column(column, justify="left" if column.startswith("from") else "right")
+    columns = ("from the broker's acknowledgement to", "p50", "p99", "events")
+    lag = table(*columns, right=columns[1:])
     for name, found in facts["lag_ms"].items():
         if found is None:
             lag.add_row(name, "", "", Text("not served", style="dim"))
             continue
         shown = (duration(found[q] / 1000) if found[q] is not None else "–" for q in ("p50", "p99"))
         lag.add_row(name, *shown, f"{found['count']:,}")
-    index = Table(box=None, header_style="dim", pad_edge=False)
-    for column in ("index of", "last change", "newest interaction in it", "it took"):
-        index.add_column(column)
+    index = table("index of", "last change", "newest interaction in it", "it took")
     for name in ("candidates", "reranker"):
         served = facts[name]
         if served is None:
@@ -145,15 +136,12 @@ def view(facts: dict[str, Any]) -> "RenderableType":
 
 
 def _positions(facts: dict[str, Any]) -> "RenderableType":
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("partition", justify="right")
     topics = ("interactions", "attributions")
-    for topic in topics:
-        table.add_column(topic, justify="right")
-        table.add_column("behind", justify="right")
+    shown = table(
+        "partition", *(name for topic in topics for name in (topic, "behind")), right=("partition", *topics, "behind")
+    )
     by_topic = {topic: {row["partition"]: row for row in facts[topic]} for topic in topics}
     for partition in sorted(set().union(*by_topic.values())):
         cells: list[Any] = []
@@ -165,5 +153,5 @@ def _positions(facts: dict[str, Any]) -> "RenderableType":
             behind = row["behind"]
             style = "dim" if behind == 0 else "yellow"
             cells += [str(row["applied_offset"]), Text("?" if behind is None else f"{behind:,}", style=style)]
-        table.add_row(str(partition), *cells)
-    return table
+        shown.add_row(str(partition), *cells)
+    return shown

@@ -1,4 +1,4 @@
-"""All of `interactions` encoded again by another model, into attributions of its version (`freshet attribute`).
+"""All of `interactions` encoded again by another model, into attributions of its version.
 
 A new model's item states have to rest on its own query states, so before it goes live every interaction is attributed
 once more, beside the live system and with the same rules: records are merged, undone, forgotten and attributed by the

@@ -1,5 +1,6 @@
 """`python -m loadtest freshness` against a gateway whose index follows its stream with a known delay."""
 
+import argparse
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from safetensors.numpy import save_file
 
 from loadtest.command import main
+from loadtest.scenarios.freshness import add_arguments
 
 ITEMS = [f"item-{row}" for row in range(120)]
 
@@ -221,3 +223,17 @@ def test_wrong_options_of_freshness_are_refused_by_name(
         main(["freshness", "--items", str(bundle), "--probe-items", "10", *pid, *options])
     assert refused.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_state_folder_is_the_commands_own_option_or_freshets_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def state_of(*words: str) -> Path:
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        state: Path = parser.parse_args(words).state
+        return state
+
+    monkeypatch.delenv("FRESHET_STATE", raising=False)
+    assert state_of() == Path(".freshet")
+    monkeypatch.setenv("FRESHET_STATE", "/elsewhere")
+    assert state_of() == Path("/elsewhere")
+    assert state_of("--state", "here") == Path("here")
