@@ -20,10 +20,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors.numpy import save_file
 
 from services.algorithms.manifest import BundleError, EncoderShape, FileEntry, HeadShape, Manifest
-from services.algorithms.sealed_files import MANIFEST, check_file, file_entry, folder_aside, put_file, swap
+from services.algorithms.sealed_files import (
+    MANIFEST,
+    check_file,
+    file_entry,
+    folder_aside,
+    put_file,
+    save_tensors,
+    swap,
+)
 from services.algorithms.states import FloatArray, ItemStates, PairGate
 from services.algorithms.tensor_file import read_tensors, tensor_places
 
@@ -280,14 +287,14 @@ def _model_version(files: Mapping[str, FileEntry], encoder: EncoderShape | None,
 
 
 def _write_content(root: Path, content: BundleContent) -> None:
-    save_file({name: np.ascontiguousarray(array) for name, array in content.weights.items()}, root / WEIGHTS)
+    save_tensors({name: np.ascontiguousarray(array) for name, array in content.weights.items()}, root / WEIGHTS)
     states: dict[str, FloatArray] = {"components": np.ascontiguousarray(content.item_states.components, np.float32)}
     if content.item_states.gate is not None:
         states["gate"] = np.ascontiguousarray(content.item_states.gate, np.float32)
-    save_file(states, root / ITEM_STATES)
+    save_tensors(states, root / ITEM_STATES)
     if content.pair_gate is not None:
         gate = {name: np.ascontiguousarray(getattr(content.pair_gate, name), np.float32) for name in _PAIR_GATE_ARRAYS}
-        save_file(gate, root / PAIR_GATE)
+        save_tensors(gate, root / PAIR_GATE)
     columns = {
         "item_id": list(content.item_ids),
         "title": list(content.titles),

@@ -7,6 +7,9 @@ import hashlib
 import os
 import shutil
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+from safetensors.numpy import save_file
 
 from services.algorithms.manifest import BundleError, FileEntry
 
@@ -27,6 +30,13 @@ def check_file(root: Path, name: str, entry: FileEntry, *, verify: bool) -> None
 
 def file_entry(path: Path) -> FileEntry:
     return FileEntry(sha256=_sha256(path), bytes=path.stat().st_size)
+
+
+def save_tensors(arrays: dict[str, Any], path: Path) -> None:
+    """Write a safetensors file that whoever may enter its folder can read: the library's own is its owner's alone, and
+    a container runs as another user."""
+    save_file(arrays, path)
+    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def put_file(root: Path, name: str, source: Path) -> FileEntry:

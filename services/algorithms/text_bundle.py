@@ -20,10 +20,17 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors.numpy import save_file
 
 from services.algorithms.manifest import BundleError, HeadShape
-from services.algorithms.sealed_files import MANIFEST, check_file, file_entry, folder_aside, put_file, swap
+from services.algorithms.sealed_files import (
+    MANIFEST,
+    check_file,
+    file_entry,
+    folder_aside,
+    put_file,
+    save_tensors,
+    swap,
+)
 from services.algorithms.states import FloatArray, ItemStates, PairGate
 from services.algorithms.tensor_file import read_tensors, tensor_places
 from services.algorithms.text_manifest import PhrasesPart, TextManifest, TextMolPart
@@ -237,10 +244,10 @@ class TextBundleWriter:
         folder = self._fresh(TEXT_MOL)
         shutil.copyfile(encoder, self._aside / TEXT_ENCODER)
         arrays: dict[str, FloatArray] = {"components": np.ascontiguousarray(states.components, np.float32)}
-        save_file(arrays, self._aside / TEXT_STATES)
+        save_tensors(arrays, self._aside / TEXT_STATES)
         if pair_gate is not None:
             gate = {name: np.ascontiguousarray(getattr(pair_gate, name), np.float32) for name in _PAIR_GATE_ARRAYS}
-            save_file(gate, folder / Path(TEXT_PAIR_GATE).name)
+            save_tensors(gate, folder / Path(TEXT_PAIR_GATE).name)
         part = TextMolPart(head=head, tokenizer=self._tokenizer, max_tokens=max_tokens)
         self._manifest = replace(self._manifest, text_mol=part)
 

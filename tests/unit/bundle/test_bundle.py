@@ -52,6 +52,10 @@ def test_a_written_bundle_reads_back_equal(path: Path) -> None:
     assert bundle.manifest.data == {"name": "test"}
 
 
+def test_every_file_can_be_read_by_whoever_may_enter_the_folder(path: Path) -> None:
+    assert {file.stat().st_mode & 0o666 for file in path.iterdir()} == {path.stat().st_mode & 0o666}
+
+
 def test_a_dot_product_bundle_has_no_gate(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle", dot_content())
     assert bundle.pair_gate is None
