@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from services.algorithms.bundle import BundleError, load_bundle
+from services.algorithms.sealed_files import file_entry
 from services.refresher.checkpoint import CheckpointError, unpack
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-_CHUNK = 1 << 20
 
 
 class BackupError(ValueError):
@@ -220,13 +220,8 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _sha256(path: Path) -> tuple[int, str]:
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return size, digest.hexdigest()
+    entry = file_entry(path)
+    return entry.bytes, entry.sha256
 
 
 def _own_checksum(manifest: Mapping[str, Any]) -> str:
@@ -239,11 +234,7 @@ def _write_manifest(folder: Path, version: str, positions: Positions) -> None:
         "format": FORMAT,
         "model_version": version,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "positions": {
-            "attributions": {str(number): offset for number, offset in positions.attributions.items()},
-            "interactions": {str(number): offset for number, offset in positions.interactions.items()},
-            "epoch": positions.epoch,
-        },
+        "positions": json.loads(json.dumps(asdict(positions))),
         "files": {str(path.relative_to(folder)): list(_sha256(path)) for path in _files(folder)},
     }
     manifest["sha256"] = _own_checksum(manifest)

