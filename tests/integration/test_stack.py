@@ -47,6 +47,12 @@ def test_every_part_is_ready_and_tells_its_version(stack: Stack) -> None:
     assert versions["inference-server"].startswith("Triton Inference Server 2.")
 
 
+def test_memory_stays_within_the_parts_rows_and_the_stacks_promise(stack: Stack) -> None:
+    used = {part.name: part.memory_mb for part in stack.status()}
+    assert {name: mb for name, mb in used.items() if mb > PARTS[name].memory_mb} == {}
+    assert sum(used.values()) <= 1700
+
+
 def test_up_leaves_running_parts_alone(stack: Stack) -> None:
     before = {part.name: part.pid for part in stack.status()}
     stack.up()

@@ -42,9 +42,7 @@ def phrases(
 
     Example:  freshet train-text phrases --bundle .freshet/bundle --out .freshet/text
     """
-    with _training(as_json) as progress:
-        report = _phrases(bundle, out, vocabulary, minutes, seed, device, progress)
-    _show(report, as_json)
+    _train(bundle, out, seed, as_json, phrases=(vocabulary, minutes, device))
 
 
 @app.command("text-mol")
@@ -61,9 +59,7 @@ def text_mol(
 
     Example:  freshet train-text text-mol --bundle .freshet/bundle --out .freshet/text
     """
-    with _training(as_json) as progress:
-        report = _text_mol(bundle, out, steps, seed, progress)
-    _show(report, as_json)
+    _train(bundle, out, seed, as_json, steps=steps)
 
 
 @app.command("all")
@@ -83,47 +79,44 @@ def everything(
 
     Example:  freshet train-text all --bundle .freshet/bundle --out .freshet/text
     """
-    with _training(as_json) as progress:
-        made = {
-            "phrases": _phrases(bundle, out, vocabulary, minutes, seed, device, progress),
-            "text_mol": _text_mol(bundle, out, steps, seed, progress),
-        }
-    _show({**made["text_mol"], **made} if as_json else made["text_mol"], as_json)
+    _train(bundle, out, seed, as_json, phrases=(vocabulary, minutes, device), steps=steps)
 
 
-def _phrases(
-    bundle: Path, out: Path, vocabulary: int, minutes: float, seed: int, device: str, progress: "Progress"
-) -> dict[str, Any]:
+def _train(
+    bundle: Path,
+    out: Path,
+    seed: int,
+    as_json: bool,
+    *,
+    phrases: tuple[int, float, str] | None = None,
+    steps: int | None = None,
+) -> None:
+    """One part or both. phrases: vocabulary, minutes and device; steps: of the text MoL."""
+    wait_without_spinning()
+    from services.offline.training.onnx_graphs import ExportError
     from services.offline.training.phrases.fit import PhraseSettings
-    from services.offline.training.text_catalogue import train_phrases_part
-
-    settings = PhraseSettings(seconds=60 * minutes, device=device)
-    return train_phrases_part(bundle, out, vocabulary=vocabulary, settings=settings, seed=seed, progress=progress)
-
-
-def _text_mol(bundle: Path, out: Path, steps: int, seed: int, progress: "Progress") -> dict[str, Any]:
-    from services.offline.training.text_catalogue import train_text_mol_part
+    from services.offline.training.text_catalogue import train_phrases_part, train_text_mol_part
     from services.offline.training.text_mol.settings import TextMolSettings
 
-    return train_text_mol_part(bundle, out, settings=TextMolSettings(steps=steps), seed=seed, progress=progress)
-
-
-def _show(report: dict[str, Any], as_json: bool) -> None:
+    made: dict[str, dict[str, Any]] = {}
+    with sentences(ExportError), _bar(console(stderr=as_json)) as progress:
+        if phrases is not None:
+            vocabulary, minutes, device = phrases
+            settings = PhraseSettings(seconds=60 * minutes, device=device)
+            made["phrases"] = train_phrases_part(
+                bundle, out, vocabulary=vocabulary, settings=settings, seed=seed, progress=progress
+            )
+        if steps is not None:
+            text_mol_settings = TextMolSettings(steps=steps)
+            made["text_mol"] = train_text_mol_part(
+                bundle, out, settings=text_mol_settings, seed=seed, progress=progress
+            )
+    *_, report = made.values()
     if as_json:
-        emit_json(report)
+        emit_json(report | made if len(made) > 1 else report)
         return
     typer.echo(f"text bundle {report['text_bundle']}  version {report['text_version']}")
     typer.echo("queries: pseudo, made of titles and categories")
-
-
-@contextmanager
-def _training(as_json: bool) -> Iterator["Progress"]:
-    """A bar that follows the stages; what training raises, as sentences."""
-    wait_without_spinning()
-    from services.offline.training.onnx_graphs import ExportError
-
-    with sentences(ExportError), _bar(console(stderr=as_json)) as progress:
-        yield progress
 
 
 @contextmanager
