@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli import options
+from services.cli.durations import duration
 from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors, table, usage_error
 from services.common.processes import PROCESSES
 
@@ -161,12 +162,6 @@ def _show(statuses: "list[PartStatus]", *, as_json: bool) -> None:
     )
     for part in statuses:
         said, style = ("ready", "green") if part.healthy else (str(part.problem), "red" if part.running else "dim")
-        about = (str(part.pid), f"{part.memory_mb:,.0f} MB", _ago(part.uptime_s)) if part.running else ("", "", "")
+        about = (str(part.pid), f"{part.memory_mb:,.0f} MB", duration(part.uptime_s)) if part.running else ("", "", "")
         shown.add_row(part.name, Text(said, style=style), part.address, *about)
     console().print(shown)
-
-
-def _ago(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
