@@ -102,7 +102,7 @@ class Bundle:
 
     @cached_property
     def _items(self) -> pa.Table:
-        return pq.read_table(self.path / ITEMS)
+        return pq.ParquetFile(self.path / ITEMS).read()
 
     @cached_property
     def item_ids(self) -> list[str]:
@@ -129,7 +129,7 @@ class Bundle:
     @cached_property
     def user_index(self) -> dict[str, int]:
         """Dense index of each user that has a user-id component; empty where the model has none."""
-        user_ids = pq.read_table(self.path / USERS).column("user_id").to_pylist()
+        user_ids = pq.ParquetFile(self.path / USERS).read().column("user_id").to_pylist()
         return {user_id: index for index, user_id in enumerate(user_ids)}
 
     @cached_property

@@ -82,7 +82,7 @@ _ROWS = (
     Process(
         name="candidates",
         port=50052,
-        memory_mb=650,
+        memory_mb=350,
         extra="score",
         holds={"item_states.safetensors": 2},
         lag={"the index of candidates": "freshet_candidates_index_lag_seconds"},
@@ -90,7 +90,7 @@ _ROWS = (
     Process(
         name="reranker",
         port=50053,
-        memory_mb=650,
+        memory_mb=350,
         extra="score",
         holds={"item_states.safetensors": 2},
         lag={"the index of the reranker": "freshet_reranker_index_lag_seconds"},

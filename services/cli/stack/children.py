@@ -28,12 +28,11 @@ _handles: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What to run. `environment` is complete: nothing else is inherited. `cpu_shares` as in docker-compose.yml."""
+    """What to run. `environment` is complete: nothing else is inherited."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
     cwd: Path
-    cpu_shares: int = FULL_CPU_SHARES
 
 
 class Children:
@@ -68,11 +67,15 @@ class Children:
             raise StackError(name, f"cannot execute {launch.argv[0]}: {exc}") from exc
         self._started[name] = child
         _handles.append(child)
-        if launch.cpu_shares < FULL_CPU_SHARES:
-            _stand_back(child.pid, launch.cpu_shares)
         process = psutil.Process(child.pid)
         self._write(name, _PidFile(pid=child.pid, created=process.create_time(), argv=argv))
         return process
+
+    def stand_back(self, name: str, cpu_shares: int) -> None:
+        """Give the process of that name, which leads a session of its own, the niceness of that weight."""
+        process = self.find(name)
+        if process is not None and cpu_shares < FULL_CPU_SHARES:
+            _stand_back(process.pid, cpu_shares)
 
     def find(self, name: str) -> psutil.Process | None:
         """The running process of that name, or None."""
@@ -142,10 +145,7 @@ class _PidFile:
 
 
 def _stand_back(pid: int, cpu_shares: int) -> None:
-    """Give a session of its own the niceness of that weight.
-
-    Linux on a desktop weighs sessions, not processes (autogroup), so both are told; elsewhere there is no such file.
-    """
+    """Linux on a desktop weighs sessions, not processes (autogroup): both are told; elsewhere there is no such file."""
     niceness = min(19, round(math.log(FULL_CPU_SHARES / cpu_shares, _WEIGHT_PER_NICENESS)))
     with contextlib.suppress(OSError):  # it has ended already
         os.setpriority(os.PRIO_PROCESS, pid, niceness)

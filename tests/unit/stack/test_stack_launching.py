@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -60,7 +59,10 @@ def test_child_is_found_again_by_another_launcher(children: Children, tmp_path: 
 
 
 def test_a_child_with_fewer_shares_has_the_niceness_of_that_weight(children: Children, tmp_path: Path) -> None:
-    process = children.spawn("part", replace(python(SLEEP, tmp_path), cpu_shares=128), tmp_path / "log")
+    process = children.spawn("part", python(SLEEP, tmp_path), tmp_path / "log")
+    children.stand_back("part", 1024)
+    assert process.nice() == 0
+    children.stand_back("part", 128)
     assert process.nice() == 9  # 1.25 ** 9 = 7.5, 1024 / 128 = 8
     autogroup = Path(f"/proc/{process.pid}/autogroup")
     if autogroup.exists() and autogroup.read_text():
@@ -239,7 +241,7 @@ def test_memory_grows_with_the_text_bundle(tmp_path: Path) -> None:
 
 def test_no_memory_for_the_model_names_need_and_have(tmp_path: Path) -> None:
     bundle = bundle_of(tmp_path, item_bytes=1 << 30)
-    with pytest.raises(StackError, match=r"needs about 2,698 MiB for 1 parts .*; 100 MiB are available"):
+    with pytest.raises(StackError, match=r"needs about 2,398 MiB for 1 parts .*; 100 MiB are available"):
         require_stack_memory(bundle, ["candidates"], available=100 << 20)
 
 

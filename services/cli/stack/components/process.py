@@ -30,7 +30,6 @@ class Process(Component):
             argv=[sys.executable, *arguments],
             environment=inherited_environment() | settings,
             cwd=REPOSITORY,
-            cpu_shares=self.service.cpu_shares,
         )
 
     def probe(self, place: Place) -> str | None:
