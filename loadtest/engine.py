@@ -1,8 +1,7 @@
-"""Locust with a clock: one greenlet sends each call at its scheduled moment, whether or not earlier ones came back.
+"""Locust with a clock: a single Locust user drives the open loop, one greenlet per call, and files every call.
 
-Locust's own users wait for answers (closed loop), which hides a stall; here a single Locust user drives the schedule
-and reports every call to Locust's statistics, counted from when it was due. Bounded: a call due while too many are in
-flight is counted as not sent. It knows no scenario and no protos.
+Locust's own users wait for answers (closed loop), which hides a stall. A call due while too many are in flight is
+counted as not sent. It knows no scenario and no protos.
 
 Run in a process of its own: `enable_gevent` patches the standard library.
 """
@@ -10,14 +9,13 @@ Run in a process of its own: `enable_gevent` patches the standard library.
 import gc
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .clock import FloatArray
-from .results import NOT_SENT, OK, Call, Conclusion, Outcome, RunResults
+from .open_loop import MAX_IN_FLIGHT, NOT_SENT, FloatArray, OpenLoop
+from .results import OK, Call, Conclusion, Outcome, RunResults
 
 MAX_CALLS = 2_000_000
 _PROGRESS_EVERY_S = 5.0
@@ -56,7 +54,7 @@ class EngineSettings:
 
     seconds: float
     warmup_s: float = 2.0
-    max_in_flight: int = 1_000
+    max_in_flight: int = MAX_IN_FLIGHT
     # How long answers may still come in after the last arrival.
     drain_s: float = 5.0
 
@@ -131,7 +129,7 @@ def run(
 
 
 class _Driver:
-    """Owns the clock of one run: sends due calls in greenlets of their own and files what comes back."""
+    """Sends due calls in greenlets of their own and files what comes back."""
 
     def __init__(self, streams: Sequence[Stream], settings: EngineSettings) -> None:
         from gevent.event import Event
@@ -143,53 +141,53 @@ class _Driver:
             seconds=settings.seconds, warmup_s=settings.warmup_s, calls={stream.name: [] for stream in streams}
         )
         self._settings = settings
-        self._schedule = sorted(
-            ((float(due_s), stream) for stream in streams for due_s in stream.arrivals_s), key=lambda entry: entry[0]
-        )
         self._in_flight = Group()
-        self._start = 0.0
+        self._loop = OpenLoop(
+            ((float(due_s), stream) for stream in streams for due_s in stream.arrivals_s),
+            start=self._start,
+            refuse=lambda due_s, stream: self._file(stream, due_s, self._loop.now_s(), NOT_SENT, None),
+            in_flight=self._in_flight,
+            max_in_flight=settings.max_in_flight,
+            report=self._print_progress,
+            report_every_s=_PROGRESS_EVERY_S,
+        )
 
     def drive(self) -> None:
         import gevent
 
-        self._start = time.perf_counter()
-        next_progress_s = _PROGRESS_EVERY_S
         try:
-            for due_s, stream in self._schedule:
-                wait_s = due_s - self._now_s()
-                # Sleeping also lets answers in; a driver that is behind must yield too, or nothing comes back.
-                gevent.sleep(max(wait_s, 0.0))
-                if len(self._in_flight) >= self._settings.max_in_flight:
-                    self._file(stream, due_s, self._now_s(), NOT_SENT, None)
-                else:
-                    self._in_flight.start(gevent.Greenlet(self._send, stream, due_s))
-                    self.results.peak_in_flight = max(self.results.peak_in_flight, len(self._in_flight))
-                if due_s >= next_progress_s:
-                    next_progress_s += _PROGRESS_EVERY_S
-                    self._print_progress(due_s)
-            gevent.sleep(max(self._settings.seconds - self._now_s(), 0.0))
+            for wait_s in self._loop.waits():
+                gevent.sleep(wait_s)
+            gevent.sleep(max(self._settings.seconds - self._loop.now_s(), 0.0))
             self._in_flight.join(timeout=self._settings.drain_s)
             self._in_flight.kill()
         finally:
+            self.results.peak_in_flight = self._loop.peak_in_flight
             self.finished.set()
 
     def stop_early(self) -> None:
         """End the run where it is: what was measured so far counts, over the time that it took."""
         self.results.interrupted = True
-        self.results.seconds = round(max(self._now_s(), self.results.warmup_s), 3)
+        self.results.seconds = round(max(self._loop.now_s(), self.results.warmup_s), 3)
+        self.results.peak_in_flight = self._loop.peak_in_flight
         self._in_flight.kill(block=False)
         self.finished.set()
+
+    def _start(self, due_s: float, stream: Stream) -> None:
+        import gevent
+
+        self._in_flight.start(gevent.Greenlet(self._send, stream, due_s))
 
     def _send(self, stream: Stream, due_s: float) -> None:
         import grpc
 
-        sent_s = self._now_s()
+        sent_s = self._loop.now_s()
         try:
             outcome = stream.call()
         except grpc.RpcError as exc:
-            self._file(stream, due_s, sent_s, exc.code().name, None, exc)
+            self._file(stream, due_s, sent_s, exc.code().name, exc)
         except Exception as exc:
-            self._file(stream, due_s, sent_s, f"CLIENT_{type(exc).__name__}", None, exc)
+            self._file(stream, due_s, sent_s, f"CLIENT_{type(exc).__name__}", exc)
         except BaseException:
             # Killed at the end of the drain: the answer never came.
             self._file(stream, due_s, sent_s, "NO_ANSWER", None)
@@ -197,35 +195,24 @@ class _Driver:
         else:
             self._file(stream, due_s, sent_s, OK, outcome)
 
-    def _file(
-        self,
-        stream: Stream,
-        due_s: float,
-        sent_s: float,
-        status: str,
-        outcome: Outcome | None,
-        exc: Exception | None = None,
-    ) -> None:
-        latency_ms = (self._now_s() - due_s) * 1e3
-        self.results.calls[stream.name].append(
-            Call(due_s=due_s, sent_s=sent_s, latency_ms=latency_ms, status=status, outcome=outcome)
-        )
-        error = None if status == OK else exc or RuntimeError(status)
+    def _file(self, stream: Stream, due_s: float, sent_s: float, status: str, got: Outcome | Exception | None) -> None:
+        outcome = got if isinstance(got, Outcome) else None
+        call = Call(due_s=due_s, sent_s=sent_s, latency_ms=self._loop.latency_ms(due_s), status=status, outcome=outcome)
+        self.results.calls[stream.name].append(call)
+        error = None if status == OK else got or RuntimeError(status)
+        # Locust's own statistics, for its page.
         self.report(
             request_type="grpc",
             name=stream.name,
-            response_time=latency_ms,
+            response_time=call.latency_ms,
             response_length=0,
             exception=error,
             context={},
         )
 
-    def _print_progress(self, due_s: float) -> None:
+    def _print_progress(self, due_s: float, _: Stream) -> None:
         parts = []
         for name, calls in self.results.calls.items():
             failed = sum(call.status != OK for call in calls)
             parts.append(f"{name} {len(calls):,} done, {failed:,} failed")
         sys.stderr.write(f"  {due_s:5.0f} / {self._settings.seconds:.0f} s   {'   '.join(parts)}\n")
-
-    def _now_s(self) -> float:
-        return time.perf_counter() - self._start

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from .open_loop import NOT_SENT, FloatArray
+
 OK = "OK"
-NOT_SENT = "NOT_SENT"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

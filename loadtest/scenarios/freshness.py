@@ -24,9 +24,9 @@ import numpy as np
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from loadtest import contract
-from loadtest.clock import FloatArray, arrivals
 from loadtest.engine import Plan, Stream
 from loadtest.neighbours import Neighbourhood, neighbourhoods, read_vectors
+from loadtest.open_loop import FloatArray, arrivals
 from loadtest.population import Draws, Population, read_items
 from loadtest.probes import ProbeBoard
 from loadtest.results import Conclusion, Outcome, RunResults, SetUpError

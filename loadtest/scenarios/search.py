@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
 
-from loadtest.clock import ARRIVALS, arrivals
 from loadtest.engine import Plan, Stream
+from loadtest.open_loop import ARRIVALS, arrivals
 from loadtest.population import Draws, Population, made_up_users, read_items
 from loadtest.results import OK, Claim, Conclusion, Outcome, RunResults, SetUpError, percentiles_ms
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
-from loadtest.clock import ARRIVALS, arrivals
 from loadtest.engine import Plan, Stream
+from loadtest.open_loop import ARRIVALS, arrivals
 from loadtest.population import Draws, Population, made_up_users, read_items, read_users
 from loadtest.results import Outcome
 

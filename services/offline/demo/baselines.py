@@ -33,17 +33,17 @@ def popularity_order(item_ids: Sequence[str], counts: npt.NDArray[np.integer]) -
 def seen_before(
     past: Mapping[str, set[str]], users: Sequence[str], items: Sequence[str], predicted: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[int, set[str]]]:
-    """For each predicted event, its place and the user's seen items then (one live set: read it at once).
+    """For each predicted event, its position and the user's seen items then (one live set: read it at once).
 
     `past` is what each user had before the split; `users` and `items` are the replay's events in sending order.
     """
     seen: dict[str, set[str]] = {}
-    for place, (user, item) in enumerate(zip(users, items, strict=True)):
+    for position, (user, item) in enumerate(zip(users, items, strict=True)):
         known = seen.get(user)
         if known is None:
             known = seen[user] = set(past.get(user, ()))
-        if predicted[place]:
-            yield place, known
+        if predicted[position]:
+            yield position, known
         known.add(item)
 
 
@@ -91,9 +91,9 @@ def baseline_answers(
     item_ids = bundle.item_ids
     by_popularity: list[list[str]] = []
     by_frozen_state: list[list[str]] = []
-    for place, seen in seen_before(past, users, items, predicted):
+    for position, seen in seen_before(past, users, items, predicted):
         by_popularity.append(top_k(popular, seen))
-        ranking = frozen.get(users[place])
+        ranking = frozen.get(users[position])
         named = popular if ranking is None else (item_ids[index] for index in ranking)
         by_frozen_state.append(top_k(named, seen))
     return BaselineAnswers(popularity=by_popularity, frozen_state=by_frozen_state)

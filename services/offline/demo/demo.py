@@ -255,9 +255,9 @@ def _evaluate(
         },
     )
     kinds = sittings.kinds_of_predictions(plan.events, sittings.last_times(split.train))
-    places = np.flatnonzero(predicted).astype(np.int64)
+    positions = np.flatnonzero(predicted).astype(np.int64)
     data = split.train
-    plots.plot_hit_rate(options.folder / "hit_rate.png", hit, places, title=f"{data.name}: hit rate over the stream")
+    plots.plot_hit_rate(options.folder / "hit_rate.png", hit, positions, title=f"{data.name}: hit rate over the stream")
     plots.plot_latency(
         options.folder / "latency.png",
         np.array([answer.latency_ms for answer in result.predictions], dtype=np.float64),

@@ -121,9 +121,9 @@ def arrive(scene: Scene, *, run_id: str, title: str, categories: Sequence[str], 
     with client.gateway(gateway) as stub:
         ask = _Caller(stub, gateway)
         ask(stub.PutItems, gateway_pb2.PutItemsRequest(items=[item]))
-        for place, user in enumerate(scene.early):
+        for number, user in enumerate(scene.early):
             liked = events_pb2.Interaction(
-                event_id=f"{run_id}-new-{place}", user_id=user, item_id=newcomer.item_id, type="rating", value=5.0
+                event_id=f"{run_id}-new-{number}", user_id=user, item_id=newcomer.item_id, type="rating", value=5.0
             )
             ask(stub.RecordInteractions, gateway_pb2.RecordInteractionsRequest(interactions=[liked]))
         third = time.monotonic()
@@ -177,7 +177,7 @@ class _Caller:
         return client.call(method, request, target=self._target, timeout_s=timeout_s)
 
     def rank(self, user: str, item_id: str) -> int | None:
-        """The item's place in the user's top, counted from 1."""
+        """The item's rank in the user's top, counted from 1."""
         from freshet.v1 import gateway_pb2
 
         answer = self(self._stub.Recommend, gateway_pb2.RecommendRequest(user_id=user, k=TOP))
@@ -194,7 +194,7 @@ def arrival(news: Newcomer) -> list[str]:
     own = ", ".join(past["title"] or past["item_id"] for past in explained["history"][:3])
     voters = "; ".join(f"{voters['count']} x {voters['type']}" for voters in explained["votes"]["voters"])
     return [
-        f"{news.title}: place {news.rank} for user {news.reader}, {news.found_s:.1f} s after its third interaction",
+        f"{news.title}: rank {news.rank} for user {news.reader}, {news.found_s:.1f} s after its third interaction",
         f"why: score {explained['score']:.3f} ({shares}); voted: {voters or 'nobody'}; the user's last: {own}",
     ]
 

@@ -11,12 +11,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from loadtest.open_loop import MAX_IN_FLIGHT
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayEvent:
     """One held-out event, and whether it is predicted before it is sent.
 
-    `previous` is the place of the same user's event before, or -1; `known` says that the model knows the item.
+    `previous` is the position of the same user's event before, or -1; `known` says that the model knows the item.
     """
 
     event_id: str
@@ -44,6 +46,7 @@ class ReplayPlan:
     # A prediction is asked this long before its event is due; the event waits for an answer that is late.
     lead_ms: float = 100.0
     timeout_ms: float = 2000.0
+    max_in_flight: int = MAX_IN_FLIGHT
     # One event in this many is followed until the user's recommendations reflect it (2 a second at 200/s).
     freshness_every: int = 100
     freshness_poll_ms: float = 20.0
@@ -74,7 +77,7 @@ class Prediction:
     `error` is the gRPC status of a call that failed (it counts as a miss, and its latency up to the failure counts).
     """
 
-    place: int
+    position: int
     item_ids: list[str]
     latency_ms: float
     stages_ms: dict[str, float]

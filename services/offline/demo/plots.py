@@ -26,23 +26,23 @@ _LABELS = {
 
 
 def plot_hit_rate(
-    path: Path, hit: Mapping[str, npt.NDArray[np.bool_]], places: npt.NDArray[np.int64], *, title: str
+    path: Path, hit: Mapping[str, npt.NDArray[np.bool_]], positions: npt.NDArray[np.int64], *, title: str
 ) -> None:
-    """Rolling hit rate at 10; `hit[name]` is (M,), `places` (M,) the predicted events' places in the stream."""
+    """Rolling hit rate at 10; `hit[name]` is (M,), `positions` (M,) the predicted events' positions in the stream."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    window = max(1, min(500, len(places) // 4))
+    window = max(1, min(500, len(positions) // 4))
     for name, label in _LABELS.items():
         if name not in hit or not len(hit[name]):
             continue
         rate = rolling_rate(hit[name], window=window)
         shown = slice(min(window, len(rate)) - 1, None)
         overall = float(hit[name].mean())
-        axes.plot(places[shown], rate[shown], color=_COLOURS[name], label=f"{label} ({overall:.3f} overall)")
+        axes.plot(positions[shown], rate[shown], color=_COLOURS[name], label=f"{label} ({overall:.3f} overall)")
     axes.set(xlabel="events sent", ylabel=f"hit rate at 10, last {window} predictions", title=title, ylim=(0, None))
     axes.grid(alpha=0.25)
     if axes.lines:

@@ -2,9 +2,8 @@
 
 Run by the demo as `python -m services.offline.demo.replay PLAN RESULT`. It shares the machine with the stack that it
 measures, so it is lean: requests are built beforehand, one event loop holds the calls, one thread sends to Kafka, and
-nothing is evaluated here. Arrivals do not wait for answers; latency counts from the scheduled moment. Only the event
-that a late prediction is about waits for it (and that user's later ones behind it): a prediction comes before its
-event.
+nothing is evaluated here. The clock is the load tests' open loop; only the event that a late prediction is about waits
+for it (and that user's later ones behind it): a prediction comes before its event.
 
 One JSON line per second on stdout tells how far it is.
 """
@@ -16,42 +15,30 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import grpc
 import grpc.aio
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
+from loadtest.open_loop import NOT_SENT, OpenLoop
 from services.offline.demo.outside_producer import OnAcknowledged, OutsideProducer
 from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult
 
 _BROKEN_VALUE = b"\x0a\x7ftruncated"
 _RESEND_AFTER_EVENTS = 400
+_PROGRESS_EVERY_S = 1.0
 _STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
 
-
-class Producer(Protocol):
-    """What the replay needs of a producer; `OutsideProducer` is the real one."""
-
-    @property
-    def positions(self) -> Mapping[str, tuple[int, int]]: ...
-    @property
-    def last_offsets(self) -> Mapping[int, int]: ...
-    @property
-    def acknowledge_ms(self) -> Sequence[float]: ...
-    @property
-    def errors(self) -> Mapping[str, int]: ...
-    def send(self, event_id: str, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]] = ()) -> None: ...
-    def wait(self, timeout_s: float) -> bool: ...
-    def close(self) -> None: ...
+Action = tuple[Literal["ask", "ask_with_token", "send"], int]
 
 
 class Replay:
     """One run of a plan, asking through `stub` and sending through what `make_producer` makes."""
 
-    def __init__(self, plan: ReplayPlan, stub: Any, make_producer: Callable[[OnAcknowledged], Producer]) -> None:
+    def __init__(self, plan: ReplayPlan, stub: Any, make_producer: Callable[[OnAcknowledged], OutsideProducer]) -> None:
         self._plan = plan
         self._events = plan.events
         self._stub = stub
@@ -60,14 +47,23 @@ class Replay:
         self._requests = [self._request(event) if event.predicted else None for event in plan.events]
         self._followed = {
             event.event_id: event
-            for place, event in enumerate(plan.events)
-            if event.known and place % plan.freshness_every == plan.freshness_every // 2
+            for position, event in enumerate(plan.events)
+            if event.known and position % plan.freshness_every == plan.freshness_every // 2
         }
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: dict[int, list[asyncio.Task[None]]] = {}
         self._held: dict[str, asyncio.Task[None]] = {}
         self.result = ReplayResult()
         self.producer = make_producer(self._acknowledged_in_thread)
+        self._clock = OpenLoop(
+            timeline(plan),
+            start=self._begin,
+            refuse=self._refuse,
+            in_flight=self._tasks,
+            max_in_flight=plan.max_in_flight,
+            report=self._report_progress,
+            report_every_s=_PROGRESS_EVERY_S,
+        )
 
     async def run(self) -> ReplayResult:
         """Warm up, replay on the clock, wait until everything is acknowledged and every follower has ended."""
@@ -75,9 +71,10 @@ class Replay:
         gc.collect()
         gc.freeze()
         gc.disable()
-        started, cpu_started = time.monotonic(), time.process_time()
-        await self._follow_the_clock(started)
-        self.result.seconds = time.monotonic() - started
+        cpu_started = time.process_time()
+        for wait_s in self._clock.waits():
+            await asyncio.sleep(wait_s)
+        self.result.seconds = self._clock.now_s()
         self.result.cpu_seconds = time.process_time() - cpu_started
         gc.enable()
         while self._tasks:
@@ -94,50 +91,49 @@ class Replay:
         ]
         return self.result
 
-    async def _follow_the_clock(self, started: float) -> None:
-        next_report = started + 1
-        for due_s, place, action in timeline(self._plan):
-            due = started + due_s
-            now = time.monotonic()
-            if due > now:
-                await asyncio.sleep(due - now)
-            elif now - due > 0.05:
-                await asyncio.sleep(0)  # behind the clock: let answers in all the same
-            if action == "send":
-                self._send_due(place)
-            else:
-                with_token = action == "ask_with_token"
-                task = self._start(self._predict(place, due, with_token=with_token))
-                self._asked.setdefault(place, []).append(task)
-            if time.monotonic() >= next_report:
-                next_report += 1
-                self._report_progress(place)
+    def _begin(self, due_s: float, action: Action) -> None:
+        kind, position = action
+        if kind == "send":
+            self._send_due(position)
+        else:
+            task = self._start(self._predict(position, due_s, with_token=kind == "ask_with_token"))
+            self._asked.setdefault(position, []).append(task)
 
-    def _send_due(self, place: int) -> None:
+    def _refuse(self, due_s: float, action: Action) -> None:
+        """Too many calls are open: an event is sent all the same, a prediction is a miss."""
+        kind, position = action
+        if kind == "send":
+            self._send_due(position)
+        else:
+            self._predictions(kind == "ask_with_token").append(
+                failed_prediction(position, self._clock.latency_ms(due_s), NOT_SENT)
+            )
+
+    def _send_due(self, position: int) -> None:
         """Send an event now, or as soon as its predictions and the user's held-back events are through."""
-        event = self._events[place]
-        open_tasks = [task for task in self._asked.pop(place, []) if not task.done()]
+        event = self._events[position]
+        open_tasks = [task for task in self._asked.pop(position, []) if not task.done()]
         held = self._held.get(event.user_id)
         if held is not None and not held.done():
             open_tasks.append(held)
         if open_tasks:
             self.result.late_sends += 1
-            self._held[event.user_id] = self._start(self._send_after(open_tasks, place))
+            self._held[event.user_id] = self._start(self._send_after(open_tasks, position))
         else:
-            self._send(place)
+            self._send(position)
 
-    async def _send_after(self, tasks: list[asyncio.Task[None]], place: int) -> None:
+    async def _send_after(self, tasks: list[asyncio.Task[None]], position: int) -> None:
         await asyncio.wait(tasks)
-        self._send(place)
+        self._send(position)
 
-    def _send(self, place: int) -> None:
-        event = self._events[place]
-        self.producer.send(event.event_id, event.user_id.encode(), self._values[place])
-        number = place + 1
-        if number % self._plan.duplicate_every == 0 and place >= _RESEND_AFTER_EVENTS:
-            earlier = self._events[place - _RESEND_AFTER_EVENTS]
+    def _send(self, position: int) -> None:
+        event = self._events[position]
+        self.producer.send(event.event_id, event.user_id.encode(), self._values[position])
+        number = position + 1
+        if number % self._plan.duplicate_every == 0 and position >= _RESEND_AFTER_EVENTS:
+            earlier = self._events[position - _RESEND_AFTER_EVENTS]
             if earlier.event_id in self.producer.positions:
-                value = self._values[place - _RESEND_AFTER_EVENTS]
+                value = self._values[position - _RESEND_AFTER_EVENTS]
                 self.producer.send(earlier.event_id, earlier.user_id.encode(), value)
                 self.result.duplicates_sent += 1
         if number % self._plan.malformed_every == 0:
@@ -149,39 +145,40 @@ class Replay:
         """Wait for the acknowledgements; what failed is sent again under its own event id, so it counts once."""
         for _ in range(3):
             self.producer.wait(20)
-            missing = [place for place, e in enumerate(self._events) if e.event_id not in self.producer.positions]
+            missing = [position for position, e in enumerate(self._events) if e.event_id not in self.producer.positions]
             if not missing:
                 break
-            for place in missing:
+            for position in missing:
                 self.producer.send(
-                    self._events[place].event_id, self._events[place].user_id.encode(), self._values[place]
+                    self._events[position].event_id, self._events[position].user_id.encode(), self._values[position]
                 )
         self.producer.close()
 
-    async def _predict(self, place: int, due: float, *, with_token: bool) -> None:
-        request = self._requests[place]
+    def _predictions(self, with_token: bool) -> list[Prediction]:
+        return self.result.predictions_with_token if with_token else self.result.predictions
+
+    async def _predict(self, position: int, due_s: float, *, with_token: bool) -> None:
+        request = self._requests[position]
         assert request is not None
-        previous = self._events[place].previous
+        previous = self._events[position].previous
         if with_token and previous >= 0:
-            position = self.producer.positions.get(self._events[previous].event_id)
-            if position is not None:
+            source = self.producer.positions.get(self._events[previous].event_id)
+            if source is not None:
                 request = gateway_pb2.RecommendRequest.FromString(request.SerializeToString())
                 request.freshness_token.CopyFrom(
-                    common_pb2.FreshnessToken(epoch=self._plan.epoch, partition=position[0], offset=position[1])
+                    common_pb2.FreshnessToken(epoch=self._plan.epoch, partition=source[0], offset=source[1])
                 )
-        kept = self.result.predictions_with_token if with_token else self.result.predictions
         try:
             answer = await self._stub.Recommend(request, timeout=self._plan.timeout_ms / 1000)
+            found = prediction(position, self._clock.latency_ms(due_s), answer)
         except grpc.aio.AioRpcError as error:
-            kept.append(failed_prediction(place, (time.monotonic() - due) * 1000, error.code().name))
-            return
-        kept.append(prediction(place, (time.monotonic() - due) * 1000, answer))
+            found = failed_prediction(position, self._clock.latency_ms(due_s), error.code().name)
+        self._predictions(with_token).append(found)
 
     def _acknowledged_in_thread(self, event_id: str, partition: int, offset: int, acknowledged: float) -> None:
         event = self._followed.get(event_id)
         if event is not None:
-            follow = (self._follow, event, partition, offset, acknowledged)
-            self._loop.call_soon_threadsafe(lambda: self._start(follow[0](*follow[1:])))
+            self._loop.call_soon_threadsafe(lambda: self._start(self._follow(event, partition, offset, acknowledged)))
 
     async def _follow(self, event: ReplayEvent, partition: int, offset: int, acknowledged: float) -> None:
         """Ask until the user's answer reflects the event; the time counts from its acknowledgement."""
@@ -223,14 +220,14 @@ class Replay:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _report_progress(self, place: int) -> None:
+    def _report_progress(self, _: float, action: Action) -> None:
         answers = self.result.predictions[-200:]
-        hits = sum(self._events[answer.place].item_id in answer.item_ids for answer in answers)
+        hits = sum(self._events[answer.position].item_id in answer.item_ids for answer in answers)
         latencies = sorted(answer.latency_ms for answer in answers)
         freshness = sorted(self.result.freshness_ms[-20:])
         print_line(
             {
-                "sent": place + 1,
+                "sent": action[1] + 1,
                 "acknowledged": len(self.producer.positions),
                 "recent_hit_rate": round(hits / len(answers), 4) if answers else None,
                 "recent_p50_ms": round(latencies[len(latencies) // 2], 1) if latencies else None,
@@ -239,22 +236,21 @@ class Replay:
         )
 
 
-def timeline(plan: ReplayPlan) -> list[tuple[float, int, str]]:
-    """(due in seconds, place, action) in order of time: predictions `lead_ms` before their event is due.
+def timeline(plan: ReplayPlan) -> list[tuple[float, Action]]:
+    """(due in seconds, what to do with which event): predictions `lead_ms` before their event is due.
 
     The request with the token comes half a prediction interval after the one without: two bursts, not one.
     """
     lead_s = plan.lead_ms / 1000
     predicted = sum(event.predicted for event in plan.events)
     apart_s = min(lead_s / 2, 0.5 * len(plan.events) / plan.rate_per_s / max(1, predicted))
-    actions: list[tuple[float, int, str]] = []
-    for place, event in enumerate(plan.events):
-        due_s = lead_s + place / plan.rate_per_s
+    actions: list[tuple[float, Action]] = []
+    for position, event in enumerate(plan.events):
+        begin_s = position / plan.rate_per_s
         if event.predicted:
-            actions.append((due_s - lead_s, place, "ask"))
-            actions.append((due_s - lead_s + apart_s, place, "ask_with_token"))
-        actions.append((due_s, place, "send"))
-    return sorted(actions)
+            actions += [(begin_s, ("ask", position)), (begin_s + apart_s, ("ask_with_token", position))]
+        actions.append((lead_s + begin_s, ("send", position)))
+    return actions
 
 
 def interaction_bytes(event: ReplayEvent) -> bytes:
@@ -266,11 +262,11 @@ def interaction_bytes(event: ReplayEvent) -> bytes:
     return bytes(interaction.SerializeToString())
 
 
-def prediction(place: int, latency_ms: float, answer: gateway_pb2.RecommendResponse) -> Prediction:
+def prediction(position: int, latency_ms: float, answer: gateway_pb2.RecommendResponse) -> Prediction:
     """Keep what the figures need of an answer."""
     times = answer.stage_times
     return Prediction(
-        place=place,
+        position=position,
         item_ids=[scored.item_id for scored in answer.items],
         latency_ms=latency_ms,
         stages_ms={name: getattr(times, f"{name}_ms") for name in _STAGES},
@@ -281,10 +277,10 @@ def prediction(place: int, latency_ms: float, answer: gateway_pb2.RecommendRespo
     )
 
 
-def failed_prediction(place: int, latency_ms: float, status: str) -> Prediction:
+def failed_prediction(position: int, latency_ms: float, status: str) -> Prediction:
     """A call that failed: a miss that took this long."""
     return Prediction(
-        place=place,
+        position=position,
         item_ids=[],
         latency_ms=latency_ms,
         stages_ms=dict.fromkeys(_STAGES, math.nan),
@@ -306,7 +302,7 @@ async def replay(plan_path: Path, result_path: Path) -> None:
     """Read the plan, run it, write the result."""
     plan = ReplayPlan.read(plan_path)
 
-    def make_producer(on_acknowledged: OnAcknowledged) -> Producer:
+    def make_producer(on_acknowledged: OnAcknowledged) -> OutsideProducer:
         return OutsideProducer(bootstrap=plan.bootstrap, topic=plan.topic, on_acknowledged=on_acknowledged)
 
     async with grpc.aio.insecure_channel(plan.gateway) as channel:

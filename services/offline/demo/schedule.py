@@ -2,7 +2,7 @@
 
 The last part of the events by time is held out. About `num_active` users are active at once, entering in the order of
 their first held-out event; one event of each is taken in turn, so a user's own order is exact and their next event
-comes a whole turn later. When a user has no more, the next user enters in their place. One event in `predict_every`
+comes a whole turn later. When a user has no more, the next user takes their turn. One event in `predict_every`
 is predicted before it is sent.
 
 Why not the order of the log itself: in MovieLens 95 % of events follow the same user's previous event within 60
@@ -26,7 +26,7 @@ class Schedule:
     """What is sent, in order.
 
     Shapes: rows (S,) rows of the held-out events; predicted (S,) whether the event is predicted first; previous (S,)
-    the place in the schedule of the same user's event before this one, or -1; num_active (S,) users active then.
+    the position in the schedule of the same user's event before this one, or -1; num_active (S,) users active then.
     """
 
     rows: npt.NDArray[np.int64]
@@ -89,6 +89,6 @@ def _rows_by_user(users: npt.NDArray[np.integer]) -> deque[deque[int]]:
 
 def _predicted(num_events: int, *, num_active: int, every: int) -> npt.NDArray[np.bool_]:
     """One event in each run of `every`; which one moves on with each turn, so that every user gets predicted."""
-    place = np.arange(num_events)
-    turn = place // every // max(1, num_active // every)
-    return np.equal(place % every, turn % every)
+    position = np.arange(num_events)
+    turn = position // every // max(1, num_active // every)
+    return np.equal(position % every, turn % every)

@@ -39,7 +39,7 @@ class Searched:
     after: dict[str, Any] = field(default_factory=dict)
     seconds: float | None = None
 
-    def place(self, answer: Mapping[str, Any]) -> int | None:
+    def rank(self, answer: Mapping[str, Any]) -> int | None:
         """Where the chosen item is in an answer, from 1."""
         return next((row["rank"] for row in answer.get("items", ()) if row["item_id"] == self.chosen), None)
 
@@ -64,8 +64,8 @@ class Searched:
             "degradations": sorted({*self.before["degradations"], *self.after.get("degradations", ())}),
             "milliseconds": round(self.before["total_ms"], 3),
             "chosen": self.chosen or None,
-            "place_before": self.place(self.before),
-            "place_after": self.place(self.after),
+            "place_before": self.rank(self.before),
+            "place_after": self.rank(self.after),
             "moved": self.moved if self.after else None,
             "rescored": self.rescored if self.after else None,
             "seconds_to_the_changed_answer": None if self.seconds is None else round(self.seconds, 3),
@@ -131,16 +131,16 @@ def report(found: Searched) -> list[str]:
     says = [
         f"{found.query!r} finds {len(items)} items for user {found.user_id} by {sources} in "
         f"{found.before['total_ms']:.0f} ms: {'; '.join(list(named.values())[:3])}",
-        f"chosen: {named[found.chosen]}, at place {found.place(found.before)}",
+        f"chosen: {named[found.chosen]}, at rank {found.rank(found.before)}",
     ]
     if found.seconds is None:
         return [*says, "the choice was not in the user's state in time"]
-    place = found.place(found.after)
-    where = f"at place {place}" if place else f"not among the first {K}"
+    rank = found.rank(found.after)
+    where = f"at rank {rank}" if rank else f"not among the first {K}"
     return [
         *says,
         f"{found.seconds * 1000:.0f} ms after the choice was acknowledged it is {where}; "
-        f"{found.moved} of {len(items)} places and {found.rescored} similarities changed",
+        f"{found.moved} of {len(items)} ranks and {found.rescored} similarities changed",
     ]
 
 

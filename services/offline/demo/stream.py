@@ -36,7 +36,7 @@ def planned_events(held_out: Interactions, schedule: Schedule, *, known: set[str
     )
     return [
         ReplayEvent(
-            event_id=f"{run_id}-{place}",
+            event_id=f"{run_id}-{position}",
             user_id=held_out.user_ids[user],
             item_id=held_out.item_ids[item],
             type=held_out.type_names[kind],
@@ -46,7 +46,7 @@ def planned_events(held_out: Interactions, schedule: Schedule, *, known: set[str
             previous=previous,
             known=held_out.item_ids[item] in known,
         )
-        for place, (user, item, kind, value, time_s, predicted, previous) in enumerate(columns)
+        for position, (user, item, kind, value, time_s, predicted, previous) in enumerate(columns)
     ]
 
 

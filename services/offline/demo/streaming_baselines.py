@@ -97,7 +97,7 @@ def top_rows(scores: npt.NDArray[np.floating], had: npt.NDArray[np.int64], *, k:
 def _batch(
     events: Sequence[ReplayEvent], first: int, user_codes: Mapping[str, int], item_codes: Mapping[str, int]
 ) -> EventBatch:
-    """Some of the replay's events, from place `first` on, as a batch of the walk."""
+    """Some of the replay's events, from position `first` on, as a batch of the walk."""
     chosen = np.flatnonzero([event.predicted for event in events])
     return EventBatch(
         places=np.arange(first, first + len(events)),

@@ -128,7 +128,7 @@ def over_best_baseline(rates: Mapping[str, float | None]) -> dict[str, Any]:
 
 def in_order(predictions: Sequence[Prediction]) -> list[Prediction]:
     """Answers in the order of their events (they arrive in any)."""
-    return sorted(predictions, key=lambda prediction: prediction.place)
+    return sorted(predictions, key=lambda prediction: prediction.position)
 
 
 def _latencies(predictions: Sequence[Prediction]) -> npt.NDArray[np.float64]:

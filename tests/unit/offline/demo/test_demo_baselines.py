@@ -19,14 +19,14 @@ def test_top_k_leaves_out_seen_items_and_is_filled_up() -> None:
 
 def test_seen_grows_with_every_event_and_starts_with_the_past() -> None:
     seen = seen_before({"u": {"p"}}, ["u", "v", "u", "u"], ["a", "b", "c", "d"], np.array([True, False, True, True]))
-    assert [(place, set(known)) for place, known in seen] == [(0, {"p"}), (2, {"p", "a"}), (3, {"p", "a", "c"})]
+    assert [(position, set(known)) for position, known in seen] == [(0, {"p"}), (2, {"p", "a"}), (3, {"p", "a", "c"})]
 
 
 def test_the_predicted_event_is_not_seen_yet() -> None:
-    [(place, known)] = [
-        (place, set(known)) for place, known in seen_before({}, ["u", "u"], ["a", "b"], np.array([False, True]))
+    [(position, known)] = [
+        (position, set(known)) for position, known in seen_before({}, ["u", "u"], ["a", "b"], np.array([False, True]))
     ]
-    assert (place, known) == (1, {"a"})
+    assert (position, known) == (1, {"a"})
 
 
 def test_a_user_without_a_frozen_state_gets_popular_items() -> None:

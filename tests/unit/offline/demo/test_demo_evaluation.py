@@ -20,9 +20,9 @@ from services.offline.demo.stream import past_items, planned_events
 CONTENDERS = {"model", "model_with_token", "frozen_state", "popularity", "recent_popularity", "item_knn"}
 
 
-def answered(place: int, item_ids: list[str]) -> Prediction:
+def answered(position: int, item_ids: list[str]) -> Prediction:
     return Prediction(
-        place=place,
+        position=position,
         item_ids=item_ids,
         latency_ms=5.0,
         stages_ms=dict.fromkeys(("queue", "encode", "first_stage", "rerank", "transport", "total"), 1.0),
@@ -42,11 +42,11 @@ def test_every_contender_is_compared_on_the_same_events(tmp_path: Path) -> None:
     split = global_time_split(people, 0.8)
     schedule = replay_schedule(split.held_out.users, num_events=200, num_active=20)
     events = planned_events(split.held_out, schedule, known=set(people.item_ids), run_id="r")
-    asked = [place for place, event in enumerate(events) if event.predicted]
+    asked = [position for position, event in enumerate(events) if event.predicted]
     # A model that is always right, and one with a token that never is.
     result = ReplayResult(
-        predictions=[answered(place, [events[place].item_id]) for place in asked],
-        predictions_with_token=[answered(place, []) for place in asked],
+        predictions=[answered(position, [events[position].item_id]) for position in asked],
+        predictions_with_token=[answered(position, []) for position in asked],
         freshness_ms=[20.0],
         acknowledge_ms=[1.0],
         seconds=1.0,

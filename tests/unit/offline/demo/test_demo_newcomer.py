@@ -54,7 +54,7 @@ def test_a_new_item_is_put_liked_found_explained_and_gone_when_one_of_three_is_f
     assert forgotten is not None
     assert set(forgotten["left"].values()) == {0}
     assert not any(user in str(summary) + str(forgotten) for user in (*scene.early, *scene.readers))
-    assert "place 1 for user" in arrival(news)[0]
+    assert "rank 1 for user" in arrival(news)[0]
     assert "rests on two people" in forgetting(news)[1]
 
 

@@ -81,17 +81,17 @@ class FollowingGateway(gateway_pb2_grpc.GatewayServiceServicer):
 def plan_of(num_events: int, num_users: int, **settings: Any) -> ReplayPlan:
     events = [
         ReplayEvent(
-            event_id=f"e{place}",
-            user_id=f"u{place % num_users}",
+            event_id=f"e{position}",
+            user_id=f"u{position % num_users}",
             item_id="i1",
             type="rating",
             value=4.0,
-            time_s=1000 + place,
-            predicted=place % 5 == 0,
-            previous=place - num_users if place >= num_users else -1,
+            time_s=1000 + position,
+            predicted=position % 5 == 0,
+            previous=position - num_users if position >= num_users else -1,
             known=True,
         )
-        for place in range(num_events)
+        for position in range(num_events)
     ]
     defaults: dict[str, Any] = {"warm_up_calls": 3, "lead_ms": 40.0, "freshness_every": 20, "freshness_poll_ms": 5.0}
     return ReplayPlan(gateway="", bootstrap="", topic="", epoch=EPOCH, events=events, **{**defaults, **settings})
@@ -128,7 +128,7 @@ async def test_every_event_is_sent_once_in_each_users_order() -> None:
 async def test_each_predicted_event_is_asked_twice_and_before_it_is_sent() -> None:
     plan = plan_of(200, 20)
     result, records, gateway = await replayed(plan)
-    assert [p.place for p in sorted(result.predictions, key=lambda p: p.place)] == list(range(0, 200, 5))
+    assert [p.position for p in sorted(result.predictions, key=lambda p: p.position)] == list(range(0, 200, 5))
     assert len(result.predictions_with_token) == 40
     sent = {event_id: when for when, event_id, _ in records}
     asked: dict[str, list[float]] = {}
@@ -163,7 +163,7 @@ async def test_an_event_waits_for_its_late_prediction_and_nobody_elses_does() ->
     assert on_time[0] < held[0]
     own = [int(event_id[1:]) for _, event_id, _ in records if int(event_id[1:]) % 20 == 0]
     assert own == sorted(own)
-    slow = [p.latency_ms for p in result.predictions if plan.events[p.place].user_id == "u0"]
+    slow = [p.latency_ms for p in result.predictions if plan.events[p.position].user_id == "u0"]
     assert min(slow) >= 300
 
 
@@ -179,7 +179,7 @@ async def test_broken_and_repeated_records_are_sent_and_counted() -> None:
     plan = plan_of(600, 60, rate_per_s=1000.0, duplicate_every=100, malformed_every=200)
     result, records, _ = await replayed(plan)
     assert result.malformed_sent == 3
-    assert result.duplicates_sent == 2  # of events 400 places earlier: at 500 and 600
+    assert result.duplicates_sent == 2  # of events 400 positions earlier: at 500 and 600
     assert len(records) == 600 + 3 + 2
     assert len(result.acknowledged) == 600 + 3
     broken = [value for _, event_id, value in records if event_id.startswith("malformed")]

@@ -57,9 +57,9 @@ def test_previous_is_the_same_users_event_before() -> None:
     users = some_stream(num_users=40, num_events=500)
     schedule = replay_schedule(users, num_events=500, num_active=10)
     last: dict[int, int] = {}
-    for place, user in enumerate(users[schedule.rows].tolist()):
-        assert schedule.previous[place] == last.get(user, -1)
-        last[user] = place
+    for position, user in enumerate(users[schedule.rows].tolist()):
+        assert schedule.previous[position] == last.get(user, -1)
+        last[user] = position
 
 
 @given(

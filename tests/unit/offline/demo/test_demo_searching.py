@@ -36,8 +36,8 @@ def test_a_choice_is_recorded_with_its_words_and_the_second_answer_waits_for_it(
     assert "u1" not in str(summary)
     says = report(found)
     assert "'star' finds 2 items" in says[0]
-    assert "at place 2" in says[1]
-    assert "0 of 2 places and 1 similarities changed" in says[2]
+    assert "at rank 2" in says[1]
+    assert "0 of 2 ranks and 1 similarities changed" in says[2]
 
 
 def test_words_that_find_nothing_end_the_step() -> None:

@@ -27,17 +27,17 @@ def past_of(pairs: list[tuple[str, str]]) -> Interactions:
 def events_of(pairs: list[tuple[str, str]], *, predicted: list[bool] | None = None) -> list[ReplayEvent]:
     return [
         ReplayEvent(
-            event_id=f"e{place}",
+            event_id=f"e{position}",
             user_id=user,
             item_id=item,
             type="rating",
             value=1.0,
-            time_s=1_000 + place,
-            predicted=predicted is None or predicted[place],
+            time_s=1_000 + position,
+            predicted=predicted is None or predicted[position],
             previous=-1,
             known=True,
         )
-        for place, (user, item) in enumerate(pairs)
+        for position, (user, item) in enumerate(pairs)
     ]
 
 

@@ -12,10 +12,10 @@ from services.offline.demo.story import choose_person, movement
 from services.offline.demo.summary import adds_up, event_counts, hit_rates, in_order, stream_figures
 
 
-def answered(place: int, latency_ms: float, *, error: str = "") -> Prediction:
+def answered(position: int, latency_ms: float, *, error: str = "") -> Prediction:
     stages = dict.fromkeys(("queue", "encode", "first_stage", "rerank", "transport", "total"), latency_ms / 10)
     return Prediction(
-        place=place,
+        position=position,
         item_ids=["a"],
         latency_ms=latency_ms,
         stages_ms=stages,
@@ -27,14 +27,14 @@ def answered(place: int, latency_ms: float, *, error: str = "") -> Prediction:
     )
 
 
-def event(place: int, *, user: str = "u", predicted: bool = True) -> ReplayEvent:
+def event(position: int, *, user: str = "u", predicted: bool = True) -> ReplayEvent:
     return ReplayEvent(
-        event_id=f"e{place}",
+        event_id=f"e{position}",
         user_id=user,
         item_id="a",
         type="rating",
         value=5.0,
-        time_s=1000 + place,
+        time_s=1000 + position,
         predicted=predicted,
         previous=-1,
         known=True,
@@ -94,7 +94,7 @@ def test_a_lost_event_does_not_add_up() -> None:
 
 def test_hit_rates_are_in_the_order_of_the_events_not_of_the_answers() -> None:
     predictions = in_order([answered(7, 1.0), answered(2, 1.0)])
-    assert [prediction.place for prediction in predictions] == [2, 7]
+    assert [prediction.position for prediction in predictions] == [2, 7]
     rates, hit = hit_rates(["a", "b"], {"model": [p.item_ids for p in predictions]})
     assert rates == {"model": 0.5}
     assert hit["model"].tolist() == [True, False]
@@ -103,12 +103,12 @@ def test_hit_rates_are_in_the_order_of_the_events_not_of_the_answers() -> None:
 def test_predictions_come_before_their_event_and_on_the_clock() -> None:
     events = [event(n, predicted=n % 5 == 0) for n in range(50)]
     actions = timeline(plan_of(events, rate_per_s=200.0, lead_ms=100.0))
-    due = {(place, action): at for at, place, action in actions}
+    due = {(position, action): at for at, (action, position) in actions}
     assert len(actions) == 50 + 2 * 10
-    asked = np.array([due[place, "ask"] for place in range(0, 50, 5)])
+    asked = np.array([due[position, "ask"] for position in range(0, 50, 5)])
     np.testing.assert_allclose(np.diff(asked), 0.025)
-    for place in range(0, 50, 5):
-        assert due[place, "ask"] < due[place, "ask_with_token"] < due[place, "send"]
+    for position in range(0, 50, 5):
+        assert due[position, "ask"] < due[position, "ask_with_token"] < due[position, "send"]
 
 
 def test_plan_and_result_survive_their_files(tmp_path) -> None:
