@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from .engine import EngineSettings, run
+from .open_loop import MAX_IN_FLIGHT
+from .options import Option, add_options, check_options
 from .report import write_report
 from .results import Conclusion, RunResults, SetUpError, caveats, summarise
 from .scenarios import find_scenarios
@@ -35,12 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(given)
     try:
-        settings = EngineSettings(
-            seconds=options.seconds,
-            warmup_s=min(options.warmup, options.seconds / 2),
-            max_in_flight=options.max_in_flight,
-        )
-        _check_options(options)
+        check_options(options, _OPTIONS)
+        _check_target(options)
     except ValueError as exc:
         parser.error(str(exc))
     import grpc
@@ -49,9 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with grpc.insecure_channel(options.target) as channel:
         try:
             plan = options.scenario_module.build(options, channel, np.random.default_rng(options.seed))
-            if plan.seconds is not None:
-                warmup_s = min(options.warmup, plan.seconds / 2)
-                settings = dataclasses.replace(settings, seconds=plan.seconds, warmup_s=warmup_s)
+            seconds = options.seconds if plan.seconds is None else plan.seconds
+            settings = EngineSettings(
+                seconds=seconds, warmup_s=min(options.warmup, seconds / 2), max_in_flight=options.max_in_flight
+            )
         except ValueError as exc:
             parser.error(str(exc))
         try:
@@ -106,33 +105,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_OPTIONS = (
+    Option("seconds", 30.0, 0.1, 3_600, "length of the run, at most 3600"),
+    Option("warmup", 2.0, 0, 3_600, "seconds at the start that are not measured"),
+    Option("timeout-ms", 1_000.0, 1, 60_000, "deadline of each call"),
+    Option("max-in-flight", MAX_IN_FLIGHT, 1, 100_000, "calls that may be open at once"),
+    Option("max-error-share", 0.01, 0, 1, "more failures than this: exit status 1"),
+    Option("seed", 0, 0, 2**63 - 1, "equal seeds schedule equal arrivals"),
+)
+
+
 def _add_common_arguments(parser: argparse.ArgumentParser, scenario: str) -> None:
+    add_options(parser, _OPTIONS)
     parser.add_argument("--target", default=DEFAULT_TARGET, help="the gateway, host:port")
     parser.add_argument("--allow-remote", action="store_true", help="permit a target that is not this machine")
-    parser.add_argument("--seconds", type=float, default=30.0, help="length of the run, at most 3600")
-    parser.add_argument("--warmup", type=float, default=2.0, help="seconds at the start that are not measured")
-    parser.add_argument("--timeout-ms", type=float, default=1_000.0, help="deadline of each call")
-    parser.add_argument("--max-in-flight", type=int, default=1_000, help="calls that may be open at once")
-    parser.add_argument("--max-error-share", type=float, default=0.01, help="more failures than this: exit status 1")
-    parser.add_argument("--seed", type=int, default=0, help="equal seeds schedule equal arrivals")
     parser.add_argument("--output", type=Path, default=Path(".freshet/loadtest") / scenario, metavar="FOLDER",
                         help="where report.html, summary.json and locust.html go")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the summary alone")
 
 
-def _check_options(options: argparse.Namespace) -> None:
+def _check_target(options: argparse.Namespace) -> None:
     host, separator, port = options.target.rpartition(":")
     if not separator or not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
         raise ValueError(f"--target={options.target}; allowed: host:port with a port from 1 to 65535")
     if not options.allow_remote and not _is_this_machine(host):
         raise ValueError(f"--target={options.target} is another machine; load it only with --allow-remote")
-    for name, value, low, high in (
-        ("--timeout-ms", options.timeout_ms, 1, 60_000),
-        ("--max-error-share", options.max_error_share, 0, 1),
-        ("--warmup", options.warmup, 0, 3_600),
-    ):
-        if not low <= value <= high:
-            raise ValueError(f"{name}={value:g}; allowed: {low:g} to {high:g}")
 
 
 def _is_this_machine(host: str) -> bool:

@@ -24,62 +24,67 @@ def conclude(*parts: Part) -> Conclusion:
     return Conclusion(claims=[claim for _, claim, _ in parts], findings={name: found for name, _, found in parts})
 
 
+def at_most(says: str, value: float | None, limit: float, *, unseen: int | None = None) -> Claim:
+    """`value` stays below `limit`; where probes were sent, none of them may be `unseen`."""
+    return Claim(
+        says=says,
+        value=value,
+        allowed=f"at most {limit:g}" + ("" if unseen is None else ", every probe seen"),
+        held=None if value is None and not unseen else value is not None and value <= limit and not unseen,
+    )
+
+
+def all_of(says: str, num: int, total: int) -> Claim:
+    """Every one of `total` does; nothing is claimed of none."""
+    share = num / total if total else None
+    return Claim(says=says, value=share, allowed="1", held=None if share is None else share == 1.0)
+
+
+def p99_s(seconds: Sequence[float]) -> float | None:
+    """The 99th percentile; None of none."""
+    found = percentiles_ms([value * 1e3 for value in seconds])["p99"]
+    return None if found is None else found / 1e3
+
+
 def lag(lags_s: Sequence[float], *, unseen: int, told_s: Sequence[float], poll_ms: float) -> Part:
     """From an event's acknowledgement to an answer to somebody else that shows it; `told_s`: what the index says."""
-    served = percentiles_ms([lag_s * 1e3 for lag_s in lags_s])
-    p99_s = None if served["p99"] is None else served["p99"] / 1e3
-    claim = Claim(
-        says="seconds from an event's acknowledgement to an answer that everybody gets from it, p99",
-        value=p99_s,
-        allowed=f"at most {MAX_LAG_S:g}, every probe seen",
-        held=None if p99_s is None and not unseen else p99_s is not None and p99_s <= MAX_LAG_S and not unseen,
-    )
+    says = "seconds from an event's acknowledgement to an answer that everybody gets from it, p99"
     found = {
-        "served_ms": served,
+        "served_ms": percentiles_ms([lag_s * 1e3 for lag_s in lags_s]),
         "probes": len(lags_s),
         "unseen": unseen,
         "poll_ms": poll_ms,
         "told_by_the_index_ms": percentiles_ms([told * 1e3 for told in told_s]),
         "changes_of_the_index": len(told_s),
     }
-    return "event_to_index", claim, found
+    return "event_to_index", at_most(says, p99_s(lags_s), MAX_LAG_S, unseen=unseen), found
 
 
 def new_items(found_s: Sequence[float | None], *, waited_s: float, top: int) -> Part:
     """Per user and new item, seconds from its third interaction to the user's top; None: not within `waited_s`."""
     known = [seconds for seconds in found_s if seconds is not None]
     in_time = sum(seconds <= MAX_NEW_ITEM_S for seconds in known)
-    share = in_time / len(found_s) if found_s else None
-    claim = Claim(
-        says=f"share of users who like near items with a new one in their top {top} within {MAX_NEW_ITEM_S:g} s of "
-        "its third interaction",
-        value=share,
-        allowed="1",
-        held=None if share is None else share == 1.0,
+    says = (
+        f"share of users who like near items with a new one in their top {top} within {MAX_NEW_ITEM_S:g} s of its "
+        "third interaction"
     )
-    times = percentiles_ms([seconds * 1e3 for seconds in known])
     found = {
         "users": len(found_s),
         "in_time": in_time,
-        "milliseconds": times,
+        "milliseconds": percentiles_ms([seconds * 1e3 for seconds in known]),
         "not_found": len(found_s) - len(known),
         "waited_seconds": waited_s,
     }
-    return "new_items", claim, found
+    return "new_items", all_of(says, in_time, len(found_s)), found
 
 
 def tokens(verdicts: Mapping[str, int], *, unanswered: int) -> Part:
     """`verdicts`: answers by `judge_token`; `unanswered` calls failed and claimed nothing."""
     answers = sum(verdicts.values())
     kept = verdicts.get("honoured", 0) + verdicts.get("said_so", 0)
-    share = kept / answers if answers else None
-    claim = Claim(
-        says=f"share of {answers:,} answers to a token that honour it or say that they could not",
-        value=share,
-        allowed="1",
-        held=None if share is None else share == 1.0,
-    )
-    return "tokens", claim, {"answers": answers, "unanswered": unanswered, "verdicts": dict(sorted(verdicts.items()))}
+    says = f"share of {answers:,} answers to a token that honour it or say that they could not"
+    found = {"answers": answers, "unanswered": unanswered, "verdicts": dict(sorted(verdicts.items()))}
+    return "tokens", all_of(says, kept, answers), found
 
 
 def judge_token(token: common_pb2.FreshnessToken, item_id: str, answer: gateway_pb2.RecommendResponse) -> str:
@@ -103,19 +108,14 @@ def judge_token(token: common_pb2.FreshnessToken, item_id: str, answer: gateway_
 def cost(p99s_ms: Sequence[float], windows: Sequence[Window]) -> Part:
     """Recommend's p99 of each window, NaN where it has none: with refresh over without."""
     found = ratio(p99s_ms, windows)
-    claim = Claim(
-        says="Recommend p99 beside a working refresher over beside a stopped one, median of neighbouring windows",
-        value=None if found is None else round(found.median, 4),
-        allowed=f"at most {MAX_COST:g}",
-        held=None if found is None else found.median <= MAX_COST,
-    )
+    says = "Recommend p99 beside a working refresher over beside a stopped one, median of neighbouring windows"
     table = [
         {"pair": window.pair, "refresh": window.treated, "p99_ms": None if math.isnan(p99) else round(p99, 3)}
         for window, p99 in zip(windows, p99s_ms, strict=True)
     ]
     return (
         "refresh_cost",
-        claim,
+        at_most(says, None if found is None else round(found.median, 4), MAX_COST),
         {
             "ratios": [] if found is None else found.per_pair,
             "interval_95": None if found is None else [round(found.low, 4), round(found.high, 4)],

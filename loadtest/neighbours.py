@@ -6,7 +6,6 @@ normalised. It imports no service.
 Letters: X items, P_x components, d width.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +14,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from .population import read_items
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Neighbourhood:
-    """An item and those nearest to it, itself first."""
-
-    item_ids: list[str]
 
 
 def read_vectors(bundle: Path) -> tuple[list[str], npt.NDArray[np.float32]]:
@@ -50,8 +42,8 @@ def neighbourhoods(
     *,
     size: int,
     among: npt.NDArray[np.int64],
-) -> list[Neighbourhood]:
-    """Around each anchor, the `size` nearest by cosine out of `among` (the anchor, which is nearest, among them)."""
+) -> list[list[str]]:
+    """Of each anchor, ids of the `size` nearest by cosine out of `among` (the anchor, which is nearest, among them)."""
     similar = vectors[anchors] @ vectors[among].T
     order = np.argsort(-similar, axis=1, kind="stable")[:, :size]
-    return [Neighbourhood(item_ids=[item_ids[among[place]] for place in row]) for row in order]
+    return [[item_ids[row] for row in among[nearest].tolist()] for nearest in order]

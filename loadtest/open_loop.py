@@ -1,7 +1,7 @@
 """The open-loop engine: work begins when it is due, whether or not earlier work has come back.
 
-Users of a real site do not hold back because the server is slow; a schedule that waited for answers would let it thin out
-its own load. The load tests drive it on gevent, the demo's replay on asyncio: it neither sleeps nor sends itself.
+Users of a real site do not hold back because the server is slow; if calls waited for answers, a slow server would thin
+out its own load. The load tests drive it on gevent, the demo's replay on asyncio: it neither sleeps nor sends itself.
 """
 
 import time

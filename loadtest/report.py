@@ -8,6 +8,7 @@ import base64
 import html
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from .results import OK, RunResults
 
 _COLOURS = ("#1f6f8b", "#e07a3f", "#6a994e", "#9c6ade", "#c0392b", "#555555", "#b08900")
+_TIMES = ("p50 ms", "p95 ms", "p99 ms")
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:960px;margin:2rem auto;padding:0 1rem;color:#222}
 h1{margin-bottom:0}h2{margin-top:2rem}table{border-collapse:collapse;margin:.5rem 0}
@@ -51,7 +53,7 @@ def _page(results: RunResults, summary: dict[str, Any]) -> str:
 <p>{_text(summary["target"])} · {_text(summary["started_at"])} · {summary["seconds"]:g} s, of which
 {summary["warmup_seconds"]:g} s warm-up are left out</p>
 {_claims_table(summary)}
-<h2>Calls</h2>{_calls_table(summary)}
+{_calls_table(summary)}
 {_stages_table(summary)}
 {_counts_table("Degraded answers", summary["degradations"], "none")}
 {_counts_table("Other counts", summary["counts"], "")}
@@ -65,56 +67,49 @@ def _page(results: RunResults, summary: dict[str, Any]) -> str:
 
 
 def _calls_table(summary: dict[str, Any]) -> str:
+    header = ("call", "offered /s", "achieved /s", "ok", "errors", *_TIMES, "max ms", "sent late, p99 ms")
     rows = []
     for name, call in summary["calls"].items():
-        errors = ", ".join(f"{code} {count}" for code, count in call["errors"].items())
-        if call["not_sent"]:
-            errors = ", ".join(filter(None, (errors, f"not sent {call['not_sent']}")))
-        latency = "".join(f"<td>{_ms(call['latency_ms'][key])}</td>" for key in ("p50", "p95", "p99", "max"))
-        failed = f'<td class="bad">{_text(errors)}</td>' if errors else "<td>0</td>"
-        rows.append(
-            f"<tr><td>{_text(name)}</td><td>{call['offered_per_s']:.1f}</td><td>{call['achieved_per_s']:.1f}</td>"
-            f"<td>{call['ok']:,}</td>{failed}{latency}<td>{_ms(call['send_delay_ms']['p99'])}</td></tr>"
-        )
-    return (
-        "<table><tr><th>call</th><th>offered /s</th><th>achieved /s</th><th>ok</th><th>errors</th><th>p50 ms</th>"
-        f"<th>p95 ms</th><th>p99 ms</th><th>max ms</th><th>sent late, p99 ms</th></tr>{''.join(rows)}</table>"
-    )
+        failed = call["errors"] | ({"not sent": call["not_sent"]} if call["not_sent"] else {})
+        errors = _bad(", ".join(f"{code} {count}" for code, count in failed.items())) if failed else "0"
+        rates = (f"{call['offered_per_s']:.1f}", f"{call['achieved_per_s']:.1f}")
+        times = [_ms(call["latency_ms"][key]) for key in ("p50", "p95", "p99", "max")]
+        rows.append((_text(name), *rates, f"{call['ok']:,}", errors, *times, _ms(call["send_delay_ms"]["p99"])))
+    return _table("Calls", header, rows)
 
 
 def _claims_table(summary: dict[str, Any]) -> str:
-    if not summary["claims"]:
-        return ""
+    shown = {True: "shown", False: _bad("not shown"), None: "not measured"}
     rows = []
     for claim in summary["claims"]:
-        shown = {True: "<td>shown</td>", False: '<td class="bad">not shown</td>', None: "<td>not measured</td>"}
         value = "–" if claim["value"] is None else f"{claim['value']:.4g}"
-        rows.append(
-            f"<tr><td>{_text(claim['says'])}</td><td>{value}</td><td>{_text(claim['allowed'])}</td>"
-            f"{shown[claim['held']]}</tr>"
-        )
-    return (
-        f"<h2>Claims</h2><table><tr><th>claim</th><th>value</th><th>allowed</th><th></th></tr>{''.join(rows)}</table>"
-    )
+        rows.append((_text(claim["says"]), value, _text(claim["allowed"]), shown[claim["held"]]))
+    return _table("Claims", ("claim", "value", "allowed", ""), rows) if rows else ""
 
 
 def _stages_table(summary: dict[str, Any]) -> str:
-    if not summary["stages_ms"]:
-        return ""
-    rows = "".join(
-        f"<tr><td>{_text(stage)}</td>"
-        + "".join(f"<td>{_ms(times[key])}</td>" for key in ("p50", "p95", "p99"))
-        + "</tr>"
+    rows = [
+        (_text(stage), *(_ms(times[key]) for key in ("p50", "p95", "p99")))
         for stage, times in summary["stages_ms"].items()
-    )
-    return f"<h2>Stages</h2><table><tr><th>stage</th><th>p50 ms</th><th>p95 ms</th><th>p99 ms</th></tr>{rows}</table>"
+    ]
+    return _table("Stages", ("stage", *_TIMES), rows) if rows else ""
 
 
 def _counts_table(title: str, counts: dict[str, int], when_empty: str) -> str:
     if not counts:
         return f"<h2>{title}</h2><p>{when_empty}</p>" if when_empty else ""
-    rows = "".join(f"<tr><td>{_text(name)}</td><td>{count:,}</td></tr>" for name, count in counts.items())
-    return f"<h2>{title}</h2><table>{rows}</table>"
+    return _table(title, (), [(_text(name), f"{count:,}") for name, count in counts.items()])
+
+
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are HTML."""
+    lines = ["".join(f"<th>{name}</th>" for name in header)] if header else []
+    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
+    return f"<h2>{title}</h2><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _bad(text: str) -> str:
+    return f'<span class="bad">{_text(text)}</span>'
 
 
 def _plot_distribution(results: RunResults) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from .results import OK, Call
 
@@ -39,17 +38,18 @@ def interleaved(
         raise ValueError(f"num_windows={num_windows}; allowed: an even number, one with and one without each")
     if not 0 <= settle_s < seconds:
         raise ValueError(f"settle_s={settle_s:g}; allowed: 0 to less than a window's {seconds:g} s")
-    windows = []
-    for pair in range(num_windows // 2):
-        first = bool(rng.integers(2))
-        for place, treated in enumerate((first, not first)):
-            start_s = begin_s + (2 * pair + place) * seconds
-            windows.append(
-                Window(
-                    pair=pair, treated=treated, start_s=start_s, settled_s=start_s + settle_s, end_s=start_s + seconds
-                )
-            )
-    return windows
+    first = [bool(rng.integers(2)) for _ in range(num_windows // 2)]
+    starts = [begin_s + number * seconds for number in range(num_windows)]
+    return [
+        Window(
+            pair=number // 2,
+            treated=first[number // 2] ^ bool(number % 2),
+            start_s=start_s,
+            settled_s=start_s + settle_s,
+            end_s=start_s + seconds,
+        )
+        for number, start_s in enumerate(starts)
+    ]
 
 
 def percentile_per_window(calls: Sequence[Call], windows: Sequence[Window], percent: float) -> list[float]:
@@ -82,11 +82,6 @@ def ratio(values: Sequence[float], windows: Sequence[Window], *, seed: int = 0) 
     ratios = np.array([both[True] / both[False] for both in by_pair.values() if len(both) == 2])
     if not len(ratios):
         return None
-    low, high = _interval(ratios, np.random.default_rng(seed))
+    drawn = np.random.default_rng(seed).choice(ratios, size=(_RESAMPLES, len(ratios)))
+    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5]).tolist()
     return Ratio(per_pair=ratios.round(4).tolist(), median=float(np.median(ratios)), low=low, high=high)
-
-
-def _interval(ratios: npt.NDArray[np.float64], rng: np.random.Generator) -> tuple[float, float]:
-    drawn = rng.choice(ratios, size=(_RESAMPLES, len(ratios)))
-    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
-    return float(low), float(high)

@@ -1,7 +1,7 @@
 """Scenarios, one per file: the file's name is the scenario's name, and nothing has to be registered.
 
 A scenario module has `SUMMARY` (one line), `add_arguments(parser)` for options of its own, and
-`build(arguments, channel, rng) -> Plan`, which reads its inputs and schedules its calls.
+`build(arguments, channel, rng) -> LoadPlan`, which reads its inputs and schedules its calls.
 """
 
 import importlib
@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     import argparse
 
-    from loadtest.engine import Plan
+    from loadtest.engine import LoadPlan
 
 
 class Scenario(Protocol):
@@ -23,7 +23,7 @@ class Scenario(Protocol):
 
     def add_arguments(self, parser: "argparse.ArgumentParser") -> None: ...
 
-    def build(self, arguments: "argparse.Namespace", channel: Any, rng: np.random.Generator) -> "Plan": ...
+    def build(self, arguments: "argparse.Namespace", channel: Any, rng: np.random.Generator) -> "LoadPlan": ...
 
 
 def find_scenarios() -> dict[str, Scenario]:

@@ -17,16 +17,19 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
+from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 
 from loadtest import contract
-from loadtest.engine import Plan, Stream
-from loadtest.neighbours import Neighbourhood, neighbourhoods, read_vectors
+from loadtest.calls import gateway, recommended, streams
+from loadtest.engine import LoadPlan
+from loadtest.neighbours import neighbourhoods, read_vectors
 from loadtest.open_loop import FloatArray, arrivals
+from loadtest.options import Option, add_options, check_options
 from loadtest.population import Draws, Population, read_items
 from loadtest.probes import ProbeBoard
 from loadtest.results import Conclusion, Outcome, RunResults, SetUpError
@@ -40,79 +43,68 @@ _PROBERS = 50
 _SET_UP_S = 60.0
 # Longer than the refresher gathers changes: what has not grown for so long holds what was written before.
 _REST_S = 2.0
-_STAGES = ("queue", "encode", "first_stage", "rerank", "transport")
-_QUICK: dict[str, float] = {
+_QUICK = {
     "lag_seconds": 20.0, "new_items": 4, "tokens": 400, "windows": 4, "window_seconds": 8.0, "settle_seconds": 2.0,
 }  # fmt: skip
 
 
+_OPTIONS = (
+    Option("event-rate", 300.0, 0, 5_000, "interactions per second", "PER_S"),
+    Option("batch", 5, 1, 1_000, "interactions per RecordInteractions call"),
+    Option("num-users", 500, 10, 100_000, "users that the interactions are of"),
+    Option("lag-seconds", 120.0, 0, 3_000, "how long to probe for lag; 0: not at all"),
+    Option("probe-rate", 5.0, 0.1, 100, "probes per second", "PER_S"),
+    Option("probe-items", 60, 1, 1_000, "items that only the probes write"),
+    Option("poll-ms", 50.0, 5, 5_000, "how often answers are looked at"),
+    Option("new-items", 20, 0, 500, "new items to bring, spread over the lag part"),
+    Option("audience", 5, 1, 50, "users per new item who like at least three near ones"),
+    Option("wait-seconds", 15.0, 0, 300, "how long a probe or a new item is looked for"),
+    Option("tokens", 10_000, 0, 1_000_000, "token-checked calls; 0: none"),
+    Option("token-rate", 40.0, 1, 1_000, "of them per second", "PER_S"),
+    Option("windows", 20, 0, 200, "windows, an even number; 0: none"),
+    Option("window-seconds", 30.0, 1, 600, "length of a window"),
+    Option("settle-seconds", 5.0, 0, 600, "of each window, not measured"),
+    Option("recommend-rate", 40.0, 1, 1_000, "Recommend in the windows", "PER_S"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, _OPTIONS)
     parser.add_argument("--quick", action="store_true",
                         help="in two minutes: 20 s of probes, 4 new items, 400 tokens, 4 windows of 8 s")  # fmt: skip
-    parser.add_argument("--event-rate", type=float, default=300.0, metavar="PER_S", help="interactions per second")
-    parser.add_argument("--batch", type=int, default=5, help="interactions per RecordInteractions call")
-    parser.add_argument("--num-users", type=int, default=500, help="users that the interactions are of")
     parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH", help="bundle folder")
-    parser.add_argument("--lag-seconds", type=float, default=120.0, help="how long to probe for lag; 0: not at all")
-    parser.add_argument("--probe-rate", type=float, default=5.0, metavar="PER_S", help="probes per second")
-    parser.add_argument("--probe-items", type=int, default=60, help="items that only the probes write")
-    parser.add_argument("--poll-ms", type=float, default=50.0, help="how often answers are looked at")
-    parser.add_argument("--new-items", type=int, default=20, help="new items to bring, spread over the lag part")
-    parser.add_argument("--audience", type=int, default=5, help="users per new item who like at least three near ones")
-    parser.add_argument("--wait-seconds", type=float, default=15.0, help="how long a probe or a new item is looked for")
-    parser.add_argument("--tokens", type=int, default=10_000, help="token-checked calls; 0: none")
-    parser.add_argument("--token-rate", type=float, default=40.0, metavar="PER_S", help="of them per second")
-    parser.add_argument("--windows", type=int, default=20, help="windows, an even number; 0: none")
-    parser.add_argument("--window-seconds", type=float, default=30.0)
-    parser.add_argument("--settle-seconds", type=float, default=5.0, help="of each window, not measured")
-    parser.add_argument("--recommend-rate", type=float, default=40.0, metavar="PER_S", help="Recommend in the windows")
     parser.add_argument("--refresher-pid", type=int, action="append", metavar="PID",
                         help="whom to stop in the windows; default: the refresher of --state")  # fmt: skip
     state = Path(os.environ.get("FRESHET_STATE") or ".freshet")
     parser.add_argument("--state", type=Path, default=state, metavar="FOLDER", help="the local stack's")
 
 
-def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> Plan:
+def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> LoadPlan:
     """Raises: ValueError naming the option and what is allowed."""
     if arguments.quick:
-        for name, value in _QUICK.items():
-            setattr(arguments, name, type(getattr(arguments, name))(value))
-    _check_all(arguments)
-    run = _Run(arguments, gateway_pb2_grpc.GatewayServiceStub(channel), rng)  # type: ignore[no-untyped-call]
-    return run.plan()
+        vars(arguments).update(_QUICK)
+    check_options(arguments, _OPTIONS)
+    return _Run(arguments, gateway(channel), rng).plan()
 
 
-def _check_all(arguments: argparse.Namespace) -> None:
-    for name, low, high in (
-        ("event_rate", 0, 5_000), ("batch", 1, 1_000), ("num_users", 10, 100_000), ("lag_seconds", 0, 3_000),
-        ("probe_rate", 0.1, 100), ("probe_items", 1, 1_000), ("poll_ms", 5, 5_000), ("new_items", 0, 500),
-        ("audience", 1, 50), ("wait_seconds", 0, 300), ("tokens", 0, 1_000_000), ("token_rate", 1, 1_000),
-        ("windows", 0, 200),
-        ("window_seconds", 1, 600), ("settle_seconds", 0, 600), ("recommend_rate", 1, 1_000),
-    ):  # fmt: skip
-        value = getattr(arguments, name)
-        if not low <= value <= high:
-            raise ValueError(f"--{name.replace('_', '-')}={value:g}; allowed: {low:g} to {high:g}")
-
-
+@dataclass(kw_only=True, slots=True)
 class _Trial:
     """One new item: who brings it, who should find it, and when they did (seconds from its third interaction)."""
 
-    def __init__(self, item_id: str, near: Neighbourhood, writers: list[str], audience: list[str]) -> None:
-        self.item_id = item_id
-        self.near = near
-        self.writers = writers
-        self.audience = audience
-        self.found_s: dict[str, float | None] = {}
+    item_id: str
+    near: list[str]
+    writers: list[str]
+    audience: list[str]
+    found_s: dict[str, float | None] = field(default_factory=dict)
 
 
 class _Run:
     """Everybody who takes part, the calls that they make, and what they saw."""
 
-    def __init__(self, arguments: argparse.Namespace, gateway: Any, rng: np.random.Generator) -> None:
+    def __init__(self, arguments: argparse.Namespace, stub: Any, rng: np.random.Generator) -> None:
         self._options = arguments
         self._timeout_s = max(arguments.timeout_ms / 1e3, 0.5)
-        self._gateway = gateway
+        self._gateway = stub
         self._rng = rng
         self._run = uuid.uuid4().hex[:8]
         self._num_written = 0
@@ -138,10 +130,8 @@ class _Run:
         self._probers = [f"freshness-{self._run}-prober-{row}" for row in range(_PROBERS)]
         self._popular = [item_ids[row] for row in by_count.tolist() if row not in set(probes.tolist())][:50]
         anchors = rng.choice(np.intersect1d(well_known, others), arguments.new_items, replace=False)
-        self._trials = [
-            self._trial(number, near)
-            for number, near in enumerate(neighbourhoods(item_ids, vectors, anchors, size=_NEAR, among=others))
-        ]
+        near = neighbourhoods(item_ids, vectors, anchors, size=_NEAR, among=others)
+        self._trials = [self._trial(f"freshness-{self._run}-{number}", ids) for number, ids in enumerate(near)]
         self._untried = list(self._trials)
         self._told_s: list[float] = []
         self._told_offset = -1
@@ -151,18 +141,17 @@ class _Run:
         self._refreshers: list[int] = []
         self._started = time.perf_counter()
 
-    def _trial(self, number: int, near: Neighbourhood) -> _Trial:
-        name = f"freshness-{self._run}-{number}"
+    def _trial(self, name: str, near: list[str]) -> _Trial:
         return _Trial(
-            f"{name}-new",
-            near,
-            [f"{name}-writer-{row}" for row in range(_WRITERS)],
-            [f"{name}-audience-{row}" for row in range(self._options.audience)],
+            item_id=f"{name}-new",
+            near=near,
+            writers=[f"{name}-writer-{row}" for row in range(_WRITERS)],
+            audience=[f"{name}-audience-{row}" for row in range(self._options.audience)],
         )
 
     # What happens when
 
-    def plan(self) -> Plan:
+    def plan(self) -> LoadPlan:
         """The streams of the three parts, one part after the other."""
         options = self._options
         lag_ends = options.lag_seconds + (options.wait_seconds if options.lag_seconds else 0.0)
@@ -185,18 +174,20 @@ class _Run:
             return begin + arrivals("uniform", rate_per_s=rate_per_s, seconds=max(0.0, end - begin), rng=self._rng)
 
         gaps = options.lag_seconds / max(options.new_items, 1)
-        streams: list[tuple[str, FloatArray, Callable[[], Outcome]]] = [
-            ("record", evenly(options.event_rate / options.batch, 0.0, ends_s), self._record),
-            ("probe", evenly(options.probe_rate, 0.5, options.lag_seconds), self._probe),
-            ("poll", evenly(1e3 / options.poll_ms, 0.0, lag_ends), self._poll),
-            ("new_item", (np.arange(options.new_items) + 0.5) * gaps if options.lag_seconds else np.zeros(0),
-             self._bring_new_item),
-            ("token", lag_ends + np.arange(options.tokens) / options.token_rate, self._check_token),
-            ("recommend", evenly(options.recommend_rate, begin_s, ends_s), self._recommend),
-            ("switch", np.array([window.start_s for window in self._windows]), self._switch),
-        ]  # fmt: skip
-        return Plan(
-            streams=[Stream(name=name, arrivals_s=when, call=call) for name, when, call in streams if len(when)],
+        rows: dict[str, tuple[FloatArray, Callable[[], Outcome]]] = {
+            "record": (evenly(options.event_rate / options.batch, 0.0, ends_s), self._record),
+            "probe": (evenly(options.probe_rate, 0.5, options.lag_seconds), self._probe),
+            "poll": (evenly(1e3 / options.poll_ms, 0.0, lag_ends), self._poll),
+            "new_item": (
+                (np.arange(options.new_items if options.lag_seconds else 0) + 0.5) * gaps,
+                self._bring_new_item,
+            ),
+            "token": (lag_ends + np.arange(options.tokens) / options.token_rate, self._check_token),
+            "recommend": (evenly(options.recommend_rate, begin_s, ends_s), self._recommend),
+            "switch": (np.array([window.start_s for window in self._windows]), self._switch),
+        }
+        return LoadPlan(
+            streams=streams(rows),
             seconds=ends_s,
             set_up=self.set_up,
             tear_down=self.resume,
@@ -211,7 +202,7 @@ class _Run:
             self._write_past(user, self._rng.choice(self._popular, 6, replace=False).tolist())
         for trial in self._trials:
             for user in (*trial.writers, *trial.audience):
-                liked = self._rng.choice(trial.near.item_ids, int(self._rng.integers(3, _NEAR - 1)), replace=False)
+                liked = self._rng.choice(trial.near, int(self._rng.integers(3, _NEAR - 1)), replace=False)
                 self._write_past(user, [*self._rng.choice(self._popular, 3, replace=False), *liked])
         token = None
         for user in warmers:
@@ -274,7 +265,7 @@ class _Run:
 
     def _bring_new_item(self) -> Outcome:
         trial = self._untried.pop()
-        item = events_pb2.Item(item_id=trial.item_id, title=f"New beside {trial.near.item_ids[0]}")
+        item = events_pb2.Item(item_id=trial.item_id, title=f"New beside {trial.near[0]}")
         self._gateway.PutItems(gateway_pb2.PutItemsRequest(items=[item]), timeout=5)
         for writer in trial.writers:
             self._write([(writer, trial.item_id)])
@@ -305,12 +296,7 @@ class _Run:
         user_id, _ = self._draws.draw()
         answer = self._gateway.Recommend(gateway_pb2.RecommendRequest(user_id=user_id, k=10), timeout=self._timeout_s)
         self._listen(answer)
-        return Outcome(
-            stages_ms={stage: getattr(answer.stage_times, f"{stage}_ms") for stage in _STAGES},
-            degradations=[
-                gateway_pb2.Degradation.Name(mark).removeprefix("DEGRADATION_") for mark in answer.degradations
-            ],
-        )
+        return recommended(answer)
 
     def _switch(self) -> Outcome:
         now_s = self._now_s()
@@ -333,7 +319,7 @@ class _Run:
     def _write(self, pairs: Iterable[tuple[str, str]], *, times_ns: Sequence[int] = ()) -> common_pb2.FreshnessToken:
         """Record a liked item per (user, item) pair; the last one's token."""
         request = gateway_pb2.RecordInteractionsRequest()
-        for place, (user_id, item_id) in enumerate(pairs):
+        for row, (user_id, item_id) in enumerate(pairs):
             self._num_written += 1
             interaction = request.interactions.add(
                 event_id=f"freshness-{self._run}-{self._num_written}",
@@ -342,14 +328,14 @@ class _Run:
                 type="rating",
                 value=5.0,
             )
-            interaction.event_time.FromNanoseconds(times_ns[place] if times_ns else time.time_ns())
+            interaction.event_time.FromNanoseconds(times_ns[row] if times_ns else time.time_ns())
         token: common_pb2.FreshnessToken = self._gateway.RecordInteractions(request, timeout=5).receipts[-1].token
         return token
 
     def _write_past(self, user_id: str, item_ids: Sequence[str]) -> None:
         """A minute between two of them, the newest a minute ago."""
         now_ns = time.time_ns()
-        times_ns = [now_ns - (len(item_ids) - place) * 60_000_000_000 for place in range(len(item_ids))]
+        times_ns = [now_ns - age * 60_000_000_000 for age in range(len(item_ids), 0, -1)]
         self._write([(user_id, str(item_id)) for item_id in item_ids], times_ns=times_ns)
 
     def _scores(self, item_ids: Sequence[str]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 The questions: does Search keep its latency while people also ask for themselves, and does a choice that was made for
 some words move the chosen item up for these words, within seconds? A probe looks words of its own up, lets a few users
-choose an item from far down the answer, and asks again until it has moved; what is compared is the item's place in the
+choose an item from far down the answer, and asks again until it has moved; what is compared is the item's rank in the
 source that learns, so it needs a stack with a text model ("text_mol" loaded).
 """
 
@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
+from freshet.v1 import events_pb2, gateway_pb2
 
-from loadtest.engine import Plan, Stream
+from loadtest.calls import degradations, gateway, streams
+from loadtest.contract import at_most, p99_s
+from loadtest.engine import LoadPlan
 from loadtest.open_loop import ARRIVALS, arrivals
+from loadtest.options import Option, add_options, check_options
 from loadtest.population import Draws, Population, made_up_users, read_items
 from loadtest.results import OK, Claim, Conclusion, Outcome, RunResults, SetUpError, percentiles_ms
 
@@ -29,7 +32,7 @@ MAX_CLICK_S = 5.0
 LEARNS = "text_mol"
 _DEPTH = 100
 _CLICKERS = 3
-# An item that has at least halved its place was moved by the probe's clicks, not by a tie that broke otherwise.
+# An item that has at least halved its rank was moved by the probe's clicks, not by a tie that broke otherwise.
 _FROM_RANK = 10
 # What each user of the load test has chosen before the clock starts, so that searches for them are personal ones.
 _HISTORY = 5
@@ -37,49 +40,41 @@ _AT_ONCE = 1_000
 _KNOWN_WITHIN_S = 60.0
 
 
+_OPTIONS = (
+    Option("search-rate", 40.0, 0.1, 5_000, "Search calls a second", "PER_S"),
+    Option("k", 10, 1, 1_000, "results per call"),
+    Option("with-user", 0.5, 0, 1, "share of searches that are ordered for a user", "SHARE"),
+    Option("num-users", 200, 1, 1_000_000, "how many users to make up"),
+    Option("click-rate", 0.5, 0, 20, "click probes a second; 0: none", "PER_S"),
+    Option("wait-seconds", 10.0, 0, 300, "how long a click's effect is looked for"),
+    Option("poll-ms", 50.0, 5, 5_000, "how often it is looked for"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--search-rate", type=float, default=40.0, metavar="PER_S", help="Search calls a second")
+    add_options(parser, _OPTIONS)
     parser.add_argument("--arrivals", choices=ARRIVALS, default="poisson", help="how calls are spread over time")
-    parser.add_argument("--k", type=int, default=10, help="results per call")
-    parser.add_argument("--with-user", type=float, default=0.5, metavar="SHARE",
-                        help="share of searches that are ordered for a user")  # fmt: skip
-    parser.add_argument("--num-users", type=int, default=200, help="how many users to make up")
     parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH",
                         help="bundle folder or items.parquet: users' histories, titles to take words from")  # fmt: skip
     parser.add_argument("--queries", type=Path, metavar="PATH",
                         help="a text file with one query per line, instead of words of titles")  # fmt: skip
-    parser.add_argument("--click-rate", type=float, default=0.5, metavar="PER_S", help="click probes a second; 0: none")
-    parser.add_argument("--wait-seconds", type=float, default=10.0, help="how long a click's effect is looked for")
-    parser.add_argument("--poll-ms", type=float, default=50.0, help="how often it is looked for")
 
 
-def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> Plan:
+def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> LoadPlan:
     """Raises: ValueError naming the option and what is allowed."""
-    for name, low, high in (
-        ("search_rate", 0.1, 5_000), ("k", 1, 1_000), ("with_user", 0, 1), ("num_users", 1, 1_000_000),
-        ("click_rate", 0, 20), ("wait_seconds", 0, 300), ("poll_ms", 5, 5_000),
-    ):  # fmt: skip
-        value = getattr(arguments, name)
-        if not low <= value <= high:
-            raise ValueError(f"--{name.replace('_', '-')}={value:g}; allowed: {low:g} to {high:g}")
+    check_options(arguments, _OPTIONS)
     words = read_queries(arguments.queries) if arguments.queries else title_words(arguments.items)
     if arguments.with_user:
         read_items(arguments.items)  # refused here rather than when the users are made known
-    gateway = gateway_pb2_grpc.GatewayServiceStub(channel)  # type: ignore[no-untyped-call]
-    searchers = _Searchers(arguments, gateway, words, rng)
-    streams = [
-        Stream(
-            name=name,
-            arrivals_s=arrivals(arguments.arrivals, rate_per_s=rate, seconds=arguments.seconds, rng=rng),
-            call=call,
-        )
+    searchers = _Searchers(arguments, gateway(channel), words, rng)
+    rows = {
+        name: (arrivals(arguments.arrivals, rate_per_s=rate, seconds=arguments.seconds, rng=rng), call)
         for name, rate, call in (
             ("search", arguments.search_rate, searchers.search),
             ("click", arguments.click_rate, searchers.click),
         )
-        if rate > 0
-    ]
-    return Plan(streams=streams, set_up=searchers.set_up, conclude=searchers.conclude)
+    }
+    return LoadPlan(streams=streams(rows), set_up=searchers.set_up, conclude=searchers.conclude)
 
 
 def read_queries(path: Path) -> list[list[str]]:
@@ -109,37 +104,25 @@ def title_words(path: Path) -> list[list[str]]:
 
 
 def click_claim(lags_s: Sequence[float], *, unseen: int) -> Claim:
-    """From the last click's acknowledgement to an answer in which the item has at least halved its place."""
-    p99_ms = percentiles_ms([lag_s * 1e3 for lag_s in lags_s])["p99"]
-    p99_s = None if p99_ms is None else p99_ms / 1e3
-    return Claim(
-        says="seconds from a click's acknowledgement to a search that it changed, p99",
-        value=p99_s,
-        allowed=f"at most {MAX_CLICK_S:g}, every probe seen",
-        held=None if p99_s is None and not unseen else p99_s is not None and p99_s <= MAX_CLICK_S and not unseen,
-    )
+    """From the last click's acknowledgement to an answer in which the item has at least halved its rank."""
+    says = "seconds from a click's acknowledgement to a search that it changed, p99"
+    return at_most(says, p99_s(lags_s), MAX_CLICK_S, unseen=unseen)
 
 
 def latency_claim(latencies_ms: Sequence[float]) -> Claim:
     """Of successful searches, from when they were due."""
-    p99_ms = percentiles_ms(latencies_ms)["p99"]
-    return Claim(
-        says="milliseconds of a search, p99",
-        value=p99_ms,
-        allowed=f"at most {MAX_P99_MS:g}",
-        held=None if p99_ms is None else p99_ms <= MAX_P99_MS,
-    )
+    return at_most("milliseconds of a search, p99", percentiles_ms(latencies_ms)["p99"], MAX_P99_MS)
 
 
 class _Searchers:
     """Makes the calls of all users, and keeps what the probes saw."""
 
     def __init__(
-        self, arguments: argparse.Namespace, gateway: Any, words: list[list[str]], rng: np.random.Generator
+        self, arguments: argparse.Namespace, stub: Any, words: list[list[str]], rng: np.random.Generator
     ) -> None:
         self._options = arguments
         self._timeout_s = arguments.timeout_ms / 1e3
-        self._gateway = gateway
+        self._gateway = stub
         self._words = words
         self._rng = rng
         self._users = made_up_users(arguments.num_users)
@@ -203,9 +186,7 @@ class _Searchers:
             counts.append("empty_answers")
         return Outcome(
             stages_ms={spent.source: spent.milliseconds for spent in answer.sources if not spent.failure},
-            degradations=[
-                gateway_pb2.Degradation.Name(mark).removeprefix("DEGRADATION_") for mark in answer.degradations
-            ],
+            degradations=degradations(answer),
             counts=counts,
         )
 
@@ -266,7 +247,7 @@ class _Searchers:
         return " ".join(words[start : start + 4]).encode()[:512].decode(errors="ignore")
 
     def _ranks(self, query: str) -> dict[str, int]:
-        """Places in the source that learns."""
+        """Ranks in the source that learns."""
         request = gateway_pb2.GatewayServiceSearchRequest(query=query, k=_DEPTH)
         answer = self._gateway.Search(request, timeout=max(self._timeout_s, 2.0))
         return {

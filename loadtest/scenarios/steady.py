@@ -11,69 +11,64 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
+from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 
-from loadtest.engine import Plan, Stream
+from loadtest.calls import gateway, recommended, streams
+from loadtest.engine import LoadPlan
 from loadtest.open_loop import ARRIVALS, arrivals
+from loadtest.options import Option, add_options, check_options
 from loadtest.population import Draws, Population, made_up_users, read_items, read_users
 from loadtest.results import Outcome
 
 SUMMARY = "recommendations and event writes together, at constant rates"
-_MAX_RATE_PER_S = 5_000.0
-_STAGES = ("queue", "encode", "first_stage", "rerank", "transport")
+_OPTIONS = (
+    Option("recommend-rate", 40.0, 0, 5_000, "Recommend calls a second", "PER_S"),
+    Option("event-rate", 200.0, 0, 5_000, "interactions per second", "PER_S"),
+    Option("k", 10, 1, 1_000, "recommendations per call"),
+    Option("num-users", 200, 1, 1_000_000, "how many users to make up without --users"),
+    Option("with-token", 0.0, 0, 1, "share of Recommend calls that carry the token of the user's last write", "SHARE"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--recommend-rate", type=float, default=40.0, metavar="PER_S", help="Recommend calls a second")
-    parser.add_argument("--event-rate", type=float, default=200.0, metavar="PER_S", help="interactions per second")
+    add_options(parser, _OPTIONS)
     parser.add_argument("--arrivals", choices=ARRIVALS, default="poisson", help="how calls are spread over time")
-    parser.add_argument("--k", type=int, default=10, help="recommendations per call")
     parser.add_argument("--items", type=Path, default=Path(".freshet/bundle"), metavar="PATH",
                         help="bundle folder, items.parquet or a text file with one item id per line")  # fmt: skip
     parser.add_argument("--users", type=Path, metavar="PATH",
                         help="users.parquet or a text file; without it, users are made up")  # fmt: skip
-    parser.add_argument("--num-users", type=int, default=200, help="how many users to make up without --users")
-    parser.add_argument("--with-token", type=float, default=0.0, metavar="SHARE",
-                        help="share of Recommend calls that carry the token of the user's last write")  # fmt: skip
 
 
-def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> Plan:
+def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> LoadPlan:
     """Raises: ValueError naming the option and what is allowed."""
-    _check("--recommend-rate", arguments.recommend_rate, 0, _MAX_RATE_PER_S)
-    _check("--event-rate", arguments.event_rate, 0, _MAX_RATE_PER_S)
-    _check("--k", arguments.k, 1, 1_000)
-    _check("--num-users", arguments.num_users, 1, 1_000_000)
-    _check("--with-token", arguments.with_token, 0, 1)
+    check_options(arguments, _OPTIONS)
     if arguments.recommend_rate == arguments.event_rate == 0:
         raise ValueError("--recommend-rate and --event-rate are both 0; nothing would be sent")
     item_ids, weights = read_items(arguments.items)
     user_ids = made_up_users(arguments.num_users) if arguments.users is None else read_users(arguments.users)
     population = Population(user_ids=user_ids, item_ids=item_ids, item_weights=weights)
-    gateway = gateway_pb2_grpc.GatewayServiceStub(channel)  # type: ignore[no-untyped-call]
-    visitors = _Visitors(arguments, gateway, Draws(population, rng), rng)
-    streams = [
-        Stream(
-            name=name,
-            arrivals_s=arrivals(arguments.arrivals, rate_per_s=rate, seconds=arguments.seconds, rng=rng),
-            call=call,
+    visitors = _Visitors(arguments, gateway(channel), Draws(population, rng), rng)
+    return LoadPlan(
+        streams=streams(
+            {
+                name: (arrivals(arguments.arrivals, rate_per_s=rate, seconds=arguments.seconds, rng=rng), call)
+                for name, rate, call in (
+                    ("recommend", arguments.recommend_rate, visitors.recommend),
+                    ("record", arguments.event_rate, visitors.record),
+                )
+            }
         )
-        for name, rate, call in (
-            ("recommend", arguments.recommend_rate, visitors.recommend),
-            ("record", arguments.event_rate, visitors.record),
-        )
-        if rate > 0
-    ]
-    return Plan(streams=streams)
+    )
 
 
 class _Visitors:
     """Makes the calls of all users; remembers each user's last token where tokens are asked for."""
 
-    def __init__(self, arguments: argparse.Namespace, gateway: Any, draws: Draws, rng: np.random.Generator) -> None:
+    def __init__(self, arguments: argparse.Namespace, stub: Any, draws: Draws, rng: np.random.Generator) -> None:
         self._k = arguments.k
         self._timeout_s = arguments.timeout_ms / 1e3
         self._token_share = arguments.with_token
-        self._gateway = gateway
+        self._gateway = stub
         self._draws = draws
         self._rng = rng
         self._tokens: dict[str, common_pb2.FreshnessToken] = {}
@@ -93,13 +88,7 @@ class _Visitors:
         counts.append(f"state_{answer.state_source or 'unnamed'}")
         if len(answer.items) < self._k:
             counts.append("short_answers")
-        return Outcome(
-            stages_ms={stage: getattr(answer.stage_times, f"{stage}_ms") for stage in _STAGES},
-            degradations=[
-                gateway_pb2.Degradation.Name(mark).removeprefix("DEGRADATION_") for mark in answer.degradations
-            ],
-            counts=counts,
-        )
+        return recommended(answer, counts)
 
     def record(self) -> Outcome:
         user_id, item_id = self._draws.draw()
@@ -117,12 +106,3 @@ class _Visitors:
         if self._token_share:
             self._tokens[user_id] = answer.receipts[0].token
         return Outcome()
-
-
-def _mark(degradation: gateway_pb2.Degradation) -> str:
-    return str(gateway_pb2.Degradation.Name(degradation)).removeprefix("DEGRADATION_")
-
-
-def _check(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name}={value:g}; allowed: {low:g} to {high:g}")

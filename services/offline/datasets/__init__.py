@@ -6,11 +6,10 @@ A floor of its own: it imports nothing of the other packages, so training, evalu
 from .interactions import Interactions, from_columns
 from .load import load_dataset
 from .locate import DatasetUnavailableError
-from .measured_splits import MeasuredSplit, leave_one_out_split, time_split
 from .order import OrderTest, order_test
 from .sequences import SEQUENCE_NAMES, read_sequences
 from .simulator import SimulatorConfig, simulate
-from .splits import GlobalTimeSplit, LeaveOneOut, global_time_split, leave_one_out
+from .splits import GlobalTimeSplit, MeasuredSplit, global_time_split, leave_one_out_split, time_split
 from .table import ColumnNames, read_table
 from .validation import Finding, validate
 
@@ -21,13 +20,11 @@ __all__ = [
     "Finding",
     "GlobalTimeSplit",
     "Interactions",
-    "LeaveOneOut",
     "MeasuredSplit",
     "OrderTest",
     "SimulatorConfig",
     "from_columns",
     "global_time_split",
-    "leave_one_out",
     "leave_one_out_split",
     "load_dataset",
     "order_test",

@@ -7,9 +7,8 @@ data lies; see locate.py.
 
 import csv
 import io
-import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +21,16 @@ import pyarrow.parquet as pq
 from .interactions import Interactions, from_columns
 
 MOVIELENS_NAMES = ("ml-1m", "ml-latest-small", "ml-100k", "ml-10m", "ml-20m", "ml-25m", "ml-32m")
-_RATING_FILES = ("ratings.parquet", "ratings.dat", "u.data", "ratings.csv")
 # What the rebuilt ml-1m copy (the one with a ts_err column) may claim about its times.
 _REBUILT_NOTE = (
     "order inside each user follows the `order` column; {inexact:,} of the times are known only to a window "
     "(neighbours there may be swapped), the last events of every user are exact"
 )
 NumberArray = npt.NDArray[np.integer | np.floating]
-Titles = dict[str, str]
-Categories = dict[str, tuple[str, ...]]
+# Users, items, ratings and times, and what is to be said of them.
+_Ratings = tuple[list[NumberArray], str]
+# Per film its number, title and genres.
+_Films = Iterator[tuple[str, str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class _Files:
 
 def is_movielens(path: Path) -> bool:
     """Whether `path` is a folder or zip that holds a MovieLens rating file."""
-    return path.exists() and any(name in _RATING_FILES for name in _Files(path).names())
+    return path.exists() and not _Files(path).names().isdisjoint(_FORMATS)
 
 
 def read_movielens(path: Path, *, name: str, found: str = "") -> Interactions:
@@ -68,110 +68,15 @@ def read_movielens(path: Path, *, name: str, found: str = "") -> Interactions:
     """
     files = _Files(path)
     names = files.names()
-    where = found or f"from {path}"
-    for rating_file in _RATING_FILES:
-        if rating_file in names:
-            try:
-                return _READERS[rating_file](files, name, where)
-            except (pa.ArrowException, zipfile.BadZipFile, UnicodeDecodeError, KeyError) as exc:
-                raise ValueError(f"{rating_file} of {path} cannot be read as {name}: {exc}") from exc
-    raise ValueError(f"{path} holds no MovieLens ratings; expected one of {', '.join(_RATING_FILES)}")
-
-
-def _read_parquet(files: _Files, name: str, where: str) -> Interactions:
-    table = pq.read_table(pa.BufferReader(files.read("ratings.parquet")))
-    note = ""
-    if "order" in table.column_names:
-        order = np.lexsort((table["order"].to_numpy(), table["user_id"].to_numpy()))
-        table = table.take(pa.array(order))
-    if "ts_err" in table.column_names:
-        note = _REBUILT_NOTE.format(inexact=int(np.count_nonzero(table["ts_err"].to_numpy())))
-    titles: Titles = {}
-    categories: Categories = {}
-    if "movies.parquet" in files.names():
-        movies = pq.read_table(pa.BufferReader(files.read("movies.parquet")))
-        for item, title, genres in zip(
-            movies["item_id"].to_pylist(), movies["title"].to_pylist(), movies["genres"].to_pylist(), strict=True
-        ):
-            titles[str(item)] = title or ""
-            categories[str(item)] = _genres(genres or "")
-    columns = [table[column].to_numpy() for column in ("user_id", "item_id", "rating", "timestamp")]
-    return _assemble(columns, titles, categories, name, where, note)
-
-
-def _read_dat(files: _Files, name: str, where: str) -> Interactions:
-    # Arrow splits at one character; "::" yields an empty column between every two.
-    columns = _read_numbers(
-        files.read("ratings.dat"), delimiter=":", names=("user", "", "item", "", "rating", "", "time")
-    )
-    titles: Titles = {}
-    categories: Categories = {}
-    if "movies.dat" in files.names():
-        for line in _text(files.read("movies.dat")).splitlines():
-            if line:
-                item, title, genres = line.split("::")
-                titles[item], categories[item] = title, _genres(genres)
-    return _assemble(columns, titles, categories, name, where)
-
-
-def _read_u_data(files: _Files, name: str, where: str) -> Interactions:
-    columns = _read_numbers(files.read("u.data"), delimiter="\t", names=("user", "item", "rating", "time"))
-    titles: Titles = {}
-    categories: Categories = {}
-    if {"u.item", "u.genre"} <= files.names():
-        genre_names = [line.split("|")[0] for line in _text(files.read("u.genre")).splitlines() if line]
-        for line in _text(files.read("u.item")).splitlines():
-            if line:
-                item, title, *_, flags = line.split("|", maxsplit=5)
-                flagged = zip(genre_names, flags.split("|"), strict=True)
-                titles[item] = title
-                categories[item] = tuple(genre for genre, flag in flagged if flag == "1" and genre != "unknown")
-    return _assemble(columns, titles, categories, name, where)
-
-
-def _read_csv(files: _Files, name: str, where: str) -> Interactions:
-    columns = _read_numbers(files.read("ratings.csv"), delimiter=",", names=("user", "item", "rating", "time"), skip=1)
-    titles: Titles = {}
-    categories: Categories = {}
-    if "movies.csv" in files.names():
-        for row in csv.DictReader(io.StringIO(_text(files.read("movies.csv")))):
-            titles[row["movieId"]], categories[row["movieId"]] = row["title"], _genres(row["genres"])
-    return _assemble(columns, titles, categories, name, where)
-
-
-_READERS: dict[str, Callable[[_Files, str, str], Interactions]] = {
-    "ratings.parquet": _read_parquet,
-    "ratings.dat": _read_dat,
-    "u.data": _read_u_data,
-    "ratings.csv": _read_csv,
-}
-
-
-def _read_numbers(data: bytes, *, delimiter: str, names: tuple[str, ...], skip: int = 0) -> list[NumberArray]:
-    wanted = ("user", "item", "rating", "time")
-    table = pa_csv.read_csv(
-        pa.BufferReader(data),
-        read_options=pa_csv.ReadOptions(
-            column_names=[column or f"gap{position}" for position, column in enumerate(names)], skip_rows=skip
-        ),
-        parse_options=pa_csv.ParseOptions(delimiter=delimiter),
-        convert_options=pa_csv.ConvertOptions(
-            include_columns=list(wanted),
-            column_types={"user": pa.int64(), "item": pa.int64(), "rating": pa.float32(), "time": pa.int64()},
-        ),
-    )
-    return [table[column].to_numpy() for column in wanted]
-
-
-def _assemble(
-    columns: list[NumberArray],
-    titles: Titles,
-    categories: Categories,
-    name: str,
-    where: str,
-    note: str = "",
-) -> Interactions:
-    users, items, ratings, times = columns
+    rating_file = next((name for name in _FORMATS if name in names), None)
+    if rating_file is None:
+        raise ValueError(f"{path} holds no MovieLens ratings; expected one of {', '.join(_FORMATS)}")
+    form = _FORMATS[rating_file]
+    try:
+        (users, items, ratings, times), note = form.ratings(files)
+        films = list(form.films(files)) if form.film_files <= names else []
+    except (pa.ArrowException, zipfile.BadZipFile, UnicodeDecodeError, KeyError) as exc:
+        raise ValueError(f"{rating_file} of {path} cannot be read as {name}: {exc}") from exc
     user_numbers, user_codes = np.unique(users, return_inverse=True)
     item_numbers, item_codes = np.unique(items, return_inverse=True)
     counts = f"{len(users):,} ratings of {len(item_numbers):,} films by {len(user_numbers):,} people"
@@ -181,15 +86,92 @@ def _assemble(
         timestamps=times.astype(np.int64),
         values=ratings.astype(np.float32),
         types=(np.zeros(len(users), dtype=np.int16), ["rating"]),
-        titles=titles,
-        categories=categories,
+        titles={film: title for film, title, _ in films},
+        categories={film: genres for film, _, genres in films},
         name=name,
-        source=f"MovieLens {name} {where}: {counts}" + (f"; {note}" if note else ""),
+        source=f"MovieLens {name} {found or f'from {path}'}: {counts}" + (f"; {note}" if note else ""),
     )
 
 
+def _parquet_ratings(files: _Files) -> _Ratings:
+    table = pq.read_table(pa.BufferReader(files.read("ratings.parquet")))
+    note = ""
+    if "order" in table.column_names:
+        order = np.lexsort((table["order"].to_numpy(), table["user_id"].to_numpy()))
+        table = table.take(pa.array(order))
+    if "ts_err" in table.column_names:
+        note = _REBUILT_NOTE.format(inexact=int(np.count_nonzero(table["ts_err"].to_numpy())))
+    return [table[column].to_numpy() for column in ("user_id", "item_id", "rating", "timestamp")], note
+
+
+def _parquet_films(files: _Files) -> _Films:
+    for film in pq.read_table(pa.BufferReader(files.read("movies.parquet"))).to_pylist():
+        yield str(film["item_id"]), film["title"] or "", _genres(film["genres"] or "")
+
+
+def _text_ratings(name: str, delimiter: str, *, skip: int = 0) -> Callable[[_Files], _Ratings]:
+    """Reads columns of numbers. Arrow splits at one character: "::" yields an empty column between every two."""
+    wanted = ("user", "item", "rating", "time")
+    names = [f"{gap}{column}" for column in wanted for gap in ("", "gap_")][:-1] if delimiter == "::" else list(wanted)
+
+    def read(files: _Files) -> _Ratings:
+        table = pa_csv.read_csv(
+            pa.BufferReader(files.read(name)),
+            read_options=pa_csv.ReadOptions(column_names=names, skip_rows=skip),
+            parse_options=pa_csv.ParseOptions(delimiter=delimiter[0]),
+            convert_options=pa_csv.ConvertOptions(
+                include_columns=list(wanted),
+                column_types={"user": pa.int64(), "item": pa.int64(), "rating": pa.float32(), "time": pa.int64()},
+            ),
+        )
+        return [table[column].to_numpy() for column in wanted], ""
+
+    return read
+
+
+def _dat_films(files: _Files) -> _Films:
+    for line in _lines(files, "movies.dat"):
+        film, title, genres = line.split("::")
+        yield film, title, _genres(genres)
+
+
+def _u_films(files: _Files) -> _Films:
+    genre_names = [line.split("|")[0] for line in _lines(files, "u.genre")]
+    for line in _lines(files, "u.item"):
+        film, title, *_, flags = line.split("|", maxsplit=5)
+        flagged = zip(genre_names, flags.split("|"), strict=True)
+        yield film, title, tuple(genre for genre, flag in flagged if flag == "1" and genre != "unknown")
+
+
+def _csv_films(files: _Files) -> _Films:
+    for row in csv.DictReader(io.StringIO(_text(files.read("movies.csv")))):
+        yield row["movieId"], row["title"], _genres(row["genres"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """How ratings are read, and films where all of their files are there."""
+
+    ratings: Callable[[_Files], _Ratings]
+    film_files: frozenset[str]
+    films: Callable[[_Files], _Films]
+
+
+# By rating file, in the order in which they are looked for.
+_FORMATS = {
+    "ratings.parquet": _Format(_parquet_ratings, frozenset({"movies.parquet"}), _parquet_films),
+    "ratings.dat": _Format(_text_ratings("ratings.dat", "::"), frozenset({"movies.dat"}), _dat_films),
+    "u.data": _Format(_text_ratings("u.data", "\t"), frozenset({"u.item", "u.genre"}), _u_films),
+    "ratings.csv": _Format(_text_ratings("ratings.csv", ",", skip=1), frozenset({"movies.csv"}), _csv_films),
+}
+
+
+def _lines(files: _Files, name: str) -> list[str]:
+    return [line for line in _text(files.read(name)).splitlines() if line]
+
+
 def _genres(text: str) -> tuple[str, ...]:
-    return tuple(genre for genre in re.split(r"\|", text.strip()) if genre and genre != "(no genres listed)")
+    return tuple(genre for genre in text.strip().split("|") if genre and genre != "(no genres listed)")
 
 
 def _text(data: bytes) -> str:

@@ -1,24 +1,21 @@
 """Sequences without timestamps: one row per user with the item ids of that user, oldest first.
 
-Reads `sequences.parquet` (columns user_id and items) from a folder, or any Parquet file of that form, in the order
-given. The time of an event is not known: its place in the user's sequence stands for it, and `has_times` is False. It
-does not know where the data lies; see locate.py.
+Reads `sequences.parquet` (columns user_id and items) from a folder, or any Parquet file of that form. The time of an
+event is not known: its position in the user's sequence stands for it, and `has_times` is False.
 
 Letters: N events, U users.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .interactions import Interactions, from_columns
-from .table import MAX_ID_BYTES, id_problem, id_texts
+from .table import coded_ids, id_texts, refuse_nulls
 
 SEQUENCE_NAMES = (
     "amazon-beauty-2014",
@@ -63,15 +60,23 @@ def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Inte
         raise ValueError(
             f"{file}: column items has type {table[_ITEMS].type}; expected a list of item ids per user, oldest first"
         )
-    user_ids = _user_ids(file, table[_USER])
+    user_codes, user_ids = coded_ids(table[_USER], f"{file}: column {_USER}", lambda row: row + 1)
+    if len(user_ids) < len(user_codes):
+        again = int(np.flatnonzero(np.bincount(user_codes) > 1)[0])
+        first, second = (np.flatnonzero(user_codes == again)[:2] + 1).tolist()
+        raise ValueError(
+            f"{file}: user_id {user_ids[again]!r} stands in rows {first} and {second}; one row per user, or the order "
+            "of its events is not known"
+        )
     lists = table[_ITEMS].combine_chunks()
-    _refuse_nulls(file, _ITEMS, lists)
+    refuse_nulls(lists, f"{file}: column {_ITEMS}", lambda row: row + 1)
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
     users = np.repeat(np.arange(len(user_ids)), lengths)
     if not len(users):
         raise ValueError(f"{file}: column items holds no item; give at least one user with one item")
-    items, item_ids = _item_codes(file, lists.flatten(), users)
-    places = np.arange(len(users)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    flat = pa.chunked_array([lists.flatten()])
+    items, item_ids = coded_ids(flat, f"{file}: an id of column {_ITEMS}", lambda event: int(users[event]) + 1)
+    positions = np.arange(len(users)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     titles, categories = _item_texts(file.parent) if file.name == SEQUENCE_FILE else ({}, {})
     if not name:
         name = file.resolve().parent.name if file.name == SEQUENCE_FILE else file.stem
@@ -79,7 +84,7 @@ def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Inte
     return from_columns(
         users=(users, user_ids),
         items=(items, item_ids),
-        timestamps=places,
+        timestamps=positions,
         titles=titles,
         categories=categories,
         name=name,
@@ -97,48 +102,6 @@ def _read(file: Path, columns: Sequence[str]) -> pa.Table:
         if column not in table.column_names:
             raise ValueError(f"{file} has no column {column}; it has: {', '.join(table.column_names)}")
     return table
-
-
-def _user_ids(file: Path, column: pa.ChunkedArray) -> list[str]:
-    texts = id_texts(column).combine_chunks()
-    _refuse_nulls(file, _USER, texts)
-    ids: list[str] = texts.to_pylist()
-    first_row: dict[str, int] = {}
-    for row, text in enumerate(ids, start=1):
-        if id_problem(text):
-            _refuse_id(file, _USER, text, row)
-        if text in first_row:
-            raise ValueError(
-                f"{file}: user_id {text!r} stands in rows {first_row[text]} and {row}; one row per user, or the "
-                "order of its events is not known"
-            )
-        first_row[text] = row
-    return ids
-
-
-def _item_codes(file: Path, flat: pa.Array, users: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], list[str]]:
-    encoded = id_texts(pa.chunked_array([flat])).combine_chunks().dictionary_encode()
-    if encoded.null_count:
-        row = int(users[np.flatnonzero(encoded.is_null().to_numpy(zero_copy_only=False))[0]]) + 1
-        raise ValueError(f"{file}: column items holds {encoded.null_count} missing ids (first: row {row})")
-    codes = encoded.indices.to_numpy().astype(np.int64)
-    ids: list[str] = encoded.dictionary.to_pylist()
-    for code, text in enumerate(ids):
-        if id_problem(text):
-            _refuse_id(file, _ITEMS, text, int(users[np.argmax(codes == code)]) + 1)
-    return codes, ids
-
-
-def _refuse_id(file: Path, column: str, text: str, row: int) -> NoReturn:
-    raise ValueError(
-        f"{file}: {column}={text[:40]!r} in row {row} {id_problem(text)}; allowed: 1 to {MAX_ID_BYTES} bytes of UTF-8"
-    )
-
-
-def _refuse_nulls(file: Path, column: str, values: pa.Array) -> None:
-    if values.null_count:
-        row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]) + 1
-        raise ValueError(f"{file}: column {column} is missing in {values.null_count} rows (first: row {row})")
 
 
 def _item_texts(folder: Path) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:

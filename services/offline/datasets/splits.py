@@ -1,37 +1,22 @@
-"""Past and future: the two splits that sequential recommendation is judged by.
+"""Past and future: what may be learnt from, and which events are predicted.
 
-Leave-one-out holds out each user's last event (test) and last but one (validation); the global time split holds out
-everything after one moment, which is what a stream looks like. Both keep all vocabularies, so codes stay comparable.
-It does not know how anything is scored.
+Leave-one-out holds out each user's last events, a time split everything after a moment. Both keep all vocabularies, so
+codes stay comparable; every model and baseline predicts the same events. It does not know how anything is scored.
+
+Letters: N events.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from .interactions import Interactions, RowArray
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeaveOneOut:
-    """Row numbers into `interactions`, increasing. Users with fewer than three events are in train alone."""
-
-    interactions: Interactions
-    train_rows: RowArray
-    valid_rows: RowArray
-    test_rows: RowArray
-
-    @property
-    def train(self) -> Interactions:
-        return self.interactions.select(self.train_rows)
-
-    @property
-    def valid(self) -> Interactions:
-        return self.interactions.select(self.valid_rows)
-
-    @property
-    def test(self) -> Interactions:
-        return self.interactions.select(self.test_rows)
+TieOrder = Literal["file", "reversed"]
+MAX_PREDICTED_EVENTS = 6_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,26 +28,52 @@ class GlobalTimeSplit:
     split_time: int
 
 
-def leave_one_out(interactions: Interactions) -> LeaveOneOut:
-    """Hold out each user's last event as test and the one before as validation."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSplit:
+    """Rows of `interactions`, each array increasing; train, validation and test share no row.
+
+    train_rows: what any model may learn from. valid_rows, test_rows: the events to predict, each from all that its
+    user did before it. refit_rows: what a model may learn from once its settings are chosen, for the test alone; it
+    holds train_rows and whatever lies before the test, predicted or not.
+    """
+
+    name: str
+    interactions: Interactions
+    train_rows: RowArray
+    valid_rows: RowArray
+    test_rows: RowArray
+    refit_rows: RowArray
+
+    @property
+    def train(self) -> Interactions:
+        return self.interactions.select(self.train_rows)
+
+
+def leave_one_out_split(interactions: Interactions, *, tie_order: TieOrder = "file") -> MeasuredSplit:
+    """Each user's last event is the test, the last but one the validation; users with fewer than three only train.
+
+    `tie_order` decides which of several events in a user's last second is the last: "file" keeps the file's order,
+    "reversed" turns it round in every second of every user. Published tables of ML-1M differ in it. The rows of
+    "reversed" refer to the reordered `interactions` of the result.
+    Raises: ValueError for "reversed" where there are no times, so that nothing shares one.
+    """
+    name = "leave-one-out"
+    if tie_order == "reversed":
+        interactions, name = reverse_ties(interactions), "leave-one-out, reversed ties"
+    elif tie_order != "file":
+        raise ValueError(f"tie_order={tie_order!r}; allowed: file, reversed")
     rows, offsets = interactions.by_user()
     ends = offsets[1:][np.diff(offsets) >= 3]
     test_rows, valid_rows = np.sort(rows[ends - 1]), np.sort(rows[ends - 2])
-    in_train = np.ones(len(interactions), dtype=bool)
-    in_train[test_rows] = False
-    in_train[valid_rows] = False
-    return LeaveOneOut(
+    refit_rows = np.setdiff1d(np.arange(len(interactions), dtype=np.int64), test_rows, assume_unique=True)
+    return MeasuredSplit(
+        name=name,
         interactions=interactions,
-        train_rows=np.flatnonzero(in_train).astype(np.int64),
+        train_rows=np.setdiff1d(refit_rows, valid_rows, assume_unique=True),
         valid_rows=valid_rows,
         test_rows=test_rows,
+        refit_rows=refit_rows,
     )
-
-
-def require_times(interactions: Interactions) -> None:
-    """Raises: ValueError, with the name of the data, when only the order inside each user is known."""
-    if not interactions.has_times:
-        raise ValueError(f"{interactions.name} has no timestamps; allowed: leave-one-out")
 
 
 def global_time_split(interactions: Interactions, fraction: float = 0.8) -> GlobalTimeSplit:
@@ -72,22 +83,109 @@ def global_time_split(interactions: Interactions, fraction: float = 0.8) -> Glob
     Raises: ValueError when `fraction` is not inside (0, 1), the data have no timestamps, or all events carry one time
     so that one side is empty.
     """
-    require_times(interactions)
+    _require_times(interactions)
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"fraction={fraction}; allowed: between 0 and 1, both excluded")
     if len(interactions) < 2:
         raise ValueError(f"{interactions.name} has {len(interactions)} events; a time split needs at least 2")
     times = interactions.timestamps
-    split_time = int(times[min(int(len(times) * fraction), len(times) - 1)])
-    boundary = int(np.searchsorted(times, split_time, side="left"))
+    boundary = _first_of_second(interactions, fraction)
     if boundary == 0:
         # The first second is larger than the wished part: split after it instead.
-        boundary = int(np.searchsorted(times, split_time, side="right"))
+        boundary = int(np.searchsorted(times, times[0], side="right"))
         if boundary == len(times):
-            raise ValueError(f"every event of {interactions.name} has the time {split_time}; it can't be split")
-        split_time = int(times[boundary])
+            raise ValueError(f"every event of {interactions.name} has the time {times[0]}; it can't be split")
     return GlobalTimeSplit(
         train=interactions.select(slice(0, boundary)),
         held_out=interactions.select(slice(boundary, len(times))),
-        split_time=split_time,
+        split_time=int(times[boundary]),
     )
+
+
+def time_split(
+    interactions: Interactions,
+    *,
+    train_share: float = 0.8,
+    valid_share: float = 0.1,
+    max_events: int = MAX_PREDICTED_EVENTS,
+) -> MeasuredSplit:
+    """Train before t1, validation in [t1, t2), test from t2 on; t1 and t2 cut the events 80 : 10 : 10.
+
+    A second never lies on both sides of a cut. Of the events whose user has an earlier event, up to `max_events` per
+    part are predicted, evenly spread over it; the others are history alone.
+    Raises: ValueError when a share or `max_events` is out of range, when there are no timestamps, or when a part would
+    have no event to predict.
+    """
+    _require_times(interactions)
+    if not (0.0 < train_share < 1.0 and 0.0 < valid_share < 1.0 and train_share + valid_share < 1.0):
+        raise ValueError(
+            f"train_share={train_share}, valid_share={valid_share}; allowed: both above 0, their sum below 1"
+        )
+    if max_events < 1:
+        raise ValueError(f"max_events={max_events}; allowed: 1 and more")
+    valid_start = _first_of_second(interactions, train_share)
+    test_start = _first_of_second(interactions, train_share + valid_share)
+    predictable = ~_first_events(interactions)
+    parts = {}
+    for part, begin, end in (("validation", valid_start, test_start), ("test", test_start, len(interactions))):
+        candidates = (begin + np.flatnonzero(predictable[begin:end])).astype(np.int64)
+        if valid_start == 0 or not len(candidates):
+            raise ValueError(
+                f"{interactions.name} ({len(interactions)} events) leaves no training or no {part} event to predict at "
+                f"train_share={train_share}, valid_share={valid_share}"
+            )
+        parts[part] = _evenly(candidates, max_events)
+    return MeasuredSplit(
+        name="global time",
+        interactions=interactions,
+        train_rows=np.arange(valid_start, dtype=np.int64),
+        valid_rows=parts["validation"],
+        test_rows=parts["test"],
+        refit_rows=np.arange(test_start, dtype=np.int64),
+    )
+
+
+SPLITS: dict[str, Callable[[Interactions], MeasuredSplit]] = {
+    "leave-one-out": leave_one_out_split,
+    "leave-one-out, reversed ties": lambda interactions: leave_one_out_split(interactions, tie_order="reversed"),
+    "global time": time_split,
+}
+
+
+def reverse_ties(interactions: Interactions) -> Interactions:
+    """The same events with the order inside each second turned round; nothing else changes.
+
+    Raises: ValueError where there are no times.
+    """
+    if not interactions.has_times:
+        raise ValueError(f"{interactions.name} has no timestamps, so no ties; allowed: tie_order='file'")
+    latest_first = -np.arange(len(interactions))
+    return interactions.select(np.lexsort((latest_first, interactions.timestamps)))
+
+
+def _require_times(interactions: Interactions) -> None:
+    if not interactions.has_times:
+        raise ValueError(f"{interactions.name} has no timestamps; allowed: leave-one-out")
+
+
+def _first_of_second(interactions: Interactions, share: float) -> int:
+    times = interactions.timestamps
+    if not len(times):
+        return 0
+    boundary = times[min(int(len(times) * share), len(times) - 1)]
+    return int(np.searchsorted(times, boundary, side="left"))
+
+
+def _first_events(interactions: Interactions) -> npt.NDArray[np.bool_]:
+    rows, offsets = interactions.by_user()
+    first = np.zeros(len(interactions), dtype=bool)
+    first[rows[offsets[:-1][np.diff(offsets) > 0]]] = True
+    return first
+
+
+def _evenly(rows: RowArray, count: int) -> RowArray:
+    """`count` of the rows in the middle of as many equal stretches, or all of them where there are no more."""
+    if len(rows) <= count:
+        return rows
+    middles = (2 * np.arange(count, dtype=np.int64) + 1) * len(rows) // (2 * count)
+    return rows[middles]

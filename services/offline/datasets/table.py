@@ -4,7 +4,7 @@ Optional columns are type, value, title and categories; every name can be set. T
 the checks, so that validation.py can report on a file that this module would refuse. It repairs nothing silently.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -76,8 +76,7 @@ def read_table(
     raw = read_raw_table(path, columns, header=header)
     if raw.num_rows == 0:
         raise ValueError(f"{raw.path} has no rows")
-    users = encode_ids(raw, "user")
-    items = encode_ids(raw, "item")
+    users, items = (coded_ids(raw.columns[role], role, lambda row: row + raw.first_row) for role in ("user", "item"))
     times = parse_timestamps(raw.columns["timestamp"], unit=timestamp_unit, first_row=raw.first_row)
     title_of = _first_text(raw, "title", items)
     category_of = {item: _split_categories(text) for item, text in _first_text(raw, "categories", items).items()}
@@ -113,22 +112,32 @@ def read_raw_table(
     return RawTable(path=path, columns={role: table[column] for role, column in chosen.items()}, first_row=first_row)
 
 
-def encode_ids(raw: RawTable, role: str) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Codes (N,) and vocabulary of an id column, ids checked against what the wire allows."""
-    encoded = id_texts(raw.columns[role]).dictionary_encode().combine_chunks()
-    if encoded.null_count:
-        row = int(np.flatnonzero(encoded.is_null().to_numpy(zero_copy_only=False))[0]) + raw.first_row
-        raise ValueError(f"{role} is missing in {encoded.null_count} rows (first: row {row}); fill or remove them")
+def coded_ids(
+    column: pa.ChunkedArray, what: str, row_of: Callable[[int], int]
+) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Codes (N,) and vocabulary of an id column, ids checked against what the wire allows.
+
+    `what` is the column in messages, `row_of` the row of the file in which a value stands.
+    """
+    encoded = id_texts(column).dictionary_encode().combine_chunks()
+    refuse_nulls(encoded, what, row_of)
     ids: list[str] = encoded.dictionary.to_pylist()
     codes = encoded.indices.to_numpy().astype(np.int64)
     for code, text in enumerate(ids):
         problem = id_problem(text)
         if problem:
-            row = int(np.argmax(codes == code)) + raw.first_row
+            row = row_of(int(np.argmax(codes == code)))
             raise ValueError(
-                f"{role}={text[:40]!r} in row {row} {problem}; allowed: 1 to {MAX_ID_BYTES} bytes of UTF-8"
+                f"{what}={text[:40]!r} in row {row} {problem}; allowed: 1 to {MAX_ID_BYTES} bytes of UTF-8"
             )
     return codes, ids
+
+
+def refuse_nulls(column: pa.Array | pa.ChunkedArray, what: str, row_of: Callable[[int], int]) -> None:
+    """Raises: ValueError naming the first row where a value of the column is missing."""
+    if column.null_count:
+        row = row_of(int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]))
+        raise ValueError(f"{what} is missing in {column.null_count} rows (first: row {row}); fill or remove them")
 
 
 def id_problem(text: str) -> str:

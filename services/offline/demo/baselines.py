@@ -9,7 +9,6 @@ Letters: B users, X items, P_q components, d width.
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from services.algorithms.bundle import Bundle
 from services.algorithms.states import QueryStates
 from services.offline.demo.measurement import HITS_AT
+from services.offline.demo.plan import ReplayEvent
 
 
 def top_k(order: Iterable[str], seen: set[str], *, k: int = HITS_AT) -> list[str]:
@@ -30,21 +30,19 @@ def popularity_order(item_ids: Sequence[str], counts: npt.NDArray[np.integer]) -
     return sorted(item_ids, key=lambda item_id: (descending[item_id], item_id))
 
 
-def seen_before(
-    past: Mapping[str, set[str]], users: Sequence[str], items: Sequence[str], predicted: npt.NDArray[np.bool_]
-) -> Iterator[tuple[int, set[str]]]:
-    """For each predicted event, its position and the user's seen items then (one live set: read it at once).
+def seen_before(past: Mapping[str, set[str]], events: Sequence[ReplayEvent]) -> Iterator[tuple[ReplayEvent, set[str]]]:
+    """Each predicted event with its user's seen items then (one live set: read it at once).
 
-    `past` is what each user had before the split; `users` and `items` are the replay's events in sending order.
+    `past` is what each user had before the split; `events` are the replay's, in sending order.
     """
     seen: dict[str, set[str]] = {}
-    for position, (user, item) in enumerate(zip(users, items, strict=True)):
-        known = seen.get(user)
-        if known is None:
-            known = seen[user] = set(past.get(user, ()))
-        if predicted[position]:
-            yield position, known
-        known.add(item)
+    for event in events:
+        known = seen.setdefault(event.user_id, set())
+        if not known:
+            known.update(past.get(event.user_id, ()))
+        if event.predicted:
+            yield event, known
+        known.add(event.item_id)
 
 
 def rankings(bundle: Bundle, states: Mapping[str, QueryStates], *, batch: int = 64) -> dict[str, npt.NDArray[np.int64]]:
@@ -65,35 +63,22 @@ def rankings(bundle: Bundle, states: Mapping[str, QueryStates], *, batch: int = 
     return ranked
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BaselineAnswers:
-    """Top tens of the predicted events, in sending order, M of them each."""
-
-    popularity: list[list[str]]
-    frozen_state: list[list[str]]
-
-
 def baseline_answers(
-    *,
     bundle: Bundle,
     past: Mapping[str, set[str]],
     frozen: Mapping[str, npt.NDArray[np.int64]],
-    users: Sequence[str],
-    items: Sequence[str],
-    predicted: npt.NDArray[np.bool_],
-) -> BaselineAnswers:
-    """What popularity and the frozen states would have answered at each predicted event.
+    events: Sequence[ReplayEvent],
+) -> dict[str, list[list[str]]]:
+    """Top tens of the predicted events, in sending order, by popularity and by the frozen states.
 
     `past`: what each user had before the split; `frozen`: each user's ranking of the catalogue at the split (see
     `rankings`). A user without one has no state to freeze: the answer is the popular one, as the system's would be.
     """
     popular = popularity_order(bundle.item_ids, bundle.counts)
-    item_ids = bundle.item_ids
-    by_popularity: list[list[str]] = []
-    by_frozen_state: list[list[str]] = []
-    for position, seen in seen_before(past, users, items, predicted):
-        by_popularity.append(top_k(popular, seen))
-        ranking = frozen.get(users[position])
-        named = popular if ranking is None else (item_ids[index] for index in ranking)
-        by_frozen_state.append(top_k(named, seen))
-    return BaselineAnswers(popularity=by_popularity, frozen_state=by_frozen_state)
+    answers: dict[str, list[list[str]]] = {"frozen_state": [], "popularity": []}
+    for event, seen in seen_before(past, events):
+        ranking = frozen.get(event.user_id)
+        own = popular if ranking is None else (bundle.item_ids[index] for index in ranking)
+        for name, order in (("popularity", popular), ("frozen_state", own)):
+            answers[name].append(top_k(order, seen))
+    return answers

@@ -236,21 +236,12 @@ def _evaluate(
     predicted = np.array([event.predicted for event in plan.events], dtype=np.bool_)
     items = [event.item_id for event in plan.events if event.predicted]
     past = {user_id: set(item_ids) for user_id, item_ids in streamed.past.items()}
-    other = baselines.baseline_answers(
-        bundle=bundle,
-        past=past,
-        frozen=baselines.rankings(bundle, streamed.frozen),
-        users=[event.user_id for event in plan.events],
-        items=[event.item_id for event in plan.events],
-        predicted=predicted,
-    )
     rates, hit = hit_rates(
         items,
         {
             "model": [answer.item_ids for answer in in_order(result.predictions)],
             "model_with_token": [answer.item_ids for answer in in_order(result.predictions_with_token)],
-            "frozen_state": other.frozen_state,
-            "popularity": other.popularity,
+            **baselines.baseline_answers(bundle, past, baselines.rankings(bundle, streamed.frozen), plan.events),
             **streaming_baselines.streaming_answers(split.train, plan.events, past),
         },
     )

@@ -7,12 +7,14 @@ they can be made. Both leave out what the user has had, as the system does.
 Letters: C predicted events of a batch, X items of the whole vocabulary.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from services.offline.datasets import Interactions
+from services.offline.demo.baselines import seen_before
 from services.offline.demo.measurement import HITS_AT
 from services.offline.demo.plan import ReplayEvent
 from services.offline.evaluation.stream.baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
@@ -51,31 +53,18 @@ def streaming_answers(
     ]
     if train.num_items <= MOST_ITEMS:
         contenders.append(StreamingItemNeighbours(setting, NEIGHBOURS, name=ITEM_KNN))
-    return walked_answers(train, contenders, events, past)
-
-
-def walked_answers(
-    train: Interactions, contenders: Sequence[Contender], events: Sequence[ReplayEvent], past: Mapping[str, set[str]]
-) -> dict[str, list[list[str]]]:
-    """Each contender's top tens of the predicted events, by the names that it gives."""
     user_codes = {user_id: code for code, user_id in enumerate(train.user_ids)}
     item_codes = {item_id: code for code, item_id in enumerate(train.item_ids)}
-    had = {user_id: [item_codes[item] for item in items if item in item_codes] for user_id, items in past.items()}
+    predicted = seen_before(past, events)
     answers: dict[str, list[list[str]]] = {}
     for first in range(0, len(events), _BATCH_EVENTS):
-        some = events[first : first + _BATCH_EVENTS]
-        batch = _batch(some, first, user_codes, item_codes)
+        batch = _batch(events[first : first + _BATCH_EVENTS], first, user_codes, item_codes)
         scored = {name: rows for contender in contenders for name, rows in contender.step(batch).items()}
-        row = 0
-        for event in some:
-            seen = had.setdefault(event.user_id, [])
-            if event.predicted:
-                left_out = np.array(seen, dtype=np.int64)
-                for name, rows in scored.items():
-                    best = top_rows(rows[row], left_out)
-                    answers.setdefault(name, []).append([train.item_ids[code] for code in best.tolist()])
-                row += 1
-            seen.append(item_codes[event.item_id])
+        for row, (_, seen) in enumerate(itertools.islice(predicted, len(batch.chosen))):
+            left_out = np.array([item_codes[item] for item in seen if item in item_codes], dtype=np.int64)
+            for name, rows in scored.items():
+                best = top_rows(rows[row], left_out)
+                answers.setdefault(name, []).append([train.item_ids[code] for code in best.tolist()])
     return answers
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from services.offline.datasets import Interactions, leave_one_out
+from services.offline.datasets import Interactions, leave_one_out_split
 from services.offline.evaluation.common.ranking import Ranks
 from services.offline.statistics import Difference, paired_difference
 from services.offline.training.evaluation import ModelScorer, rank_events
@@ -60,17 +60,16 @@ def choose(
 
     Raises: ValueError if no user has three events.
     """
-    parts = leave_one_out(interactions)
+    parts = leave_one_out_split(interactions)
     if not len(parts.test_rows):
         raise ValueError(f"{interactions.name}: no user has three events; choosing a head needs one to be predicted")
-    known = np.ones(len(interactions), dtype=bool)
-    known[parts.test_rows] = False
+    known = interactions.select(parts.refit_rows)
     rows = parts.test_rows[np.linspace(0, len(parts.test_rows) - 1, min(_EVENTS, len(parts.test_rows))).astype(int)]
     gains: dict[str, npt.NDArray[np.float64]] = {}
     spent = 0.0
     for name, config in options.items():
         short = replace(config, epochs=max(1, round(config.epochs * _SHARE)))
-        report = train(short, interactions.select(known), progress=progress(name), device=device)
+        report = train(short, known, progress=progress(name), device=device)
         report.model.to("cpu")
         ranks = rank_events(ModelScorer(report.model, report.user_index), interactions, rows).ranks
         gains[name] = _gains(ranks)

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from services.algorithms.native.threads import set_compute_threads
-from services.offline.datasets import Interactions, global_time_split, leave_one_out, load_dataset
+from services.offline.datasets import Interactions, global_time_split, leave_one_out_split, load_dataset
 from services.offline.training.bundling import save_bundle
 from services.offline.training.choice import Choice, candidates, choose
 from services.offline.training.display import show_report, training_progress
@@ -61,10 +61,8 @@ def fit_split(interactions: Interactions, split: str, *, max_events: int = 6000,
     if split not in SPLITS:
         raise ValueError(f"split={split!r}; allowed: {', '.join(SPLITS)}")
     if split == LEAVE_ONE_OUT:
-        parts = leave_one_out(interactions)
-        known = np.ones(len(interactions), dtype=bool)
-        known[parts.test_rows] = False
-        return FitSplit(train=interactions.select(known), whole=interactions, test_rows=parts.test_rows)
+        parts = leave_one_out_split(interactions)
+        return FitSplit(train=interactions.select(parts.refit_rows), whole=interactions, test_rows=parts.test_rows)
     if split == TIME:
         divided = global_time_split(interactions, fraction)
         held_out = np.arange(len(divided.train), len(interactions), dtype=np.int64)

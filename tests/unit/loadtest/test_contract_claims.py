@@ -118,4 +118,4 @@ def test_nearest_items_begin_with_the_anchor_and_leave_out_who_may_not_be() -> N
     vectors = np.array([[1, 0], [0.9, 0.1], [0, 1], [0.8, 0.2]], np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     (found,) = neighbourhoods(["a", "b", "c", "d"], vectors, np.array([0]), size=2, among=np.array([0, 2, 3]))
-    assert found.item_ids == ["a", "d"]
+    assert found == ["a", "d"]

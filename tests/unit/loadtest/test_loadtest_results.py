@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.open_loop import NOT_SENT
 from loadtest.report import write_report
-from loadtest.results import NOT_SENT, OK, Call, Outcome, RunResults, caveats, summarise
+from loadtest.results import OK, Call, Outcome, RunResults, caveats, summarise
 
 
 def call(due_s: float, latency_ms: float, status: str = OK, outcome: Outcome | None = None) -> Call:

@@ -99,7 +99,7 @@ def test_a_bound_on_calls_in_flight_is_counted_not_hidden(small_gateway: Any, it
     [
         (("--target", "example.org:50050"), "is another machine; load it only with --allow-remote"),
         (("--target", "nowhere"), "allowed: host:port"),
-        (("--seconds", "1e9"), "seconds=1000000000.0; allowed: 0.1 to 3600"),
+        (("--seconds", "1e9"), "--seconds=1e+09; allowed: 0.1 to 3600"),
         (("--recommend-rate", "1e6"), "--recommend-rate=1e+06; allowed: 0 to 5000"),
         (("--items", "missing.parquet"), "missing.parquet is not there"),
         (("--k", "0"), "--k=0; allowed: 1 to 1000"),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from services.offline.datasets import Interactions, MeasuredSplit, load_dataset, order_test
-from services.offline.datasets.measured_splits import SPLITS
+from services.offline.datasets.splits import SPLITS
 from services.offline.evaluation.quality.arms import ARMS, Arm, Trial
 from services.offline.evaluation.quality.baselines import GRIDS, make_baseline
 from services.offline.evaluation.quality.runs import Finished, Plan, Row, Store, run_arm, run_baseline

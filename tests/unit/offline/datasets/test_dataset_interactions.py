@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.offline.datasets import Interactions, from_columns, global_time_split, leave_one_out
+from services.offline.datasets import Interactions, from_columns, global_time_split, leave_one_out_split
 
 
 def build(rows: list[tuple[str, str, int]]) -> Interactions:
@@ -57,10 +57,10 @@ def test_the_fingerprint_tells_different_events_apart() -> None:
 
 
 def test_leave_one_out_holds_out_the_last_two_and_spares_short_users() -> None:
-    split = leave_one_out(build(ROWS))
+    split = leave_one_out_split(build(ROWS))
     ids = split.interactions.item_ids
-    assert sorted(ids[item] for item in split.test.items) == ["w", "z"]
-    assert sorted(ids[item] for item in split.valid.items) == ["y", "y"]
+    assert sorted(ids[item] for item in split.interactions.items[split.test_rows]) == ["w", "z"]
+    assert sorted(ids[item] for item in split.interactions.items[split.valid_rows]) == ["y", "y"]
     assert len(split.train) == 3
     assert not set(split.train_rows) & set(split.test_rows)
 

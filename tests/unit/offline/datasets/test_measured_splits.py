@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from services.offline.datasets import Interactions, from_columns
-from services.offline.datasets.measured_splits import SPLITS, leave_one_out_split, reverse_ties, time_split
+from services.offline.datasets.splits import SPLITS, leave_one_out_split, reverse_ties, time_split
 
 
 def build(rows: list[tuple[str, str, int]], *, has_times: bool = True) -> Interactions:
@@ -62,7 +62,7 @@ def test_reversing_twice_gives_the_same_events_back() -> None:
 def test_refit_rows_of_leave_one_out_add_the_validation_events() -> None:
     split = leave_one_out_split(random_events())
     assert split.refit_rows.tolist() == sorted([*split.train_rows, *split.valid_rows])
-    assert len(split.refit) == len(split.train) + len(split.valid_rows)
+    assert len(split.refit_rows) == len(split.train) + len(split.valid_rows)
 
 
 def test_time_split_cuts_at_two_moments() -> None:

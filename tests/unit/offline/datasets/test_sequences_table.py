@@ -10,7 +10,7 @@ from services.offline.datasets import (
     DatasetUnavailableError,
     from_columns,
     global_time_split,
-    leave_one_out,
+    leave_one_out_split,
     load_dataset,
     read_sequences,
     validate,
@@ -88,9 +88,9 @@ def test_a_split_by_time_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_leave_one_out_takes_the_last_of_the_sequence(tmp_path: Path) -> None:
-    split = leave_one_out(read_sequences(write(tmp_path)))
-    assert [split.test.item_ids[item] for item in split.test.items] == ["30", "1"]
-    assert [split.valid.item_ids[item] for item in split.valid.items] == ["1", "30"]
+    split = leave_one_out_split(read_sequences(write(tmp_path)))
+    assert [split.interactions.item_ids[item] for item in split.interactions.items[split.test_rows]] == ["30", "1"]
+    assert [split.interactions.item_ids[item] for item in split.interactions.items[split.valid_rows]] == ["1", "30"]
 
 
 def test_categories_are_the_names_of_the_attributes(tmp_path: Path) -> None:
@@ -123,7 +123,10 @@ def test_titles_come_from_the_item_table(tmp_path: Path) -> None:
             r"sequences\.parquet: column user_id is missing in 1 rows .*row 2",
         ),
         ({"user_id": [1, 2], "items": [[1], None]}, r"sequences\.parquet: column items is missing in 1 rows .*row 2"),
-        ({"user_id": [1, 2], "items": [[1], [2, None]]}, r"column items holds 1 missing ids \(first: row 2\)"),
+        (
+            {"user_id": [1, 2], "items": [[1], [2, None]]},
+            r"an id of column items is missing in 1 rows \(first: row 2\)",
+        ),
         ({"user_id": [1, 2, 1], "items": [[1], [2], [3]]}, r"user_id '1' stands in rows 1 and 3; one row per user"),
         ({"user_id": ["a", "b"], "items": [["x"], ["x", ""]]}, r"items='' in row 2 is empty"),
         ({"user_id": ["a", "b\n"], "items": [["x"], ["x"]]}, r"user_id='b\\n' in row 2 holds a control character"),

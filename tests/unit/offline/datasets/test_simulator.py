@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.offline.datasets import SimulatorConfig, leave_one_out, simulate
+from services.offline.datasets import SimulatorConfig, leave_one_out_split, simulate
 
 SMALL = SimulatorConfig(num_users=400, num_items=400, num_topics=16, mean_events_per_user=60, max_events_per_user=150)
 
@@ -45,7 +45,7 @@ def test_every_item_has_a_title_and_two_categories() -> None:
 
 def test_the_last_event_predicts_the_next_far_better_than_popularity() -> None:
     data = simulate(SMALL)
-    split = leave_one_out(data)
+    split = leave_one_out_split(data)
     train = split.train
     rows, offsets = train.by_user()
     users, items = train.users[rows], train.items[rows]
@@ -54,7 +54,7 @@ def test_the_last_event_predicts_the_next_far_better_than_popularity() -> None:
     np.add.at(follows, (items[:-1][same], items[1:][same]), 1.0)
     popularity = train.item_counts().astype(float)
     hits = {"popularity": 0, "follows": 0}
-    for user, target in zip(split.valid.users, split.valid.items, strict=True):
+    for user, target in zip(data.users[split.valid_rows], data.items[split.valid_rows], strict=True):
         history = items[offsets[user] : offsets[user + 1]]
         scores = {"popularity": popularity.copy(), "follows": follows[history[-1]] + 1e-6 * popularity}
         for name, score in scores.items():

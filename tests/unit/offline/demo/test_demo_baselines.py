@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from services.offline.demo.baselines import baseline_answers, popularity_order, seen_before, top_k
+from services.offline.demo.plan import ReplayEvent
 
 
 def test_most_popular_first_and_ties_by_item_id() -> None:
@@ -17,27 +18,30 @@ def test_top_k_leaves_out_seen_items_and_is_filled_up() -> None:
     assert top_k(["a"], {"a"}, k=2) == []
 
 
+def events_of(*rows: tuple[str, str, bool]) -> list[ReplayEvent]:
+    shared: dict[str, Any] = {"type": "rating", "value": 1.0, "time_s": 0, "previous": -1, "known": True}
+    return [
+        ReplayEvent(event_id=f"e{row}", user_id=user, item_id=item, predicted=predicted, **shared)
+        for row, (user, item, predicted) in enumerate(rows)
+    ]
+
+
 def test_seen_grows_with_every_event_and_starts_with_the_past() -> None:
-    seen = seen_before({"u": {"p"}}, ["u", "v", "u", "u"], ["a", "b", "c", "d"], np.array([True, False, True, True]))
-    assert [(position, set(known)) for position, known in seen] == [(0, {"p"}), (2, {"p", "a"}), (3, {"p", "a", "c"})]
+    events = events_of(("u", "a", True), ("v", "b", False), ("u", "c", True), ("u", "d", True))
+    seen = [(event.item_id, set(known)) for event, known in seen_before({"u": {"p"}}, events)]
+    assert seen == [("a", {"p"}), ("c", {"p", "a"}), ("d", {"p", "a", "c"})]
 
 
 def test_the_predicted_event_is_not_seen_yet() -> None:
-    [(position, known)] = [
-        (position, set(known)) for position, known in seen_before({}, ["u", "u"], ["a", "b"], np.array([False, True]))
+    [(event, known)] = [
+        (event, set(known)) for event, known in seen_before({}, events_of(("u", "a", False), ("u", "b", True)))
     ]
-    assert (position, known) == (1, {"a"})
+    assert (event.item_id, known) == ("b", {"a"})
 
 
 def test_a_user_without_a_frozen_state_gets_popular_items() -> None:
     bundle: Any = SimpleNamespace(item_ids=["a", "b", "c"], counts=np.array([1, 3, 2]))
-    answers = baseline_answers(
-        bundle=bundle,
-        past={"known": {"c"}},
-        frozen={"known": np.array([2, 0, 1])},
-        users=["known", "new"],
-        items=["a", "b"],
-        predicted=np.array([True, True]),
-    )
-    assert answers.frozen_state == [["a", "b"], ["b", "c", "a"]]
-    assert answers.popularity == [["b", "a"], ["b", "c", "a"]]
+    events = events_of(("known", "a", True), ("new", "b", True))
+    answers = baseline_answers(bundle, {"known": {"c"}}, {"known": np.array([2, 0, 1])}, events)
+    assert answers["frozen_state"] == [["a", "b"], ["b", "c", "a"]]
+    assert answers["popularity"] == [["b", "a"], ["b", "c", "a"]]

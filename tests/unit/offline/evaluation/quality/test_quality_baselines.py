@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from services.offline.datasets import Interactions, from_columns
-from services.offline.datasets.measured_splits import leave_one_out_split, time_split
+from services.offline.datasets.splits import leave_one_out_split, time_split
 from services.offline.evaluation.quality.baselines import (
     BASELINES,
     GRIDS,
