@@ -1,7 +1,7 @@
 """Is one arm better than another? Differences paired by event, with intervals over events and seeds.
 
 Two things vary: which people were asked, and which seed trained the model. The pigeonhole bootstrap (Owen, "The
-pigeonhole bootstrap", Annals of Applied Statistics 1(2), 2007) draws both anew, independently, so an interval covers
+pigeonhole bootstrap", Annals of Applied Statistics 1(2), 2007) draws both, independently, so an interval covers
 both. It knows nothing of models or data sets: it reads values per seed and event.
 
 Letters: S seeds, E events, R replicates.

@@ -28,8 +28,8 @@ from services.offline.training.models.text_mol import TextMol
 from services.algorithms.states import ItemStates
 from services.algorithms.text_bundle import HeadShape, TextBundleWriter
 from services.algorithms.word_pieces import WordPieces
-from services.offline.training.phrases.export import write_phrase_onnx
-from services.offline.training.text_mol.export import write_text_onnx
+from services.offline.training.onnx_graphs import write_text_graph
+from services.offline.training.text_mol.export import QueryGraph
 from services.offline.training.text_server import add_server_folders
 
 words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "space", "movie", "##s", "cat", "dog", "a", "the", "!"]
@@ -41,8 +41,8 @@ head = HeadShape(kind="mol", num_query_components=3, num_item_components=2, comp
 mol = TextMol(BertBody(shape), head, joined=1, max_tokens=24).eval()
 phrases = PhraseEncoder(PhraseShape(positions=4, max_tokens=24, width=32, inner_width=64, num_layers=2, num_heads=4,
                                     num_pieces=len(words)), num_upper=1).eval()
-write_text_onnx(mol, folder / "text.onnx")
-write_phrase_onnx(phrases, folder / "phrases.onnx", max_tokens=24)
+write_text_graph(QueryGraph(mol), folder / "text.onnx", output="components", max_tokens=24)
+write_text_graph(phrases, folder / "phrases.onnx", output="x", max_tokens=24)
 states = ItemStates(components=torch.nn.functional.normalize(torch.randn(2, 2, 32), dim=-1).numpy())
 with TextBundleWriter(folder / "text", item_ids=["a", "b"], texts=["cat", "dog"], words=words) as to:
     to.add_text_mol(folder / "text.onnx", states, mol.pair_gate(), head=head, max_tokens=24)

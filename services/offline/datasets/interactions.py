@@ -28,8 +28,8 @@ class Interactions:
     Shapes: users (N,) codes into user_ids; items (N,) codes into item_ids; timestamps (N,) unix seconds, never
     decreasing; values (N,); types (N,) codes into type_names; item_ids, titles ("" unknown) and categories (() unknown)
     are (X,) and aligned. Codes survive `select`: a selection keeps the whole vocabularies.
-    Without `has_times` a timestamp is the event's place in its user's sequence (0, 1, 2, ...): it orders the events of
-    one user and says nothing about two users.
+    Without `has_times` a timestamp is the event's position in its user's sequence (0, 1, 2, ...): it orders the events
+    of one user and says nothing about two users.
     Raises: ValueError when lengths differ, a code lies outside its vocabulary, or timestamps decrease.
     """
 

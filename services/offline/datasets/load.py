@@ -30,7 +30,7 @@ def load_dataset(
 
     `name`: "auto", "simulator", a MovieLens name (ml-1m, ml-latest-small, ml-100k, ml-10m, ml-20m, ml-25m, ml-32m), one
     of SEQUENCE_NAMES (order without times, never downloaded), or the path of a CSV or Parquet table (see `read_table`),
-    of sequences (see `read_sequences`), or of a MovieLens folder or zip. `root`: the only place to
+    of sequences (see `read_sequences`), or of a MovieLens folder or zip. `root`: the only folder to
     look in, instead of the usual ones. `download=False` keeps off the network. `environ` defaults to os.environ, read
     now.
     Raises: DatasetUnavailableError (a ValueError) when a named set cannot be had; ValueError when a file is not what
@@ -57,7 +57,7 @@ def _load_best(locator: Locator) -> Interactions:
             if located is not None:
                 return read_movielens(located.path, name=name, found=located.where)
     simulated = simulate(SimulatorConfig())
-    reasons = "; ".join(dict.fromkeys(locator.tried)) or "no place to look in"
+    reasons = "; ".join(dict.fromkeys(locator.tried)) or "no folder to look in"
     return replace(simulated, source=f"{simulated.source}. Real data could not be had: {reasons}")
 
 

@@ -37,10 +37,10 @@ class Located:
 
 @dataclass(kw_only=True, slots=True)
 class Locator:
-    """Search places for one run.
+    """Where to search in one run.
 
-    `root`, when given, is the only place looked at. `download=False` never touches the network. `tried` collects, in
-    words, each place that did not have it.
+    `root`, when given, is the only folder looked at. `download=False` never touches the network. `tried` collects, in
+    words, each folder that did not have it.
     """
 
     root: Path | None = None
@@ -51,11 +51,11 @@ class Locator:
     _publisher_down: bool = False
 
     def on_this_machine(self, name: str) -> Located | None:
-        """The first local place that holds `name`, or None."""
+        """The first local folder or zip that holds `name`, or None."""
         is_the_set = is_sequences if name in SEQUENCE_NAMES else is_movielens
-        for base, label in self.places():
+        for base, label in self.folders():
             for candidate in (base / name, base / f"{name}.zip", base):
-                # A place may also be the set itself: FRESHET_DATA=/somewhere/ml-1m or .../ml-1m.zip.
+                # A folder may also be the set itself: FRESHET_DATA=/somewhere/ml-1m or .../ml-1m.zip.
                 if candidate == base and base.name not in (name, f"{name}.zip"):
                     continue
                 if is_the_set(candidate):
@@ -86,7 +86,7 @@ class Locator:
         base = self.environ.get("XDG_CACHE_HOME", "")
         return (Path(base) if base else Path.home() / ".cache") / "freshet" / "data"
 
-    def places(self) -> Iterator[tuple[Path, str]]:
+    def folders(self) -> Iterator[tuple[Path, str]]:
         """The local folders in the order in which they are looked at, each with its name in words."""
         if self.root is not None:
             yield self.root, str(self.root)

@@ -52,7 +52,7 @@ def order_test(interactions: Interactions, *, num_shuffles: int = 20, seed: int 
     """Compare the hit rate of first-order guesses with the same after shuffling each user's events.
 
     A fifth of the users is held out, the same in every run. Steps within the held-out users are predicted from the
-    counts of the others; equal counts share the places that they would fill. `ties="shuffled"` also shuffles events of
+    counts of the others; equal counts share the ranks that they would take. `ties="shuffled"` also shuffles events of
     one second in the original, so that an order which only the file has (by item number, say) does not count.
     "ordered" needs z of at least 4 and a higher rate than every shuffle; "sorted by item" is a set in which nine
     steps of ten go to a higher (or a lower) item code: its order is a list's, not the users'.
@@ -114,13 +114,13 @@ def _hit_rate(items: IntArray, learnt: BoolArray, tested: BoolArray, num_items: 
     steps = items[:-1] * num_items + items[1:]
     pairs, counts = np.unique(steps[learnt], return_counts=True)
     wanted = steps[tested]
-    place = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
-    found = pairs[place] == wanted
+    row = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+    found = pairs[row] == wanted
     # One sorted key (item, count descending) turns "how many followers were seen more often" into two lookups.
     highest = int(counts.max())
     keys = np.sort(pairs // num_items * (highest + 1) + highest - counts)
     previous = wanted[found] // num_items
-    own = previous * (highest + 1) + highest - counts[place[found]]
+    own = previous * (highest + 1) + highest - counts[row[found]]
     above = np.searchsorted(keys, own, side="left") - np.searchsorted(keys, previous * (highest + 1), side="left")
     equal = np.searchsorted(keys, own, side="right") - np.searchsorted(keys, own, side="left")
     hits = np.clip((_HITS_AT - above) / equal, 0.0, 1.0)

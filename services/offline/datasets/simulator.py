@@ -191,18 +191,18 @@ def _choose_items(
         slot[starting] = _draw(np.cumsum(_INTEREST_SHARES), (len(starting),), rng)
         shelf[starting] = -1
         topic = interests[active, slot[active]]
-        place = _choose_places(config, catalogue, topic, shelf[active], times_s[active, step], taken, active, rng)
-        found = place >= 0
+        position = _choose_positions(config, catalogue, topic, shelf[active], times_s[active, step], taken, active, rng)
+        found = position >= 0
         chosen = active[found]
-        code = topic[found] * catalogue.size + place[found]
+        code = topic[found] * catalogue.size + position[found]
         items[chosen, step] = code
         taken[chosen, code] = True
-        shelf[chosen] = place[found]
+        shelf[chosen] = position[found]
         affinity[chosen, step] = _INTEREST_SHARES[slot[chosen]]
     return items, affinity
 
 
-def _choose_places(
+def _choose_positions(
     config: SimulatorConfig,
     catalogue: _Catalogue,
     topic: IntArray,
@@ -212,14 +212,14 @@ def _choose_places(
     users: IntArray,
     rng: np.random.Generator,
 ) -> IntArray:
-    """A place on the topic's shelf for each active user, (A,), or -1; first by habit, then by popularity alone."""
+    """A position on the topic's shelf for each active user, (A,), or -1; first by habit, then by popularity alone."""
     released = np.count_nonzero(catalogue.release_s[topic] <= now_s[:, None], axis=1)
     habit = rng.random(len(topic))
     follows = (habit < config.follow_share) & (previous >= 0)
     newest = (habit >= config.follow_share) & (habit < config.follow_share + config.novelty_share)
-    place = np.full(len(topic), -1, dtype=np.int64)
+    position = np.full(len(topic), -1, dtype=np.int64)
     for attempt in range(_ATTEMPTS):
-        open_rows = np.flatnonzero(place < 0)
+        open_rows = np.flatnonzero(position < 0)
         if not len(open_rows):
             break
         rank = _draw(catalogue.rank_cdf, (len(open_rows),), rng)
@@ -232,8 +232,8 @@ def _choose_places(
             candidate = np.where(newest[open_rows], np.maximum(fresh, 0), candidate)
         allowed = candidate < released[open_rows]
         allowed &= ~taken[users[open_rows], topic[open_rows] * catalogue.size + candidate]
-        place[open_rows[allowed]] = candidate[allowed]
-    return place
+        position[open_rows[allowed]] = candidate[allowed]
+    return position
 
 
 def _draw(cdf: FloatArray, shape: tuple[int, ...], rng: np.random.Generator) -> IntArray:
@@ -248,10 +248,10 @@ def _names(catalogue: _Catalogue, rng: np.random.Generator) -> tuple[list[str], 
     order = rng.permutation(pairs)
     formats = rng.integers(0, len(_FORMATS), topics * size)
     for code in range(topics * size):
-        topic, place = divmod(code, size)
+        topic, position = divmod(code, size)
         pair, volume = int(order[code % pairs]), code // pairs
         adjective, noun = _ADJECTIVES[pair // len(_NOUNS)], _NOUNS[pair % len(_NOUNS)]
-        year = 2024 if catalogue.release_s[topic, place] > 0 else 2023 - int(place) % 40
+        year = 2024 if catalogue.release_s[topic, position] > 0 else 2023 - int(position) % 40
         titles.append(f"The {adjective} {noun}{f' {volume + 1}' if volume else ''} ({year})")
         topic_name = _TOPICS[topic] if topic < len(_TOPICS) else f"Topic {topic + 1}"
         categories.append((topic_name, _FORMATS[int(formats[code])]))

@@ -69,10 +69,10 @@ def part(texts: TextCollection, *, documents: int, questions: int, seed: int) ->
     kept = dict.fromkeys(row for _, rows in test for row in rows)
     kept.update(dict.fromkeys(rng.sample(range(len(texts.documents)), len(texts.documents))))
     rows = sorted(list(kept)[:documents])
-    place = {row: new for new, row in enumerate(rows)}
+    new_row = {row: new for new, row in enumerate(rows)}
 
     def about(asked: Sequence[Question]) -> list[Question]:
-        found = [(text, tuple(place[row] for row in wanted if row in place)) for text, wanted in asked]
+        found = [(text, tuple(new_row[row] for row in wanted if row in new_row)) for text, wanted in asked]
         return [(text, wanted) for text, wanted in found if wanted]
 
     return TextCollection(
@@ -113,14 +113,14 @@ def _topics(name: str, rows: Sequence[tuple[dict[str, Any], str]]) -> TextCollec
     identifiers: list[list[str]] = []
     parts: dict[str, list[Question]] = {"train": [], "test": []}
     for row, question in rows:
-        place = row_of.setdefault(row["document_id"], len(row_of))
-        if place == len(answers):
+        number = row_of.setdefault(row["document_id"], len(row_of))
+        if number == len(answers):
             answers.append([row["focus"]])
             identifiers.append([row["focus"]])
-        answers[place].append(row["answer"] or "")
-        parts[row["split"]].append((question, (place,)))
+        answers[number].append(row["answer"] or "")
+        parts[row["split"]].append((question, (number,)))
         if row["split"] == "train":
-            identifiers[place].append(row["question"])
+            identifiers[number].append(row["question"])
     return TextCollection(
         name=name,
         documents=[" ".join(texts) for texts in answers],
@@ -143,8 +143,8 @@ def _scifact(locator: Locator) -> TextCollection:
         parts[query["split"] == "train"].append((query["text"], tuple(sorted(wanted[query["query_id"]]))))
     identifiers = [[document["title"]] for document in corpus]
     for text, documents in parts[True]:
-        for place in documents:
-            identifiers[place].append(text)
+        for number in documents:
+            identifiers[number].append(text)
     return TextCollection(
         name="scifact",
         documents=[f"{document['title']} {document['text']}" for document in corpus],
@@ -175,7 +175,7 @@ def _rows(locator: Locator, name: str) -> list[dict[str, Any]]:
 
 def _file(locator: Locator, name: str) -> Path:
     tried = []
-    for base, label in locator.places():
+    for base, label in locator.folders():
         if (base / name).is_file():
             return base / name
         tried.append(label)

@@ -6,7 +6,7 @@ misleading; "info" is worth knowing. It changes nothing and reads no clock unles
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -57,6 +57,13 @@ class _Columns:
     row_word: str
     has_times: bool = True
 
+    def rows(self, mask: MaskArray, severity: Severity, what: str, advice: str) -> Iterator[Finding]:
+        """A finding of the rows that the mask chooses; none where it chooses none."""
+        count = int(np.count_nonzero(mask))
+        if count:
+            where = _shown(self.row_word, mask, lambda row: str(row + self.first_row))
+            yield _finding(severity, what, where, count, advice)
+
 
 def validate(
     data: Interactions | str | Path,
@@ -89,8 +96,7 @@ def validate(
     if not len(checked.users):
         return [_finding("error", "no events", "the whole table", 0, "give a table with at least one row")]
     now = time.time() if now_s is None else now_s
-    for check in _CHECKS:
-        findings.extend(check(checked, now))
+    findings.extend(finding for check in _CHECKS for finding in check(checked, now))
     return sorted(findings, key=lambda finding: (_SEVERITY_ORDER[finding.severity], -finding.count))
 
 
@@ -106,7 +112,7 @@ def _from_interactions(data: Interactions) -> _Columns:
         titles=None,
         num_types=len(np.unique(data.types)),
         first_row=1,
-        row_word="events (in time order)" if data.has_times else "events (by place in their user's sequence)",
+        row_word="events (in time order)" if data.has_times else "events (by position in their user's sequence)",
         has_times=data.has_times,
     )
 
@@ -150,133 +156,116 @@ def _lenient_codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], list
     return encoded.indices.fill_null(-1).to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
 
 
-def _check_ids(columns: _Columns, now_s: float) -> list[Finding]:
-    findings: list[Finding] = []
+def _check_ids(columns: _Columns, now_s: float) -> Iterator[Finding]:
     for role, codes, ids in (
         ("user", columns.users, columns.user_ids),
         ("item", columns.items, columns.item_ids),
     ):
-        _add(findings, columns, codes < 0, "error", f"{role} id is missing", "fill the cell or remove the row")
+        yield from columns.rows(codes < 0, "error", f"{role} id is missing", "fill the cell or remove the row")
         problems = {code: problem for code, text in enumerate(ids) if (problem := id_problem(text))}
         if problems:
             bad = np.isin(codes, np.fromiter(problems, dtype=np.int64))
             kinds = ", ".join(sorted(set(problems.values()))[:3])
             advice = f"ids are 1 to {MAX_ID_BYTES} bytes of UTF-8 without control characters; map or remove them"
-            _add(findings, columns, bad, "error", f"{role} id out of range ({kinds})", advice)
+            yield from columns.rows(bad, "error", f"{role} id out of range ({kinds})", advice)
         twins = _twins(ids)
         if len(twins):
             advice = f"{ids[twins[0]]!r} and a twin differ only by blanks or case; decide on one spelling"
-            _add(findings, columns, np.isin(codes, twins), "warning", f"{role} ids that look alike", advice)
-    return findings
+            yield from columns.rows(np.isin(codes, twins), "warning", f"{role} ids that look alike", advice)
 
 
 def _twins(ids: Sequence[str]) -> npt.NDArray[np.int64]:
     if not ids:
         return np.zeros(0, dtype=np.int64)
-    _, group, sizes = np.unique(
-        np.array([text.strip().casefold() for text in ids], dtype=object).astype(str),
-        return_inverse=True,
-        return_counts=True,
-    )
+    plain = np.array([text.strip().casefold() for text in ids], dtype=object).astype(str)
+    _, group, sizes = np.unique(plain, return_inverse=True, return_counts=True)
     return np.flatnonzero(sizes[group] > 1).astype(np.int64)
 
 
-def _check_values(columns: _Columns, now_s: float) -> list[Finding]:
-    findings: list[Finding] = []
+def _check_values(columns: _Columns, now_s: float) -> Iterator[Finding]:
     if columns.values is None:
-        return findings
+        return
     finite = np.isfinite(columns.values)
-    _add(
-        findings, columns, ~finite, "error", "value is NaN or infinite", "give a finite number, or leave the cell empty"
-    )
+    advice = "give a finite number, or leave the cell empty"
+    yield from columns.rows(~finite, "error", "value is NaN or infinite", advice)
     if len(columns.values) > 1 and finite.all() and np.ptp(columns.values) == 0:
         what = f"value column is constant ({columns.values[0]:g})"
         advice = "it carries no signal; leave it out, or check that the right column was chosen"
-        findings.append(_finding("info", what, "value column", len(columns.values), advice))
-    return findings
+        yield _finding("info", what, "value column", len(columns.values), advice)
 
 
-def _check_times(columns: _Columns, now_s: float) -> list[Finding]:
-    findings: list[Finding] = []
-    if columns.times_s is None:
-        return findings
+def _check_times(columns: _Columns, now_s: float) -> Iterator[Finding]:
+    times = columns.times_s
+    if times is None:
+        return
     if not columns.has_times:
         advice = "the order inside each user is known, times are not: leave-one-out is possible, a split by time is not"
-        return [_finding("info", "order only, no timestamps", "the whole table", len(columns.times_s), advice)]
-    times = columns.times_s
+        yield _finding("info", "order only, no timestamps", "the whole table", len(times), advice)
+        return
     advice = "an event is at most one day ahead of the clock; check unit and time zone, or remove the rows"
-    _add(findings, columns, times > now_s + 86_400, "error", "timestamp lies in the future", advice)
+    yield from columns.rows(times > now_s + 86_400, "error", "timestamp lies in the future", advice)
     if len(times) > 1 and np.ptp(times) == 0:
         advice = "no order can be learned and no time split made; give real times, or a counter as seconds"
-        findings.append(_finding("error", "all timestamps are equal", "timestamp column", len(times), advice))
+        yield _finding("error", "all timestamps are equal", "timestamp column", len(times), advice)
     elif len(times) > 1 and (times % 86_400 == 0).all():
         advice = "the order inside a day is the file's order; give times to the second if you have them"
-        findings.append(_finding("warning", "timestamps are whole days", "timestamp column", len(times), advice))
+        yield _finding("warning", "timestamps are whole days", "timestamp column", len(times), advice)
     going_back = np.zeros(len(times), dtype=bool)
     by_user = np.argsort(columns.users, kind="stable")
     same_user = columns.users[by_user][1:] == columns.users[by_user][:-1]
     going_back[by_user[1:]] = same_user & (np.diff(times[by_user]) < 0)
     advice = "nothing to do: the reader sorts by time. Check that rows were not shuffled if their order mattered"
-    _add(findings, columns, going_back, "warning", "times go back inside a user's rows", advice)
-    return findings
+    yield from columns.rows(going_back, "warning", "times go back inside a user's rows", advice)
 
 
-def _check_duplicates(columns: _Columns, now_s: float) -> list[Finding]:
-    findings: list[Finding] = []
+def _check_duplicates(columns: _Columns, now_s: float) -> Iterator[Finding]:
     if columns.times_s is None:
-        return findings
+        return
     repeated = _repeats((columns.users, columns.items, columns.types, columns.times_s))
     advice = "the same user, item, type and second again: remove the copies, or a model learns them as habit"
-    _add(findings, columns, repeated, "warning", "duplicate events", advice)
+    yield from columns.rows(repeated, "warning", "duplicate events", advice)
     again = _repeats((columns.users, columns.items, columns.types)) & ~repeated
     advice = "fine if people repeat things; then ask for recommendations with exclude_seen off"
-    _add(findings, columns, again, "info", "a user takes the same item again later", advice)
-    return findings
+    yield from columns.rows(again, "info", "a user takes the same item again later", advice)
 
 
-def _check_amounts(columns: _Columns, now_s: float) -> list[Finding]:
-    findings: list[Finding] = []
-    users, items = columns.users[columns.users >= 0], columns.items[columns.items >= 0]
-    for role, codes, ids in (("user", users, columns.user_ids), ("item", items, columns.item_ids)):
-        if len(codes) and len(ids) == 1:
-            advice = "recommendations need many; check that the right column was chosen"
+def _check_amounts(columns: _Columns, now_s: float) -> Iterator[Finding]:
+    counts = {}
+    for role, codes, ids in (("user", columns.users, columns.user_ids), ("item", columns.items, columns.item_ids)):
+        known = codes[codes >= 0]
+        counts[role] = np.bincount(known, minlength=len(ids))
+        if len(known) and len(ids) == 1:
             what = f"{role} column is constant ({ids[0][:40]!r})"
-            findings.append(_finding("error", what, f"{role} column", len(codes), advice))
-    short = np.bincount(users, minlength=len(columns.user_ids)) < MIN_EVENTS_PER_USER
-    if short.any():
-        advice = f"fewer than {MIN_EVENTS_PER_USER} events: they train but are never tested; drop them if most are so"
-        findings.append(
-            _finding("warning", "users with too few events", _ids(columns.user_ids, short), int(short.sum()), advice)
-        )
-    rare = np.bincount(items, minlength=len(columns.item_ids)) < MIN_EVENTS_PER_ITEM
-    if rare.any():
-        advice = f"fewer than {MIN_EVENTS_PER_ITEM} events: little can be learned of them; the literature drops them"
-        findings.append(_finding("info", "rare items", _ids(columns.item_ids, rare), int(rare.sum()), advice))
-    heavy = np.bincount(users, minlength=len(columns.user_ids)) > max(0.2 * len(users), 100)
-    if heavy.any() and len(columns.user_ids) > 1:
-        advice = "more than a fifth of all events: a robot or a shared account? Remove it or split it"
-        findings.append(
-            _finding("warning", "one user dominates", _ids(columns.user_ids, heavy), int(heavy.sum()), advice)
-        )
-    return findings
+            advice = "recommendations need many; check that the right column was chosen"
+            yield _finding("error", what, f"{role} column", len(known), advice)
+    total = counts["user"].sum()
+    dominates = (counts["user"] > max(0.2 * total, 100)) & (len(columns.user_ids) > 1)
+    few = f"fewer than {MIN_EVENTS_PER_USER} events: they train but are never tested; drop them if most are so"
+    rare = f"fewer than {MIN_EVENTS_PER_ITEM} events: little can be learned of them; the literature drops them"
+    heavy = "more than a fifth of all events: a robot or a shared account? Remove it or split it"
+    rows: tuple[tuple[Severity, str, Sequence[str], MaskArray, str], ...] = (
+        ("warning", "users with too few events", columns.user_ids, counts["user"] < MIN_EVENTS_PER_USER, few),
+        ("info", "rare items", columns.item_ids, counts["item"] < MIN_EVENTS_PER_ITEM, rare),
+        ("warning", "one user dominates", columns.user_ids, dominates, heavy),
+    )
+    for severity, what, ids, mask, advice in rows:
+        if mask.any():
+            yield _finding(severity, what, _shown("ids", mask, ids.__getitem__), int(mask.sum()), advice)
 
 
-def _check_titles(columns: _Columns, now_s: float) -> list[Finding]:
-    findings: list[Finding] = []
+def _check_titles(columns: _Columns, now_s: float) -> Iterator[Finding]:
     if columns.titles is None:
-        return findings
-    usable = (columns.titles >= 0) & (columns.items >= 0)
-    rows = np.flatnonzero(usable)
+        return
+    rows = np.flatnonzero((columns.titles >= 0) & (columns.items >= 0))
     if len(rows):
         _, first, group = np.unique(columns.items[rows], return_index=True, return_inverse=True)
         other = np.zeros(len(columns.items), dtype=bool)
         other[rows] = columns.titles[rows] != columns.titles[rows[first[group]]]
         advice = "the first title of an item is used; check that ids are not reused"
-        _add(findings, columns, other, "warning", "an item has several titles", advice)
-    return findings
+        yield from columns.rows(other, "warning", "an item has several titles", advice)
 
 
-_CHECKS: tuple[Callable[[_Columns, float], list[Finding]], ...] = (
+_CHECKS: tuple[Callable[[_Columns, float], Iterator[Finding]], ...] = (
     _check_ids,
     _check_values,
     _check_times,
@@ -297,20 +286,11 @@ def _repeats(keys: tuple[npt.NDArray[np.int64], ...]) -> MaskArray:
     return repeated
 
 
-def _add(
-    findings: list[Finding], columns: _Columns, mask: MaskArray, severity: Severity, what: str, advice: str
-) -> None:
-    count = int(np.count_nonzero(mask))
-    if count:
-        shown = ", ".join(str(row + columns.first_row) for row in np.flatnonzero(mask)[:_ROWS_SHOWN])
-        more = f" and {count - _ROWS_SHOWN:,} more" if count > _ROWS_SHOWN else ""
-        findings.append(_finding(severity, what, f"{columns.row_word} {shown}{more}", count, advice))
-
-
-def _ids(ids: Sequence[str], mask: MaskArray) -> str:
-    shown = ", ".join(ids[int(code)] for code in np.flatnonzero(mask)[:_ROWS_SHOWN])
-    count = int(mask.sum())
-    return f"ids {shown}" + (f" and {count - _ROWS_SHOWN:,} more" if count > _ROWS_SHOWN else "")
+def _shown(word: str, mask: MaskArray, name: Callable[[int], str]) -> str:
+    """The first few of what the mask chooses, by name, and how many more."""
+    rows = np.flatnonzero(mask)
+    more = f" and {len(rows) - _ROWS_SHOWN:,} more" if len(rows) > _ROWS_SHOWN else ""
+    return f"{word} {', '.join(name(row) for row in rows[:_ROWS_SHOWN].tolist())}{more}"
 
 
 def _finding(severity: Severity, what: str, where: str, count: int, advice: str) -> Finding:

@@ -14,7 +14,6 @@ import numpy as np
 
 from services.algorithms.bundle import Bundle
 from services.algorithms.states import QueryStates
-from services.cli import client
 from services.cli.scrape import Buckets, quantile_ms, read_histogram
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.offline.datasets import GlobalTimeSplit, Interactions, global_time_split, load_dataset
@@ -29,6 +28,7 @@ from services.offline.demo import (
     story,
     streaming_baselines,
 )
+from services.offline.demo.calls import connected
 from services.offline.demo.display import Display, Stopwatch, figures
 from services.offline.demo.options import DEFAULT_STATE_DIR, DemoOptions
 from services.offline.demo.plan import ReplayPlan, ReplayResult
@@ -296,12 +296,8 @@ def _person(plan: ReplayPlan, past: Mapping[str, list[str]]) -> story.Story | No
 
 
 def _top_ten(user_id: str, gateway: str) -> list[str]:
-    from freshet.v1 import gateway_pb2
-
-    with client.gateway(gateway) as stub:
-        request = gateway_pb2.RecommendRequest(user_id=user_id, k=10)
-        answer = client.call(stub.Recommend, request, target=gateway, timeout_s=5)
-    return [scored.item_id for scored in answer.items]
+    with connected(gateway) as call:
+        return call.top(user_id, 10)
 
 
 def _show(

@@ -121,8 +121,14 @@ def _quality(summary: Mapping[str, Any]) -> "RenderableType":
         if rate is None:
             continue
         times = f"{rate / rates[best]:.2f}" if best and name not in _BASELINES else ""
-        table.add_row(says, f"{rate:.4f}", *(_rate(part[name]) for part in shown), times)
-    table.add_row("predicted events", _count(by_sitting), *(f"{part['events']:,}" for part in shown), "", style="dim")
+        table.add_row(says, f"{rate:.4f}", *(_number(part[name], 4) for part in shown), times)
+    table.add_row(
+        "predicted events",
+        f"{sum(part['events'] for part in by_sitting.values()):,}",
+        *(f"{part['events']:,}" for part in shown),
+        "",
+        style="dim",
+    )
     rest = ", ".join(f"{by_sitting[kind]['events']:,} {says}" for kind, says in _OTHER_KINDS.items())
     said = (
         f"same sitting: less than {SITTING_MINUTES} minutes after the user's previous event; later day: after that, "
@@ -131,14 +137,6 @@ def _quality(summary: Mapping[str, Any]) -> "RenderableType":
     if "item_knn" not in rates:
         said += "; item-kNN is left out: its counts of pairs would take too much memory for this many items"
     return Group(table, Text(said, style="dim"))
-
-
-def _count(by_sitting: Mapping[str, Any]) -> str:
-    return f"{sum(part['events'] for part in by_sitting.values()):,}"
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
 
 
 def _times(summary: Mapping[str, Any]) -> "RenderableType":
@@ -153,12 +151,10 @@ def _times(summary: Mapping[str, Any]) -> "RenderableType":
     for says, values in rows:
         table.add_row(says, *(_number(values.get(name)) for name in ("p50", "p95", "p99")))
     for stage, value in summary["stages_ms"].items():
-        table.add_row(f"  {_STAGES[stage]}", _number(value), "", _stage_p99(summary, stage), style="dim")
+        table.add_row(
+            f"  {_STAGES[stage]}", _number(value), "", _number(summary["stages_p99_ms"].get(stage)), style="dim"
+        )
     return table
-
-
-def _stage_p99(summary: Mapping[str, Any], stage: str) -> str:
-    return _number(summary["stages_p99_ms"].get(stage))
 
 
 def _events(summary: Mapping[str, Any]) -> "RenderableType":
@@ -192,5 +188,5 @@ def _table(first: str, *others: str, width: int = 48) -> "Table":
     return table
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -34,10 +34,8 @@ def rolling_rate(hit: npt.NDArray[np.bool_], *, window: int) -> npt.NDArray[np.f
 
 def percentile(values: npt.NDArray[np.floating], share: float) -> float | None:
     """The smallest value that at least `share` of the values do not exceed; NaN (not measured) is left out."""
-    known = np.sort(values[~np.isnan(values)])
-    if not len(known):
-        return None
-    return round(float(known[max(0, int(np.ceil(share * len(known))) - 1)]), 3)
+    known = values[~np.isnan(values)]
+    return round(float(np.quantile(known, share, method="inverted_cdf")), 3) if len(known) else None
 
 
 def percentiles(values: npt.NDArray[np.floating], shares: Sequence[int] = (50, 95, 99)) -> dict[str, float | None]:

@@ -8,7 +8,7 @@ Letters: X items, d width.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.bundle import Bundle
-from services.cli import client
 from services.cli.commands import explain, forget
+from services.offline.demo.calls import connected
 
 TOP = 50
 # The operator's default: an item that rests on fewer people is not served from interactions alone.
@@ -29,7 +29,6 @@ _RECENT = 30
 _ANCHORS = 100
 _WAIT_S = 15.0
 _LOOK_AGAIN_S = 0.05
-_CALL_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,28 +117,28 @@ def arrive(scene: Scene, *, run_id: str, title: str, categories: Sequence[str], 
 
     newcomer = Newcomer(item_id=f"{run_id}-new", title=title)
     item = events_pb2.Item(item_id=newcomer.item_id, title=title, categories=categories)
-    with client.gateway(gateway) as stub:
-        ask = _Caller(stub, gateway)
-        ask(stub.PutItems, gateway_pb2.PutItemsRequest(items=[item]))
+    with connected(gateway) as call:
+        call("PutItems", gateway_pb2.PutItemsRequest(items=[item]))
         for number, user in enumerate(scene.early):
             liked = events_pb2.Interaction(
                 event_id=f"{run_id}-new-{number}", user_id=user, item_id=newcomer.item_id, type="rating", value=5.0
             )
-            ask(stub.RecordInteractions, gateway_pb2.RecordInteractionsRequest(interactions=[liked]))
+            call("RecordInteractions", gateway_pb2.RecordInteractionsRequest(interactions=[liked]))
         third = time.monotonic()
         while newcomer.rank is None and time.monotonic() - third < _WAIT_S:
             for reader in scene.readers:
-                rank = ask.rank(reader, newcomer.item_id)
-                if rank is not None:
-                    newcomer.reader, newcomer.rank = reader, rank
+                top = call.top(reader, TOP)
+                if newcomer.item_id in top:
+                    newcomer.reader, newcomer.rank = reader, top.index(newcomer.item_id) + 1
                     newcomer.found_s = time.monotonic() - third
                     break
             else:
                 time.sleep(_LOOK_AGAIN_S)
         if newcomer.rank is not None:
             request = gateway_pb2.ExplainRequest(user_id=newcomer.reader, item_id=newcomer.item_id, max_pairs=3)
-            answer = ask(stub.Explain, request)
-            newcomer.explanation = explain.as_dict(answer, user=newcomer.reader, item=newcomer.item_id)
+            newcomer.explanation = explain.as_dict(
+                call("Explain", request), user=newcomer.reader, item=newcomer.item_id
+            )
     return newcomer
 
 
@@ -148,41 +147,20 @@ def forget_one(scene: Scene, newcomer: Newcomer, *, gateway: str) -> None:
     from freshet.v1 import gateway_pb2
 
     user = scene.early[-1]
-    with client.gateway(gateway) as stub:
-        ask = _Caller(stub, gateway)
+    with connected(gateway) as call:
         began = time.monotonic()
-        answer = ask(stub.ForgetUser, gateway_pb2.ForgetUserRequest(user_id=user), timeout_s=30.0)
+        answer = call("ForgetUser", gateway_pb2.ForgetUserRequest(user_id=user), timeout_s=30.0)
         newcomer.forget_s = round(time.monotonic() - began, 3)
         newcomer.forgotten = forget.as_dict(answer, user=user, preview=False)
-        newcomer.forgotten_state_source = ask(
-            stub.Recommend, gateway_pb2.RecommendRequest(user_id=user, k=10)
-        ).state_source
+        afterwards = call("Recommend", gateway_pb2.RecommendRequest(user_id=user, k=10))
+        newcomer.forgotten_state_source = afterwards.state_source
         if newcomer.rank is None:
             return
         newcomer.gone = False
         while not newcomer.gone and time.monotonic() - began < _WAIT_S:
-            newcomer.gone = ask.rank(newcomer.reader, newcomer.item_id) is None
+            newcomer.gone = newcomer.item_id not in call.top(newcomer.reader, TOP)
             if not newcomer.gone:
                 time.sleep(_LOOK_AGAIN_S)
-
-
-class _Caller:
-    """Calls of one gateway whose failures are sentences."""
-
-    def __init__(self, stub: Any, target: str) -> None:
-        self._stub = stub
-        self._target = target
-
-    def __call__(self, method: Callable[..., Any], request: Any, *, timeout_s: float = _CALL_S) -> Any:
-        return client.call(method, request, target=self._target, timeout_s=timeout_s)
-
-    def rank(self, user: str, item_id: str) -> int | None:
-        """The item's rank in the user's top, counted from 1."""
-        from freshet.v1 import gateway_pb2
-
-        answer = self(self._stub.Recommend, gateway_pb2.RecommendRequest(user_id=user, k=TOP))
-        ranked = [scored.item_id for scored in answer.items]
-        return ranked.index(item_id) + 1 if item_id in ranked else None
 
 
 def arrival(news: Newcomer) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +26,20 @@ _LABELS = {
 }
 
 
-def plot_hit_rate(
-    path: Path, hit: Mapping[str, npt.NDArray[np.bool_]], positions: npt.NDArray[np.int64], *, title: str
-) -> None:
-    """Rolling hit rate at 10; `hit[name]` is (M,), `positions` (M,) the predicted events' positions in the stream."""
+def _figure() -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def plot_hit_rate(
+    path: Path, hit: Mapping[str, npt.NDArray[np.bool_]], positions: npt.NDArray[np.int64], *, title: str
+) -> None:
+    """Rolling hit rate at 10; `hit[name]` is (M,), `positions` (M,) the predicted events' positions in the stream."""
+    figure = _figure()
     axes = figure.subplots()
     window = max(1, min(500, len(positions) // 4))
     for name, label in _LABELS.items():
@@ -52,12 +58,9 @@ def plot_hit_rate(
 
 def plot_latency(path: Path, latency_ms: npt.NDArray[np.float64], freshness_ms: npt.NDArray[np.float64]) -> None:
     """Two histograms on logarithmic axes of milliseconds: Recommend's latency, and freshness."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure()
     for axes, values, title in zip(
         figure.subplots(1, 2),
         (latency_ms, freshness_ms),

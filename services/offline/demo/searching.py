@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.cli import client
 from services.cli.commands import search
 from services.cli.output import CommandError, ExitStatus
+from services.offline.demo.calls import connected
 
 K = 10
 _RECENT = 30
@@ -22,7 +22,6 @@ _RECENT = 30
 _TITLES_WANTED = range(5, 60)
 _MIN_LETTERS = 4
 _WAIT_S = 10.0
-_CALL_S = 5.0
 # The gateway's first call connects to the generator, which on a busy machine may take longer than a source is given.
 _PATIENCE_S = 30.0
 _LOOK_AGAIN_S = 0.2
@@ -85,14 +84,14 @@ def ask_choose_ask(user_id: str, query: str, *, run_id: str, gateway: str) -> Se
     """Search, record the choice of the last result, search again once the user's state has it."""
     from freshet.v1 import events_pb2, gateway_pb2
 
-    with client.gateway(gateway) as stub:
+    with connected(gateway) as call:
 
         def look() -> dict[str, Any]:
             request = gateway_pb2.GatewayServiceSearchRequest(query=query, user_id=user_id, k=K)
             deadline = time.monotonic() + _PATIENCE_S
             while True:
                 try:
-                    return search.as_dict(client.call(stub.Search, request, target=gateway, timeout_s=_CALL_S))
+                    return search.as_dict(call("Search", request))
                 except CommandError as error:
                     if error.status is not ExitStatus.UNAVAILABLE or time.monotonic() > deadline:
                         raise
@@ -110,12 +109,11 @@ def ask_choose_ask(user_id: str, query: str, *, run_id: str, gateway: str) -> Se
             value=1.0,
             query=query,
         )
-        recorded = gateway_pb2.RecordInteractionsRequest(interactions=[click])
-        receipt = client.call(stub.RecordInteractions, recorded, target=gateway, timeout_s=_CALL_S).receipts[0]
+        recorded = call("RecordInteractions", gateway_pb2.RecordInteractionsRequest(interactions=[click]))
         acknowledged = time.monotonic()
         # With the token this waits until the choice is in the user's state, so the next answer reflects it for certain.
-        reached = gateway_pb2.RecommendRequest(user_id=user_id, k=1, freshness_token=receipt.token)
-        if client.call(stub.Recommend, reached, target=gateway, timeout_s=_WAIT_S).token_honoured:
+        reached = gateway_pb2.RecommendRequest(user_id=user_id, k=1, freshness_token=recorded.receipts[0].token)
+        if call("Recommend", reached, timeout_s=_WAIT_S).token_honoured:
             found.after = look()
             found.seconds = time.monotonic() - acknowledged
     return found

@@ -54,15 +54,16 @@ def stream_figures(
     return {
         "recommend_ms": percentiles(latency) | {"max": percentile(latency, 1.0), "calls": len(plain)},
         "recommend_with_token_ms": percentiles(_latencies(with_token)) | {"calls": len(with_token)},
-        "stages_ms": {stage: percentile(_stage(plain, stage), 0.5) for stage in STAGES}
-        | {"encode": stream_encode_ms.get("p50")},
-        "stages_p99_ms": {stage: percentile(_stage(plain, stage), 0.99) for stage in STAGES}
-        | {"encode": stream_encode_ms.get("p99")},
+        **{
+            name: {stage: percentile(_stage(plain, stage), share) for stage in STAGES} | {"encode": encode_ms}
+            for name, share, encode_ms in (
+                ("stages_ms", 0.5, stream_encode_ms.get("p50")),
+                ("stages_p99_ms", 0.99, stream_encode_ms.get("p99")),
+            )
+        },
         "encode_in_call_ms": percentiles(_stage(plain, "encode"), (50, 99)),
         "freshness_ms": {
-            "p50": percentile(np.array(result.freshness_ms), 0.5),
-            "p95": percentile(np.array(result.freshness_ms), 0.95),
-            "p99": percentile(np.array(result.freshness_ms), 0.99),
+            **percentiles(np.array(result.freshness_ms)),
             "samples": len(result.freshness_ms),
             "unreflected": result.unreflected,
             "poll_ms": plan.freshness_poll_ms,
@@ -99,14 +100,10 @@ def event_counts(result: ReplayResult, before: Mapping[str, int], after: Mapping
         "duplicates_sent": result.duplicates_sent,
         "malformed_sent": result.malformed_sent,
         "unacknowledged": len(result.unacknowledged),
-        "adds_up": adds_up(len(result.acknowledged), counted["applied"], counted["dead_lettered"])
+        # Nothing lost and nothing counted twice.
+        "adds_up": len(result.acknowledged) == counted["applied"] + counted["dead_lettered"]
         and not result.unacknowledged,
     }
-
-
-def adds_up(sent: int, applied: int, dead_lettered: int) -> bool:
-    """Nothing lost and nothing counted twice."""
-    return sent == applied + dead_lettered
 
 
 def hit_rates(

@@ -16,7 +16,7 @@ from services.offline.datasets import Interactions, leave_one_out_split
 from services.offline.evaluation.common.ranking import Ranks
 from services.offline.statistics import Difference, paired_difference
 from services.offline.training.evaluation import ModelScorer, rank_events
-from services.offline.training.loop import ProgressListener, train
+from services.offline.training.loop import train
 from services.offline.training.presets import TrainConfig, with_dot_head, with_wide_dot_head
 
 # Of a whole training's epochs. A third already orders the heads as the whole does (docs/benchmarks/quality.md, trials).
@@ -53,7 +53,7 @@ def choose(
     options: Mapping[str, TrainConfig],
     interactions: Interactions,
     *,
-    progress: Callable[[str], ProgressListener],
+    on_candidate: Callable[[str], None] = lambda name: None,
     device: str = "cpu",
 ) -> Choice:
     """Train every option for a third of its epochs on all but each user's last event, and rank those.
@@ -69,7 +69,8 @@ def choose(
     spent = 0.0
     for name, config in options.items():
         short = replace(config, epochs=max(1, round(config.epochs * _SHARE)))
-        report = train(short, known, progress=progress(name), device=device)
+        on_candidate(name)
+        report = train(short, known, device=device)
         report.model.to("cpu")
         ranks = rank_events(ModelScorer(report.model, report.user_index), interactions, rows).ranks
         gains[name] = _gains(ranks)

@@ -29,13 +29,13 @@ class EventScorer(Protocol):
     """Something that scores the catalogue for what a user does next: a model or a baseline."""
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
-        """(B, X) scores, higher is better, from what stands before place events[b] of users[b] and nothing else:
+        """(B, X) scores, higher is better, from what stands before position events[b] of users[b] and nothing else:
         histories.items[histories.offsets[users[b]] : events[b]]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankedEvents:
-    """Shapes: events (E,) places in `Histories`, increasing, users (E,), ranks (E,), 0-based.
+    """Shapes: events (E,) positions in `Histories`, increasing, users (E,), ranks (E,), 0-based.
 
     `coverage` is the share of the catalogue that stands among the first ten of at least one event.
     """
@@ -130,11 +130,11 @@ def evaluate(
 
 
 def _predictable(interactions: Interactions, rows: IntArray, histories: Histories) -> tuple[IntArray, IntArray]:
-    """Places in `histories` of the wanted events that are not their user's first, and their users, in place order."""
+    """Positions in `histories` of the wanted events that are not their user's first, increasing, and their users."""
     order, _ = interactions.by_user()
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    events = np.sort(place[rows])
+    position = np.empty(len(order), dtype=np.int64)
+    position[order] = np.arange(len(order))
+    events = np.sort(position[rows])
     users = np.searchsorted(histories.offsets, events, side="right") - 1
     later = events > histories.offsets[users]
     return events[later], users[later]

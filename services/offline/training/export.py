@@ -33,13 +33,10 @@ from services.offline.datasets import Interactions
 from services.offline.training.bundling import load_model
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.new_items import measure_new_item_length
-from services.offline.training.onnx_graphs import ExportError, session, write_graph
+from services.offline.training.onnx_graphs import ExportError, refuse_difference, session, write_graph
 from services.offline.training.sequences import Histories, windows_before
 from services.offline.training.step_export import can_step, max_step_difference, write_step_onnx
 
-__all__ = ["ExportError", "ExportReport", "export_bundle", "max_difference", "session", "write_onnx"]
-
-TOLERANCE = 1e-4
 _SERVER_TEMPLATE = Path(__file__).parents[3] / "deploy" / "inference_server" / "encoder"
 _ONNX_IN_SERVER = f"{INFERENCE_SERVER_MODEL}/1/model.onnx"
 _STEP_IN_SERVER = f"{INFERENCE_SERVER_MODEL}/1/step.onnx"
@@ -79,18 +76,14 @@ def export_bundle(
         onnx_file = Path(scratch) / ENCODER_ONNX
         write_onnx(model, onnx_file)
         error = max(max_difference(model, onnx_file, part) for part in _lengths_and_positions(inputs))
-        if not error <= TOLERANCE:
-            raise ExportError(f"{ENCODER_ONNX} differs from PyTorch by {error:.3g}; allowed: {TOLERANCE:g}")
+        refuse_difference(ENCODER_ONNX, error)
         sources = _named(sources, bundle.model_version, Path(scratch))
         sources |= {ENCODER_ONNX: onnx_file, _ONNX_IN_SERVER: onnx_file}
         if can_step(model):
             step_file = Path(scratch) / ENCODER_STEP_ONNX
             write_step_onnx(model, step_file)
             step_error = max_step_difference(model, session(step_file))
-            if not step_error <= TOLERANCE:
-                raise ExportError(
-                    f"{ENCODER_STEP_ONNX} differs from PyTorch by {step_error:.3g}; allowed: {TOLERANCE:g}"
-                )
+            refuse_difference(ENCODER_STEP_ONNX, step_error)
             error = max(error, step_error)
             cache_file = Path(incremental_encoding.__file__)
             sources |= {ENCODER_STEP_ONNX: step_file, _STEP_IN_SERVER: step_file, _CACHE_IN_SERVER: cache_file}

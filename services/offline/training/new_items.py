@@ -5,7 +5,7 @@ compared with the trained state on the queries of other people who took the item
 same is a property of the model (decision 015), so it is measured once, here, and goes into the bundle. It knows nothing
 of bundles or of streams.
 
-Letters: B users, M places in each history, n interactions, k items, q queries, P_q query components, P pairs, d width.
+Letters: B users, M positions of a history, n interactions, k items, q queries, P_q query components, P pairs, d width.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ from services.offline.training.sequences import Histories, IntArray, windows_bef
 
 # One pass over a thousand histories: two seconds at 2 blocks, twenty at 8 blocks of 200.
 _USERS = 1000
-_PLACES = 24
+_POSITIONS = 24
 _USERS_PER_BATCH = 64
 # The operator's default m: from so many people on, an item is served from interactions alone and has to be found.
 _EARLY = 3
@@ -76,17 +76,17 @@ def _taken(model: SequentialModel, histories: Histories) -> tuple[IntArray, IntA
         batch = chosen[begin : begin + _USERS_PER_BATCH]
         windows = windows_before(histories, histories.offsets[batch + 1], batch, shape.max_history)
         # The state after the window's last event preceded nothing that is known. A window can hold one event only.
-        places = rng.integers(0, np.maximum(windows.lengths - 1, 1)[:, None], (len(batch), _PLACES))
-        targets = np.take_along_axis(windows.items, np.minimum(places + 1, windows.items.shape[1] - 1), axis=1)
-        keep = (places + 1 < windows.lengths[:, None]).ravel()
+        positions = rng.integers(0, np.maximum(windows.lengths - 1, 1)[:, None], (len(batch), _POSITIONS))
+        targets = np.take_along_axis(windows.items, np.minimum(positions + 1, windows.items.shape[1] - 1), axis=1)
+        keep = (positions + 1 < windows.lengths[:, None]).ravel()
         nobody = torch.full((len(batch),), -1, device=device) if shape.uses_user_index else None
         made, gate = model.states_at(
             torch.from_numpy(windows.items).to(device),
             torch.from_numpy(windows.times).to(device),
             nobody,
-            torch.from_numpy(places).to(device),
+            torch.from_numpy(positions).to(device),
         )
-        users.append(np.repeat(batch, _PLACES)[keep])
+        users.append(np.repeat(batch, _POSITIONS)[keep])
         items.append(targets.ravel()[keep])
         components.append(made.flatten(0, 1).cpu().numpy()[keep])
         if gate is not None:

@@ -1,15 +1,22 @@
-"""A PyTorch module as an ONNX file, and the session that answers from it as serving does.
+"""A PyTorch module as an ONNX file, the session that answers from it as serving does, and the check of that file.
 
-It knows nothing of the encoder: what the graphs are is `export`'s and `step_export`'s.
+Letters: B queries, T tokens.
 """
 
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+
+from services.algorithms.word_pieces import Tokens, WordPieces
+
+TOLERANCE = 1e-4
+TEXT_INPUTS = ("input_ids", "attention_mask")
 
 
 class ExportError(RuntimeError):
@@ -57,6 +64,46 @@ def session(path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def refuse_difference(name: str, difference: float) -> None:
+    """Raises: ExportError if a graph's answers differ from PyTorch's by more than TOLERANCE."""
+    if not difference <= TOLERANCE:
+        raise ExportError(f"{name} differs from PyTorch by {difference:.3g}; allowed: {TOLERANCE:g}")
+
+
+def write_text_graph(encoder: nn.Module, path: Path, *, output: str, max_tokens: int) -> None:
+    """A text encoder's graph: inputs TEXT_INPUTS (B, T) int64, B and T dynamic, T at most `max_tokens`; one output."""
+    batch, columns = torch.export.Dim("batch"), torch.export.Dim("columns", max=max_tokens)
+    # Sizes that are neither 0, 1 nor each other's, so that the exporter takes no axis for a constant or for another.
+    # Two tensors: of one given twice, the exporter makes one input (answers differed by 4).
+    sample = {name: torch.ones(3, min(7, max_tokens), dtype=torch.int64) for name in TEXT_INPUTS}
+    dynamic = {name: {0: batch, 1: columns} for name in TEXT_INPUTS}
+    write_graph(encoder.eval(), sample, dynamic, path, inputs=list(TEXT_INPUTS), outputs=[output])
+
+
+@torch.no_grad()
+def max_text_difference(encoder: nn.Module, path: Path, batches: Sequence[tuple[Tokens, Tokens]]) -> float:
+    """Largest absolute difference between a text encoder's graph and the encoder over batches of (ids, mask)."""
+    run, worst = session(path), 0.0
+    for ids, mask in batches:
+        expected = encoder(torch.from_numpy(ids), torch.from_numpy(mask)).numpy()
+        found = run.run(None, dict(zip(TEXT_INPUTS, (ids, mask), strict=True)))[0]
+        if found.shape != expected.shape:
+            raise ExportError(f"{path.name} answers {found.shape}; PyTorch {expected.shape}")
+        worst = max(worst, float(np.abs(found - expected).max()))
+    return worst
+
+
+def checked_batches(pieces: WordPieces, queries: Sequence[str], *, max_tokens: int) -> list[tuple[Tokens, Tokens]]:
+    """What a text graph is compared on: all queries, one alone, empty ones, and one that is cut.
+
+    Raises: ValueError if there are no queries.
+    """
+    if not queries:
+        raise ValueError("0 queries; allowed: at least 1, to check the export on")
+    texts = (queries, queries[:1], ["", ""], [" ".join(queries) * max_tokens])
+    return [pieces.batch(each, max_tokens=max_tokens) for each in texts]
 
 
 class quiet:

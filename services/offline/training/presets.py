@@ -4,8 +4,10 @@ A configuration is everything that, with the data, fixes the result: shapes, dro
 It knows nothing of files, progress or devices.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from operator import attrgetter
 from typing import Any
 
 from services.algorithms.manifest import EncoderShape, HeadShape
@@ -67,21 +69,23 @@ class TrainConfig:
     dot_weight_decay: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "num_negatives", "batch_sequences"):
-            _check(name, getattr(self, name), at_least=1)
-        for name in ("weight_decay", "mutual_information_weight", "user_norm_weight"):
-            _check(name, getattr(self, name), at_least=0)
-        for name in ("warmup_fraction", "final_rate_fraction"):
-            _check(name, getattr(self, name), at_least=0, at_most=1)
-        for name in ("encoder", "item", "user", "gate", "user_element", "pair"):
-            _check(f"dropouts.{name}", getattr(self.dropouts, name), at_least=0, at_most=0.95)
-        _check("bucket_probability", self.bucket_probability, at_least=0, at_most=0.5)
+        for names, low, high in (
+            (("epochs", "num_negatives", "batch_sequences"), 1, math.inf),
+            (("weight_decay", "mutual_information_weight", "user_norm_weight"), 0, math.inf),
+            (("warmup_fraction", "final_rate_fraction", "gbce_calibration"), 0, 1),
+            ([f"dropouts.{field.name}" for field in fields(Dropouts)], 0, 0.95),
+            (("bucket_probability",), 0, 0.5),
+        ):
+            for name in names:
+                value = attrgetter(name)(self)
+                if not low <= value <= high:
+                    allowed = f"at least {low:g}" + (f", at most {high:g}" if high != math.inf else "")
+                    raise ValueError(f"{name}={value}; allowed: {allowed}")
         if (self.bucket_probability > 0) != (self.encoder.num_item_buckets > 0):
             raise ValueError(
                 f"bucket_probability={self.bucket_probability}; with num_item_buckets="
                 f"{self.encoder.num_item_buckets} allowed: {'above 0' if self.encoder.num_item_buckets else '0'}"
             )
-        _check("gbce_calibration", self.gbce_calibration, at_least=0, at_most=1)
         allowed = LOSSES if self.head.kind == "dot" else LOSSES[:-1]
         if self.loss not in allowed:
             raise ValueError(f"loss={self.loss!r}; allowed with a {self.head.kind} head: {', '.join(allowed)}")
@@ -111,22 +115,18 @@ def default_epochs(config: TrainConfig, positions_per_epoch: int) -> int:
 
 def with_dot_head(config: TrainConfig) -> TrainConfig:
     """The same training with the cosine baseline head, and so without a user-id component."""
-    head = HeadShape(
-        kind="dot",
-        num_query_components=1,
-        num_item_components=1,
-        component_width=config.encoder.width,
-        tau=config.head.tau,
-    )
-    dropouts = Dropouts(encoder=config.dropouts.encoder)
-    encoder = replace(config.encoder, uses_user_index=False, output_norm="length")
-    decay = config.weight_decay if config.dot_weight_decay is None else config.dot_weight_decay
     return replace(
         config,
-        encoder=encoder,
-        head=head,
-        dropouts=dropouts,
-        weight_decay=decay,
+        encoder=replace(config.encoder, uses_user_index=False, output_norm="length"),
+        head=HeadShape(
+            kind="dot",
+            num_query_components=1,
+            num_item_components=1,
+            component_width=config.encoder.width,
+            tau=config.head.tau,
+        ),
+        dropouts=Dropouts(encoder=config.dropouts.encoder),
+        weight_decay=config.weight_decay if config.dot_weight_decay is None else config.dot_weight_decay,
         dot_weight_decay=None,
         user_norm_weight=0.0,
     )
@@ -134,8 +134,7 @@ def with_dot_head(config: TrainConfig) -> TrainConfig:
 
 def with_wide_dot_head(config: TrainConfig) -> TrainConfig:
     """The same training with a dot product whose item states take the mixture's bytes, and its query network."""
-    mixture = config.head
-    narrow = with_dot_head(config)
+    mixture, narrow = config.head, with_dot_head(config)
     width = mixture.num_item_components * mixture.component_width + mixture.num_pairs
     head = replace(
         narrow.head, component_width=width, query_hidden=mixture.query_hidden, item_hidden=mixture.item_hidden
@@ -162,18 +161,6 @@ def with_sasrec(config: TrainConfig) -> TrainConfig:
     return replace(
         config, encoder=encoder, weight_decay=theirs.weight_decay, sasrec=None, dot_weight_decay=theirs.weight_decay
     )
-
-
-def with_item_buckets(config: TrainConfig, num_item_buckets: int = 64, probability: float = 0.05) -> TrainConfig:
-    """The same training with hash buckets for items that it does not see; 0 buckets: without."""
-    encoder = replace(config.encoder, num_item_buckets=num_item_buckets)
-    return replace(config, encoder=encoder, bucket_probability=probability if num_item_buckets else 0.0)
-
-
-def _check(name: str, value: float, *, at_least: float, at_most: float = float("inf")) -> None:
-    if not at_least <= value <= at_most:
-        allowed = f"at least {at_least:g}" + (f", at most {at_most:g}" if at_most != float("inf") else "")
-        raise ValueError(f"{name}={value}; allowed: {allowed}")
 
 
 _QUICK = TrainConfig(

@@ -20,9 +20,9 @@ from services.offline.datasets import Interactions, global_time_split, leave_one
 from services.offline.training.bundling import save_bundle
 from services.offline.training.choice import Choice, candidates, choose
 from services.offline.training.display import show_report, training_progress
-from services.offline.training.evaluation import Evaluation, evaluate
+from services.offline.training.evaluation import evaluate
 from services.offline.training.export import export_bundle
-from services.offline.training.loop import ProgressListener, TrainReport, train
+from services.offline.training.loop import TrainReport, train
 from services.offline.training.new_items import measure_new_item_length
 from services.offline.training.presets import (
     TrainConfig,
@@ -158,13 +158,13 @@ def run_training(
         config = replace(config, epochs=default_epochs(config, Histories.of(divided.train).num_positions))
     choice = None
     if head == AUTO:
-        choice = _choose(config, divided.train, device=device, console=console)
+        choice = _choose(config, divided.train, device, say)
         config = choice.config
     checkpoints = out.with_name(f"{out.name}.checkpoint")
     with training_progress(console, config.epochs) as listener:
         report = train(config, divided.train, out=checkpoints, progress=listener, resume=resume, device=device)
     report.model.to("cpu")
-    evaluation = _evaluate(report, divided)
+    metrics = _metrics(report, divided)
     data = {
         "name": interactions.name,
         "source": interactions.source,
@@ -173,7 +173,6 @@ def run_training(
         "split": split,
         "split_time": divided.split_time,
     }
-    metrics = _metrics(evaluation)
     training = {"preset": preset_name, "config": config.as_dict(), "positions_per_s": round(report.positions_per_s, 1)}
     length = measure_new_item_length(report.model, divided.train)
     bundle = save_bundle(
@@ -203,27 +202,21 @@ def run_training(
         say("Exporting the encoder as ONNX")
         exported = export_bundle(out, interactions=interactions)
         result["export"] = {"max_error": exported.max_error, "histories_checked": exported.histories_checked}
-    _remove_checkpoints(checkpoints)
+    if checkpoints.is_dir():
+        shutil.rmtree(checkpoints)
     if console is not None:
         show_report(console, result)
     return result
 
 
-def _choose(config: TrainConfig, interactions: Interactions, *, device: str, console: Console | None) -> Choice:
-    def progress(name: str) -> ProgressListener:
-        if console is not None:
-            console.print(f"Trying {name}")
-        return lambda step: None
-
-    choice = choose(candidates(config), interactions, progress=progress, device=device)
-    if console is not None:
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in choice.ndcg_at_10.items())
-        lead = choice.lead
-        console.print(
-            f"Chosen: {choice.name}. Validation NDCG@10: {scores}; best mixture minus best dot product "
-            f"{lead.mean:+.4f} [{lead.low:+.4f}, {lead.high:+.4f}]. Choosing took {choice.cpu_seconds:.0f} s of "
-            "processor time"
-        )
+def _choose(config: TrainConfig, interactions: Interactions, device: str, say: Callable[[str], None]) -> Choice:
+    choice = choose(candidates(config), interactions, on_candidate=lambda name: say(f"Trying {name}"), device=device)
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in choice.ndcg_at_10.items())
+    lead = choice.lead
+    say(
+        f"Chosen: {choice.name}. Validation NDCG@10: {scores}; best mixture minus best dot product {lead.mean:+.4f} "
+        f"[{lead.low:+.4f}, {lead.high:+.4f}]. Choosing took {choice.cpu_seconds:.0f} s of processor time"
+    )
     return choice
 
 
@@ -237,28 +230,13 @@ def _plain(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _evaluate(report: TrainReport, divided: FitSplit) -> Evaluation | None:
+def _metrics(report: TrainReport, divided: FitSplit) -> dict[str, Any]:
     if not len(divided.test_rows):
-        return None
-    return evaluate(
-        report.model,
-        divided.whole,
-        divided.test_rows,
-        item_counts=divided.train.item_counts(),
-        user_index=report.user_index,
-    )
-
-
-def _metrics(evaluation: Evaluation | None) -> dict[str, Any]:
-    if evaluation is None:
         return {}
+    counts = divided.train.item_counts()
+    found = evaluate(report.model, divided.whole, divided.test_rows, item_counts=counts, user_index=report.user_index)
     rounded = {
         name: {metric: round(value, 5) for metric, value in values.items()}
-        for name, values in (("model", evaluation.model), ("popularity", evaluation.popularity))
+        for name, values in (("model", found.model), ("popularity", found.popularity))
     }
-    return {**rounded, "num_events": evaluation.num_events}
-
-
-def _remove_checkpoints(folder: Path) -> None:
-    if folder.is_dir():
-        shutil.rmtree(folder)
+    return {**rounded, "num_events": found.num_events}

@@ -10,7 +10,6 @@ for items nobody has seen yet.
 Letters: B windows in a batch, L longest window in it, N positions to predict.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,9 +73,9 @@ class PaddedWindows:
 
 
 def windows_before(histories: Histories, events: IntArray, users: IntArray, max_history: int) -> PaddedWindows:
-    """What the encoder sees before each of the places `events` in users' histories, by the window rule.
+    """What the encoder sees before each of the positions `events` in users' histories, by the window rule.
 
-    A user's end, offsets[u + 1], is the place after the last event. Every place must have an event before it.
+    A user's end, offsets[u + 1], is the position after the last event. Every position must have an event before it.
     """
     num_before = events - histories.offsets[users]
     starts = np.array([window_start(int(count), max_history) for count in num_before], dtype=np.int64)
@@ -137,10 +136,6 @@ class EpochBatches:
             positions=positions,
             targets=self._histories.items[rows.ravel()[positions] + 1],
         )
-
-    def iterate(self, start: int = 0) -> Iterator[Batch]:
-        for number in range(start, len(self)):
-            yield self[number]
 
 
 def _windows(offsets: IntArray, max_history: int, rng: np.random.Generator) -> tuple[IntArray, IntArray, IntArray]:

@@ -53,12 +53,12 @@ def _deepest_common(models: Sequence["ModelProto"], batches: Sequence[Feeds]) ->
     found = [_values(model, names, batches) for model, names in zip(models, norms, strict=True)]
     deepest = None
     # The first is the embeddings'.
-    for place, names in enumerate(zip(norms[0], norms[1], strict=False)):
+    for number, names in enumerate(zip(norms[0], norms[1], strict=False)):
         for feeds, wide, narrow in zip(batches, *found, strict=True):
-            rows = wide[place][:, : feeds["input_ids"].shape[1]]
-            if rows.shape != narrow[place].shape or not np.abs(rows - narrow[place]).max() <= _TOLERANCE:
+            rows = wide[number][:, : feeds["input_ids"].shape[1]]
+            if rows.shape != narrow[number].shape or not np.abs(rows - narrow[number]).max() <= _TOLERANCE:
                 return deepest
-        deepest = names if place else None
+        deepest = names if number else None
     return deepest
 
 
@@ -131,17 +131,17 @@ def _joined(wide: "ModelProto", narrow: "ModelProto", common: tuple[str, str], n
 
 def _above(model: "ModelProto", cut: str) -> list["NodeProto"]:
     """The nodes that the first output needs and `cut` does not, in the graph's order."""
-    maker = {value: place for place, node in enumerate(model.graph.node) for value in node.output}
+    maker = {value: number for number, node in enumerate(model.graph.node) for value in node.output}
     needed: set[int] = set()
     open_values = [model.graph.output[0].name]
     while open_values:
         value = open_values.pop()
-        place = maker.get(value)
-        if value == cut or place is None or place in needed:
+        number = maker.get(value)
+        if value == cut or number is None or number in needed:
             continue
-        needed.add(place)
-        open_values.extend(model.graph.node[place].input)
-    return [model.graph.node[place] for place in sorted(needed)]
+        needed.add(number)
+        open_values.extend(model.graph.node[number].input)
+    return [model.graph.node[number] for number in sorted(needed)]
 
 
 def _answers_alike(path: Path, graphs: Mapping[str, Path], batches: Sequence[Feeds]) -> bool:

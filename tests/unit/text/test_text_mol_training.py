@@ -226,7 +226,7 @@ def test_an_export_that_answers_otherwise_is_never_sealed(
     assert other.query is not None
     other.query.tokens.data.add_(1.0)
     graph = bundle.file("text_mol/encoder.onnx")
-    monkeypatch.setattr(text_export, "write_text_onnx", lambda model, path: shutil.copyfile(graph, path))
+    monkeypatch.setattr(text_export, "write_text_graph", lambda encoder, path, **_: shutil.copyfile(graph, path))
     with pytest.raises(ExportError, match=r"encoder\.onnx differs from PyTorch by"):
         write_text_mol(tmp_path / "text", replace(fit, model=other), item_ids=IDS, texts=DOCUMENTS, queries=QUERIES)
     with pytest.raises(ValueError, match="0 queries; allowed: at least 1"):

@@ -47,7 +47,7 @@ class EmbeddingSource:
     def file(self, name: str) -> Path:
         """A file of the data folder by its relative name; ValueError that lists the places without it."""
         tried = []
-        for base, label in Locator(environ=self.environ).places():
+        for base, label in Locator(environ=self.environ).folders():
             if (base / name).is_file():
                 return base / name
             tried.append(label)

@@ -94,14 +94,14 @@ def identifiers_of(
             left_out, cut = left_out - 1, cut + 1
         of_document.append([])
         for tokens, text in fitting:
-            place = row_of.setdefault(tokens, len(tokens_of))
-            if place == len(tokens_of):
+            number = row_of.setdefault(tokens, len(tokens_of))
+            if number == len(tokens_of):
                 tokens_of.append(tokens)
                 texts.append(text)
                 named.append([])
-            if not named[place] or named[place][-1] != document:
-                named[place].append(document)
-                of_document[document].append(place)
+            if not named[number] or named[number][-1] != document:
+                named[number].append(document)
+                of_document[document].append(number)
     return Identifiers(
         positions=positions,
         texts=texts,

@@ -1,7 +1,7 @@
 """The exact partition sum of a large output layer, in chunks of the vocabulary, with gradients.
 
 log sum_v exp(x_i . w_v) for N rows at once needs (N, V) logits, and backward their softmax: at B = 256, s = 8 and
-V = 500,000 that is 4 GB each. Here the logits live one chunk of V at a time and backward computes them anew: memory
+V = 500,000 that is 4 GB each. Here the logits live one chunk of V at a time and backward computes them again: memory
 O(N chunk), one matrix product more. A sampled sum would be biased under the logarithm, hence exact (arXiv:2406.06739,
 section 4.2, the loss l3). It knows no positions and no targets.
 

@@ -73,8 +73,8 @@ def _pseudo_queries(title: str, kinds: Sequence[str], rng: np.random.Generator) 
     words = [word for word in every if word not in _COMMON] or every or [title]
     queries = []
     for _ in range(QUERIES_OF_AN_ITEM):
-        kept = [words[place] for place in sorted(rng.permutation(len(words))[: 1 + int(rng.integers(len(words)))])]
-        some = [kinds[place].lower() for place in rng.permutation(len(kinds))[: int(rng.integers(3))]]
+        kept = [words[row] for row in sorted(rng.permutation(len(words))[: 1 + int(rng.integers(len(words)))])]
+        some = [kinds[row].lower() for row in rng.permutation(len(kinds))[: int(rng.integers(3))]]
         parts = [*some, *kept] if rng.random() < 0.5 else [*kept, *some]
         queries.append(" ".join(parts))
     return list(dict.fromkeys(queries))

@@ -1,6 +1,6 @@
 """Questions with the documents they ask for, and which identifier each is to say this time.
 
-A question's target is one of its document's identifiers, drawn anew every epoch; its own text only where there is no
+A question's target is one of its document's identifiers, drawn again every epoch; its own text only where there is no
 other (arXiv:2406.06739, A.2: pseudo queries map to the other pseudo queries of the same passage). Identifiers are
 questions too, up to 20 of a document. The lower layers' activations of every question are computed once and kept in
 float16: by default nothing below the last two layers is trained.
@@ -61,12 +61,12 @@ def training_questions(
     rng = np.random.default_rng(seed)
     distinct = list(dict.fromkeys((text, row) for text, row in pairs))
     order = rng.permutation(len(distinct))
-    left_out = {distinct[place][0] for place in order[:held_out]}
+    left_out = {distinct[position][0] for position in order[:held_out]}
     kept = [pair for pair in distinct if pair[0] not in left_out]
     for row, texts in enumerate(documents):
         others = [text for text in texts if text not in left_out]
         if len(others) > MOST_OF_A_DOCUMENT:
-            others = [others[place] for place in sorted(rng.permutation(len(others))[:MOST_OF_A_DOCUMENT])]
+            others = [others[position] for position in sorted(rng.permutation(len(others))[:MOST_OF_A_DOCUMENT])]
         kept += [(text, row) for text in others]
     aside = [pair for pair in distinct if pair[0] in left_out]
     return _questions(list(dict.fromkeys(kept)), own_row), _questions(aside, own_row)
@@ -78,7 +78,7 @@ def drawn_targets(questions: Questions, identifiers: Identifiers, rng: np.random
     draws = rng.random(len(questions))
     for row, (document, own) in enumerate(zip(questions.documents, questions.own, strict=True)):
         every = identifiers.of_document[document]
-        others = [place for place in every if place != own] or every
+        others = [position for position in every if position != own] or every
         tokens = identifiers.tokens[others[int(draws[row] * len(others))]]
         targets[row, : len(tokens)] = tokens
     return targets
@@ -106,8 +106,8 @@ class EncodedQuestions:
                 ids, mask = self.inputs(rows)
                 with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
                     hidden = encoder.lower(*encoder.widened(ids, mask)).half()
-                for place, row in enumerate(rows):
-                    self._lower[row] = hidden[place, : self._columns(row)].clone()
+                for position, row in enumerate(rows):
+                    self._lower[row] = hidden[position, : self._columns(row)].clone()
                 if progress is not None:
                     progress(len(rows))
 
@@ -122,8 +122,8 @@ class EncodedQuestions:
         for start in range(0, len(order), span):
             near = np.array(sorted(order[start : start + span], key=lambda row: len(self._ids[row])), dtype=np.int64)
             groups += [near[first : first + size] for first in range(0, len(near), size)]
-        for place in rng.permutation(len(groups)):
-            yield groups[place]
+        for position in rng.permutation(len(groups)):
+            yield groups[position]
 
     def inputs(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """Ids and mask (B, T) of some questions."""
@@ -139,10 +139,10 @@ class EncodedQuestions:
         longest = max(self._columns(row) for row in rows)
         width = self._lower[rows[0]].shape[1]
         hidden, mask = torch.zeros(len(rows), longest, width), torch.zeros(len(rows), longest, dtype=torch.int64)
-        for place, row in enumerate(rows):
+        for position, row in enumerate(rows):
             kept = self._lower[row]
-            hidden[place, : len(kept)] = kept
-            mask[place, : len(self._ids[row])] = 1
+            hidden[position, : len(kept)] = kept
+            mask[position, : len(self._ids[row])] = 1
         return encoder.upper(hidden.to(device), mask.to(device))
 
     def _columns(self, row: int) -> int:

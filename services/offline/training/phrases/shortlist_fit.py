@@ -100,7 +100,7 @@ def covered(x0: Tensor, targets: Sequence[Sequence[int]], centers: Tensor, sets:
     found = total = 0
     for row, tokens in enumerate(targets):
         for token in tokens:
-            found += any(token in members[place] for place in nearest[row])
+            found += any(token in members[vector] for vector in nearest[row])
             total += 1
     return found / max(1, total)
 

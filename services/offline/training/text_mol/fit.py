@@ -63,9 +63,9 @@ class Prepared:
         """
         if not pairs or not documents:
             raise ValueError(f"{len(pairs)} pairs and {len(documents)} documents; allowed: at least 1 of each")
-        places = np.array([place for _, place in pairs], dtype=np.int64)
-        if places.min() < 0 or places.max() >= len(documents):
-            raise ValueError(f"pairs name documents {places.min()}..{places.max()}; allowed: 0..{len(documents) - 1}")
+        asked = np.array([row for _, row in pairs], dtype=np.int64)
+        if asked.min() < 0 or asked.max() >= len(documents):
+            raise ValueError(f"pairs name documents {asked.min()}..{asked.max()}; allowed: 0..{len(documents) - 1}")
         folder = folder or model_folder()
         self.body: TextBody = load_body(folder).requires_grad_(False)
         self.tokenizer: TextTokenizer = load_tokenizer(folder)
@@ -78,7 +78,7 @@ class Prepared:
         listener = listener or (lambda step: None)
         self.queries = list(dict.fromkeys(query for query, _ in pairs))
         row_of = {query: row for row, query in enumerate(self.queries)}
-        self.pairs: Rows = np.unique(np.column_stack([[row_of[query] for query, _ in pairs], places]), axis=0)
+        self.pairs: Rows = np.unique(np.column_stack([[row_of[query] for query, _ in pairs], asked]), axis=0)
         total = len(self.queries) + len(documents)
         self.kept_queries = self.keep(
             self.queries, lambda done: listener(Step(part="lower layers", done=done, total=total))

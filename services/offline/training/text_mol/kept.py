@@ -21,7 +21,7 @@ _TEXTS_AT_ONCE = 4096
 
 
 class KeptTexts:
-    """Texts as the layer `joined` reads them. With joined = 0 the ids are kept, and embedded (with gradients) anew."""
+    """Texts as the layer `joined` reads them. With joined = 0 the ids are kept, and embedded again (with gradients)."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class KeptTexts:
 
         `body` embeds where joined = 0: the one in training, not the one that this was made with.
         """
-        flat, real = self._places(rows)
+        flat, real = self._positions(rows)
         if self._hidden is None:
             return body.embed(torch.from_numpy(self._ids[flat] * real)), torch.from_numpy(real)
         return torch.from_numpy(self._hidden[flat].astype(np.float32)), torch.from_numpy(real)
@@ -71,7 +71,7 @@ class KeptTexts:
             start = stop
         return groups
 
-    def _places(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def _positions(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         steps = np.arange(int(self.lengths[rows].max()))
         real = steps[None, :] < self.lengths[rows][:, None]
         return np.where(real, self._offsets[rows][:, None] + steps, 0), real
@@ -81,7 +81,7 @@ class KeptTexts:
         hidden = np.empty((len(self._ids), body.shape.width), dtype=np.float16)
         done = 0
         for rows in self.by_length():
-            flat, real = self._places(rows)
+            flat, real = self._positions(rows)
             ids, mask = torch.from_numpy(self._ids[flat] * real), torch.from_numpy(real)
             lower = body.run(body.embed(ids), mask, 0, joined).float()
             hidden[flat[real]] = lower.numpy()[real]

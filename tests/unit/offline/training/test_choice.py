@@ -10,10 +10,6 @@ from services.offline.training.choice import candidates, choose
 from services.offline.training.presets import with_dot_head
 
 
-def quiet(name: str):
-    return lambda step: None
-
-
 def test_candidates_are_a_mixture_and_dot_products_of_the_same_training() -> None:
     found = candidates(CONFIG)
     assert {name for name, config in found.items() if config.head.is_mixture} == {"mol"}
@@ -26,7 +22,6 @@ def test_a_candidate_that_hardly_learns_is_not_chosen() -> None:
     choice = choose(
         {"mol": replace(CONFIG, epochs=9), "weak": weak},
         cyclic_interactions(num_users=300, num_items=60, events=4000),
-        progress=quiet,
     )
     assert choice.name == "mol"
     assert choice.lead.is_above_zero
@@ -37,7 +32,7 @@ def test_a_candidate_that_hardly_learns_is_not_chosen() -> None:
 def test_equal_candidates_leave_the_dot_product() -> None:
     # Neither learns: both rank by their random start.
     weak = replace(CONFIG, learning_rate=1e-9, epochs=1)
-    choice = choose({"mol": weak, "dot": with_dot_head(weak)}, cyclic_interactions(), progress=quiet)
+    choice = choose({"mol": weak, "dot": with_dot_head(weak)}, cyclic_interactions())
     assert choice.name == "dot"
     assert choice.config == with_dot_head(weak)
 
@@ -46,4 +41,4 @@ def test_nobody_with_three_events_is_an_error_that_says_so() -> None:
     data = cyclic_interactions()
     _, first = np.unique(data.users, return_index=True)
     with pytest.raises(ValueError, match="no user has three events"):
-        choose({"mol": CONFIG, "dot": with_dot_head(CONFIG)}, data.select(np.sort(first)), progress=quiet)
+        choose({"mol": CONFIG, "dot": with_dot_head(CONFIG)}, data.select(np.sort(first)))

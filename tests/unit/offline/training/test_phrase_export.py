@@ -10,15 +10,8 @@ from phrase_scene import PIECES, WordTokens, corpus, tiny_encoder
 from services.algorithms.generation.phrases_part import PhraseParts, load_phrases, save_phrases
 from services.algorithms.generation.vocabulary import FIXED_TOKENS
 from services.algorithms.text_bundle import BundleError, TextBundleWriter, load_text_bundle
-from services.offline.training.onnx_graphs import session
-from services.offline.training.phrases.export import (
-    INPUTS,
-    OUTPUT,
-    TOLERANCE,
-    add_phrases_part,
-    max_phrase_difference,
-    write_phrases,
-)
+from services.offline.training.onnx_graphs import TEXT_INPUTS, TOLERANCE, max_text_difference, session
+from services.offline.training.phrases.export import OUTPUT, add_phrases_part, write_phrases
 from services.offline.training.phrases.fit import PhraseSettings, train_phrases
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 
@@ -53,7 +46,7 @@ def test_the_bundle_answers_as_the_trained_model(trained, bundle):
     graph = session(loaded.file("phrases/encoder.onnx"))
     for texts in (QUERIES, ["", "red"], ["a " * 40]):
         batch = loaded.word_pieces.batch(texts, max_tokens=loaded.phrases.max_tokens)
-        x = graph.run([OUTPUT], dict(zip(INPUTS, batch, strict=True)))[0]
+        x = graph.run([OUTPUT], dict(zip(TEXT_INPUTS, batch, strict=True)))[0]
         np.testing.assert_allclose(x, trained.encode(texts), atol=1e-5)
         for row in x:
             found = parts.generator.generate(row, 5).answers
@@ -94,10 +87,10 @@ def test_a_vocabulary_and_a_model_that_do_not_match_are_refused(trained, documen
 def test_a_graph_of_other_weights_is_seen_to_differ(trained, bundle):
     graph = bundle.file("phrases/encoder.onnx")
     batches = [trained.pieces.batch(QUERIES)]
-    assert max_phrase_difference(trained.encoder, graph, batches) < TOLERANCE
+    assert max_text_difference(trained.encoder, graph, batches) < TOLERANCE
     moved = copy.deepcopy(trained.encoder)
     moved.layers[-1].output_norm.bias.data += 0.01
-    assert max_phrase_difference(moved, graph, batches) > TOLERANCE
+    assert max_text_difference(moved, graph, batches) > TOLERANCE
 
 
 def test_a_baseline_tokenizer_is_no_part_of_a_bundle(trained, documents, tmp_path):

@@ -14,7 +14,8 @@ from training_scene import CONFIG, WITH_USERS, cyclic_interactions
 from services.algorithms.bundle import load_bundle
 from services.offline.training import PRESETS, TrainConfig, preset, train
 from services.offline.training.bundling import load_model, save_bundle
-from services.offline.training.export import ExportError, export_bundle, max_difference, session
+from services.offline.training.export import export_bundle, max_difference
+from services.offline.training.onnx_graphs import ExportError, session
 from services.offline.training.presets import default_epochs, with_dot_head, with_sasrec
 from services.offline.training.run import configure, fit_split, run_training
 
@@ -98,7 +99,7 @@ def test_an_export_that_answers_differently_is_never_put_into_the_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = bundle_of(CONFIG, tmp_path / "bundle")
-    monkeypatch.setattr("services.offline.training.export.TOLERANCE", -1.0)
+    monkeypatch.setattr("services.offline.training.onnx_graphs.TOLERANCE", -1.0)
     with pytest.raises(ExportError, match=r"differs from PyTorch by .*; allowed: -1"):
         export_bundle(path)
     assert "encoder.onnx" not in load_bundle(path).manifest.files

@@ -16,7 +16,7 @@ def test_every_event_but_a_users_first_is_predicted_exactly_once(number: int) ->
     interactions = cyclic_interactions()
     histories = Histories.of(interactions)
     predicted = []
-    for batch in epoch(histories, number=number).iterate():
+    for batch in epoch(histories, number=number):
         length = batch.items.shape[1]
         assert length <= 8
         for position, target in zip(batch.positions, batch.targets, strict=True):
@@ -46,7 +46,7 @@ def test_windows_of_long_histories_start_on_the_quarter_grid() -> None:
 
 
 def test_padding_lies_at_the_end_and_repeats_the_last_time() -> None:
-    for batch in epoch(Histories.of(cyclic_interactions())).iterate():
+    for batch in epoch(Histories.of(cyclic_interactions())):
         padded = batch.items < 0
         assert (np.diff(padded.astype(int), axis=1) >= 0).all()
         for times, row in zip(batch.times, padded, strict=True):
@@ -68,7 +68,7 @@ def test_users_with_one_event_or_none_are_left_out() -> None:
     histories = Histories.of(interactions)
     sizes = np.diff(histories.offsets)
     assert (sizes == 1).any()
-    found = np.concatenate([batch.users for batch in epoch(histories).iterate()])
+    found = np.concatenate([batch.users for batch in epoch(histories)])
     assert sorted(set(found.tolist())) == np.flatnonzero(sizes > 1).tolist()
 
 
@@ -85,7 +85,7 @@ def test_a_share_of_the_inputs_is_replaced_by_buckets_and_no_target_ever() -> No
         stand_ins=StandIns(rows=rows, probability=0.2),
     )
     replaced = total = 0
-    for number, (batch, without) in enumerate(zip(batches.iterate(), plain.iterate(), strict=True)):
+    for number, (batch, without) in enumerate(zip(batches, plain, strict=True)):
         np.testing.assert_array_equal(batch.targets, without.targets)
         differs = batch.items != without.items
         np.testing.assert_array_equal(batch.items[differs], rows[without.items[differs]])

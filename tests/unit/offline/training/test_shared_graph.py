@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from services.offline.training.models.phrase_nar import PhraseEncoder, PhraseShape
-from services.offline.training.onnx_graphs import session, write_graph
-from services.offline.training.phrases.export import INPUTS, write_phrase_onnx
+from services.offline.training.onnx_graphs import session, write_text_graph
 from services.offline.training.shared_graph import write_shared
 
 MAX_TOKENS, POSITIONS, NUM_PIECES = 16, 5, 40
@@ -52,18 +51,15 @@ def encoder(seed: int) -> PhraseEncoder:
 
 
 def exported(folder: Path, wide: PhraseEncoder, narrow: nn.Module) -> tuple[Path, Path]:
-    write_phrase_onnx(wide, folder / "wide.onnx", max_tokens=MAX_TOKENS)
-    batch, columns = torch.export.Dim("batch"), torch.export.Dim("columns", max=MAX_TOKENS)
-    sample = {name: torch.ones(3, 7, dtype=torch.int64) for name in INPUTS}
-    dynamic = {name: {0: batch, 1: columns} for name in INPUTS}
-    write_graph(narrow.eval(), sample, dynamic, folder / "narrow.onnx", inputs=list(INPUTS), outputs=["found"])
+    write_text_graph(wide, folder / "wide.onnx", output="x", max_tokens=MAX_TOKENS)
+    write_text_graph(narrow, folder / "narrow.onnx", output="found", max_tokens=MAX_TOKENS)
     return folder / "wide.onnx", folder / "narrow.onnx"
 
 
 def queries(lengths: Sequence[int]) -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
     return [
-        dict(zip(INPUTS, (rng.integers(1, NUM_PIECES, (1, length)), np.ones((1, length), dtype=np.int64)), strict=True))
+        {"input_ids": rng.integers(1, NUM_PIECES, (1, length)), "attention_mask": np.ones((1, length), dtype=np.int64)}
         for length in lengths
     ]
 

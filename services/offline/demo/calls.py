@@ -1,0 +1,34 @@
+"""Calls of the running gateway by the demo's own steps; their failures are sentences."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from services.cli import client
+
+_CALL_S = 5.0
+
+
+class Gateway:
+    """An open connection. `gateway("Recommend", request)` calls a method by its name."""
+
+    def __init__(self, stub: Any, address: str) -> None:
+        self._stub = stub
+        self._address = address
+
+    def __call__(self, method: str, request: Any, *, timeout_s: float = _CALL_S) -> Any:
+        return client.call(getattr(self._stub, method), request, target=self._address, timeout_s=timeout_s)
+
+    def top(self, user_id: str, k: int) -> list[str]:
+        """Item ids that the user is recommended, best first."""
+        from freshet.v1 import gateway_pb2
+
+        answer = self("Recommend", gateway_pb2.RecommendRequest(user_id=user_id, k=k))
+        return [scored.item_id for scored in answer.items]
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Gateway]:
+    """The gateway at host:port, for a block."""
+    with client.gateway(address) as stub:
+        yield Gateway(stub, address)
