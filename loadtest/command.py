@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import ipaddress
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -157,7 +158,7 @@ def _describe(
         "findings": conclusion.findings,
         "command": f"freshet loadtest {shlex.join(given)}",
         "commit": _commit(),
-        "hardware": {"cpu": _cpu_name(), "cores": _num_cores(), "python": platform.python_version()},
+        "hardware": {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
     }
     return {**summary, "caveats": caveats(summary, timeout_ms=options.timeout_ms)}
 
@@ -206,9 +207,3 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def _num_cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

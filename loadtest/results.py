@@ -77,8 +77,8 @@ def percentiles_ms(values: Sequence[float] | FloatArray) -> dict[str, float | No
     """p50, p95, p99 and max, rounded to a microsecond; None where there is nothing to measure."""
     if not len(values):
         return dict.fromkeys(("p50", "p95", "p99", "max"))
-    p50, p95, p99 = np.percentile(np.asarray(values), [50, 95, 99]).tolist()
-    return {"p50": round(p50, 3), "p95": round(p95, 3), "p99": round(p99, 3), "max": round(float(np.max(values)), 3)}
+    p50, p95, p99, highest = np.percentile(np.asarray(values), [50, 95, 99, 100]).round(3).tolist()
+    return {"p50": p50, "p95": p95, "p99": p99, "max": highest}
 
 
 def summarise(results: RunResults) -> dict[str, Any]:
@@ -87,16 +87,18 @@ def summarise(results: RunResults) -> dict[str, Any]:
     Latency percentiles are over successful calls; errors and calls that were never sent stand beside them.
     """
     measured_s = max(results.seconds - results.warmup_s, 1e-9)
+    measured = [call for name in results.calls for call in results.measured(name)]
+    outcomes = [call.outcome for call in measured if call.outcome is not None]
     return {
         "seconds": results.seconds,
         "warmup_seconds": results.warmup_s,
         "interrupted": results.interrupted,
         "peak_in_flight": results.peak_in_flight,
         "calls": {name: _summarise_calls(results.measured(name), measured_s) for name in results.calls},
-        "stages_ms": _stages(results),
-        "degradations": _counted(results, "degradations"),
-        "counts": _counted(results, "counts"),
-        "error_share": _error_share(results),
+        "stages_ms": _stages(outcomes),
+        "degradations": dict(sorted(Counter(mark for one in outcomes for mark in one.degradations).items())),
+        "counts": dict(sorted(Counter(count for one in outcomes for count in one.counts).items())),
+        "error_share": round(sum(call.status != OK for call in measured) / len(measured), 6) if measured else 0.0,
     }
 
 
@@ -135,25 +137,9 @@ def _summarise_calls(calls: list[Call], measured_s: float) -> dict[str, Any]:
     }
 
 
-def _stages(results: RunResults) -> dict[str, dict[str, float | None]]:
+def _stages(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float | None]]:
     times: dict[str, list[float]] = {}
-    for name in results.calls:
-        for call in results.measured(name):
-            if call.outcome is not None:
-                for stage, stage_ms in call.outcome.stages_ms.items():
-                    times.setdefault(stage, []).append(stage_ms)
+    for outcome in outcomes:
+        for stage, stage_ms in outcome.stages_ms.items():
+            times.setdefault(stage, []).append(stage_ms)
     return {stage: percentiles_ms(values) for stage, values in times.items()}
-
-
-def _counted(results: RunResults, what: str) -> dict[str, int]:
-    counter: Counter[str] = Counter()
-    for name in results.calls:
-        for call in results.measured(name):
-            if call.outcome is not None:
-                counter.update(getattr(call.outcome, what))
-    return dict(sorted(counter.items()))
-
-
-def _error_share(results: RunResults) -> float:
-    statuses = [call.status for name in results.calls for call in results.measured(name)]
-    return round(sum(status != OK for status in statuses) / len(statuses), 6) if statuses else 0.0

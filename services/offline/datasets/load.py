@@ -69,9 +69,8 @@ def _load_named(name: str, locator: Locator) -> Interactions:
             f"{name} could not be had: {'; '.join(locator.tried)}. Put its {form} where FRESHET_DATA points, "
             "or ask for the built-in simulator"
         )
-    if name in SEQUENCE_NAMES:
-        return read_sequences(located.path, name=name, found=located.where)
-    return read_movielens(located.path, name=name, found=located.where)
+    read = read_sequences if name in SEQUENCE_NAMES else read_movielens
+    return read(located.path, name=name, found=located.where)
 
 
 def _load_path(path: Path) -> Interactions:

@@ -29,22 +29,18 @@ _MIN_Z = 4.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderTest:
-    """`hit_rate`: share of held-out steps whose item is among the ten guessed; `shuffled_*`: the same after shuffling.
+    """`hit_rate`: share of held-out steps whose item is among the ten guessed; `shuffled_mean`: after shuffling.
 
     `z` is the distance in standard deviations of the shuffled rates, `p_value` = (1 + shuffles at least as high) /
-    (1 + shuffles), `lift` the ratio of the rates, `rising_share` the share of steps to a higher item code.
+    (1 + shuffles), `lift` the ratio of the rates.
     """
 
     name: str
     hit_rate: float
     shuffled_mean: float
-    shuffled_deviation: float
     z: float
     p_value: float
     lift: float
-    rising_share: float
-    num_steps: int
-    num_shuffles: int
     verdict: Verdict
 
 
@@ -89,13 +85,9 @@ def order_test(interactions: Interactions, *, num_shuffles: int = 20, seed: int 
         name=interactions.name,
         hit_rate=hit_rate,
         shuffled_mean=mean,
-        shuffled_deviation=deviation,
         z=z,
         p_value=(1 + int((shuffled >= hit_rate).sum())) / (1 + num_shuffles),
         lift=hit_rate / mean if mean else float("inf"),
-        rising_share=rising,
-        num_steps=int(tested.sum()),
-        num_shuffles=num_shuffles,
         verdict=_verdict(z, hit_rate > float(shuffled.max()), rising),
     )
 

@@ -94,8 +94,7 @@ def masked(question: str, topic: str) -> str:
 
 def _medquad(locator: Locator) -> TextCollection:
     """5,476 topics, each the text of its answers, named by its topic and its training questions."""
-    rows = _rows(locator, "medquad/qa.parquet")
-    return _topics("medquad", [(row, row["question"]) for row in rows])
+    return _topics(locator, "medquad", lambda row: str(row["question"]))
 
 
 def _medquad_masked(locator: Locator) -> TextCollection:
@@ -103,22 +102,21 @@ def _medquad_masked(locator: Locator) -> TextCollection:
 
     Identifiers stay whole; training questions are masked like test questions, so that both are asked alike.
     """
-    rows = _rows(locator, "medquad/qa.parquet")
-    return _topics("medquad-masked", [(row, masked(row["question"], row["focus"])) for row in rows])
+    return _topics(locator, "medquad-masked", lambda row: masked(row["question"], row["focus"]))
 
 
-def _topics(name: str, rows: Sequence[tuple[dict[str, Any], str]]) -> TextCollection:
+def _topics(locator: Locator, name: str, question: Callable[[dict[str, Any]], str]) -> TextCollection:
     row_of: dict[str, int] = {}
     answers: list[list[str]] = []
     identifiers: list[list[str]] = []
     parts: dict[str, list[Question]] = {"train": [], "test": []}
-    for row, question in rows:
+    for row in _rows(locator, "medquad/qa.parquet"):
         number = row_of.setdefault(row["document_id"], len(row_of))
         if number == len(answers):
             answers.append([row["focus"]])
             identifiers.append([row["focus"]])
         answers[number].append(row["answer"] or "")
-        parts[row["split"]].append((question, (number,)))
+        parts[row["split"]].append((question(row), (number,)))
         if row["split"] == "train":
             identifiers[number].append(row["question"])
     return TextCollection(

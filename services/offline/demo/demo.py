@@ -96,11 +96,13 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
     display.step("evaluation", "the same moments, answered by item-kNN, by popularity and by frozen states")
     with clock.part("evaluation"):
         summary = _evaluate(options, split, bundle, streamed, components)
-    summary["search"] = None if searched is None else searched.summary()
-    summary["new_item"] = None if news is None else news.summary()
-    summary["forgotten"] = None if news is None else news.forget_summary()
-    summary["seconds"] = clock.total
-    summary["seconds_by_part"] = clock.parts
+    summary |= {
+        "search": None if searched is None else searched.summary(),
+        "new_item": None if news is None else news.summary(),
+        "forgotten": None if news is None else news.forget_summary(),
+        "seconds": clock.total,
+        "seconds_by_part": clock.parts,
+    }
     path = options.folder / "summary.json"
     path.write_text(json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     _show(options, bundle, streamed, summary, display)
@@ -124,12 +126,12 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
     events = planned_events(split.held_out, schedule, known=set(bundle.item_ids), run_id=run_id)
     users = {event.user_id for event in events}
     past = past_items(split.train, users)
-    addresses = steps.addresses(stack)
-    epoch, before = stored_states.stream_progress(addresses.redis_url)
-    states = stored_states.stored_query_states(addresses.redis_url, sorted(users), bundle.model_version)
+    gateway = stack.address("gateway")
+    epoch, before = stored_states.stream_progress(stack.redis_url)
+    states = stored_states.stored_query_states(stack.redis_url, sorted(users), bundle.model_version)
     plan = ReplayPlan(
-        gateway=addresses.gateway,
-        bootstrap=addresses.kafka,
+        gateway=gateway,
+        bootstrap=stack.kafka_bootstrap,
         topic=INTERACTIONS,
         epoch=epoch,
         events=events,
@@ -138,7 +140,7 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
     )
     person = _person(plan, past)
     if person is not None:
-        person.before = _top_ten(person.user_id, addresses.gateway)
+        person.before = _top_ten(person.user_id, gateway)
     display.fact(f"{len(users)} users take part, {int(schedule.num_active.max())} of {NUM_ACTIVE_USERS} at once")
     with display.progress() as bar:
         task = bar.add_task("connecting", total=len(events))
@@ -149,12 +151,12 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
             else:
                 display.fact(f"the replay says: {said}")
 
-        encodes = _stream_encodes(addresses)
+        encodes = _stream_encodes(stack)
         result = run_replay(plan, options.folder, on_progress)
-    after = stored_states.wait_until_applied(addresses.redis_url, result.last_offsets, timeout_s=_APPLY_TIMEOUT_S)
-    encodes_after = _stream_encodes(addresses)
+    after = stored_states.wait_until_applied(stack.redis_url, result.last_offsets, timeout_s=_APPLY_TIMEOUT_S)
+    encodes_after = _stream_encodes(stack)
     if person is not None:
-        person.after = _top_ten(person.user_id, addresses.gateway)
+        person.after = _top_ten(person.user_id, gateway)
     return Streamed(
         plan=plan,
         result=result,
@@ -213,20 +215,17 @@ def _new_item(bundle: Bundle, streamed: Streamed, display: Display) -> newcomer.
     return news
 
 
-def _stream_encodes(addresses: steps.Addresses) -> Buckets:
-    return read_histogram(addresses.encoder_metrics, "freshet_encoder_encode_seconds", {"source": "stream"})
+def _stream_encodes(stack: "Stack") -> Buckets:
+    return read_histogram(stack.address("encoder-metrics"), "freshet_encoder_encode_seconds", {"source": "stream"})
 
 
 def _progress_text(said: Mapping[str, Any]) -> str:
-    parts = []
-    for name, form in (
-        ("recent_hit_rate", "hit rate {:.3f}"),
-        ("recent_p50_ms", "Recommend {:.0f} ms"),
-        ("recent_freshness_ms", "fresh in {:.0f} ms"),
-    ):
-        if said.get(name) is not None:
-            parts.append(form.format(said[name]))
-    return ", ".join(parts)
+    forms = {
+        "recent_hit_rate": "hit rate {:.3f}",
+        "recent_p50_ms": "Recommend {:.0f} ms",
+        "recent_freshness_ms": "fresh in {:.0f} ms",
+    }
+    return ", ".join(form.format(said[name]) for name, form in forms.items() if said.get(name) is not None)
 
 
 def _evaluate(
@@ -277,12 +276,7 @@ def _evaluate(
         "hit_rate_at_10_by_sitting": sittings.hit_rates_by_kind(kinds, hit),
         "over_best_baseline": over_best_baseline(rates),
         **stream_figures(plan, result, streamed.stream_encode_ms),
-        "options": {
-            "events": options.events,
-            "rate_per_s": options.rate_per_s,
-            "epochs": options.epochs,
-            "seed": options.seed,
-        },
+        "options": {name: getattr(options, name) for name in ("events", "rate_per_s", "epochs", "seed")},
         "notes": NOTES,
     }
 

@@ -31,18 +31,9 @@ _STAGES = {
     "transport": "of Recommend: network, state reads, the rest",
 }
 STEPS = (
-    "components",
-    "interactions",
-    "training",
-    "export",
-    "stack",
-    "past",
-    "stream",
-    "search",
-    "new item",
-    "forget",
+    "components", "interactions", "training", "export", "stack", "past", "stream", "search", "new item", "forget",
     "evaluation",
-)
+)  # fmt: skip
 
 
 class Stopwatch:

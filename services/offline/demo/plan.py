@@ -1,7 +1,7 @@
 """What the demo hands to the replay process and what it gets back: two JSON files with typed ends.
 
 The replay runs in a process of its own, so that training's memory and the progress bar do not disturb its clock.
-Times are seconds since the replay's clock started, durations milliseconds; NaN ("not measured") is null in the file.
+Times are seconds since the replay's clock started, durations milliseconds.
 
 Letters: S scheduled events, M predictions, E extra records (duplicates and malformed ones).
 """
@@ -78,13 +78,13 @@ class Prediction:
     """
 
     position: int
-    item_ids: list[str]
     latency_ms: float
-    stages_ms: dict[str, float]
-    state_source: str
-    degradations: list[str]
-    certificate: str
-    token_honoured: bool
+    item_ids: list[str] = field(default_factory=list)
+    stages_ms: dict[str, float] = field(default_factory=dict)
+    state_source: str = ""
+    degradations: list[str] = field(default_factory=list)
+    certificate: str = ""
+    token_honoured: bool = False
     error: str = ""
 
 

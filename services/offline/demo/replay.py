@@ -12,7 +12,6 @@ import asyncio
 import gc
 import itertools
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -106,7 +105,7 @@ class Replay:
             self._send_due(position)
         else:
             self._predictions(kind == "ask_with_token").append(
-                failed_prediction(position, self._clock.latency_ms(due_s), NOT_SENT)
+                Prediction(position=position, latency_ms=self._clock.latency_ms(due_s), error=NOT_SENT)
             )
 
     def _send_due(self, position: int) -> None:
@@ -172,7 +171,7 @@ class Replay:
             answer = await self._stub.Recommend(request, timeout=self._plan.timeout_ms / 1000)
             found = prediction(position, self._clock.latency_ms(due_s), answer)
         except grpc.aio.AioRpcError as error:
-            found = failed_prediction(position, self._clock.latency_ms(due_s), error.code().name)
+            found = Prediction(position=position, latency_ms=self._clock.latency_ms(due_s), error=error.code().name)
         self._predictions(with_token).append(found)
 
     def _acknowledged_in_thread(self, event_id: str, partition: int, offset: int, acknowledged: float) -> None:
@@ -274,21 +273,6 @@ def prediction(position: int, latency_ms: float, answer: gateway_pb2.RecommendRe
         degradations=[gateway_pb2.Degradation.Name(value) for value in answer.degradations],
         certificate=common_pb2.Certificate.Kind.Name(answer.certificate.kind),
         token_honoured=answer.token_honoured,
-    )
-
-
-def failed_prediction(position: int, latency_ms: float, status: str) -> Prediction:
-    """A call that failed: a miss that took this long."""
-    return Prediction(
-        position=position,
-        item_ids=[],
-        latency_ms=latency_ms,
-        stages_ms=dict.fromkeys(_STAGES, math.nan),
-        state_source="",
-        degradations=[],
-        certificate="",
-        token_honoured=False,
-        error=status,
     )
 
 

@@ -7,7 +7,6 @@ import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,17 +33,6 @@ _STREAM_DATA = {"kafka": "Apache Kafka", "redis": "Redis", "refresher": "the ref
 # What the stack says of every part, every time: not worth a line here.
 _ROUTINE = ("starting", "stopping", "stopped")
 _NAMES = {"kafka": "Apache Kafka", "redis": "Redis", "inference-server": "Triton Inference Server"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Addresses:
-    """Where the running stack listens."""
-
-    gateway: str
-    kafka: str
-    redis_url: str
-    inference_server: str
-    encoder_metrics: str
 
 
 def train_and_export(
@@ -148,16 +136,6 @@ def components(stack: Stack) -> dict[str, str]:
     }
 
 
-def addresses(stack: Stack) -> Addresses:
-    return Addresses(
-        gateway=stack.address("gateway"),
-        kafka=stack.kafka_bootstrap,
-        redis_url=stack.redis_url,
-        inference_server=stack.address("inference-server"),
-        encoder_metrics=stack.address("encoder-metrics"),
-    )
-
-
 def stop(stack: Stack, display: Display) -> None:
     """Stop the stack; a part that does not stop is said and does not hide what went wrong before."""
     try:
@@ -172,31 +150,30 @@ def stop(stack: Stack, display: Display) -> None:
 @contextmanager
 def explain(logs: Path) -> Iterator[None]:
     """Turn what the steps raise into a sentence and an exit status; anything else is a bug and keeps its traceback."""
+    logged = f"the parts' logs are in {logs}"
+    rows: tuple[tuple[type[Exception], str, ExitStatus], ...] = (
+        (StackError, "", ExitStatus.UNAVAILABLE),
+        (PortTaken, "freshet down, or freshet demo --port-offset 1000", ExitStatus.UNAVAILABLE),
+        (ReplayFailedError, logged, ExitStatus.FAILED),
+        (StreamStalledError, logged, ExitStatus.FAILED),
+        (FreshetError, logged, ExitStatus.UNAVAILABLE),
+        (BundleError, "name another --state, or move what is there", ExitStatus.FAILED),
+        # What data sets and settings raise: the message names field, value and allowed.
+        (ValueError, "", ExitStatus.USAGE),
+    )
     try:
         yield
-    except StackError as error:
-        raise CommandError(str(error), status=ExitStatus.UNAVAILABLE) from error
-    except PortTaken as error:
-        raise CommandError(
-            str(error), advice="freshet down, or freshet demo --port-offset 1000", status=ExitStatus.UNAVAILABLE
-        ) from error
-    except (ReplayFailedError, StreamStalledError) as error:
-        raise CommandError(str(error), advice=f"the parts' logs are in {logs}") from error
-    except FreshetError as error:
-        raise CommandError(
-            str(error), advice=f"the parts' logs are in {logs}", status=ExitStatus.UNAVAILABLE
-        ) from error
-    except BundleError as error:
-        raise CommandError(str(error), advice="name another --state, or move what is there") from error
-    except ValueError as error:  # what data sets and settings raise: the message names field, value and allowed
-        raise CommandError(str(error), status=ExitStatus.USAGE) from error
+    except Exception as error:
+        for kind, advice, status in rows:
+            if isinstance(error, kind):
+                raise CommandError(str(error), advice=advice, status=status) from error
+        raise
 
 
 def import_past(past: Interactions, stack: Stack, display: Display) -> None:
     """Write the past onto the stream and fill the state store with everybody's history, seen items and state."""
     from services.cli.past import import_interactions
 
-    at = addresses(stack)
     with display.progress() as bar:
         tasks = {"write": bar.add_task("to Kafka", total=None), "states": bar.add_task("to Redis", total=None)}
 
@@ -206,9 +183,9 @@ def import_past(past: Interactions, stack: Stack, display: Display) -> None:
         report = import_interactions(
             past,
             bundle=stack.bundle,
-            kafka=at.kafka,
-            redis_url=at.redis_url,
-            inference_server=at.inference_server,
+            kafka=stack.kafka_bootstrap,
+            redis_url=stack.redis_url,
+            inference_server=stack.address("inference-server"),
             # The model was trained on exactly these: 800,000 attributions would tell it twice, and take minutes.
             attributes=False,
             progress=on_progress,

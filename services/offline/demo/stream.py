@@ -24,29 +24,23 @@ class ReplayFailedError(RuntimeError):
 
 def planned_events(held_out: Interactions, schedule: Schedule, *, known: set[str], run_id: str) -> list[ReplayEvent]:
     """The schedule as events; `known` are the item ids that the model knows, `run_id` makes event ids new."""
-    columns = zip(
-        held_out.users[schedule.rows].tolist(),
-        held_out.items[schedule.rows].tolist(),
-        held_out.types[schedule.rows].tolist(),
-        held_out.values[schedule.rows].tolist(),
-        held_out.timestamps[schedule.rows].tolist(),
-        schedule.predicted.tolist(),
-        schedule.previous.tolist(),
-        strict=True,
+    users, items, types, values, times = (
+        column[schedule.rows].tolist()
+        for column in (held_out.users, held_out.items, held_out.types, held_out.values, held_out.timestamps)
     )
     return [
         ReplayEvent(
             event_id=f"{run_id}-{position}",
-            user_id=held_out.user_ids[user],
-            item_id=held_out.item_ids[item],
-            type=held_out.type_names[kind],
-            value=value,
-            time_s=time_s,
-            predicted=predicted,
-            previous=previous,
-            known=held_out.item_ids[item] in known,
+            user_id=held_out.user_ids[users[position]],
+            item_id=held_out.item_ids[items[position]],
+            type=held_out.type_names[types[position]],
+            value=values[position],
+            time_s=times[position],
+            predicted=bool(schedule.predicted[position]),
+            previous=int(schedule.previous[position]),
+            known=held_out.item_ids[items[position]] in known,
         )
-        for position, (user, item, kind, value, time_s, predicted, previous) in enumerate(columns)
+        for position in range(len(schedule))
     ]
 
 

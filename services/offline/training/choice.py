@@ -76,8 +76,10 @@ def choose(
         gains[name] = _gains(ranks)
         spent += report.cpu_seconds
     means = {name: float(values.mean()) for name, values in gains.items()}
-    mixture = max((name for name in options if options[name].head.is_mixture), key=lambda name: means[name])
-    dot = max((name for name in options if not options[name].head.is_mixture), key=lambda name: means[name])
+    mixture, dot = (
+        max((name for name in options if options[name].head.is_mixture is wanted), key=means.__getitem__)
+        for wanted in (True, False)
+    )
     lead = paired_difference(gains[mixture][None], gains[dot][None])
     chosen = mixture if lead.is_above_zero else dot
     return Choice(name=chosen, config=options[chosen], ndcg_at_10=means, lead=lead, cpu_seconds=spent)

@@ -132,9 +132,7 @@ def evaluate(
 def _predictable(interactions: Interactions, rows: IntArray, histories: Histories) -> tuple[IntArray, IntArray]:
     """Positions in `histories` of the wanted events that are not their user's first, increasing, and their users."""
     order, _ = interactions.by_user()
-    position = np.empty(len(order), dtype=np.int64)
-    position[order] = np.arange(len(order))
-    events = np.sort(position[rows])
+    events = np.flatnonzero(np.isin(order, rows))
     users = np.searchsorted(histories.offsets, events, side="right") - 1
     later = events > histories.offsets[users]
     return events[later], users[later]

@@ -50,7 +50,9 @@ def batch_loss(
     groups = -(-len(targets) // group_size)
     if config.loss == "full-softmax":
         assert isinstance(model.head, DotHead)
-        return _full_softmax_loss(model.head, config, encoded, users, model.item_rows, targets)
+        query, every = model.head.query_states(encoded, users)[0], model.head.item_states(model.item_rows)[0]
+        summed = _FullSoftmax.apply(query.squeeze(1), every.squeeze(1), targets, config.head.tau)
+        return _plain(summed / len(targets))
     drawn = torch.randint(model.num_items, (groups, config.num_negatives), generator=generator).to(targets.device)
     items, target_rows, negative_rows = _distinct(model.num_items, targets, drawn)
     embedded = model.item_rows if items is None else model.item_embedding(items)
@@ -136,14 +138,6 @@ def _dot_loss(
     rows = negatives.rows.repeat_interleave(size, dim=0)[:count]
     logits = logits.masked_fill(rows == negatives.target_rows.unsqueeze(1), float("-inf"))
     return _plain(_SampledObjective.apply(positive / config.head.tau, logits, objective) / count)
-
-
-def _full_softmax_loss(
-    head: DotHead, config: TrainConfig, encoded: Tensor, users: Tensor | None, embedded: Tensor, targets: Tensor
-) -> Loss:
-    query = head.query_states(encoded, users)[0].squeeze(1)
-    items = head.item_states(embedded)[0].squeeze(1)
-    return _plain(_FullSoftmax.apply(query, items, targets, config.head.tau) / len(query))
 
 
 def _plain(ranking: Tensor) -> Loss:

@@ -5,7 +5,8 @@ Letters: B queries, T tokens.
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,30 +96,33 @@ def max_text_difference(encoder: nn.Module, path: Path, batches: Sequence[tuple[
     return worst
 
 
-def checked_batches(pieces: WordPieces, queries: Sequence[str], *, max_tokens: int) -> list[tuple[Tokens, Tokens]]:
-    """What a text graph is compared on: all queries, one alone, empty ones, and one that is cut.
+def export_text_encoder(
+    encoder: nn.Module, path: Path, *, output: str, max_tokens: int, pieces: WordPieces, queries: Sequence[str]
+) -> float:
+    """Write a text encoder's graph and compare it on all queries, one alone, empty ones, and one that is cut.
 
-    Raises: ValueError if there are no queries.
+    Returns the largest difference. Raises: ValueError if there are no queries; ExportError if they differ.
     """
     if not queries:
         raise ValueError("0 queries; allowed: at least 1, to check the export on")
     texts = (queries, queries[:1], ["", ""], [" ".join(queries) * max_tokens])
-    return [pieces.batch(each, max_tokens=max_tokens) for each in texts]
+    batches = [pieces.batch(each, max_tokens=max_tokens) for each in texts]
+    write_text_graph(encoder, path, output=output, max_tokens=max_tokens)
+    worst = max_text_difference(encoder, path, batches)
+    refuse_difference(path.name, worst)
+    return worst
 
 
-class quiet:
+@contextmanager
+def quiet() -> Iterator[None]:
     """Hold back the libraries' own chatter: deprecations inside dependencies, progress and advice on their loggers."""
-
-    def __enter__(self) -> None:
-        self._warnings = warnings.catch_warnings()
-        self._warnings.__enter__()
+    levels = [(logger, logger.level) for logger in map(logging.getLogger, ("torch.onnx", "onnxscript", None))]
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", None)]
-        self._levels = [(logger, logger.level) for logger in loggers]
-        for logger in loggers:
+        for logger, _ in levels:
             logger.setLevel(logging.ERROR)
-
-    def __exit__(self, *_: object) -> None:
-        for logger, level in self._levels:
-            logger.setLevel(level)
-        self._warnings.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            for logger, level in levels:
+                logger.setLevel(level)

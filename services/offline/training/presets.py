@@ -79,8 +79,8 @@ class TrainConfig:
             for name in names:
                 value = attrgetter(name)(self)
                 if not low <= value <= high:
-                    allowed = f"at least {low:g}" + (f", at most {high:g}" if high != math.inf else "")
-                    raise ValueError(f"{name}={value}; allowed: {allowed}")
+                    bounds = f"at least {low:g}" + (f", at most {high:g}" if high != math.inf else "")
+                    raise ValueError(f"{name}={value}; allowed: {bounds}")
         if (self.bucket_probability > 0) != (self.encoder.num_item_buckets > 0):
             raise ValueError(
                 f"bucket_probability={self.bucket_probability}; with num_item_buckets="

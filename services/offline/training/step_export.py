@@ -69,34 +69,26 @@ def _signature(model: SequentialModel) -> tuple[dict[str, Any], dict[str, Any], 
     blocks = range(shape.num_blocks)
     # Sizes all different, none of them 0 or 1, so that the exporter takes no axis for a constant or for another.
     new, wanted, kept_events = 5, 2, 7
-    sample: dict[str, Any] = {
-        "item_index": torch.zeros(new, dtype=torch.int64),
-        "event_time": torch.arange(new),
-        "place": torch.arange(new),
-        "position": torch.zeros(wanted, dtype=torch.int64),
-        "past_time": torch.arange(kept_events),
-        "past_place": torch.arange(kept_events),
-        "keys": [torch.zeros(shape.num_heads, kept_events, shape.d_qk) for _ in blocks],
-        "values": [torch.zeros(shape.num_heads, kept_events, shape.d_v) for _ in blocks],
-    }
     events, states, past = (torch.export.Dim(name) for name in ("events", "positions", "kept"))
-    dynamic: dict[str, Any] = {
-        "item_index": {0: events},
-        "event_time": {0: events},
-        "place": {0: events},
-        "position": {0: states},
-        "past_time": {0: past},
-        "past_place": {0: past},
-        "keys": [{1: past} for _ in blocks],
-        "values": [{1: past} for _ in blocks],
+    # Per input an example and its dynamic axes.
+    rows: dict[str, tuple[Any, Any]] = {
+        "item_index": (torch.zeros(new, dtype=torch.int64), {0: events}),
+        "event_time": (torch.arange(new), {0: events}),
+        "place": (torch.arange(new), {0: events}),
+        "position": (torch.zeros(wanted, dtype=torch.int64), {0: states}),
+        "past_time": (torch.arange(kept_events), {0: past}),
+        "past_place": (torch.arange(kept_events), {0: past}),
     }
-    kept = [*(f"keys_{block}" for block in blocks), *(f"values_{block}" for block in blocks)]
-    inputs = ["item_index", "event_time", "place", "position", "past_time", "past_place", *kept]
+    inputs = list(rows)
+    for name, width in (("keys", shape.d_qk), ("values", shape.d_v)):
+        arrays = [torch.zeros(shape.num_heads, kept_events, width) for _ in blocks]
+        rows[name] = arrays, [{1: past} for _ in blocks]
+        inputs += [f"{name}_{block}" for block in blocks]
     if shape.uses_user_index:
-        sample["user_index"] = torch.zeros(1, dtype=torch.int64)
-        dynamic["user_index"] = {}
+        rows["user_index"] = torch.zeros(1, dtype=torch.int64), {}
         inputs.append("user_index")
     outputs = ["components", "gate"] if model.head_shape.is_mixture else ["components"]
+    sample, dynamic = ({name: row[part] for name, row in rows.items()} for part in (0, 1))
     return sample, dynamic, inputs, [*outputs, "new_keys", "new_values"]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.generation.vocabulary import FIXED_TOKENS
+from services.algorithms.text_bundle import TextBundle
 from services.offline.training.phrases.export import write_phrases
 from services.offline.training.phrases.fit import PhraseSettings, train_phrases
 from services.offline.training.phrases.pseudo_queries import CatalogueTexts, catalogue_texts
@@ -36,28 +37,18 @@ def train_phrases_part(
     Raises: BundleError, ValueError, ExportError as the steps do.
     """
     texts = _texts(load_bundle(bundle), seed)
-    size = max(vocabulary, FIXED_TOKENS)
     said = [text for each in texts.identifiers for text in each]
-    phrases = build_vocabulary(said, size=size, min_count=_MIN_COUNT)
     trained = train_phrases(
         texts.pairs,
         texts.identifiers,
-        phrases,
+        build_vocabulary(said, size=max(vocabulary, FIXED_TOKENS), min_count=_MIN_COUNT),
         settings,
         seed,
         progress=lambda step: progress(step.stage, step.done, step.total, step.loss),
     )
-    progress("export", 0, 1, float("nan"))
-    written = write_phrases(
-        out,
-        trained,
-        item_ids=texts.item_ids,
-        texts=texts.texts,
-        queries=[text for text, _ in texts.pairs[:_CHECKED_QUERIES]],
-        data=_data(texts, seed),
-    )
-    progress("export", 1, 1, float("nan"))
-    return {"text_bundle": str(out), "text_version": written.text_version, **trained.report}
+    data = {"queries": "pseudo", "num_queries": len(texts.pairs), "documents": len(texts.texts), "seed": seed}
+    written = _export(out, progress, lambda **documents: write_phrases(out, trained, data=data, **documents), texts)
+    return written | trained.report
 
 
 def train_text_mol_part(
@@ -72,27 +63,18 @@ def train_text_mol_part(
         seed,
         listener=lambda step: progress(step.part, step.done, step.total, step.loss),
     )
-    progress("export", 0, 1, float("nan"))
-    written = write_text_mol(
-        out,
-        fit,
-        item_ids=texts.item_ids,
-        texts=texts.texts,
-        queries=[text for text, _ in texts.pairs[:_CHECKED_QUERIES]],
-    )
-    progress("export", 1, 1, float("nan"))
-    return {
-        "text_bundle": str(out),
-        "text_version": written.text_version,
-        **asdict(settings),
-        "loss": float(fit.losses[-20:].mean()),
-        "train_seconds": fit.seconds,
-    }
+    written = _export(out, progress, lambda **documents: write_text_mol(out, fit, **documents), texts)
+    return written | asdict(settings) | {"loss": float(fit.losses[-20:].mean()), "train_seconds": fit.seconds}
 
 
 def _texts(bundle: Bundle, seed: int) -> CatalogueTexts:
     return catalogue_texts(bundle.item_ids, bundle.titles, bundle.categories, seed=seed)
 
 
-def _data(texts: CatalogueTexts, seed: int) -> dict[str, Any]:
-    return {"queries": "pseudo", "num_queries": len(texts.pairs), "documents": len(texts.texts), "seed": seed}
+def _export(out: Path, progress: Progress, write: Callable[..., TextBundle], texts: CatalogueTexts) -> dict[str, Any]:
+    """Write a part over the catalogue's documents, checked on some of its queries."""
+    progress("export", 0, 1, float("nan"))
+    queries = [text for text, _ in texts.pairs[:_CHECKED_QUERIES]]
+    written = write(item_ids=texts.item_ids, texts=texts.texts, queries=queries)
+    progress("export", 1, 1, float("nan"))
+    return {"text_bundle": str(out), "text_version": written.text_version}

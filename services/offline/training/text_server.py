@@ -31,7 +31,6 @@ def add_server_folders(path: Path | str, *, templates: Path = TEMPLATES) -> Text
     Raises: BundleError if it is none; ExportError if a template is missing.
     """
     bundle = load_text_bundle(path, verify=False)
-    stanza = f'parameters {{ key: "text_version" value: {{ string_value: "{bundle.text_version}" }} }}\n'
     sources: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for part in bundle.parts:
@@ -41,10 +40,16 @@ def add_server_folders(path: Path | str, *, templates: Path = TEMPLATES) -> Text
                 if not source.is_file():
                     raise ExportError(f"{source} is missing; it is the inference server's model configuration")
                 named = Path(scratch) / f"{name}-{source.name}"
-                named.write_text(source.read_text(encoding="utf-8") + stanza, encoding="utf-8")
+                write_named(source, named, "text_version", bundle.text_version)
                 sources[f"{INFERENCE_SERVER}/{name}/{template}"] = named
             sources[f"{INFERENCE_SERVER}/{name}/1/model.py"] = templates / _PROGRAM
             sources[f"{INFERENCE_SERVER}/{name}/1/model.onnx"] = bundle.file(graph)
         if not (templates / _PROGRAM).is_file():
             raise ExportError(f"{templates / _PROGRAM} is missing; it is the model that the inference server runs")
         return add_text_files(bundle.path, sources) if sources else bundle
+
+
+def write_named(source: Path, target: Path, key: str, version: str) -> None:
+    """A model configuration that names the version which it serves (the process that asks checks it)."""
+    stanza = f'parameters {{ key: "{key}" value: {{ string_value: "{version}" }} }}\n'
+    target.write_text(source.read_text(encoding="utf-8") + stanza, encoding="utf-8")

@@ -22,8 +22,16 @@ import numpy as np
 import redis
 import torch
 from prometheus_client import CollectorRegistry
+from services.algorithms.models.sequential import Dropouts
+from services.common.events import Interaction, encode_interaction
+from services.common.forgets import Forget, encode_forget
+from services.common.index_deltas import Batches, decode
+from services.common.items import CatalogueItem, encode_item
+from services.common.topics import ATTRIBUTIONS, FORGETS, INDEX_DELTAS, INTERACTIONS, ITEMS
 from services.datasets import Interactions
 from services.datasets.simulator import SimulatorConfig, simulate
+from services.encoder.adapters.in_memory import MemoryForgetLog, MemoryStream
+from services.refresher.adapters.in_memory import LeaseTable, MemoryLeases, MemoryLog
 from services.training import TrainConfig, train
 from services.training.bundling import save_bundle
 from services.training.export import export_bundle
@@ -34,7 +42,6 @@ from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.manifest import EncoderShape, HeadShape
-from services.algorithms.models.sequential import Dropouts
 from services.algorithms.packed_state import unpack_query_state
 from services.candidates.bootstrap import load_catalogue, make_live
 from services.candidates.config import CandidatesSettings
@@ -43,14 +50,8 @@ from services.candidates.metrics import CandidatesMetrics
 from services.cli.stack import Ports, Stack
 from services.common import state_layout
 from services.common.catalogue_changes import CatalogueChanges
-from services.common.events import Interaction, encode_interaction
-from services.common.forgets import Forget, encode_forget
-from services.common.index_deltas import Batches, decode
-from services.common.items import CatalogueItem, encode_item
 from services.common.kafka import Record, partition_for
 from services.common.state_store import StateReader, StateWriter
-from services.common.topics import ATTRIBUTIONS, FORGETS, INDEX_DELTAS, INTERACTIONS, ITEMS
-from services.encoder.adapters.in_memory import MemoryForgetLog, MemoryStream
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.bootstrap import vocabulary_of
@@ -59,7 +60,6 @@ from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.adapters.decoding import QueryShape, decode_attribution
-from services.refresher.adapters.in_memory import LeaseTable, MemoryLeases, MemoryLog
 from services.refresher.adapters.kafka_outbox import KafkaOutbox as RefresherOutbox
 from services.refresher.bootstrap import fold_rules, new_item_share
 from services.refresher.config import RefresherSettings

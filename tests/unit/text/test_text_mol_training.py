@@ -16,11 +16,10 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.text_bundle import TextBundle, load_text_bundle
 from services.generator.adapters import text_parts
 from services.generator.adapters.text_encoders import InProcessText
-from services.offline.training import int8_graphs
+from services.offline.training import int8_graphs, onnx_graphs
 from services.offline.training.int8_graphs import LEAST_COSINE
 from services.offline.training.onnx_graphs import ExportError, session
 from services.offline.training.text_mol import Step, TextFit, TextMolSettings, train_text_mol
-from services.offline.training.text_mol import export as text_export
 from services.offline.training.text_mol.export import write_text_mol
 from services.offline.training.text_mol.fit import Prepared, encoded
 from tests.unit.text.model_folder_scene import bert_folder
@@ -169,7 +168,7 @@ def test_empty_texts_and_equal_documents_train_without_an_error(folder: Path) ->
         ({"batch": 1}, "batch=1; allowed: at least 2"),
         ({"trained_layers": 0}, "trained_layers=0; allowed: at least 1, or None for all"),
         ({"learning_rate": 0.0}, r"learning_rate=0\.0; allowed: above 0"),
-        ({"weight_decay": -1.0}, r"weight_decay=-1\.0; allowed: 0 or more"),
+        ({"weight_decay": -1.0}, r"weight_decay=-1\.0; allowed: at least 0"),
         ({"warmup_fraction": 2.0}, r"warmup_fraction=2\.0; allowed: 0 to 1"),
     ],
 )
@@ -226,7 +225,7 @@ def test_an_export_that_answers_otherwise_is_never_sealed(
     assert other.query is not None
     other.query.tokens.data.add_(1.0)
     graph = bundle.file("text_mol/encoder.onnx")
-    monkeypatch.setattr(text_export, "write_text_graph", lambda encoder, path, **_: shutil.copyfile(graph, path))
+    monkeypatch.setattr(onnx_graphs, "write_text_graph", lambda encoder, path, **_: shutil.copyfile(graph, path))
     with pytest.raises(ExportError, match=r"encoder\.onnx differs from PyTorch by"):
         write_text_mol(tmp_path / "text", replace(fit, model=other), item_ids=IDS, texts=DOCUMENTS, queries=QUERIES)
     with pytest.raises(ValueError, match="0 queries; allowed: at least 1"):

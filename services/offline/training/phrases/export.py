@@ -16,44 +16,11 @@ from services.algorithms.generation.phrases_part import PhraseParts, save_phrase
 from services.algorithms.generation.vocabulary import PhraseVocabulary
 from services.algorithms.text_bundle import TextBundle, TextBundleWriter
 from services.offline.training.int8_graphs import add_int8_graphs
-from services.offline.training.onnx_graphs import (
-    checked_batches,
-    max_text_difference,
-    refuse_difference,
-    write_text_graph,
-)
+from services.offline.training.onnx_graphs import export_text_encoder
 from services.offline.training.phrases.fit import TrainedPhrases
 from services.offline.training.text_server import add_server_folders
 
 OUTPUT = "x"
-
-
-def add_phrases_part(to: TextBundleWriter, trained: TrainedPhrases, *, queries: Sequence[str]) -> float:
-    """Export and add as the bundle's phrases; returns the largest difference to PyTorch over `queries`.
-
-    Document rows of the training are the bundle's, in their order.
-    Raises: ExportError if that exceeds 1e-4; ValueError if `queries` is empty, or the target tokenizer is a baseline.
-    """
-    if not isinstance(trained.tokenizer, PhraseVocabulary):
-        raise ValueError(f"the tokenizer is a {type(trained.tokenizer).__name__}; a bundle's is a PhraseVocabulary")
-    shape = trained.encoder.shape
-    batches = checked_batches(trained.pieces, queries, max_tokens=shape.max_tokens)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        graph = folder / "encoder.onnx"
-        write_text_graph(trained.encoder, graph, output=OUTPUT, max_tokens=shape.max_tokens)
-        worst = max_text_difference(trained.encoder, graph, batches)
-        refuse_difference(graph.name, worst)
-        files = save_phrases(folder, PhraseParts(trained.generator(), trained.tokenizer), graph)
-        to.add_phrases(
-            files,
-            vocabulary=trained.tokenizer.fingerprint,
-            vocabulary_size=len(trained.tokenizer),
-            positions=shape.positions,
-            width=shape.width,
-            max_tokens=shape.max_tokens,
-        )
-    return worst
 
 
 def write_phrases(
@@ -68,10 +35,28 @@ def write_phrases(
     """A text bundle with this model as its phrases (its text MoL is kept where it stands over the same documents).
 
     `item_ids`, `texts`: the documents in the order of the training's rows; `data`: where its queries came from.
-    Raises: as `add_phrases_part`.
+    Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if `queries` is empty,
+    or the target tokenizer is a baseline.
     """
-    with TextBundleWriter(path, item_ids=item_ids, texts=texts, words=trained.pieces.words) as to:
-        worst = add_phrases_part(to, trained, queries=queries)
+    if not isinstance(trained.tokenizer, PhraseVocabulary):
+        raise ValueError(f"the tokenizer is a {type(trained.tokenizer).__name__}; a bundle's is a PhraseVocabulary")
+    shape = trained.encoder.shape
+    with (
+        TextBundleWriter(path, item_ids=item_ids, texts=texts, words=trained.pieces.words) as to,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        graph = Path(scratch) / "encoder.onnx"
+        worst = export_text_encoder(
+            trained.encoder, graph, output=OUTPUT, max_tokens=shape.max_tokens, pieces=trained.pieces, queries=queries
+        )
+        to.add_phrases(
+            save_phrases(Path(scratch), PhraseParts(trained.generator(), trained.tokenizer), graph),
+            vocabulary=trained.tokenizer.fingerprint,
+            vocabulary_size=len(trained.tokenizer),
+            positions=shape.positions,
+            width=shape.width,
+            max_tokens=shape.max_tokens,
+        )
         to.seal(data={"phrases": dict(data)}, metrics={"phrases": {**trained.report, "export_error": worst}})
     add_int8_graphs(path)
     return add_server_folders(path)

@@ -181,7 +181,10 @@ class _Training:
         self.rng = np.random.default_rng(seed)
         held_out = min(_MOST_HELD_OUT, int(len(pairs) * _HELD_OUT_SHARE))
         held_out = held_out if held_out >= _FEWEST_HELD_OUT else 0
-        own = dict(zip(_plain_texts(documents), _own_rows(documents, tokenizer, identifiers), strict=True))
+        # For each text of each document, the identifier that it is, or -1.
+        texts = [text for each in documents for text in each]
+        sequences = tokenizer.encode_all(texts)
+        own = {text: identifiers.row_of.get(tuple(seq), -1) for text, seq in zip(texts, sequences, strict=True)}
         self.questions, self.aside = training_questions(
             pairs, documents, lambda text: own.get(text, -1), held_out=held_out, seed=seed
         )
@@ -354,15 +357,6 @@ class _Training:
 
     def _state(self) -> tuple[dict[str, Tensor], Tensor]:
         return copy.deepcopy(self.encoder.state_dict()), self.weights.detach().clone()
-
-
-def _plain_texts(documents: Sequence[Sequence[str]]) -> list[str]:
-    return [text for texts in documents for text in texts]
-
-
-def _own_rows(documents: Sequence[Sequence[str]], tokenizer: TargetTokenizer, identifiers: Identifiers) -> list[int]:
-    """For each text of each document, the identifier that it is, or -1."""
-    return [identifiers.row_of.get(tuple(tokens), -1) for tokens in tokenizer.encode_all(_plain_texts(documents))]
 
 
 def _real(targets: npt.NDArray[np.int64]) -> list[list[int]]:

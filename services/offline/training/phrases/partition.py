@@ -36,7 +36,7 @@ def log_partition(x: Tensor, weights: Tensor, *, chunk: int = CHUNK, half: bool 
 class _LogPartition(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, chunk: int, half: bool) -> Tensor:
-        x_product, w_product = _for_products(x, weights, half)
+        x_product, w_product = (x.bfloat16(), weights.bfloat16()) if half else (x, weights)
         total = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
         for start in range(0, len(weights), chunk):
             logits = (x_product @ w_product[start : start + chunk].T).to(x.dtype)
@@ -58,7 +58,3 @@ class _LogPartition(torch.autograd.Function):
             for_x += (shares @ part).to(ctx.dtype)
             for_weights[start : start + ctx.chunk] = (shares.T @ x).to(ctx.dtype)
         return for_x, for_weights, None, None
-
-
-def _for_products(x: Tensor, weights: Tensor, half: bool) -> tuple[Tensor, Tensor]:
-    return (x.bfloat16(), weights.bfloat16()) if half else (x, weights)

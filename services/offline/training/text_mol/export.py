@@ -18,12 +18,7 @@ from services.algorithms.text_bundle import TextBundle, TextBundleWriter
 from services.algorithms.word_pieces import WordPieces
 from services.offline.training.int8_graphs import add_int8_graphs
 from services.offline.training.models.text_mol import TextMol
-from services.offline.training.onnx_graphs import (
-    checked_batches,
-    max_text_difference,
-    refuse_difference,
-    write_text_graph,
-)
+from services.offline.training.onnx_graphs import export_text_encoder
 from services.offline.training.text_mol.fit import TextFit
 from services.offline.training.text_server import add_server_folders
 
@@ -44,15 +39,19 @@ def write_text_mol(
     if not isinstance(fit.tokenizer, WordPieces):
         raise ValueError("the body's tokenizer is no word list; a text bundle's queries are word pieces (BERT, MiniLM)")
     model = fit.model
-    batches = checked_batches(fit.tokenizer, queries, max_tokens=model.max_tokens)
     with (
         TextBundleWriter(path, item_ids=item_ids, texts=texts, words=fit.tokenizer.words) as to,
         tempfile.TemporaryDirectory() as scratch,
     ):
         onnx_file = Path(scratch) / "encoder.onnx"
-        write_text_graph(QueryGraph(model), onnx_file, output=OUTPUT, max_tokens=model.max_tokens)
-        worst = max_text_difference(QueryGraph(model), onnx_file, batches)
-        refuse_difference(onnx_file.name, worst)
+        worst = export_text_encoder(
+            QueryGraph(model),
+            onnx_file,
+            output=OUTPUT,
+            max_tokens=model.max_tokens,
+            pieces=fit.tokenizer,
+            queries=queries,
+        )
         to.add_text_mol(onnx_file, fit.item_states, fit.pair_gate, head=model.head, max_tokens=model.max_tokens)
         to.seal(
             data={"text_mol": asdict(fit.settings)},

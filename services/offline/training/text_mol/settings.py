@@ -1,7 +1,6 @@
 """What, with the data and a seed, fixes the fine-tuning of a text encoder. It knows neither files nor models."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from services.algorithms.manifest import HeadShape
 
@@ -35,17 +34,15 @@ class TextMolSettings:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r}; allowed: {', '.join(KINDS)}")
-        for name, least in (("components", 1), ("steps", 1), ("batch", 2), ("gate_hidden", 1), ("max_tokens", 3)):
-            if getattr(self, name) < least:
+        for name, least in (("components", 1), ("steps", 1), ("batch", 2), ("gate_hidden", 1), ("max_tokens", 3),
+                            ("weight_decay", 0), ("mutual_information_weight", 0)):  # fmt: skip
+            if not getattr(self, name) >= least:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: at least {least}")
         if self.trained_layers is not None and self.trained_layers < 1:
             raise ValueError(f"trained_layers={self.trained_layers}; allowed: at least 1, or None for all")
         for name in ("learning_rate", "tau"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: above 0, at most 1")
-        for name in ("weight_decay", "mutual_information_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}; allowed: 0 or more")
         if not 0 <= self.warmup_fraction <= 1:
             raise ValueError(f"warmup_fraction={self.warmup_fraction}; allowed: 0 to 1")
 
@@ -70,7 +67,3 @@ class TextMolSettings:
         if done < warm:
             return done / warm
         return max(1.0 - (done - warm) / max(1.0 - warm, 1e-9), 1.0 / self.steps)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for a manifest."""
-        return asdict(self)

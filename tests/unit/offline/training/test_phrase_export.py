@@ -11,7 +11,7 @@ from services.algorithms.generation.phrases_part import PhraseParts, load_phrase
 from services.algorithms.generation.vocabulary import FIXED_TOKENS
 from services.algorithms.text_bundle import BundleError, TextBundleWriter, load_text_bundle
 from services.offline.training.onnx_graphs import TEXT_INPUTS, TOLERANCE, max_text_difference, session
-from services.offline.training.phrases.export import OUTPUT, add_phrases_part, write_phrases
+from services.offline.training.phrases.export import OUTPUT, write_phrases
 from services.offline.training.phrases.fit import PhraseSettings, train_phrases
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
 
@@ -94,8 +94,7 @@ def test_a_graph_of_other_weights_is_seen_to_differ(trained, bundle):
 
 
 def test_a_baseline_tokenizer_is_no_part_of_a_bundle(trained, documents, tmp_path):
-    with TextBundleWriter(tmp_path / "text", **documents, words=PIECES) as to:
-        with pytest.raises(ValueError, match="WordTokens"):
-            add_phrases_part(to, replace(trained, tokenizer=WordTokens()), queries=QUERIES)
-        with pytest.raises(ValueError, match="0 queries"):
-            add_phrases_part(to, trained, queries=[])
+    with pytest.raises(ValueError, match="WordTokens"):
+        write_phrases(tmp_path, replace(trained, tokenizer=WordTokens()), **documents, queries=QUERIES, data={})
+    with pytest.raises(ValueError, match="0 queries"):
+        write_phrases(tmp_path / "text", trained, **documents, queries=[], data={})
