@@ -97,7 +97,7 @@ def bench() -> None:
 
 
 def _wrong_answers(report: dict[str, Any]) -> str:
-    from services.offline.evaluation.benchmarks import wrong_proofs
+    from services.offline.evaluation.retrieval.rows import wrong_proofs
 
     wrong = wrong_proofs(report["rows"])
     if report["proof"] is not None and not report["proof"]["holds"]:
@@ -126,8 +126,8 @@ def retrieval(
 
     Example:  freshet bench retrieval --shape books --batch 32 --json
     """
-    from services.offline.evaluation import benchmarks
     from services.offline.evaluation.catalogues.shapes import SHAPES, shape_named
+    from services.offline.evaluation.retrieval import rows
 
     if device != "cpu":
         raise ValueError(f"device={device!r}; allowed: cpu; on a card it is `freshet bench gpu`")
@@ -137,7 +137,7 @@ def retrieval(
     if bundle is not None and "ml-1m" not in chosen:
         raise ValueError(f"bundle={str(bundle)!r} takes the place of ml-1m; shape={', '.join(chosen)} leaves it out")
     batches = tuple(dict.fromkeys(batch)) if batch else None
-    return benchmarks.retrieval(request, shapes=chosen, batches=batches, bundle=bundle, prove=prove)
+    return rows.run(request, shapes=chosen, batches=batches, bundle=bundle, with_proof=prove)
 
 
 @app.command("gpu")
@@ -167,9 +167,9 @@ def quantization(request: "Request") -> "Report":
 
     Example:  freshet bench quantization --quick
     """
-    from services.offline.evaluation import benchmarks
+    from services.offline.evaluation.quantization import codes
 
-    return benchmarks.quantization(request)
+    return codes.run(request)
 
 
 @benchmark(app, "mutation", less_memory="--shape ml-20m")
@@ -192,10 +192,10 @@ def mutation(
 
     Example:  freshet bench mutation --shape ml-20m --rate 1000 --seconds 600 --out .freshet/bench
     """
-    from services.offline.evaluation import benchmarks
+    from services.offline.evaluation.mutation import rows
 
     rates = tuple(dict.fromkeys(rate)) if rate else None
-    return benchmarks.mutation(request, shapes=shape or (), seconds=seconds, rates=rates)
+    return rows.run(request, shapes=shape or (), seconds=seconds, rates=rates)
 
 
 @benchmark(app, "encoding")
@@ -213,9 +213,9 @@ def encoding(
 
     Example:  freshet bench encoding --inference-server 127.0.0.1:18001
     """
-    from services.offline.evaluation import benchmarks
+    from services.offline.evaluation.encoding import incremental
 
-    return benchmarks.encoding(request, bundle=bundle, inference_server=inference_server)
+    return incremental.run(request, bundle=bundle, inference_server=inference_server)
 
 
 def _not_in_the_catalogue(report: dict[str, Any]) -> str:
@@ -243,9 +243,9 @@ def generation(
 
     Example:  freshet bench generation --phrases 2000000 --json
     """
-    from services.offline.evaluation import benchmarks
+    from services.offline.evaluation.generation import rows
 
-    return benchmarks.generation(request, sizes=tuple(dict.fromkeys(phrases)) if phrases else (), num_queries=queries)
+    return rows.run(request, sizes=tuple(dict.fromkeys(phrases)) if phrases else (), num_queries=queries)
 
 
 @benchmark(app, "pefa", less_memory="--data scifact")

@@ -28,10 +28,8 @@ from services.offline.evaluation.catalogues.moments import (
     pair_network,
 )
 from services.offline.evaluation.catalogues.scene import Scene
-from services.offline.evaluation.catalogues.shapes import Shape
 from services.offline.evaluation.catalogues.trained import trained_scene
-from services.offline.evaluation.common.report import Report, Request, report_of, written
-from services.offline.evaluation.common.tables import plain_page
+from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
 
 _QUERIES = 40
 _ROUNDS = 10
@@ -42,10 +40,9 @@ def fit(scene: Scene, *, say: Callable[[str], None] = lambda line: None) -> tupl
     """The constants for a scene of a trained model, with the moments wanted and those that the constants give."""
     wanted, wanted_clustering = measure(scene), clustering(scene.items.components)
     fitted = _read_off(scene)
-    shape = shape_of(scene)
     found = wanted
     for number in range(_ROUNDS):
-        trials = [generate(shape, num_queries=_QUERIES, seed=seed, fitted=fitted) for seed in range(2)]
+        trials = [generate(scene.shape, num_queries=_QUERIES, seed=seed, fitted=fitted) for seed in range(2)]
         moments = [measure(trial) for trial in trials]
         found = mean_moments(moments)
         clusters = float(np.mean([clustering(trial.items.components) for trial in trials]))
@@ -62,21 +59,6 @@ def fit(scene: Scene, *, say: Callable[[str], None] = lambda line: None) -> tupl
             item_level=float(np.clip(fitted.item_level + 2 * (wanted.cosine_mean - found.cosine_mean), -0.6, 0.6)),
         )
     return fitted, wanted, found
-
-
-def shape_of(scene: Scene) -> Shape:
-    """The shape of a scene that has a pair gate."""
-    _, num_item_components, width = scene.items.components.shape
-    hidden = 0 if scene.pair_gate is None else len(scene.pair_gate.hidden_bias)
-    return Shape(
-        name=scene.name,
-        num_items=len(scene.items),
-        num_query_components=scene.queries.components.shape[1],
-        num_item_components=num_item_components,
-        component_width=width,
-        gate_hidden=hidden,
-        gated=scene.items.gate is not None,
-    )
 
 
 def _read_off(scene: Scene) -> Fitted:
@@ -168,7 +150,10 @@ def run(request: Request, bundle: Path, *, num_queries: int) -> Report:
     rows = [{"moment": name, "trained": value, "generated": generated[name]} for name, value in asdict(wanted).items()]
     constants = {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(fitted).items()}
     report = report_of("catalogues", request, rows, began) | {"constants": constants}
-    question = "How near do generated catalogues come to this trained model?"
-    page = plain_page("Catalogues", question, rows, request.how)
-    listed = "\n".join(f"    {name}={value}," for name, value in constants.items())
-    return written(request, report, f"{page}\n{listed}")
+    return written(request, report, page)
+
+
+def page(report: Report) -> str:
+    """catalogues.md: moments beside each other, and the constants as `fitted.py` takes them."""
+    listed = [f"    {name}={value}," for name, value in report["constants"].items()]
+    return plain_page(Path(__file__).with_name("page.template.md"), report | {"listed": listed})

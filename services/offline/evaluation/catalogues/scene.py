@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.offline.evaluation.catalogues.shapes import Shape
 
 IntArray = npt.NDArray[np.int64]
 # What rows and pages call a catalogue that `generator` made; any other is named after the bundle that it is of.
@@ -24,6 +25,20 @@ class Scene:
     queries: QueryStates
     pair_gate: PairGate | None
     label_draws: IntArray
+
+    @property
+    def shape(self) -> Shape:
+        """The sizes that the scene really has."""
+        _, num_item_components, width = self.items.components.shape
+        return Shape(
+            name=self.name,
+            num_items=len(self.items),
+            num_query_components=self.queries.components.shape[1],
+            num_item_components=num_item_components,
+            component_width=width,
+            gate_hidden=0 if self.pair_gate is None else len(self.pair_gate.hidden_bias),
+            gated=self.items.gate is not None,
+        )
 
     @property
     def labels(self) -> IntArray:

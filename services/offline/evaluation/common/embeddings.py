@@ -1,8 +1,7 @@
 """Real embedding sets for quantization benchmarks: items, held-out queries, and logged queries apart from both.
 
-MiniLM vectors of 146k real search queries (unit norm), MNIST pixels (norms vary), SIFT descriptors, and the item
-components of a trained bundle. Nothing here is fitted or synthetic. Vectors that cost minutes to compute are kept in
-the user's cache folder, beside downloaded data sets, under a name that holds the fingerprint of their texts.
+MiniLM vectors of 146k real search queries (unit norm), MNIST pixels (norms vary) and SIFT descriptors. Vectors that
+cost minutes to compute are kept in the user's cache folder, under a name that holds the fingerprint of their texts.
 
 Letters: X items, B held-out queries, M logged queries, d width.
 """
@@ -18,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from services.algorithms.bundle import Bundle
 from services.algorithms.models.sentence_encoder import WIDTH, MiniLM, model_folder
 from services.algorithms.states import FloatArray
 from services.offline.datasets.locate import Locator
@@ -119,13 +117,6 @@ def sift(source: EmbeddingSource, *, seed: int) -> EmbeddingSet:
     """5,000 SIFT descriptors (d = 128), scaled by 1 / 512 to about unit norm: 500 queries, 500 logged."""
     column = pq.read_table(source.file("sift-5k/vectors.parquet"), columns=["vector"])["vector"]
     return _split("sift-5k", _bytes_column(column, 128) / np.float32(512), 500, 500, None, seed)
-
-
-def item_components(bundle: Bundle, *, seed: int, num_queries: int = 1_000, num_logged: int = 1_000) -> EmbeddingSet:
-    """All components of a trained bundle's items as one set of X * P_x unit vectors; a held-out share are queries."""
-    components = bundle.item_states.components
-    vectors = components.reshape(-1, components.shape[-1])
-    return _split("bundle-components", vectors, num_queries, num_logged, None, seed)
 
 
 def _split(

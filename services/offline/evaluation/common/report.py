@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.offline.evaluation.common.tables import machine
+from services.offline.evaluation.common.tables import filled, machine, tables
 
 Report = dict[str, Any]
 Say = Callable[[str], None]
@@ -37,10 +37,22 @@ def report_of(name: str, request: Request, rows: list[dict[str, Any]], began: fl
     }
 
 
-def written(request: Request, report: Report, page: str) -> Report:
-    """Write NAME.md and NAME.json, NAME being the report's benchmark; returns the report."""
+def written(
+    request: Request, report: Report, page: Callable[[Report], str], plot: Callable[[Report, Path], None] | None = None
+) -> Report:
+    """Write NAME.md and NAME.json, NAME being the report's benchmark, and its plots; returns the report."""
     name = report["benchmark"]
     request.out.mkdir(parents=True, exist_ok=True)
-    (request.out / f"{name}.md").write_text(page.rstrip() + "\n", encoding="utf-8")
+    if plot is not None:
+        plot(report, request.out)
+    (request.out / f"{name}.md").write_text(page(report).rstrip() + "\n", encoding="utf-8")
     (request.out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return report
+
+
+def plain_page(template: Path, report: Report) -> str:
+    """A page whose rows say everything by themselves: `$tables` and the report's own values.
+
+    A `remark` is what a person adds to the stored report.
+    """
+    return filled(template, **{"remark": "", "tables": tables(report["rows"])} | report)

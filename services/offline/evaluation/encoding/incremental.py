@@ -1,15 +1,15 @@
-"""What an event costs a user's state: whole windows encoded anew, or one step from kept keys and values.
+"""`freshet bench encoding`: whole windows encoded again for every event, or one step from kept keys and values.
 
-A history grows event by event, slides of the window included, and each event asks what the stream asks: the state
-before it and the state after it. Ways take turns of a few events, so that a noisy moment hits all of them, and the
-history is repeated under another key; answers are compared with the whole encode's of this process. CPU time, each
-event's least over the repeats, stands beside the clock's: it leaves out what other programs of a shared machine take.
-The inference server is a row of its own where one runs, because a call costs more there than a step does.
+A history grows event by event, slides of the window included, and each event asks for the state before it and the one
+after it. Ways take turns of a few events, so that a noisy moment hits all of them, and the history is repeated under
+another key; answers are compared with the whole encode's of this process. CPU time is each event's least over repeats.
 
 Letters: L = max_history, n events of a window.
 """
 
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
 from services.algorithms.history import trim
 from services.algorithms.incremental_encoding import IncrementalEncoder
+from services.offline.evaluation.common.report import Report, Request, Say, plain_page, report_of, written
 from services.offline.evaluation.common.timing import Times
 
 EVENTS = 400
@@ -30,11 +31,21 @@ _TIMEOUT_S = 10.0
 
 IntArray = npt.NDArray[np.int64]
 Outputs = dict[str, npt.NDArray[Any]]
-Say = Callable[[str], None]
 # items (n,), times (n,), positions (M,)
 Call = tuple[IntArray, IntArray, IntArray]
 # key of the history, items (n,), times (n,), positions (M,) -> the states, and how many events were not encoded anew
 Way = Callable[[int, IntArray, IntArray, IntArray], tuple[Outputs, int]]
+
+
+def run(request: Request, *, bundle: Path, inference_server: str = "") -> Report:
+    """Writes encoding.{md,json}; `inference_server`: host:port of one that serves the bundle, for its rows.
+
+    Raises: BundleError for a bundle without a step graph.
+    """
+    began = time.perf_counter()
+    found = rows(bundle, inference_server=inference_server, quick=request.quick, seed=request.seed, say=request.say)
+    report = report_of("encoding", request, found, began) | {"model": described(bundle), "events": EVENTS}
+    return written(request, report, partial(plain_page, Path(__file__).with_name("page.template.md")))
 
 
 def rows(

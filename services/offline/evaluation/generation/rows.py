@@ -1,17 +1,15 @@
-"""What generating identifiers costs as the vocabulary grows, beside full softmax and its other approximations.
+"""`freshet bench generation`: what identifiers cost as the vocabulary grows, beside full softmax and approximations.
 
-The question: does PIXAR's shortlist keep latency flat from 128 thousand to 5 million phrases, and what does it lose
-against scoring everything? One query at a time, one thread, one output layer in int8 for all methods; each finds its
-tokens, scores them at every position and decodes over the same trie of a million identifiers. Processor time stands
-beside the wall clock, since the machine may be shared. Floors count the bytes that must be read, at the measured
-bandwidth.
+Does PIXAR's shortlist keep latency flat from 128 thousand to 5 million phrases, and what does it lose against scoring
+everything? One query at a time, one thread, one output layer in int8 for all methods; each finds its tokens, scores
+them at every position and decodes over the same trie of a million identifiers.
 
 Letters: V vocabulary size, D width, s positions, U tokens scored, K results.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,8 +20,12 @@ from services.algorithms.generation.decoding import decode
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit
 from services.algorithms.quantization import train_inverted_file
 from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
-from services.offline.evaluation.common.floors import Rates
 from services.offline.evaluation.common.recall import recall
+from services.offline.evaluation.common.report import Report, Request, Say, report_of, written
+from services.offline.evaluation.common.roofline import Rates, measure_rates
+from services.offline.evaluation.common.timing import Times
+from services.offline.evaluation.generation.page import FULL, SHORTLIST, page
+from services.offline.evaluation.generation.proof import prove_catalogue
 from services.offline.evaluation.generation.softmax_baselines import (
     Clustered,
     LowRank,
@@ -35,18 +37,31 @@ from services.offline.evaluation.generation.softmax_baselines import (
 from services.offline.evaluation.generation.world import PhraseWorld, WorldShape, make_world
 
 Row = dict[str, Any]
-Say = Callable[[str], None]
 Floats = npt.NDArray[np.float32]
 
-SIZES = (128_000, 500_000, 1_000_000, 2_000_000, 5_000_000)
-QUICK_SIZES = (32_000, 128_000)
-FULL = "full softmax"
-SHORTLIST = "shortlist"
+_SIZES = (128_000, 500_000, 1_000_000, 2_000_000, 5_000_000)
+_QUICK_SIZES = (32_000, 128_000)
+_QUICK_SHAPE: dict[str, int] = {"num_identifiers": 50_000, "vectors": 64, "set_tokens": 1500, "topics": 256}
 _SETS, _BEAMS, _K, _TOP = 5, 256, 10, 10
 _TAKEN = 3000  # tokens per position that the position-wise methods take
 
 # Building needs minutes beyond these sizes: codes are fitted row by row, and cells want the rows in float32.
 _CLUSTERED_UP_TO, _CELLS_UP_TO, _ANISOTROPIC_UP_TO = 2_000_000, 500_000, 128_000
+
+
+def run(request: Request, *, sizes: tuple[int, ...] = (), num_queries: int | None = None) -> Report:
+    """Writes generation.{md,json}. First `num_queries` (100,000; 5,000 when quick) random and adversarial queries:
+    every answer must be in the catalogue (`proof`). Raises: ValueError if MiniLM's weights are not installed.
+    """
+    began = time.perf_counter()
+    rates = measure_rates()
+    wanted = num_queries or (5_000 if request.quick else 100_000)
+    proof = prove_catalogue(num_queries=wanted, seed=request.seed, say=request.say)
+    chosen = sizes or (_QUICK_SIZES if request.quick else _SIZES)
+    found = rows(sizes=chosen, quick=request.quick, seed=request.seed, rates=rates, say=request.say)
+    report = report_of("generation", request, found, began)
+    report |= {"growth": growth(found), "proof": proof.plain(), "rates": asdict(rates)}
+    return written(request, report, page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +90,6 @@ def rows(
         base = [other for other in found if (other["phrases"], other["method"]) == (row["phrases"], FULL)]
         row["speedup"] = round(base[0]["scores cpu ms"] / row["cpu ms"], 2)
     return found
-
-
-_QUICK_SHAPE: dict[str, int] = {"num_identifiers": 50_000, "vectors": 64, "set_tokens": 1500, "topics": 256}
 
 
 def growth(found: list[Row]) -> Row | None:
@@ -123,26 +135,29 @@ def _row(
     timed: int,
     rates: Rates,
 ) -> Row:
-    wall, cpu, scores_cpu, used = [], [], [], []
-    answers: list[list[int]] = []
-    kept: list[npt.NDArray[np.int32]] = []
-    _answer(method, world, x[-1])
-    for one in x[:timed]:
-        began, began_cpu = time.perf_counter(), time.thread_time()
-        tokens, found, scored = _answer(method, world, one)
-        wall.append(time.perf_counter() - began)
-        cpu.append(time.thread_time() - began_cpu)
-        scores_cpu.append(scored - began_cpu)
-        used.append(len(tokens))
-        answers.append(found)
-        kept.append(tokens)
+    whole, scoring = Times(), Times()
+
+    def score(one: Floats) -> tuple[npt.NDArray[np.int32], Floats]:
+        tokens = method.source.tokens(one)
+        return tokens, (
+            world.layer.full_scores(one[1:]) if method.name == FULL else world.layer.scores(one[1:], tokens)
+        )
+
+    def answer(one: Floats) -> tuple[npt.NDArray[np.int32], list[int]]:
+        tokens, scores = scoring.call(score, one)
+        found = decode(scores, tokens, world.trie, beams=_BEAMS, results=_K)
+        return tokens, found.identifiers.tolist()
+
+    tokens, scores = score(x[-1])  # warm
+    decode(scores, tokens, world.trie, beams=_BEAMS, results=_K)
+    kept, answers = zip(*(whole.call(answer, one) for one in x[:timed]), strict=True)
     lengths = np.diff(world.offsets)
     recalls, firsts = [], []
     for number, (best, exact) in enumerate(truths):
         positions = int(lengths[wanted[number]])  # beyond its identifier a query says padding and noise
         recalls.append(np.isin(best[:positions], kept[number]).mean())
         firsts.append(exact[:1] == answers[number][:1])
-    union = float(np.mean(used))
+    union = float(np.mean([len(tokens) for tokens in kept]))
     floor = (method.bytes_read + union * (world.layer.width + 4)) / rates.bytes_read
     return {
         "phrases": world.shape.num_tokens,
@@ -150,10 +165,10 @@ def _row(
         "method": method.name,
         "setting": method.setting,
         "union": round(union),
-        "ms": _milliseconds(wall),
-        "p95 ms": round(1e3 * float(np.quantile(wall, 0.95)), 3),
-        "cpu ms": _milliseconds(cpu),
-        "scores cpu ms": _milliseconds(scores_cpu),
+        "ms": round(whole.median_ms, 3),
+        "p95 ms": round(whole.p95_ms, 3),
+        "cpu ms": round(whole.cpu_ms, 3),
+        "scores cpu ms": round(scoring.cpu_ms, 3),
         "floor ms": round(1e3 * floor, 3),
         "top 10 tokens": round(float(np.mean(recalls)), 4),
         "top 10 identifiers": round(recall(answers[: len(truths)], [exact for _, exact in truths]), 4),
@@ -161,15 +176,6 @@ def _row(
         "found its own": round(float(np.mean([int(one) in got for one, got in zip(wanted, answers, strict=False)])), 4),
         "extra MB": round(method.source.nbytes / 1e6, 1),
     }
-
-
-def _answer(method: _Method, world: PhraseWorld, x: Floats) -> tuple[npt.NDArray[np.int32], list[int], float]:
-    """The tokens, the identifiers, and the processor time when the tokens were scored."""
-    tokens = method.source.tokens(x)
-    scores = world.layer.full_scores(x[1:]) if method.name == FULL else world.layer.scores(x[1:], tokens)
-    scored = time.thread_time()
-    found = decode(scores, tokens, world.trie, beams=_BEAMS, results=_K)
-    return tokens, found.identifiers.tolist(), scored
 
 
 def _methods(world: PhraseWorld, full: WholeVocabulary, seed: int, say: Say) -> Iterator[_Method]:
@@ -261,7 +267,3 @@ def _nearest(points: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
     half = centres.to(torch.bfloat16)
     offsets = centres.square().sum(dim=1) / 2
     return ((points.to(torch.bfloat16) @ half.T).float() - offsets).argmax(dim=1)
-
-
-def _milliseconds(samples: list[float]) -> float:
-    return round(1e3 * float(np.median(samples)), 3)

@@ -115,13 +115,6 @@ def make_world(
     )
 
 
-def spectrum(layer: OutputLayer) -> tuple[float, float]:
-    """Of a sample of rows: the participation ratio of its covariance's eigenvalues, and the share of the leading 64."""
-    sample = layer.decoded(0, min(len(layer), 1 << 16))
-    values = np.linalg.eigvalsh(np.cov(sample.T))
-    return float(values.sum() ** 2 / (values**2).sum()), float(values[-64:].sum() / values.sum())
-
-
 def _topic(tokens: npt.NDArray[np.integer], topics: int) -> npt.NDArray[np.int64]:
     return np.asarray(tokens, dtype=np.int64) % topics
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.offline.evaluation.common.floors import Work
+from services.offline.evaluation.common.roofline import Work
 
 # Calls a function `repeats` times with its number and says how many milliseconds each call took.
 Clock = Callable[[Callable[[int], object], int], list[float]]

@@ -35,8 +35,8 @@ from services.algorithms.ops.mol_scores.device import DeviceScorer
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import Scene
 from services.offline.evaluation.catalogues.shapes import Shape, shape_named
-from services.offline.evaluation.common.floors import Work, average_scan, full_scores, pair_scan, pool_scores
 from services.offline.evaluation.common.recall import recall
+from services.offline.evaluation.common.roofline import Work, average_scan, full_scores, pair_scan, pool_scores
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.gpu.rates import CardRates, Clock, cuda_events, measure_card
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from services.algorithms.ops.mol_scores import mol_scores
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.shapes import Shape, shape_named
+from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.mutation.indexes import Faiss, FloatArray, Hnsw, IntArray, Mutable, Start, Subject
 from services.offline.evaluation.mutation.stream import Stream, make_stream
@@ -37,32 +39,34 @@ _QUIET_PART = 2  # a quiet slice is half as long
 _QUERIES = 64
 _CHECKED = 60  # answers per row compared with an exact search
 
-_COLUMNS = (
-    "shape",
-    "num_items",
-    "algorithm",
-    "changes_per_second",
-    "applied_per_second",
-    "searches",
-    "milliseconds",
-    "p99_milliseconds",
-    "p99_ratio",
-    "service_p99_ratio",
-    "compute_ratio",
-    "speedup",
-    "recall_100",
-    "recall_100_at_end",
-    "recall_100_fresh",
-    "exact",
-    "bytes_per_item",
-    "peak_bytes_per_item",
-    "merges",
-)
-
 # A dot product of a common width, which FAISS and hnswlib do as well.
 DOT = Shape(
     name="dot-32", num_items=100_000, num_query_components=1, num_item_components=1, component_width=32, gated=False
 )
+
+
+def run(
+    request: Request, *, shapes: Sequence[str] = (), seconds: float | None = None, rates: tuple[int, ...] | None = None
+) -> Report:
+    """Writes mutation.{md,json}; shapes, seconds per row and changes a second are the plan's own where not given.
+
+    Raises: ValueError for a shape that the plan does not have.
+    """
+    began = time.perf_counter()
+    found = rows(
+        quick=request.quick,
+        seed=request.seed,
+        shapes=shapes,
+        seconds=seconds,
+        rates=rates or RATES,
+        progress=request.say,
+    )
+    return written(request, report_of("mutation", request, found, began), page)
+
+
+def page(report: Report) -> str:
+    """mutation.md; a `remark` is what a person adds to the stored report."""
+    return plain_page(Path(__file__).with_name("page.template.md"), report)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,11 +134,6 @@ def rows(
     finally:
         torch.set_num_threads(before)
         set_compute_threads(before)
-
-
-def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows' columns for a page."""
-    return [{column: row.get(column) for column in _COLUMNS} for row in found]
 
 
 def make_world(shape: Shape, num_items: int, seed: int) -> World:

@@ -20,7 +20,7 @@ from services.algorithms.pefa.content import TextEncoder, TextStates
 from services.algorithms.states import ItemStates, QueryStates
 from services.offline.evaluation.catalogues.scene import Scene
 from services.offline.evaluation.catalogues.trained import trained_scene
-from services.offline.evaluation.pefa.recall import pair_ranks
+from services.offline.evaluation.common.recall import pair_ranks
 
 Row = dict[str, Any]
 

@@ -12,6 +12,7 @@ Letters: B queries, K results, k neighbours, n remembered interactions.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,7 @@ from services.algorithms.states import PairGate, QueryStates
 from services.algorithms.voted_answers import joined_answer, num_negative
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.recall import recall
-from services.offline.evaluation.common.report import Report, Request, report_of, written
-from services.offline.evaluation.common.tables import plain_page
+from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
 from services.offline.evaluation.common.timing import Times
 
 Floats = npt.NDArray[np.float64]
@@ -220,5 +220,4 @@ def run(request: Request, bundle: Path, algorithms: Sequence[str], sizes: Sizes)
     set_compute_threads(1)
     found = rows(bundle, algorithms, sizes)
     report = report_of("pefa-cost", request, found, began) | {"bundle": bundle.name, "sizes": asdict(sizes)}
-    question = "What does PEFA cost a search, by the clock and of CPU? `ratio` is of CPU, against no PEFA."
-    return written(request, report, plain_page("PEFA at query time", question, found, request.how))
+    return written(request, report, partial(plain_page, Path(__file__).with_name("cost.template.md")))

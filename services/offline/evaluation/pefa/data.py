@@ -1,25 +1,22 @@
-"""Real queries and documents for PEFA on text: SciFact's claims with their abstracts, MedQuAD's questions with topics.
+"""Questions and documents as vectors, for PEFA: test and training queries with the documents that belong to them.
 
-Documents are cut at 600 characters and encoded by MiniLM, as queries are; vectors are kept in the cache. Also the ways
-to take feedback away again, from training alone: folds to choose lambda and k on, and a sampled share of the pairs. It
-knows neither PEFA nor metrics.
-
-Letters: n documents, m training queries, B test queries, E pairs, d width.
+Also the ways to take feedback away again, from training alone: folds to choose lambda and k on, and a sampled share of
+the pairs. Letters: n documents, m training queries, B test queries, E pairs, d width.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 
 from services.algorithms.states import FloatArray
+from services.offline.datasets.locate import Locator
+from services.offline.datasets.texts import Question, TextCollection, load_texts
 from services.offline.evaluation.common.embeddings import EmbeddingSource, sentence_vectors
+from services.offline.evaluation.common.recall import Pairs
 
-Pairs = npt.NDArray[np.int64]
-
+NAMES = ("scifact", "medquad")
 DOCUMENT_CHARACTERS = 600
 
 
@@ -37,7 +34,7 @@ class Judged:
         return len(self.queries)
 
     def only(self, rows: npt.NDArray[np.bool_]) -> "Judged":
-        """The queries where `rows` (m,) is true, numbered anew."""
+        """The queries where `rows` (m,) is true, renumbered."""
         new_rows = np.cumsum(rows) - 1
         kept = self.pairs[rows[self.pairs[:, 0]]]
         return Judged(queries=self.queries[rows], pairs=np.column_stack([new_rows[kept[:, 0]], kept[:, 1]]))
@@ -88,105 +85,44 @@ def sampled(train: Judged, share: float, *, seed: int) -> Judged:
     return left.only(np.isin(np.arange(len(train)), left.pairs[:, 0]))
 
 
-def scifact(source: EmbeddingSource) -> TextSet:
-    """5,183 abstracts; 809 training claims, 300 validation claims as test; a claim wants the abstracts that it cites.
-
-    Raises: ValueError if a file or the encoder's weights are missing.
-    """
-    corpus = _rows(source, "scifact/corpus.parquet")
-    queries = _rows(source, "scifact/queries.parquet")
-    row_of = {document["doc_id"]: row for row, document in enumerate(corpus)}
-    wanted: dict[str, list[int]] = {}
-    for judged in _rows(source, "scifact/qrels.parquet"):
-        wanted.setdefault(judged["query_id"], []).append(row_of[judged["doc_id"]])
-    return _text_set(
-        "scifact",
-        source,
-        documents=[f"{document['title']} {document['text']}" for document in corpus],
-        train=[(query["text"], wanted[query["query_id"]]) for query in queries if query["split"] == "train"],
-        test=[(query["text"], wanted[query["query_id"]]) for query in queries if query["split"] != "train"],
-        tested_are_trained=False,
-        decided_by=("recall@10", "recall@100"),
-    )
-
-
-def medquad(source: EmbeddingSource) -> TextSet:
-    """5,476 topics, each the text of its answers; 13,602 training questions, 2,805 test questions.
-
-    Raises: ValueError if a file or the encoder's weights are missing.
-    """
-    answers: dict[str, list[str]] = {}
-    parts: dict[str, list[tuple[str, list[int]]]] = {"train": [], "test": []}
-    row_of: dict[str, int] = {}
-    for row in _rows(source, "medquad/qa.parquet"):
-        document = row_of.setdefault(row["document_id"], len(row_of))
-        answers.setdefault(row["document_id"], [row["focus"]]).append(row["answer"] or "")
-        parts[row["split"]].append((row["question"], [document]))
-    return _text_set(
-        "medquad",
-        source,
-        documents=[" ".join(texts) for texts in answers.values()],
-        train=parts["train"],
-        test=parts["test"],
-        tested_are_trained=True,
-        decided_by=("recall@1", "recall@10"),
-    )
-
-
-_SETS: dict[str, Callable[[EmbeddingSource], TextSet]] = {"scifact": scifact, "medquad": medquad}
-NAMES = tuple(_SETS)
-
-
 def known(name: str) -> str:
     """The name, if there is such a set; ValueError with the names otherwise."""
-    if name not in _SETS:
+    if name not in NAMES:
         raise ValueError(f"data={name!r}; allowed: {', '.join(NAMES)}")
     return name
 
 
 def load(name: str, source: EmbeddingSource) -> TextSet:
-    """A set by its name. Raises: ValueError for an unknown name, a missing file or missing weights."""
-    return _SETS[known(name)](source)
+    """A set by its name, documents cut at 600 characters, all by MiniLM.
+
+    Raises: ValueError for an unknown name, a missing file or missing weights.
+    """
+    texts = load_texts(known(name), Locator(environ=source.environ))
+
+    def encode(texts: Sequence[str]) -> FloatArray:
+        return np.ascontiguousarray(sentence_vectors(source, texts), dtype=np.float32)
+
+    return text_set(texts, encode([text[:DOCUMENT_CHARACTERS] for text in texts.documents]), encode)
 
 
-def _text_set(
-    name: str,
-    source: EmbeddingSource,
-    *,
-    documents: Sequence[str],
-    train: Sequence[tuple[str, list[int]]],
-    test: Sequence[tuple[str, list[int]]],
-    tested_are_trained: bool,
-    decided_by: tuple[str, ...],
-) -> TextSet:
-    trained_texts = {_plain(text) for text, _ in train}
+def text_set(texts: TextCollection, documents: FloatArray, encode: Callable[[Sequence[str]], FloatArray]) -> TextSet:
+    """A collection with its documents' vectors (n, d), its questions encoded. Two spellings of one question differ in
+    case and spaces alone."""
+    trained = {" ".join(text.lower().split()) for text, _ in texts.train}
     return TextSet(
-        name=name,
-        documents=_vectors(source, [text[:DOCUMENT_CHARACTERS] for text in documents]),
-        train=_judged(source, train),
-        test=_judged(source, test),
-        unseen=np.array([_plain(text) not in trained_texts for text, _ in test], dtype=bool),
-        tested_are_trained=tested_are_trained,
-        decided_by=decided_by,
+        name=texts.name,
+        documents=documents,
+        train=_judged(encode, texts.train),
+        test=_judged(encode, texts.test),
+        unseen=np.array([" ".join(text.lower().split()) not in trained for text, _ in texts.test], dtype=bool),
+        tested_are_trained=texts.tested_are_trained,
+        decided_by=("recall@1", "recall@10") if texts.tested_are_trained else ("recall@10", "recall@100"),
     )
 
 
-def _judged(source: EmbeddingSource, queries: Sequence[tuple[str, list[int]]]) -> Judged:
-    pairs = [(query, document) for query, (_, documents) in enumerate(queries) for document in documents]
+def _judged(encode: Callable[[Sequence[str]], FloatArray], questions: Sequence[Question]) -> Judged:
+    pairs = [(row, document) for row, (_, documents) in enumerate(questions) for document in documents]
     return Judged(
-        queries=_vectors(source, [text for text, _ in queries]),
+        queries=encode([text for text, _ in questions]),
         pairs=np.unique(np.array(pairs, dtype=np.int64).reshape(-1, 2), axis=0),
     )
-
-
-def _vectors(source: EmbeddingSource, texts: Sequence[str]) -> FloatArray:
-    return np.ascontiguousarray(sentence_vectors(source, texts), dtype=np.float32)
-
-
-def _rows(source: EmbeddingSource, name: str) -> list[dict[str, Any]]:
-    return pq.read_table(source.file(name)).to_pylist()  # type: ignore[no-any-return]
-
-
-def _plain(text: str) -> str:
-    """What two spellings of one query have in common."""
-    return " ".join(text.lower().split())

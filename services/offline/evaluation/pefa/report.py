@@ -14,17 +14,17 @@ import numpy as np
 
 from services.algorithms.models.sentence_encoder import MiniLM, model_folder
 from services.offline.evaluation.common.embeddings import EmbeddingSource
+from services.offline.evaluation.common.recall import PAIR_CUTS
 from services.offline.evaluation.common.report import Report, Request, report_of, written
 from services.offline.evaluation.pefa import content, page, serving, sweep
 from services.offline.evaluation.pefa.data import TextSet, load, sampled
-from services.offline.evaluation.pefa.recall import CUTS
 from services.offline.evaluation.pefa.sweep import ENCODER, Recalls, Setting
 
 Row = dict[str, Any]
 
 SAMPLED_SHARES = (0.05, 0.10, 0.25, 0.50, 0.75, 0.95)
 _SAMPLES = 3  # seeds per share
-_CUT_NAMES = tuple(f"recall@{cut}" for cut in CUTS)
+_CUT_NAMES = tuple(f"recall@{cut}" for cut in PAIR_CUTS)
 
 
 def run(
@@ -45,11 +45,7 @@ def run(
         request.say("titles as states of items that nobody touched")
         queries = 500 if request.quick else 3_000
         rows += content.rows(bundle, MiniLM(model_folder()), num_queries=queries, seed=request.seed)
-    report = report_of("pefa", request, rows, began)
-    request.out.mkdir(parents=True, exist_ok=True)
-    page.plot_sweep(rows, request.out / "pefa.png")
-    page.plot_shares(rows, request.out / "pefa_shares.png")
-    return written(request, report, page.text(report))
+    return written(request, report_of("pefa", request, rows, began), page.page, page.plot)
 
 
 def _rows_of(data: TextSet, request: Request) -> list[Row]:

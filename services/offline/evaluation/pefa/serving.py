@@ -22,6 +22,7 @@ from services.algorithms.ops.quantized_scan import default_cells
 from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import FloatArray, ItemStates, QueryStates
+from services.offline.evaluation.common.recall import ranks_of_answers, recalls
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.pefa.data import Judged, TextSet
 from services.offline.evaluation.pefa.graphs import (
@@ -35,7 +36,6 @@ from services.offline.evaluation.pefa.graphs import (
     pecos_xs,
 )
 from services.offline.evaluation.pefa.paper import Pairs, xl_votes
-from services.offline.evaluation.pefa.recall import ranks_of_answers, recalls
 from services.offline.evaluation.pefa.sweep import ENCODER, Setting, relevance, xs_vectors
 
 _APPEND = 2_048  # remembered queries that become visible together

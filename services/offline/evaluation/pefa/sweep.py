@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.states import FloatArray
+from services.offline.evaluation.common.recall import pair_ranks, recalls
 from services.offline.evaluation.pefa.data import Judged, TextSet, folds
 from services.offline.evaluation.pefa.paper import Pairs, nearest_queries, xl_scores, xl_votes, xs_passages
-from services.offline.evaluation.pefa.recall import pair_ranks, recalls
 
 Method = Literal["encoder", "xs", "xl"]
 

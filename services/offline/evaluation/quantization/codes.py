@@ -21,10 +21,15 @@ from services.algorithms.quantization.product_quantizer import DEFAULT_THRESHOLD
 from services.algorithms.quantization.score_aware import score_aware_loss
 from services.algorithms.states import FloatArray
 from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, minilm_queries, mnist, sift
+from services.offline.evaluation.common.plots import panels, titled
+from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
+from services.offline.evaluation.common.tables import tables
+from services.offline.evaluation.quantization import search
 
 Row = dict[str, Any]
 Encoder = Callable[[FloatArray], npt.NDArray[np.floating]]
 
+_TEMPLATE = Path(__file__).with_name("page.template.md")
 RECALL_DEPTHS = (1, 10, 100)
 OURS, UNROTATED = "freshet", "freshet without rotation"
 FAISS_PQ, FAISS_OPQ, FAISS_LSQ = "faiss pq", "faiss opq", "faiss lsq"
@@ -45,6 +50,24 @@ class Rate:
     @property
     def bits(self) -> int:
         return self.num_subspaces * self.code_bits
+
+
+def run(request: Request) -> Report:
+    """Codes beside FAISS's at the same number of bits, and search end to end; writes quantization.{md,json,png}.
+
+    Raises: ValueError naming a data set that is missing, with what to do.
+    """
+    began = perf_counter()
+    found = rows(request.quick, request.seed, progress=request.say)
+    request.say("search end to end")
+    searched = search.rows(request.quick, request.seed)
+    report = report_of("quantization", request, [*found, *searched], began)
+    return written(
+        request,
+        report,
+        lambda report: plain_page(_TEMPLATE, report | {"tables": tables([*summary(found), *searched])}),
+        lambda _, out: plot(found, out / "quantization.png"),
+    )
 
 
 def compare(
@@ -142,42 +165,30 @@ def summary(found: Iterable[Row]) -> list[Row]:
 
 
 def plot(found: Iterable[Row], path: Path) -> None:
-    """Recall 1@10 against T, relative error and recall 1@10 against bits: one column per set, as SVG or PNG."""
-    from matplotlib.figure import Figure
-
+    """Recall 1@10 against T, relative error and recall 1@10 against bits: one column per set."""
     table = summary(found)
     names = sorted({row["set"] for row in table})
-    figure = Figure(figsize=(4.2 * len(names), 9.5), layout="constrained")
-    axes = figure.subplots(3, len(names), squeeze=False)
-    panels = (
+    kinds = (
         ("recall_1_at_10", "threshold", "threshold", "T / root mean square norm", "recall 1@10"),
         ("recall_1_at_10", "rate", "bits", "bits per vector", "recall 1@10"),
         ("relative_error", "rate", "bits", "bits per vector", "relative error of the best inner product"),
     )
-    for column, name in enumerate(names):
-        for line, (value, kind, across, label, title) in enumerate(panels):
-            axis = axes[line][column]
-            chosen = [row for row in table if row["set"] == name and row["kind"] == kind]
-            for algorithm, code_bits in sorted({(row["algorithm"], row["code_bits"]) for row in chosen}):
-                curve = sorted(
-                    (row[across], row[value], row[f"{value}_spread"])
-                    for row in chosen
-                    if (row["algorithm"], row["code_bits"]) == (algorithm, code_bits)
-                )
-                places, means, spreads = zip(*curve, strict=True)
-                axis.errorbar(
-                    places,
-                    means,
-                    [s / 2 for s in spreads],
-                    marker="o",
-                    capsize=2,
-                    label=f"{algorithm}, {code_bits}-bit",
-                )
-            axis.set(xlabel=label, ylabel=title, title=name if line == 0 else None)
-            axis.grid(alpha=0.3)
-            if chosen:
-                axis.legend(fontsize="small")
-    figure.savefig(path)
+    with panels(path, 3, len(names), size=(4.2, 3.2)) as drawn:
+        for column, name in enumerate(names):
+            for line, (value, kind, across, label, title) in enumerate(kinds):
+                panel = titled(drawn[line][column], name if line == 0 else "", xlabel=label, ylabel=title)
+                part = [row for row in table if (row["set"], row["kind"]) == (name, kind)]
+                for algorithm, code_bits in sorted({(row["algorithm"], row["code_bits"]) for row in part}):
+                    curve = [row for row in part if (row["algorithm"], row["code_bits"]) == (algorithm, code_bits)]
+                    curve.sort(key=lambda row: float(row[across]))
+                    panel.errorbar(
+                        [row[across] for row in curve],
+                        [row[value] for row in curve],
+                        [row[f"{value}_spread"] / 2 for row in curve],
+                        marker="o",
+                        capsize=2,
+                        label=f"{algorithm}, {code_bits}-bit",
+                    )
 
 
 class _Truth:

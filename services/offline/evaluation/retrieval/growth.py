@@ -9,18 +9,19 @@ Letters: X items, B queries, d width, N = 4,000 pool size.
 
 import gc
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-import numpy as np
 import psutil
 
-from services.algorithms.indexes.protocol import Index, Pool, take_queries
+from services.algorithms.indexes.protocol import Index, take_queries
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.states import ItemStates, QueryStates
 from services.offline.evaluation.catalogues.generator import average_items, generate
 from services.offline.evaluation.catalogues.shapes import SHAPES
-from services.offline.evaluation.common.floors import Rates, Work, average_scan, pool_scores
+from services.offline.evaluation.common.recall import recall
+from services.offline.evaluation.common.roofline import Rates, Work, average_scan, pool_scores
 from services.offline.evaluation.common.timing import Times
 
 Row = dict[str, Any]
@@ -45,67 +46,60 @@ def rows(
         if needed > 0.8 * free:
             left_out.append(f"{size:,} items: they need about {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free")
             continue
-        if size <= _LARGEST_FULL:
-            say(f"growth: {size:,} items in full")
-            found += _full_rows(size, seed=seed, quick=quick, rates=rates)
-        say(f"growth: averages of {size:,} items")
-        found += _stage_rows(size, seed=seed, quick=quick, rates=rates)
+        say(f"growth: {size:,} items")
+        found += _rows(size, seed=seed, quick=quick, rates=rates)
         gc.collect()
     if quick:
         left_out.append("10^6 and 10^7 items: --quick stops at 10^5")
     return found, left_out
 
 
-def _full_rows(size: int, *, seed: int, quick: bool, rates: Rates) -> Iterator[Row]:
-    scene = generate(_SHAPE, num_items=size, num_queries=max(_BATCHES), seed=seed)
-    index = TopKAvg(scene.items, scene.pair_gate, pool_size=POOL)
-    for batch in _BATCHES:
-        scan = average_scan(_SHAPE, num_queries=batch, num_items=size)
-        work = scan + pool_scores(_SHAPE, num_queries=batch, pool=min(POOL, size))
-        milliseconds = _median_ms(lambda queries: index.search(queries, _RESULTS), scene.queries, batch, quick)
-        yield _row(size, batch, f"top_k_avg({POOL})", milliseconds, index, work, rates)
-
-
-def _stage_rows(size: int, *, seed: int, quick: bool, rates: Rates) -> Iterator[Row]:
-    averages = average_items(_SHAPE, size, seed=seed)
+def _rows(size: int, *, seed: int, quick: bool, rates: Rates) -> Iterator[Row]:
+    pools = pool_scores(_SHAPE, num_queries=1, pool=min(POOL, size))
+    if size <= _LARGEST_FULL:
+        scene = generate(_SHAPE, num_items=size, num_queries=max(_BATCHES), seed=seed)
+        whole = TopKAvg(scene.items, scene.pair_gate, pool_size=POOL)
+        search = partial(whole.search, k=_RESULTS)
+        yield from _measured(f"top_k_avg({POOL})", whole, search, scene.queries, quick, rates, pools)
+        del scene, whole, search
     made = generate(_SHAPE, num_items=1, num_queries=max(_BATCHES), seed=seed).queries
     queries = QueryStates(components=made.components.mean(axis=1, keepdims=True))
-    items = ItemStates(components=averages[:, None])
-    average: Index = TopKAvg(items, pool_size=POOL)
-    wanted = average.first_stage(queries, POOL).item_indices
-    yield from _first_stages("averaged stage", average, queries, wanted, size, quick=quick, rates=rates)
-    del average
-    quantized: Index = Quantized(items, pool_size=POOL, seed=seed)
-    yield from _first_stages("quantized stage", quantized, queries, wanted, size, quick=quick, rates=rates)
+    items = ItemStates(components=average_items(_SHAPE, size, seed=seed)[:, None])
+    wanted: Any = None
+    for name in ("averaged stage", "quantized stage"):
+        index: Index = TopKAvg(items, pool_size=POOL) if wanted is None else Quantized(items, pool_size=POOL, seed=seed)
+        stage = partial(index.first_stage, size=POOL)
+        found = stage(queries).item_indices
+        wanted = found if wanted is None else wanted
+        for row in _measured(name, index, stage, queries, quick, rates):
+            yield row | {"pool_recall": recall(found, wanted)}
+        del index, stage
 
 
-def _first_stages(
-    name: str, index: Index, queries: QueryStates, wanted: np.ndarray[Any, Any], size: int, *, quick: bool, rates: Rates
+def _measured(
+    name: str,
+    index: Index,
+    call: Callable[[QueryStates], object],
+    queries: QueryStates,
+    quick: bool,
+    rates: Rates,
+    pool: Work | None = None,
 ) -> Iterator[Row]:
-    pool: Pool = index.first_stage(queries, POOL)
-    kept = float(np.mean([np.isin(one, other).mean() for one, other in zip(wanted, pool.item_indices, strict=True)]))
+    """A row per batch: the median over calls with different queries, after one to warm up."""
     for batch in _BATCHES:
-        work = average_scan(_SHAPE, num_queries=batch, num_items=size)
-        milliseconds = _median_ms(lambda part: index.first_stage(part, POOL), queries, batch, quick)
-        yield _row(size, batch, name, milliseconds, index, work, rates) | {"pool_recall": kept}
-
-
-def _row(size: int, batch: int, name: str, milliseconds: float, index: Index, work: Work, rates: Rates) -> Row:
-    return {
-        "shape": _SHAPE.name,
-        "num_items": size,
-        "batch": batch,
-        "algorithm": name,
-        "milliseconds": milliseconds,
-        "floor_ratio": milliseconds / (1e3 * rates.seconds(work)),
-        "bytes_per_item": index.nbytes / size,
-        "index_bytes": index.nbytes,
-        "process_bytes": psutil.Process().memory_info().rss,
-    }
-
-
-def _median_ms(call: Callable[[QueryStates], object], queries: QueryStates, batch: int, quick: bool) -> float:
-    """The median over calls with different queries, after one to warm up."""
-    call(take_queries(queries, 0, 1))
-    starts = [number * batch % len(queries) for number in range(3 if quick else 7)]
-    return Times.of(call, [take_queries(queries, start, start + batch) for start in starts]).median_ms
+        starts = [0, *(number * batch % len(queries) for number in range(3 if quick else 7))]
+        groups = [take_queries(queries, start, start + batch) for start in starts]
+        milliseconds = Times.of(call, groups, warm_up=1).median_ms
+        work = average_scan(_SHAPE, num_queries=batch, num_items=index.num_items)
+        work = work if pool is None else work + pool.times(batch)
+        yield {
+            "shape": _SHAPE.name,
+            "num_items": index.num_items,
+            "batch": batch,
+            "algorithm": name,
+            "milliseconds": milliseconds,
+            "floor_ratio": milliseconds / (1e3 * rates.seconds(work)),
+            "bytes_per_item": index.nbytes / index.num_items,
+            "index_bytes": index.nbytes,
+            "process_bytes": psutil.Process().memory_info().rss,
+        }

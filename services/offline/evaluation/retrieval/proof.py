@@ -9,7 +9,8 @@ Letters: B queries, X items, K results.
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,7 @@ import numpy.typing as npt
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
 from services.algorithms.indexes.exact.cheapest import Exact
-from services.algorithms.indexes.exact.clusters import ExactClusters
-from services.algorithms.indexes.exact.two_pass import (
-    ExactAlgorithm1,
-    ExactExpandedGates,
-    ExactGateBounds,
-    ExactLowPrecision,
-)
+from services.algorithms.indexes.exact.two_pass import ExactExpandedGates, ExactLowPrecision
 from services.algorithms.indexes.protocol import Index, TopK, take_queries
 from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg
 from services.algorithms.indexes.top_k_avg import TopKAvg
@@ -34,6 +29,8 @@ from services.algorithms.ops.quantized_scan import Cells
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.shapes import SHAPES
+from services.offline.evaluation.common.report import Request
+from services.offline.evaluation.retrieval.algorithms import EXACT
 
 Rng = np.random.Generator
 Doubles = npt.NDArray[np.float64]
@@ -63,6 +60,26 @@ class Proof:
         return self.queries > 0 and not any(self.wrong.values())
 
 
+def prove(request: Request, *, at_scale: bool) -> dict[str, Any]:
+    """100,000 random queries (2,000 when quick) on small catalogues, and unless quick 100 at the Books shape if wanted:
+    `small` and `books` as plain values, and whether both hold."""
+    wanted = 2_000 if request.quick else 100_000
+    small = prove_on_small_catalogues(
+        num_queries=wanted,
+        seed=request.seed,
+        report=lambda done: request.say(f"answers against float64: {done:,} of {wanted:,} queries"),
+    )
+    found: dict[str, Any] = {"seed": request.seed, "small": asdict(small), "holds": small.holds}
+    if at_scale and not request.quick:
+        request.say("answers against float64 at the Books shape")
+        scene = generate(SHAPES["books"], num_queries=100, seed=request.seed)
+        scorer = MolScorer(scene.items, scene.pair_gate)
+        strategies = [kind(scorer) for kind in (BruteForce, ExactLowPrecision, ExactExpandedGates, Exact)]
+        books = prove_at_scale(scorer, scene.queries, strategies, seed=request.seed)
+        found |= {"books": asdict(books), "holds": small.holds and books.holds}
+    return found
+
+
 def prove_on_small_catalogues(
     *, num_queries: int = 100_000, largest: int = 5_000, seed: int, report: Callable[[int], None] | None = None
 ) -> Proof:
@@ -81,8 +98,7 @@ def prove_on_small_catalogues(
         if allowed is not None:
             exact[:, ~allowed] = -np.inf
         scorer = MolScorer(items, gate)
-        kinds = (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, ExactClusters, Exact)
-        strategies: list[Index] = [BruteForce(scorer), *(kind(scorer, pool_size=_SMALL_POOL) for kind in kinds)]
+        strategies: list[Index] = [BruteForce(scorer), *(kind(scorer, pool_size=_SMALL_POOL) for kind in EXACT)]
         for index in strategies:
             tally.add(index, index.search(queries, k, allowed), exact, k, must_be_exact=True)
         for index in _heuristics(scorer):
@@ -108,19 +124,6 @@ def prove_at_scale(
             tally.add(index, index.search(group, k), exact, k, must_be_exact=True)
         tally.queries += len(group)
     return tally.proof(seconds=time.perf_counter() - started, seed=seed)
-
-
-def prove_books(*, num_queries: int, seed: int) -> Proof:
-    """The exact strategies over the generated Books catalogue, 674,044 items."""
-    scene = generate(SHAPES["books"], num_queries=num_queries, seed=seed)
-    scorer = MolScorer(scene.items, scene.pair_gate)
-    strategies: list[Index] = [
-        BruteForce(scorer),
-        ExactLowPrecision(scorer),
-        ExactExpandedGates(scorer),
-        Exact(scorer),
-    ]
-    return prove_at_scale(scorer, scene.queries, strategies, seed=seed)
 
 
 def wrong_answers(answer: TopK, exact: Doubles, k: int, *, must_be_exact: bool) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.offline.evaluation.common.report import Report, Request, report_of, written
-from services.offline.evaluation.common.tables import plain_page
+from services.offline.evaluation.common.plots import panels, titled
+from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
 
 DoubleMatrix = npt.NDArray[np.float64]
 
@@ -63,14 +63,13 @@ def mix(gates: DoubleMatrix, logits: DoubleMatrix) -> DoubleMatrix:
 def run(request: Request) -> Report:
     """The largest error of an entry by both constructions over d; writes universality.{md,json,png}."""
     began = time.perf_counter()
-    found = rows(seed=request.seed)
-    request.out.mkdir(parents=True, exist_ok=True)
-    draw(request.out / "universality.png", seed=request.seed)
-    report = report_of("universality", request, found, began)
-    question = (
-        "How far from A is the largest entry of each mixture of two?\n\n![both constructions](universality.png)\n\n"
-    )
-    return written(request, report, plain_page("Any matrix is a mixture of two", question, found, request.how))
+    report = report_of("universality", request, rows(seed=request.seed), began)
+    return written(request, report, page, lambda _, out: draw(out / "universality.png", seed=request.seed))
+
+
+def page(report: Report) -> str:
+    """universality.md."""
+    return plain_page(Path(__file__).with_name("universality.template.md"), report)
 
 
 def rows(*, size: int = 16, seed: int = 0) -> list[dict[str, Any]]:
@@ -93,44 +92,23 @@ def _matrices(size: int, seed: int) -> dict[str, DoubleMatrix]:
 
 def draw(path: Path, *, size: int = 16, seed: int = 0) -> None:
     """Write the figure: the identity by both constructions with d = 1, and both errors on both matrices over d."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     identity = np.eye(size)
     gates, logits = mixture_of_constants(identity)
-    panels = [
-        ("identity", identity),
-        ("the paper's construction, d = 1", mix(*mixture_of_scales(identity, 1))),
-        ("gate of the two constants", gates[1]),
-        ("their mixture", mix(gates, logits)),
-    ]
-    figure = Figure(figsize=(11, 5.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(2, 4, height_ratios=[1, 0.9])
-    for place, (title, matrix) in enumerate(panels):
-        axes = figure.add_subplot(grid[0, place])
-        axes.imshow(matrix, cmap="Greys", vmin=0, vmax=1)
-        axes.set_title(title, fontsize=9)
-        axes.set_xticks([])
-        axes.set_yticks([])
+    shown = {
+        "identity": identity,
+        "the paper's construction, d = 1": mix(*mixture_of_scales(identity, 1)),
+        "gate of the two constants": gates[1],
+        "their mixture": mix(gates, logits),
+    }
     found = rows(size=size, seed=seed)
-    for place, name in enumerate(_matrices(size, seed)):
-        axes = figure.add_subplot(grid[1, 2 * place : 2 * place + 2])
-        part = [row for row in found if row["matrix"] == name]
-        ours = part[0]["constants"]
-        axes.semilogy(
-            [row["rank"] for row in part],
-            [max(row["paper"], 1e-17) for row in part],
-            "o-",
-            color="black",
-            label="the paper's construction",
-        )
-        axes.axhline(max(ours, 1e-17), color="tab:blue", label="two constants, rank 1 each")
-        axes.set_ylim(1e-17, 10)
-        axes.set_title(f"{name}, {size} x {size}: largest error of an entry", fontsize=9)
-        axes.set_xlabel("d, rank of a part")
-        axes.legend(fontsize=8, loc="center left")
-    figure.savefig(path, dpi=90, metadata={"Software": None})
+    with panels(path, 1, 6, size=(3.2, 3), dpi=90) as drawn:
+        for panel, (title, matrix) in zip(drawn[0], shown.items(), strict=False):
+            titled(panel, title, xticks=[], yticks=[]).imshow(matrix, cmap="Greys", vmin=0, vmax=1)
+        for panel, name in zip(drawn[0][4:], _matrices(size, seed), strict=True):
+            part = [row for row in found if row["matrix"] == name]
+            titled(panel, f"{name}: largest error", xlabel="d, rank of a part", yscale="log", ylim=(1e-17, 10))
+            for kind, label in (("paper", "the paper's construction"), ("constants", "two constants, rank 1 each")):
+                panel.plot([row["rank"] for row in part], [max(row[kind], 1e-17) for row in part], "o-", label=label)
 
 
 def _check(scores: DoubleMatrix) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from services.algorithms.pefa.policy import FeedbackPolicy, SharePolicy
 from services.algorithms.pefa.share_choice import new_item_length
 from services.offline.evaluation.stream.baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
-from services.offline.evaluation.stream.measures import METRICS, chosen, columns, kinds
+from services.offline.evaluation.stream.measures import METRICS, columns, kinds
 from services.offline.evaluation.stream.models import StreamModel, TrainedModels
 from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
 from services.offline.evaluation.stream.setting import StreamSetting
@@ -198,9 +198,7 @@ class _Trial:
             predict_every=self._every,
             progress=lambda done: self._say(f"choosing {contender}: {done:,} of {self._setting.num_streamed:,} events"),
         )
-        predictable = np.zeros(self._setting.num_streamed, dtype=bool)
-        predictable[walked.places[self._model.queries(walked.places)[0]]] = True
-        masks = kinds(chosen(columns(self._setting, predictable), walked.places))
+        masks = kinds(columns(self._setting, walked.places, self._model.predictable(walked.places)))
         rows: list[Row] = []
         for name, ranks in walked.ranks.items():
             row: Row = {"contender": contender, "setting": name.strip("; "), "chosen": False, "events": len(ranks)}

@@ -9,7 +9,6 @@ Letters: N predicted events (of all seeds together), X items, D draws of the boo
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +16,13 @@ import numpy.typing as npt
 from services.offline.evaluation.stream.setting import BoolArray, IntArray, StreamSetting
 
 DoubleArray = npt.NDArray[np.float64]
+Estimate = list[float]  # a mean over events with its 95 % interval from drawing items: mean, low, high
 
-DRAWS = 2000
-# Age of a new item in its own interactions, the predicted one included: (from, up to).
-INTERACTION_AGES = ((1, 2), (3, 5), (6, 10), (11, 30), (31, None))
-# Age of a new item in days since its first interaction.
-DAY_AGES = ((0, 1), (1, 7), (7, 30), (30, None))
+_DRAWS = 2000
+_NO_END = 10**9
+# Age of a new item in its own interactions, the predicted one included, and in days since its first: (from, up to).
+_INTERACTION_AGES = ((1, 2), (3, 5), (6, 10), (11, 30), (31, _NO_END))
+_DAY_AGES = ((0, 1), (1, 7), (7, 30), (30, _NO_END))
 _SECONDS_PER_DAY = 86_400
 
 METRICS: dict[str, Callable[[IntArray], npt.NDArray[np.floating]]] = {
@@ -34,10 +34,11 @@ METRICS: dict[str, Callable[[IntArray], npt.NDArray[np.floating]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventColumns:
-    """What is known of each streamed event before it happens. All arrays are (N,).
+    """What is known of each predicted event before it happens. All arrays are (N,).
 
-    nth counts the item's streamed interactions, this one included; age_seconds since the item's first one ever (0 for
-    that one); past_events of the item and past_of_user of the user before the split; places in the stream.
+    places in the stream; nth counts the item's streamed interactions, this one included; age_seconds since the item's
+    first one ever; past_events of the item and past_of_user of the user before the split; predictable: the user has a
+    state. Without one no contender's prediction is counted.
     """
 
     items: IntArray
@@ -46,36 +47,26 @@ class EventColumns:
     age_seconds: IntArray
     past_events: IntArray
     past_of_user: IntArray
-    withheld: BoolArray
     predictable: BoolArray
 
-    def __len__(self) -> int:
-        return len(self.items)
 
-
-def columns(setting: StreamSetting, predictable: BoolArray) -> EventColumns:
-    """Columns of all streamed events. `predictable` (N,): a user without any history has no state, and no prediction
-    of any contender is counted there."""
+def columns(setting: StreamSetting, places: IntArray, predictable: BoolArray) -> EventColumns:
+    """Columns of the events at these places of the stream."""
     events, split = setting.interactions, setting.split
-    items, users = events.items[split:].astype(np.int64), events.users[split:].astype(np.int64)
+    streamed = events.items[split:].astype(np.int64)
+    items, users = streamed[places], events.users[split:][places]
     _, first_rows = np.unique(events.items, return_index=True)
     first_times = np.zeros(events.num_items, dtype=np.int64)
     first_times[events.items[first_rows]] = events.timestamps[first_rows]
     return EventColumns(
         items=items,
-        places=np.arange(len(items)),
-        nth=_running_count(items) + 1,
-        age_seconds=events.timestamps[split:].astype(np.int64) - first_times[items],
+        places=places,
+        nth=_running_count(streamed)[places] + 1,
+        age_seconds=events.timestamps[split:][places].astype(np.int64) - first_times[items],
         past_events=np.bincount(events.items[:split], minlength=events.num_items)[items].astype(np.int64),
         past_of_user=np.bincount(events.users[:split], minlength=events.num_users)[users].astype(np.int64),
-        withheld=setting.withheld[items],
         predictable=predictable,
     )
-
-
-def chosen(table: EventColumns, places: IntArray) -> EventColumns:
-    """The columns of some events."""
-    return EventColumns(**{name: getattr(table, name)[places] for name in EventColumns.__dataclass_fields__})
 
 
 def joined(parts: list[EventColumns]) -> EventColumns:
@@ -98,15 +89,13 @@ def kinds(table: EventColumns) -> dict[str, BoolArray]:
         "users new in the stream": every & (table.past_of_user == 0),
         "new items and new users, from the 3rd": new & (table.nth >= 3) & (table.past_of_user == 0),
     }
-    for low, high in INTERACTION_AGES:
-        mask = new & (table.nth >= low) & (table.nth <= (high or table.nth.max(initial=0)))
-        found[f"new item's interaction {_range(low, high)}"] = mask
-    for low, high in DAY_AGES:
-        young = table.age_seconds >= low * _SECONDS_PER_DAY
-        if high is not None:
-            young &= table.age_seconds < high * _SECONDS_PER_DAY
-        label = f"{low}-{high}" if high is not None else f"{low} and more"
-        found[f"new item, {label} days after its first"] = new & young
+    for low, high in _INTERACTION_AGES:
+        label = f"{low}-{high}" if high < _NO_END else f"{low} and later"
+        found[f"new item's interaction {label}"] = new & (table.nth >= low) & (table.nth <= high)
+    for low, high in _DAY_AGES:
+        label = f"{low}-{high}" if high < _NO_END else f"{low} and more"
+        days = table.age_seconds / _SECONDS_PER_DAY
+        found[f"new item, {label} days after its first"] = new & (days >= low) & (days < high)
     edges = np.quantile(table.past_events[known], [0, 0.25, 0.5, 0.75, 1]) if known.any() else np.zeros(5)
     for number, (low, high) in enumerate(pairwise(edges.tolist())):
         above = table.past_events >= low if number == 0 else table.past_events > low
@@ -116,52 +105,35 @@ def kinds(table: EventColumns) -> dict[str, BoolArray]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """A mean over events with its 95 % interval from drawing items."""
-
-    mean: float
-    low: float
-    high: float
-
-
 def estimates(
-    table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, seed: int
+    table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, seed: int = 0
 ) -> dict[str, dict[str, Estimate]]:
     """By contender and metric. Where `mask` leaves no event, empty."""
     rates = _bootstrap(table, ranks, mask, seed=seed)
-    return {
-        name: {metric: _estimate(mean, draws) for metric, (mean, draws) in found.items()}
-        for name, found in rates.items()
-    }
+    return {name: {metric: _estimate(*rate) for metric, rate in found.items()} for name, found in rates.items()}
 
 
 def differences(
-    table: EventColumns,
-    ranks: Mapping[str, IntArray],
-    mask: BoolArray,
-    *,
-    minus: str,
-    seed: int,
+    table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, minus: str, seed: int = 0
 ) -> dict[str, dict[str, Estimate]]:
     """Each contender less `minus`, paired: both are measured on the same drawn items."""
     rates = _bootstrap(table, ranks, mask, seed=seed)
-    if minus not in rates:
-        return {}
-    other = rates[minus]
+    other = rates.pop(minus, {})
     return {
         name: {
             metric: _estimate(mean - other[metric][0], draws - other[metric][1])
             for metric, (mean, draws) in found.items()
         }
         for name, found in rates.items()
-        if name != minus
+        if other
     }
 
 
-def as_plain(found: Mapping[str, Estimate]) -> dict[str, Any]:
-    """Estimates as plain values: {"hr@10": [mean, low, high], ...}."""
-    return {metric: [round(one.mean, 5), round(one.low, 5), round(one.high, 5)] for metric, one in found.items()}
+def own_rates(ranks: IntArray, mask: BoolArray) -> dict[str, float]:
+    """Means of one seed's ranks; empty where `mask` leaves no event."""
+    if not mask.any():
+        return {}
+    return {metric: round(float(gain(ranks[mask]).mean()), 5) for metric, gain in METRICS.items()}
 
 
 def _bootstrap(
@@ -173,7 +145,7 @@ def _bootstrap(
     present, dense = np.unique(items, return_inverse=True)
     counts = np.bincount(dense).astype(np.float64)
     # How often each present item is drawn when as many items are drawn as are present.
-    drawn = np.random.default_rng(seed).multinomial(len(present), np.full(len(present), 1 / len(present)), size=DRAWS)
+    drawn = np.random.default_rng(seed).multinomial(len(present), np.full(len(present), 1 / len(present)), size=_DRAWS)
     weights = drawn.astype(np.float64)
     events = weights @ counts
     found: dict[str, dict[str, tuple[float, DoubleArray]]] = {}
@@ -186,8 +158,7 @@ def _bootstrap(
 
 
 def _estimate(mean: float, draws: DoubleArray) -> Estimate:
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return Estimate(mean=mean, low=float(low), high=float(high))
+    return [round(float(one), 5) for one in (mean, *np.percentile(draws, [2.5, 97.5]))]
 
 
 def _running_count(items: IntArray) -> IntArray:
@@ -198,7 +169,3 @@ def _running_count(items: IntArray) -> IntArray:
     counts = np.empty(len(items), dtype=np.int64)
     counts[order] = within
     return counts
-
-
-def _range(low: int, high: int | None) -> str:
-    return f"{low} and later" if high is None else f"{low}-{high}"

@@ -15,7 +15,7 @@ import numpy as np
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.datasets import Interactions
-from services.offline.evaluation.stream.setting import IntArray, StreamSetting, TrainingPart, training_part
+from services.offline.evaluation.stream.setting import BoolArray, IntArray, StreamSetting, TrainingPart, training_part
 from services.offline.evaluation.stream.states import EventStates, states_before
 from services.offline.evaluation.stream.walk import EventBatch, Scores
 from services.offline.training.models.sequential import SequentialModel
@@ -56,6 +56,10 @@ class StreamModel:
     def codes(self) -> IntArray:
         """The model's items as codes of the whole vocabulary (K,)."""
         return np.flatnonzero(self.part.item_rows >= 0)
+
+    def predictable(self, places: IntArray) -> BoolArray:
+        """Which of the events at these stream places have a state (N,)."""
+        return self.before.rows[places - self.first] >= 0
 
     def queries(self, places: IntArray) -> tuple[IntArray, QueryStates]:
         """Which of the events at these stream places have a state, and those states."""

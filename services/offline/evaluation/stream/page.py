@@ -1,162 +1,168 @@
-"""docs/benchmarks/freshness.md from a report: what was asked, the answer, and the tables behind it.
+"""docs/benchmarks/freshness.md and its plots from a report and the walked sets. It formats; it measures nothing."""
 
-It formats what it is given; it measures nothing.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.offline.evaluation.common.tables import filled, machine, markdown
+import numpy as np
+import numpy.typing as npt
+
+from services.offline.evaluation.common.plots import panels, titled
+from services.offline.evaluation.common.tables import cell, filled, markdown
+from services.offline.evaluation.stream.measures import EventColumns
+from services.offline.evaluation.stream.setting import BoolArray, IntArray
 
 Row = dict[str, Any]
 
-ALL, NEW = "all", "new items, from their 3rd interaction"
-_CONTENDERS = ("frozen", "XS", "XS, m = 1", "frozen + XL", "XS + XL", "retrained", "popularity", "item-kNN")
-_MISSING = "–"
+ALL, NEW, KNOWN = "all", "new items, from their 3rd interaction", "items of the training"
 _FOLDER = Path(__file__).parent
+# What is compared, in the page's order; one colour each, the same in every plot.
+_COLOURS = {
+    "frozen": "#4d4d4d",
+    "XS": "#0b6e4f",
+    "XS, m = 1": "#7fbf9e",
+    "frozen + XL": "#7b3294",
+    "XS + XL": "#1f77b4",
+    "retrained": "#d95f02",
+    "popularity": "#b8860b",
+    "item-kNN": "#c51b7d",
+}
+_FURTHEST_INTERACTION = 60
+_FEWEST_EVENTS = 30  # for a point of a curve
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WalkedSet:
+    """One data set's walks: columns and ranks of all seeds, one after the other; `trainings` are stream places."""
+
+    name: str
+    table: EventColumns
+    ranks: Mapping[str, IntArray]
+    trainings: Sequence[int]
 
 
 def page(report: Row) -> str:
     """The whole page."""
     sets, choices = [], []
     for settings in report["settings"]:
-        sets.append(_data_set(settings, [row for row in report["rows"] if row["dataset"] == settings["dataset"]]))
-        choices.append(_choices(settings, [row for row in report["choices"] if row["dataset"] == settings["dataset"]]))
-    return filled(
-        _FOLDER / "page.template.md",
-        how=report["how"],
-        machine=machine(),
-        minutes=f"{report['seconds'] / 60:.0f}",
-        users=report["settings"][0]["distinct users"],
-        sets="".join(sets),
-        choices="".join(choices).rstrip("\n"),
-    )
+        sets.append(_set_part(settings, [row for row in report["rows"] if row["dataset"] == settings["dataset"]]))
+        tried = [
+            row | {"shown": f"**`{row['setting']}`**" if row["chosen"] else f"`{row['setting']}`"}
+            for row in report["choices"]
+            if row["dataset"] == settings["dataset"]
+        ]
+        choices.append(filled(_FOLDER / "choices.template.md", dataset=settings["dataset"], tried=tried))
+    more = {"sets": sets, "choices": choices, "minutes": report["seconds"] / 60}
+    return filled(_FOLDER / "page.template.md", **report | more | {"users": report["settings"][0]["distinct users"]})
 
 
-def _data_set(settings: Row, rows: Sequence[Row]) -> str:
+def _set_part(settings: Row, rows: Sequence[Row]) -> str:
+    by_kind = {(row["kind"], row["contender"]): row for row in rows}
+    names = [name for name in _COLOURS if (ALL, name) in by_kind]
+    kinds = {"all": ALL, "new": NEW, "known": KNOWN}
+    ranked = [{"name": name} | {short: by_kind.get((kind, name)) for short, kind in kinds.items()} for name in names]
     every = settings["predicted every"]
     return filled(
         _FOLDER / "set.template.md",
-        dataset=settings["dataset"],
-        source=settings["source"],
-        before=f"{settings['events before the split']:,}",
-        streamed=f"{settings['events streamed']:,}",
-        first_seed=settings["seeds"][0],
-        on_new=f"{settings['events on new items']:,}",
-        new=f"{settings['new items']:,}",
-        withheld=f"{settings['items withheld']:,}",
-        seeds=", ".join(map(str, settings["seeds"])),
-        predicted=f"{settings['events predicted']:,}",
-        some=f" (every {every}th event; all are learnt from)" if every > 1 else "",
-        without=f"{settings['events without a history']:,}",
-        again=", ".join(f"{place:,}" for place in settings["trained again after"]) or "never",
-        overall=markdown(
-            ("", "HR@10, all", "MRR, all", "HR@50, new items from their 3rd interaction", "HR@10, known items"),
-            _overall(rows),
-        ),
-        verdicts=_verdicts(rows),
-        gaps=markdown(
-            ("", "HR@10 less frozen", "MRR less frozen", "new items' HR@50 less popularity", "less item-kNN"),
-            _gaps(rows),
-        ),
-        behind=markdown(("", ""), ([label, f"{value:.3f}"] for label, value in settings["behind"].items())),
-        by_seed=_by_seed(rows),
-        by_kind=_by_kind(rows),
+        **settings
+        | {
+            "first_seed": settings["seeds"][0],
+            "listed": ", ".join(map(str, settings["seeds"])),
+            "some": f" (every {every}th event; all are learnt from)" if every > 1 else "",
+            "again": ", ".join(f"{place:,}" for place in settings["trained again after"]) or "never",
+            "ranked": ranked,
+            "verdicts": [_verdict(row) for row in ranked if row["name"] in ("XS", "frozen + XL", "XS + XL")],
+            "behind": [{"label": label, "value": value} for label, value in settings["behind"].items()],
+            "by_seed": _by_seed(settings["seeds"], ranked),
+            "by_kind": _by_kind(names, by_kind),
+        },
     )
 
 
-def _overall(rows: Sequence[Row]) -> Iterable[list[str]]:
-    for name in _present(rows):
-        yield [
-            name,
-            _interval(_find(rows, ALL, name), "hr@10"),
-            _interval(_find(rows, ALL, name), "mrr"),
-            _interval(_find(rows, NEW, name), "hr@50"),
-            _interval(_find(rows, "items of the training", name), "hr@10"),
-        ]
+def _verdict(row: Row) -> Row:
+    """Whether a contender helps, does no harm that can be shown, or harms."""
+    found: Row = {"name": row["name"]}
+    for metric, (mean, low, high) in row["all"]["minus frozen"].items():
+        found[metric] = "above" if low > 0 else "below" if high < 0 else "not distinguishable from"
+        found[f"{metric} gap"] = mean
+    return found
 
 
-def _gaps(rows: Sequence[Row]) -> Iterable[list[str]]:
-    for name in _present(rows):
-        overall, new = _find(rows, ALL, name), _find(rows, NEW, name)
-        yield [
-            name,
-            _interval(overall and overall.get("minus frozen"), "hr@10", signed=True),
-            _interval(overall and overall.get("minus frozen"), "mrr", signed=True),
-            _interval(new and new.get("minus popularity"), "hr@50", signed=True),
-            _interval(new and new.get("minus item-kNN"), "hr@50", signed=True),
-        ]
-
-
-def _verdicts(rows: Sequence[Row]) -> list[str]:
-    """For each PEFA contender: helps, does no harm that can be shown, or harms."""
+def _by_seed(seeds: Sequence[int], ranked: Sequence[Row]) -> list[str]:
+    shown = [("all", "HR@10, all", "hr@10", seed) for seed in seeds] + [
+        ("new", "HR@50, new", "hr@50", seed) for seed in seeds
+    ]
+    header = ["", *(f"{label}, seed {seed}" for _, label, _, seed in shown)]
     lines = []
-    for name in ("XS", "frozen + XL", "XS + XL"):
-        row = _find(rows, ALL, name)
-        gap = row and row.get("minus frozen")
-        if not gap:
-            continue
-        said = []
-        for metric, label in (("hr@10", "HR@10"), ("mrr", "MRR")):
-            mean, low, high = gap[metric]
-            verdict = "above" if low > 0 else "below" if high < 0 else "not distinguishable from"
-            said.append(f"{label} {verdict} frozen ({mean:+.4f})")
-        lines.append(f"- {name}: {', '.join(said)}.")
-    return lines
-
-
-def _by_seed(rows: Sequence[Row]) -> list[str]:
-    seeds = list((_find(rows, ALL, "frozen") or {}).get("by seed", {}))
-    header = ["", *(f"HR@10, all, seed {seed}" for seed in seeds), *(f"HR@50, new, seed {seed}" for seed in seeds)]
-    lines = []
-    for name in _present(rows):
-        overall, new = _find(rows, ALL, name) or {}, _find(rows, NEW, name) or {}
-        line = [name]
-        for row, metric in ((overall, "hr@10"), (new, "hr@50")):
-            rates = [row.get("by seed", {}).get(seed, {}).get(metric) for seed in seeds]
-            line += [_MISSING if rate is None else f"{rate:.4f}" for rate in rates]
-        lines.append(line)
+    for row in ranked:
+        rates = [(row[kind] or {}).get("by seed", {}).get(str(seed), {}).get(metric) for kind, _, metric, seed in shown]
+        lines.append([row["name"], *(cell(rate, ".4f") for rate in rates)])
     return markdown(header, lines)
 
 
-def _by_kind(rows: Sequence[Row]) -> list[str]:
-    names = _present(rows)
+def _by_kind(names: Sequence[str], by_kind: Mapping[tuple[str, str], Row]) -> list[str]:
     lines = []
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        first = _find(rows, kind, names[0]) or {}
-        metric = "hr@50" if kind.startswith("new item") else "hr@10"
-        found = [_find(rows, kind, name) for name in names]
-        values = [_MISSING if row is None else f"{row[metric][0]:.4f}" for row in found]
-        lines.append([kind, f"{first.get('events', 0):,}", f"{first.get('items', 0):,}", *values])
+    for kind in dict.fromkeys(kind for kind, _ in by_kind):
+        first, metric = by_kind[kind, names[0]], "hr@50" if kind.startswith("new item") else "hr@10"
+        values = [cell(by_kind[kind, name][metric][0], ".4f") for name in names]
+        lines.append([kind, f"{first['events']:,}", f"{first['items']:,}", *values])
     return markdown(("kind", "events", "items", *names), lines)
 
 
-def _choices(settings: Row, tried: Sequence[Row]) -> str:
-    header = ("contender", "setting", "HR@10, all", "MRR, all", "HR@50, new", "HR@10, known")
-    lines = (
-        [
-            row["contender"],
-            f"**`{row['setting']}`**" if row["chosen"] else f"`{row['setting']}`",
-            *(f"{row[field]:.4f}" for field in ("all hr@10", "all mrr", "new hr@50", "known hr@10")),
-        ]
-        for row in tried
-    )
-    return filled(_FOLDER / "choices.template.md", dataset=settings["dataset"], table=markdown(header, lines))
+def plot_stream(sets: Sequence[WalkedSet], path: Path) -> None:
+    """Sliding hit rates over the stream, overall and for new items: one line of panels per data set."""
+    with panels(path, len(sets), 2, size=(6.5, 4.2)) as drawn:
+        for line, walked in enumerate(sets):
+            table = walked.table
+            new = table.predictable & (table.past_events == 0) & (table.nth >= 3)
+            _sliding(drawn[line][0], walked, table.predictable, 10, "all events")
+            _sliding(drawn[line][1], walked, new, 50, "new items from their 3rd interaction")
 
 
-def _present(rows: Sequence[Row]) -> list[str]:
-    found = {row["contender"] for row in rows}
-    return [name for name in _CONTENDERS if name in found]
+def plot_new_items(sets: Sequence[WalkedSet], path: Path) -> None:
+    """Hit rate@50 of new items by their own interactions so far; three neighbours together, being few."""
+    with panels(path, 1, len(sets), size=(6.5, 4.2)) as drawn:
+        for panel, walked in zip(drawn[0], sets, strict=True):
+            mask = walked.table.predictable & (walked.table.past_events == 0)
+            mask &= walked.table.nth <= _FURTHEST_INTERACTION
+            centres = np.arange(_FURTHEST_INTERACTION + 1)
+            _curves(panel, walked, walked.table.nth, mask, 50, centres, 2.0)
+            titled(panel, f"{walked.name}: items new to the model", ylabel="hit rate@50", ylim=(0, None),
+                   xlabel="the item's interaction in the stream, predicted")  # fmt: skip
 
 
-def _find(rows: Sequence[Row], kind: str, contender: str) -> Row | None:
-    return next((row for row in rows if (row["kind"], row["contender"]) == (kind, contender)), None)
+def sliding_rate(
+    places: IntArray, hits: BoolArray, *, centres: npt.NDArray[np.number[Any]], width: float
+) -> npt.NDArray[np.float64]:
+    """Mean of hits within `width` / 2 of each centre; NaN where there are fewer than 30."""
+    order = np.argsort(places, kind="stable")
+    running = np.concatenate([[0.0], np.cumsum(hits[order])])
+    low = np.searchsorted(places[order], centres - width / 2, side="left")
+    high = np.searchsorted(places[order], centres + width / 2, side="right")
+    counts = (high - low).astype(np.float64)
+    return np.where(counts >= _FEWEST_EVENTS, (running[high] - running[low]) / np.maximum(counts, 1), np.nan)
 
 
-def _interval(row: Row | None, metric: str, *, signed: bool = False) -> str:
-    if not row or metric not in row:
-        return _MISSING
-    mean, low, high = row[metric]
-    sign = "+" if signed else ""
-    return f"{mean:{sign}.4f} [{low:{sign}.4f}, {high:{sign}.4f}]"
+def _sliding(panel: Any, walked: WalkedSet, mask: BoolArray, k: int, what: str) -> None:
+    length = float(walked.table.places.max()) + 1
+    width = length / 20
+    _curves(panel, walked, walked.table.places, mask, k, np.linspace(width / 2, length - width / 2, 120), width)
+    for place in walked.trainings:
+        panel.axvline(place, color=_COLOURS["retrained"], linewidth=0.8, linestyle=":")
+    titled(panel, f"{walked.name}: hit rate@{k}, {what}", xlim=(0, length), ylim=(0, None),
+           xlabel=f"events streamed (each point: {width:,.0f} events)", ylabel=f"hit rate@{k}")  # fmt: skip
+
+
+def _curves(
+    panel: Any,
+    walked: WalkedSet,
+    across: IntArray,
+    mask: BoolArray,
+    k: int,
+    centres: npt.NDArray[np.number[Any]],
+    width: float,
+) -> None:
+    for name, ranks in walked.ranks.items():
+        rates = sliding_rate(across[mask], ranks[mask] < k, centres=centres, width=width)
+        panel.plot(centres, rates, color=_COLOURS.get(name), label=name, linewidth=1.4)

@@ -28,8 +28,6 @@ from services.offline.evaluation.stream.walk import Contender, EventBatch, Score
 
 _PAST_EVENTS_PER_BATCH = 4096
 _ENOUGH_INTERACTIONS = 10
-# Fetched beyond k where a user's own interactions do not count: more than most people have in a memory.
-_OWN_INTERACTIONS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,16 +275,10 @@ class WithVotes:
         *,
         capacity: int,
         min_users: int,
-        allowed_only: bool = False,
     ) -> None:
-        """`votes` names the variants: each adds its name to that of every inner one.
-
-        With `allowed_only` the k nearest are those whose item may be answered with: a user's own interactions are the
-        nearest of all, and vote for what the user has had.
-        """
+        """`votes` names the variants: each adds its name to that of every inner one."""
         self._setting, self._model, self._feedback, self._votes = setting, model, feedback, dict(votes)
-        self._inner, self._min_users, self._allowed_only = list(inner), min_users, allowed_only
-        self._fetched = max(one.k for one in votes.values()) + (_OWN_INTERACTIONS if allowed_only else 0)
+        self._inner, self._min_users = list(inner), min_users
         _, num_components, width = model.before.states.components.shape
         self._kept = [component for component in range(num_components) if component != model.user_component]
         self._memory = QueryMemory(capacity=capacity, num_components=num_components, width=width)
@@ -328,16 +320,13 @@ class WithVotes:
         new = self._to_remember(self._setting.split + batch.places)
         rows = np.array([int(entry.entry_id) for entry in new], dtype=np.int64) - self._setting.split - batch.places[0]
         recent = self._similarities(queries, new)
-        for line, voters in enumerate(self._index.neighbours(queries, self._fetched)):
+        for line, voters in enumerate(self._index.neighbours(queries, self._nearest)):
             row = int(able[line])
             earlier = np.flatnonzero(rows < batch.chosen[row])
             similarity = np.array([voter.similarity for voter in voters] + recent[line, earlier].tolist())
             codes = np.array([int(voter.item_id) for voter in voters] + [int(new[at].item_id) for at in earlier], int)
             weights = np.array([voter.weight for voter in voters] + [new[at].weight for at in earlier])
             ids = np.array([int(voter.entry_id) for voter in voters] + [int(new[at].entry_id) for at in earlier])
-            if self._allowed_only and len(codes):
-                allowed = ~batch.excluded[row, codes]
-                similarity, codes, weights, ids = similarity[allowed], codes[allowed], weights[allowed], ids[allowed]
             # Equal states (one-event histories of one item) are common; the index orders them by entry id, too.
             order = np.lexsort((ids, -np.round(similarity, 6)))
             self._num_voters += min(self._nearest, len(order))

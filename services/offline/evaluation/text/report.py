@@ -1,8 +1,7 @@
 """`freshet bench text`: which way of answering words finds most, on real questions and documents.
 
-Rows: BM25, a sentence encoder, both forms of PEFA, the encoder fine-tuned, text MoL, and PIXAR by vocabulary size and
-tokenizer; recall, hits and MRR over seeds, latency one question at a time, memory. Every contender sees the training
-questions only. It gathers; contenders, measures and the page are other modules'.
+Recall, hits and MRR over seeds, latency one question at a time, memory. Every answerer sees the training questions
+only. A finished part is written at once, so that `--resume` goes on where a run ended.
 """
 
 import json
@@ -16,13 +15,12 @@ import numpy as np
 from services.offline.datasets.locate import Locator
 from services.offline.datasets.texts import COLLECTIONS, TextCollection, load_texts, part
 from services.offline.evaluation.common.embeddings import EmbeddingSource
+from services.offline.evaluation.common.recall import NAMES, measures
 from services.offline.evaluation.common.report import Report, Request, written
 from services.offline.evaluation.common.tables import machine
 from services.offline.evaluation.common.timing import Times
-from services.offline.evaluation.text import page as text_page
-from services.offline.evaluation.text import vocabularies
-from services.offline.evaluation.text.contenders import UNTRAINED, Answering, Asked, Contender
-from services.offline.evaluation.text.measures import NAMES, measures
+from services.offline.evaluation.text import page, vocabularies
+from services.offline.evaluation.text.baselines import BASELINES, Answerer, Answering, Asked
 from services.offline.evaluation.text.trained import FULL, QUICK, Training, trained
 
 Row = dict[str, Any]
@@ -43,7 +41,7 @@ def run(
     source: EmbeddingSource | None = None,
     resume: bool = False,
 ) -> Report:
-    """All rows; writes text.{md,json} and plots of quality against vocabulary size and latency after every contender.
+    """All rows; writes text.{md,json} and plots of quality against vocabulary size and latency after every answerer.
 
     `epochs` of training per phrase model; without `training`, what has to be trained is left out. With `resume`, what
     text.json holds already stays, other sets' rows too, and is not measured again.
@@ -54,7 +52,7 @@ def run(
     locator = Locator(environ=source.environ)
     budget = QUICK if request.quick else FULL
     budget = budget if epochs is None else budget.lasting(epochs)
-    chosen = list(UNTRAINED)
+    chosen = list(BASELINES)
     if training is not None:
         chosen += trained(training, budget, quick=request.quick)
     settings = {"quick": request.quick, "seeds": list(seeds), "epochs": budget.epochs}
@@ -64,10 +62,10 @@ def run(
         if request.quick:
             texts = part(texts, documents=_QUICK_DOCUMENTS, questions=_QUICK_QUESTIONS, seed=request.seed)
         asked = Asked(texts=texts, source=source, quick=request.quick, say=request.say)
-        for contender in chosen:
-            with _measuring(request, report, name, contender.name) as found:
+        for one in chosen:
+            with _measuring(request, report, name, one.name) as found:
                 if found is not None:
-                    found += rows(asked, [contender], seeds=seeds)
+                    found += rows(asked, [one], seeds=seeds)
     with _measuring(request, report, _LENGTHS, _LENGTHS) as found:
         if found is not None:
             found += vocabularies.rows(quick=request.quick, locator=locator, say=request.say)
@@ -103,10 +101,7 @@ def _measuring(request: Request, report: Report, data: str, made_by: str) -> Ite
     report["parts"].append({"data": data, "made_by": made_by, "command": request.how, "seconds": seconds})
     report["rows"] = sorted([*report["rows"], *found], key=_place)
     report["seconds"] = round(sum(one["seconds"] for one in report["parts"]), 1)
-    request.out.mkdir(parents=True, exist_ok=True)
-    text_page.plot_sizes(report["rows"], request.out / "text_vocabulary.png")
-    text_page.plot_latency(report["rows"], request.out / "text_latency.png")
-    written(request, report, text_page.text(report))
+    written(request, report, page.page, page.plot)
 
 
 def _place(row: Row) -> int:
@@ -114,14 +109,14 @@ def _place(row: Row) -> int:
     return COLLECTIONS.index(row["data"]) if row["table"] == "answers" else len(COLLECTIONS)
 
 
-def rows(asked: Asked, contenders: Sequence[Contender], *, seeds: Sequence[int]) -> list[Row]:
-    """One row per contender's answer: means over seeds, with the deviation over seeds where there are several."""
+def rows(asked: Asked, answerers: Sequence[Answerer], *, seeds: Sequence[int]) -> list[Row]:
+    """One row per answerer's answer: means over seeds, with the deviation over seeds where there are several."""
     found: list[Row] = []
-    for contender in contenders:
+    for one in answerers:
         by_name: dict[str, list[Row]] = {}
-        for seed in seeds if contender.seeded else seeds[:1]:
-            asked.say(f"{asked.texts.name}: {contender.name}, seed {seed}")
-            for name, answering in contender.make(asked, seed).items():
+        for seed in seeds if one.seeded else seeds[:1]:
+            asked.say(f"{asked.texts.name}: {one.name}, seed {seed}")
+            for name, answering in one.make(asked, seed).items():
                 by_name.setdefault(name, []).append(_measured(asked, answering))
         found += [_over_seeds(asked.texts, name, runs) for name, runs in by_name.items()]
     return found

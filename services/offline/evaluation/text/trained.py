@@ -1,4 +1,4 @@
-"""Trained contenders of `freshet bench text`: fine-tuned dot product, text MoL, and PIXAR with several vocabularies.
+"""Trained answerers of `freshet bench text`: fine-tuned dot product, text MoL, and PIXAR with several vocabularies.
 
 Each is trained on the training questions alone, as much as `Budget` says, the same for all of a kind. Who trains is
 handed in (`Training`): this package does not know that one. How answers are judged, it does not know either.
@@ -19,8 +19,8 @@ from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.models.sentence_encoder import model_folder
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
-from services.offline.evaluation.text.contenders import Answering, Asked, Contender, Encoded, Ranked, with_pefa
-from services.offline.evaluation.text.measures import MOST
+from services.offline.evaluation.common.recall import MOST
+from services.offline.evaluation.text.baselines import Answerer, Answering, Asked, Encoded, Ranked, with_pefa
 from services.offline.evaluation.text.target_tokenizers import (
     WordPieceTokenizer,
     bpe_tokenizer,
@@ -139,19 +139,19 @@ def scaled_min_count(num_texts: int) -> int:
     return min(20, max(2, num_texts // 50_000))
 
 
-def trained(training: Training, budget: Budget, *, quick: bool) -> tuple[Contender, ...]:
-    """All trained contenders; when quick, text MoL without its ablation, and phrases beside unigrams alone."""
+def trained(training: Training, budget: Budget, *, quick: bool) -> tuple[Answerer, ...]:
+    """All trained answerers; when quick, text MoL without its ablation, and phrases beside unigrams alone."""
     mol = {"text MoL": 0.001} if quick else {"text MoL": 0.001, "text MoL, no mutual information": 0.0}
     others = ("unigram",) if quick else ("words", "BPE", "unigram", "word pieces")
     kinds = [("phrases", size) for size in budget.sizes] + [(other, budget.equal_size) for other in others]
     return (
-        Contender(
+        Answerer(
             name="fine-tuned",
             make=partial(_fine_tuned, training=training, budget=budget, mutual_information=mol),
             seeded=True,
         ),
         *(
-            Contender(
+            Answerer(
                 name=f"PIXAR {kind} {size}",
                 make=partial(_phrases, training=training, kind=kind, size=size, budget=budget),
                 seeded=True,

@@ -1,15 +1,36 @@
-"""docs/benchmarks/README.md says what the stored figures say."""
+"""Every page of docs/benchmarks says what the stored figures beside it say; a template is filled as it is written."""
 
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from services.offline.evaluation.text import page as text_page
+from services.offline.evaluation.catalogues import fit
+from services.offline.evaluation.common.report import Report
+from services.offline.evaluation.common.tables import cell, filled, tables
+from services.offline.evaluation.generation.page import page as generation_page
+from services.offline.evaluation.mutation.rows import page as mutation_page
+from services.offline.evaluation.pefa.page import page as pefa_page
+from services.offline.evaluation.quality.page import page as quality_page
+from services.offline.evaluation.retrieval.page import page as retrieval_page
+from services.offline.evaluation.retrieval.universality import page as universality_page
+from services.offline.evaluation.stream.page import page as freshness_page
+from services.offline.evaluation.text.page import page as text_page
 
 DOCS = Path(__file__).resolve().parents[5] / "docs" / "benchmarks"
+PAGES: dict[str, Callable[[Report], str]] = {
+    "freshness": freshness_page,
+    "generation": generation_page,
+    "mutation": mutation_page,
+    "pefa": pefa_page,
+    "quality": quality_page,
+    "retrieval": retrieval_page,
+    "text": text_page,
+    "universality": universality_page,
+}
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +48,42 @@ def test_the_published_page_is_its_json(render: ModuleType) -> None:
     assert (DOCS / "README.md").read_text(encoding="utf-8") == render.page(measured)
 
 
-def test_the_published_page_on_text_is_its_json() -> None:
-    measured = json.loads((DOCS / "text.json").read_text(encoding="utf-8"))
-    assert (DOCS / "text.md").read_text(encoding="utf-8") == text_page.text(measured).rstrip() + "\n"
+@pytest.mark.parametrize("subject", PAGES)
+def test_the_published_page_of_a_subject_is_its_json(subject: str) -> None:
+    report = json.loads((DOCS / f"{subject}.json").read_text(encoding="utf-8"))
+    assert (DOCS / f"{subject}.md").read_text(encoding="utf-8") == PAGES[subject](report).rstrip() + "\n"
+
+
+def test_constants_of_the_generator_stand_on_its_page_as_code() -> None:
+    row = {"moment": "entropy", "trained": 0.9, "generated": 0.8}
+    report = {"command": "freshet", "machine": "a machine", "rows": [row], "constants": {"tau": 0.5}}
+    assert fit.page(report).endswith("| entropy | 0.9 | 0.8 |\n\n    tau=0.5,\n")
+
+
+def test_a_template_repeats_lines_for_rows_and_keeps_lines_for_what_there_is(tmp_path: Path) -> None:
+    template = tmp_path / "page.md"
+    template.write_text("# $name\n\n?rows | a |\n@rows | {a.b:.1f}{sd:±.2f} |\n\n?none gone\n\n{list}\n")
+    rows = [{"a": {"b": 1}, "sd": 0.25}, {"a": None, "sd": None}]
+    page = filled(template, name="$rows {x}", rows=rows, none=None, list=["one", "two"])
+    assert page == "# $rows {x}\n\n| a |\n| 1.0 ± 0.25 |\n| – |\n\none\ntwo\n"
+    with pytest.raises(KeyError):
+        filled(template, name="n", rows=[], none=None)
+
+
+def test_cells_are_short() -> None:
+    shown = [
+        cell(1234.5, "short"),
+        cell(0.123456, "short"),
+        cell([0.5, 0.25, 1.0], "+interval"),
+        cell(2_500_000, "M.1f"),
+    ]
+    assert shown == ["1,234", "0.123", "+0.5000 [+0.2500, +1.0000]", "2.5"]
+    assert [cell(None), cell(12_345), cell(True), cell({"a": None})] == ["–", "12,345", "True", "a –"]
+
+
+def test_rows_of_two_kinds_make_two_tables() -> None:
+    lines = tables([{"a": 1, "b": None}, {"c": 0.123456}])
+    assert lines == ["| a | b |", "|---|---|", "| 1 | – |", "", "| c |", "|---|", "| 0.1235 |", ""]
 
 
 def test_the_best_baseline_stands_beside_the_model(render: ModuleType) -> None:

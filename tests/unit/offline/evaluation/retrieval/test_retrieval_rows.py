@@ -6,16 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from services.offline.evaluation import benchmarks
 from services.offline.evaluation.catalogues.scene import SYNTHETIC
 from services.offline.evaluation.catalogues.shapes import SHAPES, Shape
-from services.offline.evaluation.common.floors import Rates
-from services.offline.evaluation.common.tables import plain_page, retrieval_page
-from services.offline.evaluation.retrieval.contenders import contenders
-from services.offline.evaluation.retrieval.plots import plot_growth, plot_retrieval
-from services.offline.evaluation.retrieval.rows import TRANSCRIPTION, Plan, Row, plans, rows
+from services.offline.evaluation.common.roofline import Rates
+from services.offline.evaluation.retrieval.algorithms import TRANSCRIPTION, algorithms
+from services.offline.evaluation.retrieval.page import page as retrieval_page
+from services.offline.evaluation.retrieval.page import plot_growth, plot_retrieval
+from services.offline.evaluation.retrieval.rows import Plan, Row, plans, rows, wrong_proofs
 
-DOCS = Path(__file__).resolve().parents[5] / "docs" / "benchmarks"
 TINY = Shape(
     name="tiny",
     num_items=1_200,
@@ -53,8 +51,8 @@ def test_every_row_has_every_field_and_is_json(measured: list[Row]) -> None:
     assert json.loads(json.dumps(measured, allow_nan=False)) == measured
 
 
-def test_every_contender_has_a_row_for_every_batch(measured: list[Row]) -> None:
-    names = {one.name for one in contenders(TINY, TINY.num_items, quick=False)}
+def test_every_algorithm_has_a_row_for_every_batch(measured: list[Row]) -> None:
+    names = {one.name for one in algorithms(TINY.num_items, TINY, quick=False)}
     found = {(row["algorithm"], row["batch"]) for row in measured if not row["algorithm"].startswith(TRANSCRIPTION)}
     assert found == {(name, batch) for name in names for batch in (1, 4)}
     assert "top_k_avg(4000)" not in names  # more than half of 1,200 items
@@ -70,12 +68,12 @@ def test_what_is_proven_exact_has_recall_one(measured: list[Row]) -> None:
     proven = [row for row in measured if row["exact"] == 1.0]
     assert {row["algorithm"] for row in proven} >= {"brute_force", "exact_algorithm_1", "exact_low_precision"}
     assert all(row["recall_100"] == 1.0 for row in proven)
-    assert benchmarks.wrong_proofs(measured) == []
+    assert wrong_proofs(measured) == []
 
 
 def test_a_false_proof_is_named() -> None:
     row = {"algorithm": "liar", "shape": "tiny", "batch": 1, "exact": 1.0, "recall_100": 0.99}
-    assert benchmarks.wrong_proofs([row]) == ["liar at tiny, batch 1: recall 0.9900"]
+    assert wrong_proofs([row]) == ["liar at tiny, batch 1: recall 0.9900"]
 
 
 def test_larger_pools_find_more(measured: list[Row]) -> None:
@@ -123,11 +121,6 @@ def test_trained_bundles_stand_first_with_recall_and_hit_rate(measured: list[Row
     assert "| 0.500 | 0.250 |" in page
 
 
-def test_the_published_page_is_its_json() -> None:
-    report = json.loads((DOCS / "retrieval.json").read_text(encoding="utf-8"))
-    assert (DOCS / "retrieval.md").read_text(encoding="utf-8") == retrieval_page(report)
-
-
 def test_the_plots_are_images(measured: list[Row], tmp_path: Path) -> None:
     plot_retrieval(measured, tmp_path / "retrieval.png")
     assert (tmp_path / "retrieval.png").read_bytes().startswith(b"\x89PNG")
@@ -143,17 +136,9 @@ def test_growth_is_drawn_per_algorithm_and_batch(tmp_path: Path) -> None:
     assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_rows_of_two_kinds_make_two_tables() -> None:
-    page = plain_page("Title", "Why?", [{"a": 1, "b": None}, {"c": 0.123456}], "freshet bench x")
-    assert "| a | b |" in page
-    assert "| 1 | – |" in page
-    assert "| 0.1235 |" in page
-
-
 def test_quick_keeps_every_shape_at_full_size() -> None:
     found = plans(list(SHAPES), batches=None, quick=True)
     assert [plan.shape for plan in found] == list(SHAPES.values())
-    assert all(plan.num_items is None for plan in found)
     books = next(plan for plan in found if plan.shape.name == "books")
     assert books.batches == (1, 8)
 

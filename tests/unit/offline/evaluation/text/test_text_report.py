@@ -12,11 +12,11 @@ import pytest
 from services.cli.text_training import AskedPhrases
 from services.offline.datasets.texts import TextCollection
 from services.offline.evaluation.common.embeddings import EmbeddingSource
+from services.offline.evaluation.common.recall import measures
 from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.text import page as text_page
 from services.offline.evaluation.text import report as text_report
-from services.offline.evaluation.text.contenders import Answering, Asked, Contender, Encoded, bm25, with_pefa
-from services.offline.evaluation.text.measures import measures
+from services.offline.evaluation.text.baselines import Answerer, Answering, Asked, Encoded, bm25, with_pefa
 from services.offline.evaluation.text.report import rows
 from services.offline.evaluation.text.trained import (
     FULL,
@@ -109,7 +109,7 @@ def test_pefa_joins_any_encoder_that_has_vectors(tmp_path: Path) -> None:
 def test_a_seeded_contender_is_made_for_every_seed_and_others_once(tmp_path: Path) -> None:
     made: list[tuple[str, int]] = []
 
-    def contender(name: str, *, seeded: bool) -> Contender:
+    def contender(name: str, *, seeded: bool) -> Answerer:
         def make(asked: Asked, seed: int) -> dict[str, Answering]:
             made.append((name, seed))
             right = {text: list(wanted) for text, wanted in asked.texts.test}
@@ -119,7 +119,7 @@ def test_a_seeded_contender_is_made_for_every_seed_and_others_once(tmp_path: Pat
 
             return {name: Answering(answer=answer, nbytes=8)}
 
-        return Contender(name=name, make=make, seeded=seeded)
+        return Answerer(name=name, make=make, seeded=seeded)
 
     asked = asked_of(collection(), tmp_path)
     found = rows(asked, [contender("fixed", seeded=False), contender("drawn", seeded=True)], seeds=[0, 1])
@@ -140,21 +140,20 @@ def test_the_page_shows_every_contender_and_plots_sizes_and_latency(tmp_path: Pa
         }
 
     asked = asked_of(collection(), tmp_path)
-    found = rows(asked, [Contender(name="BM25", make=bm25), Contender(name="PIXAR", make=generated)], seeds=[0])
+    found = rows(asked, [Answerer(name="BM25", make=bm25), Answerer(name="PIXAR", make=generated)], seeds=[0])
     length = {"table": "lengths", "data": "queries", "texts": 5, "tokenizer": "words", "asked_size": 9, "size": 9}
     length |= {"mean": 2.0, "p99": 3.0, "share_of_word_pieces": 0.5, "build_seconds": 0.1, "encode_seconds": 0.1}
     parts = [{"command": f"freshet --data {data}"} for data in ("scifact", "scifact", "medquad")]
     report = {"rows": [*found, length], "parts": parts, "machine": "m", "seconds": 1.0, "quick": True,
               "remark": "Beside other work."}  # fmt: skip
 
-    page = text_page.text(report)
-    text_page.plot_sizes(report["rows"], tmp_path / "sizes.png")
-    text_page.plot_latency(report["rows"], tmp_path / "latency.png")
+    page = text_page.page(report)
+    text_page.plot(report, tmp_path)
 
     assert "| BM25 | 1 |" in page
     assert "500 tokens, 2.5 per identifier, 9 steps, trained 3 s" in page
     assert "| Search queries (5) | words | 9 | 2.00 | 3 | 0.50 | 0.1 |" in page
-    assert {path.name for path in tmp_path.glob("*.png")} == {"sizes.png", "latency.png"}
+    assert {path.name for path in tmp_path.glob("*.png")} == {"text_vocabulary.png", "text_latency.png"}
     json.dumps(report)
 
 
@@ -162,16 +161,16 @@ def test_a_run_that_ended_early_goes_on_with_what_is_missing(tmp_path: Path, mon
     made: list[tuple[str, str]] = []
     broken = [True]
 
-    def contender(name: str) -> Contender:
+    def contender(name: str) -> Answerer:
         def make(asked: Asked, seed: int) -> dict[str, Answering]:
             if name == "second" and asked.texts.name == "medquad" and broken[0]:
                 raise ValueError("the power is gone")
             made.append((asked.texts.name, name))
             return {name: Answering(answer=lambda texts: [np.array([0], dtype=np.int64)] * len(texts), nbytes=8)}
 
-        return Contender(name=name, make=make)
+        return Answerer(name=name, make=make)
 
-    monkeypatch.setattr(text_report, "UNTRAINED", (contender("first"), contender("second")))
+    monkeypatch.setattr(text_report, "BASELINES", (contender("first"), contender("second")))
     monkeypatch.setattr(text_report, "load_texts", lambda name, _: replace(collection(), name=name))
     monkeypatch.setattr(text_report.vocabularies, "rows", lambda **_: [])
     request = Request(how="freshet", out=tmp_path, quick=False, seed=0)

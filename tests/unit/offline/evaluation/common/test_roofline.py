@@ -3,7 +3,7 @@
 import pytest
 
 from services.offline.evaluation.catalogues.shapes import SHAPES
-from services.offline.evaluation.common.floors import (
+from services.offline.evaluation.common.roofline import (
     Rates,
     Work,
     average_scan,

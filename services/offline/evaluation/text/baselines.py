@@ -1,8 +1,7 @@
-"""Who answers text questions in `freshet bench text`: one shape for all of them, and those that train nothing.
+"""Who answers text questions in `freshet bench text`: one form for all of them, and the baselines that train nothing.
 
 BM25 over the documents, MiniLM's vectors by their dot product, and the same with PEFA-XS and PEFA-XL, whose lambda and
-k are chosen on held-out training questions. Trained contenders join by `Contender` (see text_trained); what is asked
-and how answers are judged, they do not know.
+k are chosen on held-out training questions. They do not know how answers are judged.
 
 Letters: B questions, n documents, d width, K results.
 """
@@ -17,19 +16,19 @@ import numpy.typing as npt
 from services.algorithms.lexical import LexicalIndex
 from services.algorithms.models.sentence_encoder import MiniLM, model_folder
 from services.algorithms.states import FloatArray
-from services.offline.datasets.texts import Question, TextCollection
+from services.offline.datasets.texts import TextCollection
 from services.offline.evaluation.common.embeddings import EmbeddingSource, sentence_vectors
+from services.offline.evaluation.common.recall import MOST
 from services.offline.evaluation.pefa import sweep
-from services.offline.evaluation.pefa.data import DOCUMENT_CHARACTERS, Judged, TextSet
+from services.offline.evaluation.pefa.data import DOCUMENT_CHARACTERS, TextSet, text_set
 from services.offline.evaluation.pefa.paper import nearest_queries, xl_scores, xl_votes
-from services.offline.evaluation.text.measures import MOST
 
 Ranked = Sequence[npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a contender is made of: the texts, where vectors are kept, how long it may take, and who hears of it."""
+    """What an answerer is made of: the texts, where vectors are kept, how long it may take, and who hears of it."""
 
     texts: TextCollection
     source: EmbeddingSource
@@ -39,7 +38,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answering:
-    """A contender ready to be asked. `answer`: the best 100 document rows of each question, best first; `nbytes`: what
+    """An answerer ready to be asked. `answer`: the best 100 document rows of each question, best first; `nbytes`: what
     it holds to answer; `vocabulary`: tokens of its output layer; `notes`: more columns for the report."""
 
     answer: Callable[[Sequence[str]], Ranked]
@@ -49,7 +48,7 @@ class Answering:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Contender:
+class Answerer:
     """Rows that are made together, by name; `seeded`: another seed makes others."""
 
     name: str
@@ -88,14 +87,14 @@ def minilm(asked: Asked, seed: int) -> dict[str, Answering]:
     return with_pefa("MiniLM, dot product", asked, Encoded(documents=encode(cut), encode=encode), seed)
 
 
-UNTRAINED = (Contender(name="BM25", make=bm25), Contender(name="MiniLM", make=minilm))
+BASELINES = (Answerer(name="BM25", make=bm25), Answerer(name="MiniLM", make=minilm))
 
 
 def with_pefa(name: str, asked: Asked, encoded: Encoded, seed: int) -> dict[str, Answering]:
     """The dot product alone; with document vectors moved towards the training questions (XS, arXiv:2312.02429 equation
     8); with the votes of the nearest training questions (XL, equation 9). lambda and k are chosen on held-out training
     questions."""
-    data = _text_set(asked, encoded)
+    data = text_set(asked.texts, encoded.documents, encoded.encode)
     pairs = sweep.relevance(data.train, len(data.documents))
     xs, xl = (_chosen(asked, data, method, seed) for method in ("xs", "xl"))
     moved = sweep.xs_vectors(data.documents, data.train, xs)
@@ -127,33 +126,7 @@ def best_rows(scores: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return order
 
 
-def _text_set(asked: Asked, encoded: Encoded) -> TextSet:
-    texts = asked.texts
-    trained = {_plain(text) for text, _ in texts.train}
-    return TextSet(
-        name=texts.name,
-        documents=encoded.documents,
-        train=_judged(encoded, texts.train),
-        test=_judged(encoded, texts.test),
-        unseen=np.array([_plain(text) not in trained for text, _ in texts.test], dtype=bool),
-        tested_are_trained=texts.tested_are_trained,
-        decided_by=("recall@1", "recall@10") if texts.tested_are_trained else ("recall@10", "recall@100"),
-    )
-
-
 def _chosen(asked: Asked, data: TextSet, method: sweep.Method, seed: int) -> sweep.Setting:
     shares, neighbours = (sweep.PAPER_SHARES, (4, 32)) if asked.quick else (sweep.SHARES, sweep.NEIGHBOURS)
     tried = [one for one in sweep.grid(shares, neighbours) if one.method == method and not one.printed]
     return sweep.chosen(data, tried, seed=seed, say=asked.say)[method, False]
-
-
-def _judged(encoded: Encoded, questions: Sequence[Question]) -> Judged:
-    pairs = [(row, document) for row, (_, documents) in enumerate(questions) for document in documents]
-    return Judged(
-        queries=encoded.encode([text for text, _ in questions]),
-        pairs=np.unique(np.array(pairs, dtype=np.int64).reshape(-1, 2), axis=0),
-    )
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.lower().split())

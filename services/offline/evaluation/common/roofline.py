@@ -1,14 +1,13 @@
-"""How fast this machine could be at best: measured rates, and the floor under each algorithm's time.
+"""The roofline: measured rates of this machine, and the least time that each algorithm's work takes at them.
 
-A floor is the larger of two times: arithmetic (float32 matrix operations at the measured rate of a large product, plus
-exponentials at the measured rate of a vectorised one: both keep the same units busy, so they add up) and memory (every
-byte that must be read, once, at the measured bandwidth). Selection, gathering and everything else count as nothing.
+It is the larger of two times: arithmetic (float32 multiply-adds plus exponentials, which keep the same units busy) and
+memory (every byte that must be read, once). Selection, gathering and everything else count as nothing.
 
 Letters: X items, B queries, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, N pool size.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -26,7 +25,7 @@ class Rates:
     threads: int
 
     def seconds(self, work: "Work") -> float:
-        """The floor under some work."""
+        """The least time of some work."""
         arithmetic = work.multiply_adds / self.multiply_adds + work.exponentials / self.exponentials
         return max(arithmetic, work.bytes_read / self.bytes_read)
 
@@ -40,18 +39,10 @@ class Work:
     bytes_read: float
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(
-            multiply_adds=self.multiply_adds + other.multiply_adds,
-            exponentials=self.exponentials + other.exponentials,
-            bytes_read=self.bytes_read + other.bytes_read,
-        )
+        return Work(**{name: value + asdict(other)[name] for name, value in asdict(self).items()})
 
     def times(self, factor: float) -> "Work":
-        return Work(
-            multiply_adds=factor * self.multiply_adds,
-            exponentials=factor * self.exponentials,
-            bytes_read=factor * self.bytes_read,
-        )
+        return Work(**{name: factor * value for name, value in asdict(self).items()})
 
 
 def measure_rates() -> Rates:

@@ -1,0 +1,32 @@
+"""Plots of benchmark rows, as PNG: panels in one style, without a window or pyplot's global state."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+
+@contextmanager
+def panels(path: Path, lines: int, columns: int, *, size: tuple[float, float], dpi: int = 130) -> Iterator[Any]:
+    """An array of axes (lines, columns), each `size` inches, to draw on; written to `path` afterwards.
+
+    Every panel with labelled artists gets a legend.
+    """
+    figure = Figure(figsize=(columns * size[0], lines * size[1]), layout="constrained")
+    drawn = figure.subplots(lines, columns, squeeze=False)
+    yield drawn
+    for panel in drawn.flat:
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(frameon=False, fontsize=7)
+    figure.savefig(path, dpi=dpi)
+
+
+def titled(panel: Any, title: str, **settings: Any) -> Any:
+    """The panel with a title on the left, and settings as `Axes.set` takes them."""
+    panel.set(**settings)
+    panel.set_title(title, loc="left", fontsize=10)
+    return panel

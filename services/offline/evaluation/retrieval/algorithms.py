@@ -1,0 +1,152 @@
+"""Which algorithms a retrieval benchmark runs: how each is built, its roofline, and what it is transcribed as.
+
+One list: a new algorithm is one row. Settings of one algorithm share what it holds for the items, so that a table of
+nine pool sizes prepares the catalogue three times. Nothing here measures anything.
+
+Letters: X items, B queries, P component pairs, K results, N pool size.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.combined_top_k import CombinedTopK
+from services.algorithms.indexes.exact.cheapest import Exact
+from services.algorithms.indexes.exact.clusters import ExactClusters
+from services.algorithms.indexes.exact.two_pass import (
+    ExactAlgorithm1,
+    ExactExpandedGates,
+    ExactGateBounds,
+    ExactLowPrecision,
+)
+from services.algorithms.indexes.protocol import Index
+from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg
+from services.algorithms.indexes.top_k_avg import TopKAvg
+from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import QueryStates
+from services.offline.evaluation.catalogues.shapes import Shape
+from services.offline.evaluation.common.roofline import Work, average_scan, full_scores, pair_scan, pool_scores
+from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK
+from services.offline.evaluation.retrieval.recall_estimate import calibrate
+from services.offline.evaluation.retrieval.transcription import Transcription
+
+RESULTS = 100
+TRANSCRIPTION = "transcription of "
+EXACT = (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, ExactClusters, Exact)
+_PAIR_POOLS = (5, 10, 50, 100)
+_AVERAGE_POOLS = (200, 500, 1000, 2000, 4000)
+_COMBINED_POOLS = ((5, 200), (50, 500), (100, 1000))
+# A proof that lets every item through costs more than brute force and says nothing new; two pool sizes each already
+# show the trade.
+_NOT_QUICK = ("exact_algorithm_1", "exact_clusters", "quantized_top_k_avg(2000)", "top_k_per_embedding(10)",
+              "top_k_per_embedding(50)", "combined_top_k(50,500)", 'adaptive_combined_top_k("gap 0")')  # fmt: skip
+
+Scan = Callable[..., Work]
+
+
+@dataclass
+class Bench:
+    """One catalogue, prepared once, with queries to calibrate on that nobody is measured with."""
+
+    scorer: MolScorer
+    samples: QueryStates
+    _held: dict[Any, Any] = field(default_factory=dict)
+
+    def index(self, kind: Any, sizes: Mapping[str, int]) -> Any:
+        """The index of this kind at these pool sizes, which are read at search: the last kind built is shared."""
+        if kind not in self._held:
+            self._held.clear()
+            self._held[kind] = kind(self.scorer, **sizes)
+        other = copy.copy(self._held[kind])
+        for name, size in sizes.items():
+            setattr(other, name.removeprefix("pair_"), size)
+        return other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """One row per batch size. `scans`: first passes over all items, none where every item is scored.
+
+    `transcribed` answers (B, K) by the paper's formulas; `largest_pool` is the largest N among its sizes.
+    """
+
+    name: str
+    build: Callable[[Bench], Index]
+    scans: tuple[Scan, ...] = ()
+    transcribed: Callable[[Transcription, QueryStates], torch.Tensor] | None = None
+    largest_pool: int = 0
+
+    def work(self, shape: Shape, num_queries: int, num_items: int, touched: Mapping[str, float]) -> Work:
+        """What cannot be avoided; `touched`: mean items of each pass. Exact strategies are held against brute force's:
+        below 1 they beat it."""
+        if not self.scans:
+            return full_scores(shape, num_queries=num_queries, num_items=num_items)
+        work = pool_scores(shape, num_queries=num_queries, pool=touched.get("full", 0.0))
+        for scan in self.scans:
+            work = work + scan(shape, num_queries=num_queries, num_items=num_items)
+        return work
+
+
+def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
+    """Every algorithm worth a row at `num_items`: pools that hold the catalogue are left out, and some when quick."""
+    found = [
+        Algorithm(
+            name="brute_force",
+            build=lambda bench: BruteForce(bench.scorer),
+            transcribed=lambda paper, queries: paper.brute_force(queries, RESULTS),
+        ),
+        *(Algorithm(name=kind.name, build=lambda bench, kind=kind: kind(bench.scorer)) for kind in EXACT),  # type: ignore[misc]
+        *(_pooled(TopKPerEmbedding, pair_scan, pool_size=size) for size in _PAIR_POOLS),
+        *(_pooled(TopKAvg, average_scan, pool_size=size) for size in _AVERAGE_POOLS),
+        Algorithm(
+            name='adaptive_top_k_avg("recall 0.99")',
+            build=_adaptive_recall,
+            scans=(average_scan,),
+            largest_pool=_AVERAGE_POOLS[0],
+        ),
+        *(_pooled(QuantizedTopKAvg, average_scan, pool_size=size) for size in _AVERAGE_POOLS[-2:]),
+        *(
+            _pooled(CombinedTopK, pair_scan, average_scan, pair_pool_size=pairs, average_pool_size=average)
+            for pairs, average in _COMBINED_POOLS
+        ),
+        Algorithm(
+            name='adaptive_combined_top_k("gap 0")',
+            build=_adaptive_gap,
+            scans=(pair_scan, average_scan),
+            largest_pool=_COMBINED_POOLS[0][1],
+        ),
+    ]
+    if quick:
+        slow = (*_NOT_QUICK, *(("adaptive",) if num_items > 50_000 else ()))  # minutes of calibrating
+        slow += ("quantized",) if shape.component_width > 256 else ()  # and of coding wide vectors
+        found = [one for one in found if not one.name.startswith(slow)]
+    return [one for one in found if one.largest_pool <= num_items // 2]
+
+
+def _pooled(kind: Any, *scans: Scan, **sizes: int) -> Algorithm:
+    formula = getattr(Transcription, kind.name, None)
+    return Algorithm(
+        name=f"{kind.name}({','.join(map(str, sizes.values()))})",
+        build=lambda bench: bench.index(kind, sizes),
+        scans=scans,
+        transcribed=formula and (lambda paper, queries: formula(paper, queries, RESULTS, **sizes)),
+        largest_pool=max(sizes.values()),
+    )
+
+
+def _adaptive_recall(bench: Bench) -> Index:
+    index = bench.index(TopKAvg, {"pool_size": _AVERAGE_POOLS[0]})
+    estimate = calibrate(index, bench.samples, recall=0.99, k=RESULTS)
+    return AdaptiveTopK(index, target="recall 0.99", estimate=estimate)
+
+
+def _adaptive_gap(bench: Bench) -> Index:
+    pairs, average = _COMBINED_POOLS[0]
+    return AdaptiveTopK(
+        bench.index(CombinedTopK, {"pair_pool_size": pairs, "average_pool_size": average}), target="gap 0"
+    )
