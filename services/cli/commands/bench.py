@@ -394,7 +394,6 @@ def text(
 
     Example:  freshet bench text --data scifact --seeds 1 --no-train
     """
-    from services.cli.text_training import as_users_have_it
     from services.offline.datasets.texts import COLLECTIONS
     from services.offline.evaluation.text import report
 
@@ -403,6 +402,6 @@ def text(
         names=list(dict.fromkeys(data or COLLECTIONS)),
         seeds=list(range(request.seed, request.seed + (1 if request.quick else seeds))),
         epochs=epochs,
-        training=as_users_have_it() if train else None,
+        train=train,
         resume=resume,
     )

@@ -14,8 +14,6 @@ With QUICK's components TopKPerEmbedding(100) would hold .20: too good a case fo
 
 from dataclasses import dataclass, replace
 
-from services.offline.evaluation.catalogues.moments import Moments
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
@@ -107,35 +105,4 @@ PAPER = replace(
     cluster_share=0.8035,
     pair_mean_sd=0.51,
     pair_slope_sd=0.555,
-)
-QUICK_MOMENTS = Moments(
-    cosine_mean=-0.030,
-    cosine_sd=0.211,
-    pair_correlation=0.171,
-    average_sd=0.108,
-    popularity_share=0.292,
-    score_mean=-0.035,
-    score_sd=0.121,
-    score_heights=(3.34, 2.93, 2.12),
-    average_correlation=0.927,
-    spread=0.149,
-    entropy=0.943,
-    largest_weight=0.253,
-    average_recall=(0.979, 0.992, 0.996),
-)
-# Of the trained ml-1m model, for what PAPER's components are fitted to.
-ML_1M_MOMENTS = Moments(
-    cosine_mean=-0.052,
-    cosine_sd=0.140,
-    pair_correlation=0.533,
-    average_sd=0.103,
-    popularity_share=0.396,
-    score_mean=-0.061,
-    score_sd=0.119,
-    score_heights=(3.18, 2.83, 2.09),
-    average_correlation=0.963,
-    spread=0.075,
-    entropy=0.905,
-    largest_weight=0.120,
-    average_recall=(0.998, 1.0, 1.0),
 )

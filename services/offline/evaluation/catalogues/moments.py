@@ -66,7 +66,7 @@ def pair_network(scene: Scene, cosines: npt.NDArray[np.float32]) -> npt.NDArray[
 
 def measure(scene: Scene) -> Moments:
     """Moments over all queries of a scene of at least 1,000 items. Memory: a few (X, P) arrays."""
-    rows: list[list[float]] = []
+    rows: list[dict[str, Any]] = []
     averages = np.empty((len(scene.queries), len(scene.items)), dtype=np.float32)
     for query in range(len(scene.queries)):
         cosines = pair_cosines(scene, query)
@@ -82,44 +82,27 @@ def measure(scene: Scene) -> Moments:
         order = np.argsort(-scores)
         by_average = np.empty(len(average), dtype=np.int64)
         by_average[np.argsort(-average)] = np.arange(len(average))
-        best = by_average[order[:_RESULTS]]
-        heights = (scores[order[[0, 9, 99]]] - scores.mean()) / scores.std()
-        apart = (weights * np.abs(cosines - scores[:, None])).sum(axis=1).mean()
-        entropy = -(weights * np.log(np.maximum(weights, 1e-30))).sum(axis=1).mean() / np.log(pairs)
         # var of the mean = mean var * (1 + (P - 1) correlation) / P, which defines the correlation meant here.
         inflation = average.var() / cosines.var(axis=0).mean() * pairs
+        entropy = -(weights * np.log(np.maximum(weights, 1e-30))).sum(axis=1).mean()
         rows.append(
-            [
-                cosines.mean(),
-                np.sqrt(cosines.var(axis=0).mean()),
-                (inflation - 1) / (pairs - 1),
-                average.std(),
-                scores.mean(),
-                scores.std(),
-                *heights,
-                np.corrcoef(scores, average)[0, 1],
-                apart,
-                entropy,
-                weights.max(axis=1).mean(),
-                *((best < size).mean() for size in (200, 500, 1000)),
-            ]
+            {
+                "cosine_mean": cosines.mean(),
+                "cosine_sd": np.sqrt(cosines.var(axis=0).mean()),
+                "pair_correlation": (inflation - 1) / (pairs - 1),
+                "average_sd": average.std(),
+                "score_mean": scores.mean(),
+                "score_sd": scores.std(),
+                "score_heights": (scores[order[[0, 9, 99]]] - scores.mean()) / scores.std(),
+                "average_correlation": np.corrcoef(scores, average)[0, 1],
+                "spread": (weights * np.abs(cosines - scores[:, None])).sum(axis=1).mean(),
+                "entropy": entropy / np.log(pairs),
+                "largest_weight": weights.max(axis=1).mean(),
+                "average_recall": [(by_average[order[:_RESULTS]] < size).mean() for size in (200, 500, 1000)],
+            }
         )
-    found = [float(value) for value in np.mean(rows, axis=0)]
-    return Moments(
-        cosine_mean=found[0],
-        cosine_sd=found[1],
-        pair_correlation=found[2],
-        average_sd=found[3],
-        popularity_share=float(averages.mean(axis=0).var() / averages.var(axis=1).mean()),
-        score_mean=found[4],
-        score_sd=found[5],
-        score_heights=(found[6], found[7], found[8]),
-        average_correlation=found[9],
-        spread=found[10],
-        entropy=found[11],
-        largest_weight=found[12],
-        average_recall=(found[13], found[14], found[15]),
-    )
+    popularity = float(averages.mean(axis=0).var() / averages.var(axis=1).mean())
+    return Moments(popularity_share=popularity, **{name: _mean_of([row[name] for row in rows]) for name in rows[0]})
 
 
 def mean_moments(moments: Sequence[Moments]) -> Moments:

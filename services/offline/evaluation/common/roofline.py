@@ -6,7 +6,7 @@ memory (every byte that must be read, once). Selection, gathering and everything
 Letters: X items, B queries, P_q, P_x components, P = P_q * P_x, d width, G gate hidden width, N pool size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -75,6 +75,18 @@ def full_scores(shape: Shape, *, num_queries: int, num_items: int) -> Work:
 def pool_scores(shape: Shape, *, num_queries: int, pool: float) -> Work:
     """s of a pool of its own for each query: no item is shared, so all are read."""
     return full_scores(shape, num_queries=1, num_items=1).times(num_queries * pool)
+
+
+def searched(
+    shape: Shape, scans: Sequence[Callable[..., Work]], *, num_queries: int, num_items: int, pool: float
+) -> Work:
+    """First passes over all items, then s of each query's mean pool; without a first pass, s of everything."""
+    if not scans:
+        return full_scores(shape, num_queries=num_queries, num_items=num_items)
+    work = pool_scores(shape, num_queries=num_queries, pool=pool)
+    for scan in scans:
+        work = work + scan(shape, num_queries=num_queries, num_items=num_items)
+    return work
 
 
 def pair_scan(shape: Shape, *, num_queries: int, num_items: int) -> Work:

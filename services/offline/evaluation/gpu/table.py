@@ -1,11 +1,9 @@
-"""The papers' Table 5 on a card: every algorithm at each shape, beside its floor and the paper's printed times.
+"""`freshet bench gpu`: the papers' Table 5 on a card, every algorithm beside its roofline and the paper's times.
 
-`freshet bench gpu` needs a checkout, NumPy, PyTorch, Triton, typer and rich, nothing else that the project requires, so
-that an hour on a rented card is enough. Milliseconds are CUDA events around the device's part of a
-search, medians over query groups that the call before did not have; `end_to_end_ms` is the wall clock of `search`
-with NumPy in and out. Speed never stands alone: a row has its recall against an exact answer that no kernel had a
-part in (float32 by PyTorch, float64 for what is close); catalogues are synthetic, so that recall says nothing about a
-trained model's. One failing row says so and the others go on.
+It needs a checkout, NumPy, PyTorch, Triton, typer and rich alone, so that an hour on a rented card is enough.
+Milliseconds are CUDA events around the device's part of a search; `end_to_end_ms` is the wall clock of `search` with
+NumPy in and out. Recall is against an exact answer that no kernel had a part in (float32 by PyTorch, float64 for what
+is close), on synthetic catalogues. One failing row says so and the others go on.
 
 Letters: X items, B queries, K = 100 results.
 """
@@ -15,8 +13,8 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,13 +34,14 @@ from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.scene import Scene
 from services.offline.evaluation.catalogues.shapes import Shape, shape_named
 from services.offline.evaluation.common.recall import recall
-from services.offline.evaluation.common.roofline import Work, average_scan, full_scores, pair_scan, pool_scores
+from services.offline.evaluation.common.roofline import Work, average_scan, pair_scan, searched
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.gpu.rates import CardRates, Clock, cuda_events, measure_card
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
 RESULTS = 100
+_AVERAGES = (100, 200, 500, 1000, 2000, 4000)
 _REPEATS = 30
 NO_CARD = "no CUDA device: this table needs a card (torch.cuda.is_available() is False); nothing was measured"
 # arXiv:2407.15462, Table 5: milliseconds for 32 queries on an RTX 6000 Ada.
@@ -72,25 +71,28 @@ PAPER_MS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Contender:
-    """An algorithm with its pool sizes; `floor` gets the shape, B, X and the mean pool size."""
+class Algorithm:
+    """A row per batch: the index with its pool sizes, and its first passes over all items."""
 
     name: str
-    build: Callable[[DeviceScorer, int], DeviceIndex]
-    floor: Callable[[Shape, int, int, float], Work]
+    kind: Callable[..., DeviceIndex]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    scans: tuple[Callable[..., Work], ...] = ()
 
 
-def contenders(num_items: int) -> list[Contender]:
+def algorithms(num_items: int) -> list[Algorithm]:
     """The rows of the paper's Table 5 that make sense at X items."""
-    found = [Contender(name="brute_force", build=_brute_force, floor=_full)]
-    for size in (5, 100):
-        found.append(Contender(name=f"top_k_per_embedding({size})", build=_per_embedding(size), floor=_pairs))
-    for size in (100, 200, 500, 1000, 2000, 4000):
-        if 2 * size < num_items:
-            found.append(Contender(name=f"top_k_avg({size})", build=_average(size), floor=_averages))
-    for pair, average in ((5, 200), (100, 1000)):
-        name = f"combined_top_k({pair},{average})"
-        found.append(Contender(name=name, build=_combined(pair, average), floor=_pairs))
+    rows: list[tuple[Any, str, tuple[int, ...], Callable[..., Work]]] = [
+        *((DeviceTopKPerEmbedding, "top_k_per_embedding", (size,), pair_scan) for size in (5, 100)),
+        *((DeviceTopKAvg, "top_k_avg", (size,), average_scan) for size in _AVERAGES if 2 * size < num_items),
+        *((DeviceCombinedTopK, "combined_top_k", sizes, pair_scan) for sizes in ((5, 200), (100, 1000))),
+    ]
+    found = [Algorithm(name="brute_force", kind=DeviceBruteForce)]
+    for kind, name, values, scan in rows:
+        fields = ("pool_size",) if len(values) == 1 else ("pair_pool_size", "average_pool_size")
+        text = ",".join(map(str, values))
+        sizes = dict(zip(fields, values, strict=True))
+        found.append(Algorithm(name=f"{name}({text})", kind=kind, sizes=sizes, scans=(scan,)))
     return found
 
 
@@ -102,7 +104,7 @@ def rows(
     quick: bool = False,
     say: Say = lambda line: None,
 ) -> Iterator[Row]:
-    """Every contender's rows at the named shapes, as they are measured.
+    """Every algorithm's rows at the named shapes, as they are measured.
 
     Raises: ValueError for an unknown shape; RuntimeError without a card.
     """
@@ -121,7 +123,7 @@ def rows(
 def shape_rows(
     shape: Shape, card: "Card", batches: Sequence[int], *, seed: int, quick: bool, say: Say = lambda line: None
 ) -> Iterator[Row]:
-    """Every contender's rows at one shape, on any device."""
+    """Every algorithm's rows at one shape, on any device."""
     return _Run(shape, card, batches, seed=seed, quick=quick, say=say).rows()
 
 
@@ -159,38 +161,38 @@ class _Run:
                 "relative_hr_100": None,
                 "exact": 0.0,
             }
-        for contender in contenders(self._shape.num_items):
-            yield from self._measured(contender, "float16")
+        for one in algorithms(self._shape.num_items):
+            yield from self._measured(one, "float16")
         # The error of bfloat16 is 8 times float16's at the same speed: what that costs, once.
         self._scorers.clear()
         torch.cuda.empty_cache()
         self._scorers["bfloat16"] = DeviceScorer(
             self._scene.items, self._scene.pair_gate, device=self._card.device, precision="bfloat16"
         )
-        brute_force = contenders(self._shape.num_items)[0]
+        brute_force = algorithms(self._shape.num_items)[0]
         yield from self._measured(replace(brute_force, name="brute_force in bfloat16"), "bfloat16")
         yield from self._faiss()
 
-    def _measured(self, contender: Contender, precision: str) -> Iterator[Row]:
+    def _measured(self, algorithm: Algorithm, precision: str) -> Iterator[Row]:
         scorer = self._scorers[precision]
         for graphs in (8, 0):
-            self._say(f"{self._shape.name}: {contender.name}{'' if graphs else ' without CUDA graphs'}")
+            self._say(f"{self._shape.name}: {algorithm.name}{'' if graphs else ' without CUDA graphs'}")
             try:
-                index = contender.build(scorer, graphs)
+                index = algorithm.kind(scorer, max_graphs=graphs, **algorithm.sizes)
                 answers = _in_groups(index, self._scene, max(self._batches))
                 for batch in self._batches:
-                    yield self._row(contender, index, answers, batch, graphs=bool(graphs))
+                    yield self._row(algorithm, index, answers, batch, graphs=bool(graphs))
                 break
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
                 yield {
                     "shape": self._shape.name,
-                    "algorithm": contender.name,
+                    "algorithm": algorithm.name,
                     "cuda_graphs": bool(graphs),
                     "error": f"{type(error).__name__}: {error}"[:300],
                 }
 
-    def _row(self, contender: Contender, index: DeviceIndex, answers: TopK, batch: int, *, graphs: bool) -> Row:
+    def _row(self, algorithm: Algorithm, index: DeviceIndex, answers: TopK, batch: int, *, graphs: bool) -> Row:
         groups = [take_queries(self._scene.queries, start, start + batch) for start in self._starts(batch)]
         prepared = [index.scorer.prepare(group) for group in groups]
         timed = self._card.clock(
@@ -199,11 +201,17 @@ class _Run:
         wall = Times.of(lambda number: index.search(groups[number % len(groups)], RESULTS), range(self._repeats))
         touched = {found.name: float(found.touched.mean()) for found in answers.passes}
         milliseconds = statistics.median(timed)
-        work = contender.floor(self._shape, batch, self._shape.num_items, touched.get("full", 0.0))
+        work = searched(
+            self._shape,
+            algorithm.scans,
+            num_queries=batch,
+            num_items=self._shape.num_items,
+            pool=touched.get("full", 0.0),
+        )
         # Half precision is what the first pass reads.
         floor = self._card.rates.milliseconds(replace(work, bytes_read=work.bytes_read / 2))
         return {
-            **self._frame(contender.name, batch, milliseconds),
+            **self._frame(algorithm.name, batch, milliseconds),
             "p95_ms": float(np.quantile(timed, 0.95)),
             "end_to_end_ms": wall.median_ms,
             "recall_100": recall(answers.item_indices, self._exact.item_indices),
@@ -213,7 +221,7 @@ class _Run:
             "floor_ms": floor,
             "floor_ratio": milliseconds / floor,
             "bytes_per_item": index.nbytes / self._shape.num_items,
-            "paper_ms": PAPER_MS.get(self._shape.name, {}).get(contender.name) if batch == 32 else None,
+            "paper_ms": PAPER_MS.get(self._shape.name, {}).get(algorithm.name) if batch == 32 else None,
             "cuda_graphs": graphs,
         }
 
@@ -286,38 +294,6 @@ def _wrong_proofs(answers: TopK, exact: TopK) -> int:
     same_scores = np.isclose(answers.scores, exact.scores, rtol=0, atol=1e-9).all(axis=1)
     proven = np.array([one.kind == "exact" for one in answers.certificates])
     return int((proven & ~(same_rows & same_scores)).sum())
-
-
-def _brute_force(scorer: DeviceScorer, max_graphs: int) -> DeviceIndex:
-    return DeviceBruteForce(scorer, max_graphs=max_graphs)
-
-
-def _per_embedding(size: int) -> Callable[[DeviceScorer, int], DeviceIndex]:
-    return lambda scorer, graphs: DeviceTopKPerEmbedding(scorer, pool_size=size, max_graphs=graphs)
-
-
-def _average(size: int) -> Callable[[DeviceScorer, int], DeviceIndex]:
-    return lambda scorer, graphs: DeviceTopKAvg(scorer, pool_size=size, max_graphs=graphs)
-
-
-def _combined(pair: int, average: int) -> Callable[[DeviceScorer, int], DeviceIndex]:
-    return lambda scorer, graphs: DeviceCombinedTopK(
-        scorer, pair_pool_size=pair, average_pool_size=average, max_graphs=graphs
-    )
-
-
-def _full(shape: Shape, batch: int, num_items: int, pool: float) -> Work:
-    return full_scores(shape, num_queries=batch, num_items=num_items)
-
-
-def _averages(shape: Shape, batch: int, num_items: int, pool: float) -> Work:
-    scan = average_scan(shape, num_queries=batch, num_items=num_items)
-    return scan + pool_scores(shape, num_queries=batch, pool=pool)
-
-
-def _pairs(shape: Shape, batch: int, num_items: int, pool: float) -> Work:
-    scan = pair_scan(shape, num_queries=batch, num_items=num_items)
-    return scan + pool_scores(shape, num_queries=batch, pool=pool)
 
 
 def measure(shapes: Sequence[str], *, batches: Sequence[int], seed: int, quick: bool, as_json: bool) -> int:

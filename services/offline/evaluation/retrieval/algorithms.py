@@ -30,7 +30,7 @@ from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import QueryStates
 from services.offline.evaluation.catalogues.shapes import Shape
-from services.offline.evaluation.common.roofline import Work, average_scan, full_scores, pair_scan, pool_scores
+from services.offline.evaluation.common.roofline import Work, average_scan, pair_scan, searched
 from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK
 from services.offline.evaluation.retrieval.recall_estimate import calibrate
 from services.offline.evaluation.retrieval.transcription import Transcription
@@ -84,12 +84,8 @@ class Algorithm:
     def work(self, shape: Shape, num_queries: int, num_items: int, touched: Mapping[str, float]) -> Work:
         """What cannot be avoided; `touched`: mean items of each pass. Exact strategies are held against brute force's:
         below 1 they beat it."""
-        if not self.scans:
-            return full_scores(shape, num_queries=num_queries, num_items=num_items)
-        work = pool_scores(shape, num_queries=num_queries, pool=touched.get("full", 0.0))
-        for scan in self.scans:
-            work = work + scan(shape, num_queries=num_queries, num_items=num_items)
-        return work
+        pool = touched.get("full", 0.0)
+        return searched(shape, self.scans, num_queries=num_queries, num_items=num_items, pool=pool)
 
 
 def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:

@@ -21,7 +21,7 @@ from services.offline.evaluation.common.tables import machine
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.text import page, vocabularies
 from services.offline.evaluation.text.baselines import BASELINES, Answerer, Answering, Asked
-from services.offline.evaluation.text.trained import FULL, QUICK, Training, trained
+from services.offline.evaluation.text.trained import FULL, QUICK, trained
 
 Row = dict[str, Any]
 
@@ -37,13 +37,13 @@ def run(
     names: Sequence[str] = COLLECTIONS,
     seeds: Sequence[int] = (0, 1, 2),
     epochs: int | None = None,
-    training: Training | None = None,
+    train: bool = False,
     source: EmbeddingSource | None = None,
     resume: bool = False,
 ) -> Report:
     """All rows; writes text.{md,json} and plots of quality against vocabulary size and latency after every answerer.
 
-    `epochs` of training per phrase model; without `training`, what has to be trained is left out. With `resume`, what
+    `epochs` of training per phrase model; without `train`, what has to be trained is left out. With `resume`, what
     text.json holds already stays, other sets' rows too, and is not measured again.
     Raises: ValueError for an unknown set, a missing file, weights that are not installed, or rows to resume that were
     measured with other settings, with what to do.
@@ -53,8 +53,8 @@ def run(
     budget = QUICK if request.quick else FULL
     budget = budget if epochs is None else budget.lasting(epochs)
     chosen = list(BASELINES)
-    if training is not None:
-        chosen += trained(training, budget, quick=request.quick)
+    if train:
+        chosen += trained(budget, quick=request.quick)
     settings = {"quick": request.quick, "seeds": list(seeds), "epochs": budget.epochs}
     report = _begun(request, settings, resume=resume)
     for name in names:

@@ -1,7 +1,7 @@
 """Trained answerers of `freshet bench text`: fine-tuned dot product, text MoL, and PIXAR with several vocabularies.
 
-Each is trained on the training questions alone, as much as `Budget` says, the same for all of a kind. Who trains is
-handed in (`Training`): this package does not know that one. How answers are judged, it does not know either.
+Each is trained on the training questions alone, as much as `Budget` says, the same for all of a kind, with the settings
+that users have. How answers are judged, it does not know.
 
 Letters: B questions, V tokens.
 """
@@ -9,7 +9,6 @@ Letters: B questions, V tokens.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from services.algorithms.generation.generator import Generator
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.models.sentence_encoder import model_folder
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.algorithms.states import FloatArray
 from services.offline.evaluation.common.recall import MOST
 from services.offline.evaluation.text.baselines import Answerer, Answering, Asked, Encoded, Ranked, with_pefa
 from services.offline.evaluation.text.target_tokenizers import (
@@ -27,10 +26,16 @@ from services.offline.evaluation.text.target_tokenizers import (
     unigram_tokenizer,
     word_tokenizer,
 )
+from services.offline.training.phrases.fit import PhraseSettings, TrainedPhrases, train_phrases
 from services.offline.training.phrases.identifiers import TargetTokenizer
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
+from services.offline.training.text_mol import TextFit, TextMolSettings, train_text_mol
+from services.offline.training.text_mol.fit import Prepared
 
-Pairs = Sequence[tuple[str, int]]
+# Pairs of a question and a document row, each document's identifiers, a tokenizer, settings, a seed.
+TrainPhrases = Callable[
+    [Sequence[tuple[str, int]], Sequence[Sequence[str]], TargetTokenizer, PhraseSettings, int], TrainedPhrases
+]
 
 # Several identifiers name one document: so many are asked for, that a hundred documents are found.
 _IDENTIFIERS = 3 * MOST
@@ -54,74 +59,6 @@ class Budget:
         return replace(self, epochs=epochs, least_steps=0)
 
 
-class Tuned(Protocol):
-    """A fine-tuned encoder with its documents' states; `seconds` of training."""
-
-    @property
-    def item_states(self) -> ItemStates: ...
-    @property
-    def pair_gate(self) -> PairGate | None: ...
-    @property
-    def seconds(self) -> float: ...
-
-    def query_states(self, texts: Sequence[str]) -> QueryStates:
-        """States (B, P_q, d) of B questions."""
-        ...
-
-
-class TrainedPhrases(Protocol):
-    """A phrase model with what it was trained for; `report` has "positions", "steps" and "train_seconds"."""
-
-    @property
-    def report(self) -> dict[str, Any]: ...
-    @property
-    def sequences(self) -> Sequence[Sequence[int]]:
-        """Each identifier's tokens."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Of the output layer and the shortlist."""
-        ...
-
-    def encode(self, texts: Sequence[str]) -> FloatArray:
-        """x (B, 1 + s, D) of B questions."""
-        ...
-
-    def generator(self) -> Generator:
-        """What answers; item rows are document rows."""
-        ...
-
-
-class FineTune(Protocol):
-    """Fine-tune over one preparation: `kind` "dot" or "mol"."""
-
-    def __call__(self, *, kind: str, steps: int, mutual_information: float, seed: int) -> Tuned: ...
-
-
-class TrainPhrases(Protocol):
-    """Train a phrase model on pairs and each document's identifiers, cut by a tokenizer."""
-
-    def __call__(
-        self,
-        pairs: Pairs,
-        identifiers: Sequence[Sequence[str]],
-        tokenizer: TargetTokenizer,
-        *,
-        epochs: int,
-        least_steps: int,
-        seed: int,
-    ) -> TrainedPhrases: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
-    """Who trains. `fine_tuning` of pairs (question, document row) and documents."""
-
-    fine_tuning: Callable[[Pairs, Sequence[str]], FineTune]
-    phrases: TrainPhrases
-
-
 FULL = Budget(steps=300, epochs=4, least_steps=256, sizes=(2_000, 8_000, 16_000), equal_size=8_000)
 QUICK = Budget(steps=20, epochs=1, least_steps=0, sizes=(1_500,), equal_size=1_500)
 
@@ -139,7 +76,7 @@ def scaled_min_count(num_texts: int) -> int:
     return min(20, max(2, num_texts // 50_000))
 
 
-def trained(training: Training, budget: Budget, *, quick: bool) -> tuple[Answerer, ...]:
+def trained(budget: Budget, *, quick: bool, train: TrainPhrases = train_phrases) -> tuple[Answerer, ...]:
     """All trained answerers; when quick, text MoL without its ablation, and phrases beside unigrams alone."""
     mol = {"text MoL": 0.001} if quick else {"text MoL": 0.001, "text MoL, no mutual information": 0.0}
     others = ("unigram",) if quick else ("words", "BPE", "unigram", "word pieces")
@@ -147,13 +84,13 @@ def trained(training: Training, budget: Budget, *, quick: bool) -> tuple[Answere
     return (
         Answerer(
             name="fine-tuned",
-            make=partial(_fine_tuned, training=training, budget=budget, mutual_information=mol),
+            make=partial(_fine_tuned, budget=budget, mutual_information=mol),
             seeded=True,
         ),
         *(
             Answerer(
                 name=f"PIXAR {kind} {size}",
-                make=partial(_phrases, training=training, kind=kind, size=size, budget=budget),
+                make=partial(_phrases, train=train, kind=kind, size=size, budget=budget),
                 seeded=True,
             )
             for kind, size in kinds
@@ -162,16 +99,18 @@ def trained(training: Training, budget: Budget, *, quick: bool) -> tuple[Answere
 
 
 def _fine_tuned(
-    asked: Asked, seed: int, *, training: Training, budget: Budget, mutual_information: dict[str, float]
+    asked: Asked, seed: int, *, budget: Budget, mutual_information: dict[str, float]
 ) -> dict[str, Answering]:
     """The dot product (alone and with PEFA) and text MoL: the same body, steps, batches and kept lower layers."""
-    pairs = [(text, document) for text, documents in asked.texts.train for document in documents]
-    asked.say(f"{asked.texts.name}: lower layers of questions and documents")
-    fine_tune = training.fine_tuning(pairs, asked.texts.documents)
+    texts = asked.texts
+    pairs = [(text, document) for text, documents in texts.train for document in documents]
+    asked.say(f"{texts.name}: lower layers of questions and documents")
+    prepared = Prepared(pairs, texts.documents, TextMolSettings())
 
-    def fit(kind: str, weight: float) -> Tuned:
-        asked.say(f"{asked.texts.name}: fine-tuning, {kind}, seed {seed}")
-        return fine_tune(kind=kind, steps=budget.steps, mutual_information=weight, seed=seed)
+    def fit(kind: str, weight: float) -> TextFit:
+        asked.say(f"{texts.name}: fine-tuning, {kind}, seed {seed}")
+        settings = TextMolSettings(kind=kind, steps=budget.steps, mutual_information_weight=weight)
+        return train_text_mol(pairs, texts.documents, settings, seed, prepared=prepared)
 
     dot = fit("dot", 0.0)
 
@@ -185,7 +124,7 @@ def _fine_tuned(
     return rows
 
 
-def _mol(fit: Tuned) -> Answering:
+def _mol(fit: TextFit) -> Answering:
     """Exact search, certified, over the documents' states."""
     scorer = MolScorer(fit.item_states, fit.pair_gate)
     index = make_index(parse_algorithm("exact"), scorer, np.arange(len(fit.item_states.components)))
@@ -201,23 +140,22 @@ def _mol(fit: Tuned) -> Answering:
 
 
 def _phrases(
-    asked: Asked, seed: int, *, training: Training, kind: str, size: int, budget: Budget
+    asked: Asked, seed: int, *, train: TrainPhrases, kind: str, size: int, budget: Budget
 ) -> dict[str, Answering]:
     """PIXAR over identifiers that are the documents' names and training questions, cut by one tokenizer."""
     texts = asked.texts
     tokenizer = TOKENIZERS[kind]([text for each in texts.identifiers for text in each], size)
     asked.say(f"{texts.name}: PIXAR, {len(tokenizer):,} {kind}, seed {seed}")
     pairs = [(text, document) for text, documents in texts.train for document in documents]
-    model = training.phrases(
-        pairs, texts.identifiers, tokenizer, epochs=budget.epochs, least_steps=budget.least_steps, seed=seed
-    )
+    settings = PhraseSettings(epochs=budget.epochs, least_steps=budget.least_steps)
+    model = train(pairs, texts.identifiers, tokenizer, settings, seed)
     report = model.report
     notes = {
         "tokenizer": kind,
         "positions": report["positions"],
         "steps": report["steps"],
         "train_seconds": round(report["train_seconds"], 1),
-        "identifier_tokens": float(np.mean([len(tokens) for tokens in model.sequences])),
+        "identifier_tokens": float(np.mean([len(tokens) for tokens in model.identifiers.tokens])),
     }
     generator = model.generator()
     name = f"PIXAR, {kind}, {size:,}" if kind != "word pieces" else f"PIXAR, {kind}"
@@ -230,7 +168,7 @@ def _phrases(
     return {
         each: Answering(
             answer=partial(_answered, model, identify),
-            nbytes=model.nbytes,
+            nbytes=model.weights.size * 2 + model.centers.nbytes + model.sets.nbytes,  # weights in half precision
             vocabulary=len(tokenizer) if each == name else None,
             notes=notes,
         )

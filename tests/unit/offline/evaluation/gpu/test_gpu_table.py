@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from services.cli.main import app
 from services.offline.evaluation.catalogues.shapes import Shape
 from services.offline.evaluation.gpu.rates import CardRates
-from services.offline.evaluation.gpu.table import NO_CARD, Card, contenders, shape_rows, table_line
+from services.offline.evaluation.gpu.table import NO_CARD, Card, algorithms, shape_rows, table_line
 
 SMALL = Shape(
     name="books", num_items=900, num_query_components=2, num_item_components=2, component_width=16, gate_hidden=8
@@ -26,13 +26,13 @@ def wall_clock(call: Callable[[int], object], repeats: int) -> list[float]:
     return found
 
 
-def test_every_contender_has_a_row_per_batch_and_proofs_are_right() -> None:
+def test_every_algorithm_has_a_row_per_batch_and_proofs_are_right() -> None:
     rates = CardRates(multiply_adds=1e9, exponentials=1e8, bytes_moved=1e9)
     card = Card(device=torch.device("cpu"), rates=rates, clock=wall_clock)
     rows = list(shape_rows(SMALL, card, (4, 1), seed=0, quick=True))
     assert not [row for row in rows if "error" in row]
     names = {row["algorithm"] for row in rows}
-    assert {contender.name for contender in contenders(SMALL.num_items)} | {"brute_force in bfloat16"} <= names
+    assert {one.name for one in algorithms(SMALL.num_items)} | {"brute_force in bfloat16"} <= names
     for row in rows:
         assert row["milliseconds"] > 0
         assert row["speedup"] > 0

@@ -4,12 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
-from services.cli.text_training import AskedPhrases
 from services.offline.datasets.texts import TextCollection
 from services.offline.evaluation.common.embeddings import EmbeddingSource
 from services.offline.evaluation.common.recall import measures
@@ -23,14 +21,11 @@ from services.offline.evaluation.text.trained import (
     QUICK,
     TOKENIZERS,
     Budget,
-    Pairs,
-    TrainedPhrases,
-    Training,
     scaled_min_count,
     trained,
 )
 from services.offline.evaluation.text.vocabularies import lengths
-from services.offline.training.phrases.fit import PhraseSettings, train_phrases
+from services.offline.training.phrases.fit import PhraseSettings, TrainedPhrases, train_phrases
 from services.offline.training.phrases.shortlist_fit import ShortlistSize
 from tests.unit.offline.training.phrase_scene import WordTokens, corpus, tiny_encoder
 
@@ -187,41 +182,34 @@ def test_a_run_that_ended_early_goes_on_with_what_is_missing(tmp_path: Path, mon
         text_report.run(request, names=["medquad"], seeds=[0], epochs=2, resume=True)
 
 
-def test_trained_contenders_have_names_of_their_own_and_quick_ones_are_few() -> None:
-    def nobody(*arguments: object) -> NoReturn:
-        raise AssertionError(f"trained with {arguments}")
-
-    training = Training(fine_tuning=nobody, phrases=nobody)
-    names = [contender.name for contender in trained(training, FULL, quick=False)]
+def test_trained_answerers_have_names_of_their_own_and_quick_ones_are_few() -> None:
+    names = [one.name for one in trained(FULL, quick=False)]
 
     assert len(set(names)) == len(names) == 8
-    assert len(trained(training, QUICK.lasting(2), quick=True)) == 3
+    assert len(trained(QUICK.lasting(2), quick=True)) == 3
 
 
 def test_the_shortlist_stands_beside_full_softmax_and_fixed_positions_of_the_same_model(tmp_path: Path) -> None:
     def phrases(
-        pairs: Pairs,
+        pairs: Sequence[tuple[str, int]],
         identifiers: Sequence[Sequence[str]],
         tokenizer: object,
-        *,
-        epochs: int,
-        least_steps: int,
+        settings: PhraseSettings,
         seed: int,
     ) -> TrainedPhrases:
         size = ShortlistSize(vectors=2, tokens=4, joined=1)
-        settings = PhraseSettings(positions=2, max_tokens=16, epochs=epochs, least_steps=least_steps, batch=25,
-                                  shortlist=size, encoder_rate=3e-3, output_rate=5e-2)  # fmt: skip
-        made.append(train_phrases(pairs, identifiers, WordTokens(), settings, seed, encoder=tiny_encoder))
-        return AskedPhrases(made[-1])
+        small = replace(settings, positions=2, max_tokens=16, batch=25, shortlist=size, encoder_rate=3e-3,
+                        output_rate=5e-2)  # fmt: skip
+        made.append(train_phrases(pairs, identifiers, WordTokens(), small, seed, encoder=tiny_encoder))
+        return made[-1]
 
-    made: list[Any] = []
+    made: list[TrainedPhrases] = []
     pairs, identifiers = corpus()
     questions = [(text, (row,)) for text, row in pairs]
     texts = replace(collection(), documents=[one[0] for one in identifiers], identifiers=identifiers, train=questions,
                     test=questions)  # fmt: skip
-    training = Training(fine_tuning=lambda *_: pytest.fail("not asked for"), phrases=phrases)
     budget = Budget(steps=1, epochs=12, least_steps=0, sizes=(320,), equal_size=320)
-    contender = next(one for one in trained(training, budget, quick=True) if one.name == "PIXAR phrases 320")
+    contender = next(one for one in trained(budget, quick=True, train=phrases) if one.name == "PIXAR phrases 320")
     found = rows(asked_of(texts, tmp_path), [contender], seeds=[0])
     by_name = {row["contender"]: row for row in found}
 
