@@ -12,11 +12,19 @@ import numpy as np
 import torch
 
 from services.algorithms.bundle import Bundle, load_bundle
+<<<<<<< HEAD
 from services.algorithms.history import window_start
 from services.algorithms.states import QueryStates
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.catalogues.scene import IntArray, Scene
 from services.offline.training.models.sequential import PADDING, SequentialModel
+=======
+from services.algorithms.models.sequential import SequentialModel
+from services.algorithms.states import QueryStates
+from services.offline.datasets import Interactions, load_dataset
+from services.offline.evaluation.catalogues.scene import IntArray, Scene
+from services.offline.training.sequences import Histories, windows_before
+>>>>>>> 7075820 (evaluation: PEFA's indexes in one file, PEFA's cost and mutation by rows)
 
 _QUERIES_PER_BATCH = 128
 
@@ -62,34 +70,28 @@ def query_states(
 
     Raises: ValueError if nobody has two events.
     """
-    rows, offsets = interactions.by_user()
-    counts = np.diff(offsets)
-    able = np.flatnonzero(counts >= 2)
+    histories = Histories.of(interactions)
+    able = np.flatnonzero(np.diff(histories.offsets) >= 2)
     if not len(able):
         raise ValueError(f"no user of {interactions.name} has two events; a query needs one and a label")
     chosen = np.sort(np.random.default_rng(seed).permutation(able)[:num_queries])
+    last = histories.offsets[chosen + 1] - 1
     components, gates = [], []
     for start in range(0, len(chosen), _QUERIES_PER_BATCH):
-        users = chosen[start : start + _QUERIES_PER_BATCH]
-        first = [offsets[user] + window_start(int(counts[user]) - 1, bundle.max_history) for user in users]
-        histories = [rows[begin : offsets[user + 1] - 1] for begin, user in zip(first, users, strict=True)]
-        lengths = np.array([len(history) for history in histories])
-        items = np.full((len(users), lengths.max()), PADDING, dtype=np.int64)
-        times = np.empty(items.shape, dtype=np.int64)
-        for line, history in enumerate(histories):
-            items[line, : len(history)] = interactions.items[history]
-            times[line] = interactions.timestamps[history[-1]]
-            times[line, : len(history)] = interactions.timestamps[history]
+        part = slice(start, start + _QUERIES_PER_BATCH)
+        windows = windows_before(histories, last[part], chosen[part], bundle.max_history)
         index = None
         if model.encoder_shape.uses_user_index:
-            known = [bundle.user_index.get(interactions.user_ids[user], -1) for user in users]
+            known = [bundle.user_index.get(interactions.user_ids[user], -1) for user in chosen[part]]
             index = torch.tensor(known, dtype=torch.int64)
-        part, gate = model.states_at(
-            torch.from_numpy(items), torch.from_numpy(times), index, torch.from_numpy(lengths - 1)[:, None]
+        made, gate = model.states_at(
+            torch.from_numpy(windows.items),
+            torch.from_numpy(windows.times),
+            index,
+            torch.from_numpy(windows.lengths - 1)[:, None],
         )
-        components.append(part[:, 0].numpy())
+        components.append(made[:, 0].numpy())
         if gate is not None:
             gates.append(gate[:, 0].numpy())
-    labels = interactions.items[rows[offsets[chosen + 1] - 1]].astype(np.int64)
     states = QueryStates(components=np.concatenate(components), gate=np.concatenate(gates) if gates else None)
-    return states, labels
+    return states, histories.items[last].astype(np.int64)

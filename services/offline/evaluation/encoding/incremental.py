@@ -9,6 +9,7 @@ Letters: L = max_history, n events of a window.
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,13 +93,15 @@ def rows(
     return found
 
 
+@dataclass(slots=True)
 class _Taken:
     """What one way has cost so far, event by event. CPU: this process's, so nothing that an inference server spends."""
 
-    def __init__(self) -> None:
-        self.times = Times()
-        self.max_error = 0.0
-        self.hits = self.calls = self.reused = 0
+    times: Times = field(default_factory=Times)
+    max_error: float = 0.0
+    hits: int = 0
+    calls: int = 0
+    reused: int = 0
 
     def turn(self, way: Way, repeat: int, events: list[list[Call]]) -> list[Outputs]:
         """Some events one after the other; the answers to all their calls."""
@@ -204,10 +207,8 @@ def _padded(items: IntArray, times: IntArray, positions: IntArray, length_step: 
 
 def _calls(bundle: Bundle, rng: np.random.Generator) -> Iterator[list[Call]]:
     """What the stream asks after each event: both states in one window, or, at a slide, one in each of two."""
-    gaps = (10 ** rng.uniform(0, 6, EVENTS)).astype(np.int64)
-    events = list(
-        zip(rng.integers(0, bundle.num_items, EVENTS).tolist(), (10**9 + gaps.cumsum()).tolist(), strict=True)
-    )
+    times = 10**9 + (10 ** rng.uniform(0, 6, EVENTS)).astype(np.int64).cumsum()
+    events = list(zip(rng.integers(0, bundle.num_items, EVENTS).tolist(), times.tolist(), strict=True))
     window: list[tuple[int, int]] = []
     for event in events:
         before, grown = window, [*window, event]

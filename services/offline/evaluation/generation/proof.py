@@ -92,20 +92,16 @@ def query(rng: np.random.Generator, number: int) -> Floats:
     x = rng.normal(size=(1 + POSITIONS, WIDTH)).astype(np.float32)
     if number % 2 == 0:
         return x
-    kind = number // 2 % 7
-    if kind == 0:
-        return np.zeros_like(x)
-    if kind == 1:
-        return np.tile(x[0], (len(x), 1))
-    if kind == 2:
-        return (x * np.float32(10.0) ** rng.integers(-30, 15)).astype(np.float32)
-    if kind == 3:
-        return np.eye(len(x), x.shape[1], k=int(rng.integers(0, 9)), dtype=np.float32) * 50
-    if kind == 4:
-        return -np.abs(x) * 100
-    if kind == 5:
-        return np.where(rng.random(x.shape) < 0.02, np.float32(1e6), np.float32(0)).astype(np.float32)
-    return np.sign(x)
+    broken: list[Callable[[], Any]] = [
+        lambda: np.zeros_like(x),
+        lambda: np.tile(x[0], (len(x), 1)),
+        lambda: x * np.float32(10.0) ** rng.integers(-30, 15),
+        lambda: np.eye(len(x), x.shape[1], k=int(rng.integers(0, 9)), dtype=np.float32) * 50,
+        lambda: -np.abs(x) * 100,
+        lambda: np.where(rng.random(x.shape) < 0.02, np.float32(1e6), np.float32(0)),
+        lambda: np.sign(x),
+    ]
+    return np.asarray(broken[number // 2 % len(broken)](), dtype=np.float32)
 
 
 def _sequence(rng: np.random.Generator, sets: npt.NDArray[np.int32], length: int) -> list[int]:

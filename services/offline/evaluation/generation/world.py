@@ -115,10 +115,6 @@ def make_world(
     )
 
 
-def _topic(tokens: npt.NDArray[np.integer], topics: int) -> npt.NDArray[np.int64]:
-    return np.asarray(tokens, dtype=np.int64) % topics
-
-
 def _weights(words: Floats, shape: WorldShape, seed: int) -> CodedRows:
     weights = np.empty((shape.num_tokens, words.shape[1]), dtype=np.uint8)
     scales = np.empty(shape.num_tokens, dtype=np.float32)
@@ -128,7 +124,7 @@ def _weights(words: Floats, shape: WorldShape, seed: int) -> CodedRows:
         rng = np.random.default_rng((seed, begin))
         frequent = (len(words) * rng.random(len(numbers)) ** 4).astype(np.int64)
         rare = rng.integers(0, len(words), size=len(numbers))
-        part = 0.8 * words[topic_words[_topic(numbers, shape.topics)]] + 0.7 * words[frequent] + 0.3 * words[rare]
+        part = 0.8 * words[topic_words[numbers % shape.topics]] + 0.7 * words[frequent] + 0.3 * words[rare]
         coded = code_rows(part.astype(np.float32))
         weights[begin : begin + len(numbers)], scales[begin : begin + len(numbers)] = coded.weights, coded.scales
     return CodedRows(weights, scales)
@@ -153,11 +149,11 @@ def _query(
     shape: WorldShape,
 ) -> Floats:
     """x (1 + s, D) about an identifier, unscaled: its phrases in order, then padding; x_0 their mean."""
-    own = _rows(layer, tokens[offsets[identifier] : offsets[identifier + 1]])
+    own = layer.decoded_rows(tokens[offsets[identifier] : offsets[identifier + 1]])
     other = int(rng.integers(0, shape.num_identifiers))
-    mixed = _rows(layer, tokens[offsets[other] : offsets[other + 1]])
+    mixed = layer.decoded_rows(tokens[offsets[other] : offsets[other + 1]])
     mean = own.mean(axis=0)
-    padding = _rows(layer, np.zeros(1, dtype=np.int32))[0]
+    padding = layer.decoded_rows(np.zeros(1, dtype=np.int32))[0]
     x = np.empty((1 + shape.positions, layer.width), dtype=np.float32)
     x[0] = mean
     for position in range(shape.positions):
@@ -165,10 +161,6 @@ def _query(
         x[1 + position] = there + 0.3 * mean + 0.3 * mixed[position % len(mixed)]
     spread = float(own.std())
     return x + rng.normal(scale=0.4 * spread, size=x.shape).astype(np.float32)
-
-
-def _rows(layer: OutputLayer, tokens: Tokens) -> Floats:
-    return layer.decoded_rows(tokens)
 
 
 def _centers(
@@ -183,7 +175,7 @@ def _centers(
     lengths = (offsets[asked + 1] - offsets[asked]).astype(np.int64)
     begins = np.cumsum(lengths) - lengths
     places = np.arange(lengths.sum()) + np.repeat(offsets[asked] - begins, lengths)
-    own = np.add.reduceat(_rows(layer, tokens[places]), begins) / lengths[:, None].astype(np.float32)
+    own = np.add.reduceat(layer.decoded_rows(tokens[places]), begins) / lengths[:, None].astype(np.float32)
     noise = rng.normal(scale=0.4 * float(own.std()), size=own.shape).astype(np.float32)
     x0 = torch.nn.functional.normalize(torch.from_numpy(own + noise), dim=1)
     centers = x0[: shape.vectors].clone()

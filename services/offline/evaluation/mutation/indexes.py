@@ -1,8 +1,7 @@
 """What the mutation benchmark measures: the mutable index, and FAISS and hnswlib doing the same under a lock.
 
-FAISS and hnswlib let nobody search while something is written (FAISS says so of all its CPU indexes, hnswlib of
-knn_query beside add_items), so one lock stands around each call, as a service would do it. Both get the threads and
-the batches of changes that the mutable index gets.
+FAISS and hnswlib let nobody search while something is written, so one lock stands around each call, as a service would
+do it. Both get the threads and the batches of changes that the mutable index gets.
 """
 
 import threading

@@ -1,10 +1,9 @@
-"""Search latency and recall while items change: 0, 100, 1,000 and 10,000 changes a second.
+"""`freshet bench mutation`: search latency and recall while items change, 0 to 10,000 times a second.
 
 Changes arrive by a clock that waits for nobody; a writer thread looks every 10 ms and applies all that are due as one
 batch. Searches, one query each, arrive by a clock of their own, slow enough for the quiet index to keep up, and count
-from their arrival. A search's own compute time stands beside its latency: it leaves out waiting, for locks as for a
-machine that others use. Recall compares answers with an exact search of what the catalogue held at the version that
-the answer names, and, at the end, with a fresh build of the same algorithm over the same items.
+from their arrival; a search's own compute time stands beside. Recall compares answers with an exact search of what the
+catalogue held at the version that the answer names, and, at the end, with a fresh build over the same items.
 """
 
 import threading
@@ -184,13 +183,9 @@ def measure(
 
 def _baseline(found: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
     """What a row's speedup is against: scoring everything, by FAISS where it can, at the same shape and rate."""
-    same = [
-        other
-        for other in found
-        if (other["shape"], other["changes_per_second"]) == (row["shape"], row["changes_per_second"])
-    ]
     wanted = ("faiss flat", "brute_force", row["algorithm"])
-    return min((other for other in same if other["algorithm"] in wanted), key=lambda o: wanted.index(o["algorithm"]))
+    same = [one for one in found if all(one[name] == row[name] for name in ("shape", "changes_per_second"))]
+    return min((one for one in same if one["algorithm"] in wanted), key=lambda one: wanted.index(one["algorithm"]))
 
 
 def _plan(quick: bool) -> list[tuple[Shape, int, tuple[str, ...]]]:
@@ -272,8 +267,17 @@ def _search(subject: Subject, seen: Observed, seconds: float, pace: float) -> No
 
 
 def _row(world: World, name: str, rate: int, seconds: float, seen: Observed, quiet: Observed) -> dict[str, Any]:
-    milliseconds, undisturbed = 1e3 * np.array(seen.latencies), 1e3 * np.array(quiet.latencies)
-    lags = 1e3 * np.array(seen.lags) if seen.lags else np.zeros(1)
+    taken: dict[str, Any] = {}
+    for prefix, busy, calm in (
+        ("", seen.latencies, quiet.latencies),
+        ("service_", seen.service, quiet.service),
+        ("compute_", seen.compute, quiet.compute),
+    ):
+        for label, share in (("", 50), ("p99_", 99)):
+            own, undisturbed = float(np.percentile(busy, share)), float(np.percentile(calm, share))
+            taken[f"{prefix}{label}milliseconds"] = 1e3 * own
+            taken[f"{prefix}quiet_{label}milliseconds"] = 1e3 * undisturbed
+            taken[f"{prefix}{label or 'milliseconds_'}ratio"] = own / undisturbed
     return {
         "shape": world.shape.name,
         "num_items": world.num_items,
@@ -281,20 +285,11 @@ def _row(world: World, name: str, rate: int, seconds: float, seen: Observed, qui
         "algorithm": name,
         "changes_per_second": rate,
         "applied_per_second": seen.done / seconds,
-        "searches": len(milliseconds),
-        "milliseconds": float(np.median(milliseconds)),
-        "p99_milliseconds": float(np.percentile(milliseconds, 99)),
-        "quiet_searches": len(undisturbed),
-        "quiet_milliseconds": float(np.median(undisturbed)),
-        "quiet_p99_milliseconds": float(np.percentile(undisturbed, 99)),
-        "milliseconds_ratio": float(np.median(milliseconds) / np.median(undisturbed)),
-        "p99_ratio": float(np.percentile(milliseconds, 99) / np.percentile(undisturbed, 99)),
-        "service_p99_milliseconds": 1e3 * float(np.percentile(seen.service, 99)),
-        "service_p99_ratio": float(np.percentile(seen.service, 99) / np.percentile(quiet.service, 99)),
-        "compute_milliseconds": 1e3 * float(np.median(seen.compute)),
-        "compute_ratio": float(np.median(seen.compute) / np.median(quiet.compute)),
-        "compute_p99_ratio": float(np.percentile(seen.compute, 99) / np.percentile(quiet.compute, 99)),
-        "change_lag_p99_milliseconds": float(np.percentile(lags, 99)),
+        "searches": len(seen.latencies),
+        "quiet_searches": len(quiet.latencies),
+        **taken,
+        "compute_ratio": taken["compute_milliseconds_ratio"],
+        "change_lag_p99_milliseconds": 1e3 * float(np.percentile(seen.lags or [0.0], 99)),
         "bytes_per_item": float(np.median(seen.bytes)) / world.num_items,
         "peak_bytes_per_item": max(seen.bytes) / world.num_items,
     }
@@ -304,21 +299,22 @@ def _recall(world: World, stream: Stream, seen: Observed, subject: Subject, star
     """Recall of answers given on the way, of the index at the end, and of a fresh build of what it then holds."""
     exact = mol_scores(world.queries, world.pool, world.pair_gate)
     checked = seen.answers[:: max(1, len(seen.answers) // _CHECKED)]
-    on_the_way = [
-        _recall_of(answer, exact[query], stream.held(seen.applied[version])) for query, answer, version in checked
-    ]
     held = stream.held(seen.done)
     fresh = start(*held)
-    queries = range(len(world.queries))
-    at_the_end = [_recall_of(subject.search(query, K)[0], exact[query], held) for query in queries]
-    built_anew = [_recall_of(fresh.search(query, K)[0], exact[query], held) for query in queries]
-    fresh.close()
-    return {
+
+    def at_the_end(index: Subject) -> float:
+        every = range(len(world.queries))
+        return float(np.mean([_recall_of(index.search(query, K)[0], exact[query], held) for query in every]))
+
+    on_the_way = [_recall_of(found, exact[query], stream.held(seen.applied[at])) for query, found, at in checked]
+    found = {
         "recall_100": float(np.mean(on_the_way)),
-        "recall_100_at_end": float(np.mean(at_the_end)),
-        "recall_100_fresh": float(np.mean(built_anew)),
+        "recall_100_at_end": at_the_end(subject),
+        "recall_100_fresh": at_the_end(fresh),
         "answers_checked": len(checked),
     }
+    fresh.close()
+    return found
 
 
 def _recall_of(answer: list[int], exact: FloatArray, held: tuple[IntArray, IntArray]) -> float:

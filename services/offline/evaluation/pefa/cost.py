@@ -1,10 +1,8 @@
-"""What PEFA costs at query time: the index as candidates serve it, without, with refreshed states, and with a memory.
+"""`freshet bench pefa-cost`: what PEFA costs a search: without, with refreshed states (XS), and with a memory (XL).
 
-`freshet bench pefa-cost` has the rows: per algorithm the median
-milliseconds of a search, by the clock and of CPU, and against no PEFA the ratio of CPU with a 95 % interval. CPU,
-because a search is one thread's work and a shared machine's waiting is nobody's cost. Query by query all settings take
-their turn, in an order that rotates; the ratio is the median over turns, its interval a bootstrap of the turns. Recall
-stands in the same row: the share of the version's own brute-force answer that was found. Nothing here knows a process.
+The ratio is of CPU, because a search is one thread's work and waiting is nobody's cost. Query by query all settings
+take their turn, in an order that rotates; the ratio is the median over turns, its interval a bootstrap of
+the turns. Recall is the share of the version's own brute-force answer that was found.
 
 Letters: B queries, K results, k neighbours, n remembered interactions.
 """
@@ -73,45 +71,36 @@ class _Refreshed:
 
 def rows(path: Path, algorithms: Sequence[str], sizes: Sizes) -> list[dict[str, Any]]:
     """One row per algorithm and setting. Raises: BundleError, ValueError as loading and searching do."""
-    scene = trained_scene(path, num_queries=sizes.num_queries, seed=sizes.seed)
+    queries = trained_scene(path, num_queries=sizes.num_queries, seed=sizes.seed).queries
     base = catalogue_from_bundle(load_bundle(path))
     rng = np.random.default_rng(sizes.seed)
     changes = _changes(base, rng)
-    frozen = LiveCatalogue(base, build=_build(algorithms))
-    merged = LiveCatalogue(base, build=_build(algorithms))
-    merged.apply(0, changes)
-    merged.index.merge()
-    moving = LiveCatalogue(base, build=_build(algorithms))
-    moving.apply(0, changes)
-    moving.index.merge()
-    moving.apply(1, [changes[row] for row in rng.permutation(len(changes))[: sizes.delta_items].tolist()])
-    memory = _memory(base, scene.queries, sizes, rng)
+    plain = {setting: LiveCatalogue(base, build=_build(algorithms)) for setting in ("none", "XS", "XS, delta")}
+    for setting in ("XS", "XS, delta"):
+        plain[setting].apply(0, changes)
+        plain[setting].index.merge()
+    plain["XS, delta"].apply(1, [changes[row] for row in rng.permutation(len(changes))[: sizes.delta_items].tolist()])
+    memory = _memory(base, queries, sizes, rng)
     found: list[dict[str, Any]] = []
     for name in algorithms:
         settings: dict[str, Callable[[QueryStates], Sequence[str]]] = {
-            "none": lambda query, name=name: _plain(frozen, query, name, sizes.k),  # type: ignore[misc]
-            "XS": lambda query, name=name: _plain(merged, query, name, sizes.k),  # type: ignore[misc]
-            "XS, delta": lambda query, name=name: _plain(moving, query, name, sizes.k),  # type: ignore[misc]
-            "XL": lambda query, name=name: _voted(frozen, memory, query, name, sizes),  # type: ignore[misc]
-            "XS + XL": lambda query, name=name: _voted(merged, memory, query, name, sizes),  # type: ignore[misc]
+            setting: partial(_plain, catalogue, algorithm=name, k=sizes.k) for setting, catalogue in plain.items()
         }
-        seconds = _seconds(settings, scene.queries, sizes.turns)
-        recalls = {
-            "none": _recall(frozen, scene.queries, name, sizes.k),
-            "XS": _recall(merged, scene.queries, name, sizes.k),
-            "XS, delta": _recall(moving, scene.queries, name, sizes.k),
-        }
-        for setting, times in seconds.items():
-            ratio, low, high = _ratio(times[1], seconds["none"][1], rng)
+        for setting, below in (("XL", "none"), ("XS + XL", "XS")):
+            settings[setting] = partial(_voted, plain[below], memory, algorithm=name, sizes=sizes)
+        seconds = _seconds(settings, queries, sizes.turns)
+        for setting, (wall, cpu) in seconds.items():
+            ratios = cpu / seconds["none"][1]
+            drawn = np.median(rng.choice(ratios, size=(_BOOTSTRAPS, len(ratios))), axis=1)
             found.append(
                 {
                     "algorithm": name,
                     "setting": setting,
-                    "median_ms": round(1e3 * float(np.median(times[0])), 4),
-                    "cpu_ms": round(1e3 * float(np.median(times[1])), 4),
-                    "ratio": round(ratio, 3),
-                    "ratio_95": [round(low, 3), round(high, 3)],
-                    "recall": recalls.get(setting),
+                    "median_ms": round(1e3 * float(np.median(wall)), 4),
+                    "cpu_ms": round(1e3 * float(np.median(cpu)), 4),
+                    "ratio": round(float(np.median(ratios)), 3),
+                    "ratio_95": [round(float(edge), 3) for edge in np.quantile(drawn, [0.025, 0.975])],
+                    "recall": _recall(plain[setting], queries, name, sizes.k) if setting in plain else None,
                 }
             )
     return found
@@ -163,12 +152,12 @@ def _memory(base: Catalogue, queries: QueryStates, sizes: Sizes, rng: np.random.
     return index
 
 
-def _plain(catalogue: LiveCatalogue, query: QueryStates, algorithm: str, k: int) -> Sequence[str]:
+def _plain(catalogue: LiveCatalogue, query: QueryStates, *, algorithm: str, k: int) -> Sequence[str]:
     return catalogue.index.search(query, k, algorithm=algorithm).item_ids[0]
 
 
 def _voted(
-    catalogue: LiveCatalogue, memory: VotingIndex, query: QueryStates, algorithm: str, sizes: Sizes
+    catalogue: LiveCatalogue, memory: VotingIndex, query: QueryStates, *, algorithm: str, sizes: Sizes
 ) -> Sequence[str]:
     votes = memory.votes(query, sizes.neighbours)
     top = catalogue.index.search(query, sizes.k + num_negative(votes), algorithm=algorithm)
@@ -197,14 +186,6 @@ def _seconds(
         for setting, found in samples.items():
             times[setting].append(np.median(np.array([found.wall, found.cpu]), axis=1))
     return {setting: np.stack(found, axis=1) for setting, found in times.items()}
-
-
-def _ratio(times: Floats, baseline: Floats, rng: np.random.Generator) -> tuple[float, float, float]:
-    """The median ratio over turns and its 95 % interval by bootstrap."""
-    ratios = times / baseline
-    drawn = np.median(rng.choice(ratios, size=(_BOOTSTRAPS, len(ratios))), axis=1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return float(np.median(ratios)), float(low), float(high)
 
 
 def _recall(catalogue: LiveCatalogue, queries: QueryStates, algorithm: str, k: int) -> float:

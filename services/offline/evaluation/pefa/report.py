@@ -18,6 +18,7 @@ from services.offline.evaluation.common.recall import PAIR_CUTS
 from services.offline.evaluation.common.report import Report, Request, report_of, written
 from services.offline.evaluation.pefa import content, page, serving, sweep
 from services.offline.evaluation.pefa.data import TextSet, load, sampled
+from services.offline.evaluation.pefa.indexes import bytes_per_entry
 from services.offline.evaluation.pefa.sweep import ENCODER, Recalls, Setting
 
 Row = dict[str, Any]
@@ -114,7 +115,7 @@ def _share_rows(data: TextSet, settings: Mapping[str, Setting], *, seeds: Sequen
 def _index_bytes(data: TextSet, method: str, pairs: int) -> int:
     """What exact search holds: the documents' vectors, and with XL the memory's entries."""
     width = data.documents.shape[1]
-    remembered = pairs * serving.bytes_per_entry(width) if method == "xl" else 0
+    remembered = pairs * bytes_per_entry(width) if method == "xl" else 0
     return int(data.documents.nbytes) + remembered
 
 

@@ -1,8 +1,8 @@
-"""Is the score-aware loss worth it? Our codes beside FAISS's, at equal bits.
+"""`freshet bench quantization`: is the score-aware loss worth it? Our codes beside FAISS's, at equal bits.
 
 Per row: the score-aware loss, recall 1@N, and the relative error of the best inner product, on real embeddings with
 held-out queries; the paper's figures 3 and 4a and table 1 (arXiv:1908.10396). Scores are exact inner products with
-decoded vectors, so nothing of an index's scan takes part. It wires no command line and prints nothing.
+decoded vectors, so nothing of an index's scan takes part.
 
 Letters: X items, B queries, d width, m subspaces.
 """
@@ -250,29 +250,23 @@ def _trained(method: str, items: FloatArray, rate: Rate, threshold: float, seed:
 def _sets(source: EmbeddingSource, quick: bool, seed: int) -> list[tuple[EmbeddingSet, list[Rate]]]:
     if quick:
         return [
-            (sift(source, seed=seed), [Rate(num_subspaces=32, code_bits=4)]),
-            (minilm_queries(source, seed=seed, num_items=10_000), [Rate(num_subspaces=48, code_bits=4)]),
+            (sift(source, seed=seed), _rates((32, 4))),
+            (minilm_queries(source, seed=seed, num_items=10_000), _rates((48, 4))),
         ]
     return [
-        (sift(source, seed=seed), [Rate(num_subspaces=m, code_bits=b) for m, b in ((32, 4), (64, 4), (16, 8))]),
-        (
-            minilm_queries(source, seed=seed, num_items=20_000),
-            [Rate(num_subspaces=m, code_bits=b) for m, b in ((48, 4), (96, 4), (192, 4), (24, 8))],
-        ),
-        (
-            mnist(source, seed=seed, num_items=20_000),
-            [Rate(num_subspaces=m, code_bits=b) for m, b in ((49, 4), (98, 4))],
-        ),
+        (sift(source, seed=seed), _rates((32, 4), (64, 4), (16, 8))),
+        (minilm_queries(source, seed=seed, num_items=20_000), _rates((48, 4), (96, 4), (192, 4), (24, 8))),
+        (mnist(source, seed=seed, num_items=20_000), _rates((49, 4), (98, 4))),
     ]
 
 
 def _lsq_sets(source: EmbeddingSource, quick: bool, seed: int) -> list[tuple[EmbeddingSet, Rate]]:
-    small = [(sift(source, seed=seed), Rate(num_subspaces=8, code_bits=8))]
-    if quick:
-        return small
-    minilm = minilm_queries(source, seed=seed, num_items=_LSQ_ITEMS)
-    return [
-        *small,
-        (small[0][0], Rate(num_subspaces=16, code_bits=8)),
-        (minilm, Rate(num_subspaces=16, code_bits=8)),
-    ]
+    small, large = _rates((8, 8), (16, 8))
+    found = [(sift(source, seed=seed), small)]
+    if not quick:
+        found += [(found[0][0], large), (minilm_queries(source, seed=seed, num_items=_LSQ_ITEMS), large)]
+    return found
+
+
+def _rates(*rates: tuple[int, int]) -> list[Rate]:
+    return [Rate(num_subspaces=subspaces, code_bits=bits) for subspaces, bits in rates]

@@ -1,9 +1,8 @@
 """How fast quantized search answers at recall@100 of .99, beside Google's scann, FAISS and hnswlib, one thread each.
 
-The question: queries per second at equal recall, one query at a time (latency) and many at once (throughput), on the
-averaged components of the Books shape and on real sentence vectors. Every library is built once, swept over its own
-settings, and judged by its cheapest one that reaches the recall; then all chosen ones run in turns, so that a busy
-machine slows all alike, and medians are compared. Libraries that are not installed are left out by name.
+Queries per second at equal recall, one query at a time (latency) and many at once (throughput). Every library is built
+once, swept over its own settings, and judged by its cheapest one that reaches the recall; then all chosen ones run in
+turns, so that a busy machine slows all alike. Libraries that are not installed are left out.
 
 Letters: X items, B queries, d width.
 """
@@ -80,28 +79,28 @@ def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> li
     set_compute_threads(1)
     results = []
     for data in _sets(quick, seed, source or EmbeddingSource()):
-        chosen: list[tuple[Built, Setting, float]] = []
+        chosen: list[Setting] = []
         for build in _libraries(quick, data.items.shape[1]):
             started = time.perf_counter()
             built = build(data.items, seed)
             seconds = time.perf_counter() - started
             candidates = _candidates(built, data)
             for batch in (1, len(data.queries)):
-                setting, recall = _cheapest(candidates, data, batch)
-                chosen.append((built, setting, recall))
+                setting, share = _cheapest(candidates, data, batch)
+                chosen.append(setting)
                 results.append(
                     {
                         "shape": f"{data.name} {len(data.items)}x{data.items.shape[1]}",
                         "batch": batch,
                         "algorithm": built.algorithm,
                         "setting": setting.text,
-                        "recall_100": recall,
+                        "recall_100": share,
                         "exact": built.exact,
                         "bytes_per_item": built.bytes_per_item,
                         "build_seconds": seconds,
                     }
                 )
-        _time(results[-len(chosen) :], [setting for _, setting, _ in chosen], data, rounds=5 if quick else 9)
+        _time(results[-len(chosen) :], chosen, data, rounds=5 if quick else 9)
     return results
 
 
@@ -153,11 +152,8 @@ def _cheapest(candidates: Sequence[tuple[Setting, float]], data: VectorSet, batc
 def _seconds(setting: Setting, data: VectorSet, batch: int) -> float:
     """Seconds per query, the median of a few."""
     if batch == 1:
-        search, parts = setting.one, [query[None] for query in data.queries[:100]]
-    else:
-        search, parts = setting.many, [data.queries] * 3
-    times = Times.of(search, parts)
-    return float(np.median([seconds / len(part) for seconds, part in zip(times.wall, parts, strict=True)]))
+        return Times.of(setting.one, [query[None] for query in data.queries[:100]]).median_ms / 1e3
+    return Times.of(setting.many, [data.queries] * 3).median_ms / 1e3 / len(data.queries)
 
 
 def _sets(quick: bool, seed: int, source: EmbeddingSource) -> Iterator[VectorSet]:
@@ -183,18 +179,17 @@ def _with_answers(name: str, items: FloatArray, queries: FloatArray) -> VectorSe
     return VectorSet(name=name, items=items, queries=queries, exact=exact)
 
 
-def _libraries(quick: bool, width: int) -> Iterator[Callable[[FloatArray, int], Built]]:
-    yield _quantized
-    yield _quantized_exact
+def _libraries(quick: bool, width: int) -> list[Callable[[FloatArray, int], Built]]:
+    found: list[Callable[[FloatArray, int], Built]] = [_quantized, _quantized_exact]
     if importlib.util.find_spec("scann"):
-        yield _scann
+        found.append(_scann)
     if importlib.util.find_spec("faiss"):
-        if not quick or width <= 64:
-            yield _faiss_anisotropic
-        yield _faiss_plain
-        yield _faiss_flat
+        found += (
+            [_faiss_plain, _faiss_flat] if quick and width > 64 else [_faiss_anisotropic, _faiss_plain, _faiss_flat]
+        )
     if importlib.util.find_spec("hnswlib") and not quick:
-        yield _hnswlib
+        found.append(_hnswlib)
+    return found
 
 
 def _quantized(items: FloatArray, seed: int) -> Built:

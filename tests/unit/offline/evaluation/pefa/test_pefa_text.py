@@ -18,8 +18,16 @@ from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.pefa import page as pefa_text_page
 from services.offline.evaluation.pefa import report as pefa_text
 from services.offline.evaluation.pefa.data import Judged, TextSet, folds, load, sampled
-from services.offline.evaluation.pefa.graphs import PecosVectors, PecosXL, installed, pecos_xs
-from services.offline.evaluation.pefa.serving import ServedMemory, ServedVectors, Voted, rows
+from services.offline.evaluation.pefa.indexes import (
+    PecosVectors,
+    PecosXL,
+    ServedMemory,
+    ServedVectors,
+    Voted,
+    installed,
+    pecos_xs,
+)
+from services.offline.evaluation.pefa.serving import rows
 from services.offline.evaluation.pefa.sweep import ENCODER, Setting, chosen, grid, measured, xs_vectors
 
 RUNNER = CliRunner()

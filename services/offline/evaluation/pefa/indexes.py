@@ -1,0 +1,276 @@
+"""What answers text queries with PEFA: this library's indexes, hnswlib, and libpecos, the paper's authors' own.
+
+One class serves any base index and any memory: PEFA-XS is another set of vectors in the same index, PEFA-XL adds a
+second search and lets voted documents join. Graphs are built as the paper builds them: M 32, efConstruction 500,
+efSearch 300. Both libraries are extras. An answer is the 100 best documents of a query, best first.
+
+Letters: n documents, m training queries, B queries, E pairs, d width, k neighbours, K results.
+"""
+
+import importlib.util
+import tempfile
+from abc import ABC, abstractmethod
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.by_name import make_index, parse_algorithm
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.pefa.memory import MemoryEntry
+from services.algorithms.pefa.paper import Pairs, xl_votes
+from services.algorithms.pefa.votes import VotingIndex
+from services.algorithms.states import FloatArray, ItemStates, QueryStates
+from services.offline.evaluation.pefa.data import Judged
+
+K = 100
+BUILD_THREADS = 2
+_EDGES, _BUILD_BREADTH, _SEARCH_BREADTH = 32, 500, 300
+_POOL = 500  # documents that libpecos' XL takes from the encoder's index, as in the authors' script
+_APPEND = 2_048  # remembered queries that become visible together
+# What each of the table's libraries needs; libpecos is installed without its training dependencies.
+_NEEDS = {"hnswlib": ("hnswlib",), "libpecos": ("pecos", "scipy", "sklearn")}
+
+Found = npt.NDArray[np.int64]
+Votes = list[dict[int, float]]
+
+
+def installed(library: str) -> bool:
+    """Whether "hnswlib" or "libpecos" can be imported here."""
+    return all(importlib.util.find_spec(package) is not None for package in _NEEDS[library])
+
+
+class Retriever(Protocol):
+    """A built index: the 100 best documents (B, K) of each query (B, d), best first, and its bytes."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def answer(self, queries: FloatArray) -> Found: ...
+
+
+class VectorIndex(ABC):
+    """Vectors searched by inner product."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int: ...
+
+    @abstractmethod
+    def nearest(self, queries: FloatArray) -> tuple[Any, Any]:
+        """Rows and inner products (B, K), best first."""
+
+    def answer(self, queries: FloatArray) -> Found:
+        return np.asarray(self.nearest(queries)[0], dtype=np.int64)
+
+
+class Memory(Protocol):
+    """What remembered queries say of documents, by row."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def votes(self, queries: FloatArray) -> Votes: ...
+
+
+class ServedVectors(VectorIndex):
+    """Document vectors in one of this library's indexes."""
+
+    def __init__(self, vectors: FloatArray, *, algorithm: str) -> None:
+        scorer = MolScorer(ItemStates(components=np.ascontiguousarray(vectors[:, None])), None)
+        self._index = make_index(parse_algorithm(algorithm), scorer, np.arange(len(vectors)))
+
+    @property
+    def nbytes(self) -> int:
+        return self._index.nbytes
+
+    def nearest(self, queries: FloatArray) -> tuple[Any, Any]:
+        answer = self._index.search(QueryStates(components=queries[:, None]), K)
+        return answer.item_indices, answer.scores
+
+
+class ServedMemory:
+    """The memory of candidates: one entry per pair of a training query and its document, exact search."""
+
+    def __init__(self, train: Judged, *, k: int) -> None:
+        self._k = k
+        self._index = VotingIndex(num_components=1, width=train.queries.shape[1], model_version="text")
+        halves = train.queries.astype(np.float16)
+        entries = [
+            MemoryEntry(
+                entry_id=f"{number:07d}",
+                item_id=str(document),
+                components=halves[query][None],
+                weight=1.0,
+                interaction_type="asked",
+                event_seconds=0,
+            )
+            for number, (query, document) in enumerate(train.pairs.tolist())
+        ]
+        for start in range(0, len(entries), _APPEND):
+            self._index.apply(upserts=entries[start : start + _APPEND])
+        self._index.index.merge()
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._index) * self._index.bytes_per_entry
+
+    def votes(self, queries: FloatArray) -> Votes:
+        found = self._index.votes(QueryStates(components=queries[:, None]), self._k)
+        return [{int(document): vote for document, vote in votes.items()} for votes in found]
+
+
+def bytes_per_entry(width: int) -> int:
+    """Bytes of one remembered query of this width."""
+    return VotingIndex(num_components=1, width=width, model_version="text").bytes_per_entry
+
+
+class GraphVectors(VectorIndex):
+    """hnswlib's HNSW over document vectors, at the paper's settings."""
+
+    def __init__(self, vectors: FloatArray, *, seed: int, results: int = K) -> None:
+        self._index = import_module("hnswlib").Index(space="ip", dim=vectors.shape[1])
+        self._index.init_index(
+            max_elements=len(vectors), M=_EDGES, ef_construction=_BUILD_BREADTH, random_seed=seed + 1
+        )
+        self._index.add_items(vectors, num_threads=BUILD_THREADS)
+        self._index.set_num_threads(1)
+        self._results = min(results, len(vectors))
+        self._index.set_ef(max(_SEARCH_BREADTH, self._results))
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._index.index_file_size())
+
+    def nearest(self, queries: FloatArray) -> tuple[Any, Any]:
+        rows, distances = self._index.knn_query(queries, k=self._results)
+        return rows.astype(np.int64), 1.0 - distances
+
+
+class GraphMemory:
+    """The paper's second graph: the k nearest training queries by hnswlib, and Y."""
+
+    def __init__(self, train: Judged, pairs: Pairs, *, k: int, seed: int) -> None:
+        self._graph = GraphVectors(train.queries, seed=seed, results=k)
+        self._pairs, self._k = pairs, k
+
+    @property
+    def nbytes(self) -> int:
+        return self._graph.nbytes + self._pairs.starts.nbytes + self._pairs.passages.nbytes
+
+    def votes(self, queries: FloatArray) -> Votes:
+        rows, products = self._graph.nearest(queries)
+        found = xl_votes(rows, products.astype(np.float64), self._pairs, k=self._k)
+        return [dict(zip(passages.tolist(), votes.tolist(), strict=True)) for passages, votes in found]
+
+
+class Voted:
+    """PEFA-XL: the base's best documents and every voted one, by lambda s + (1 - lambda) vote.
+
+    Exact where base and memory are and no vote is negative: whatever is left out has no vote and scores at most the
+    base's K-th, of which K are in.
+    """
+
+    def __init__(self, documents: FloatArray, base: VectorIndex, memory: Memory, *, share: float) -> None:
+        self._documents, self._base, self._memory, self._share = documents, base, memory, share
+
+    @property
+    def nbytes(self) -> int:
+        return self._base.nbytes + self._memory.nbytes
+
+    def answer(self, queries: FloatArray) -> Found:
+        rows, scores = self._base.nearest(queries)
+        found = np.full((len(queries), K), -1, dtype=np.int64)
+        for number, votes in enumerate(self._memory.votes(queries)):
+            pool = dict(zip(rows[number].tolist(), scores[number].tolist(), strict=True))
+            joining = [document for document in votes if document not in pool]
+            own = self._documents[joining].astype(np.float64) @ queries[number]
+            pool.update(zip(joining, own.tolist(), strict=True))
+            pool.pop(-1, None)
+            ranked = sorted(
+                (-self._share * score - (1 - self._share) * votes.get(document, 0.0), document)
+                for document, score in pool.items()
+            )
+            best = [document for _, document in ranked[:K]]
+            found[number, : len(best)] = best
+        return found
+
+
+class PecosVectors(VectorIndex):
+    """The authors' HNSW over document vectors: the encoder alone, or PEFA-XS's interpolated ones."""
+
+    def __init__(self, vectors: FloatArray, *, results: int = K) -> None:
+        library = import_module("pecos.ann.hnsw").HNSW
+        self._index = library.train(
+            np.ascontiguousarray(vectors),
+            train_params=library.TrainParams(M=_EDGES, efC=_BUILD_BREADTH, metric_type="ip", threads=BUILD_THREADS),
+            pred_params=None,
+        )
+        # A graph gives at most what it searches, and no more than it holds.
+        results = min(results, len(vectors))
+        self._settings = library.PredParams(efS=max(_SEARCH_BREADTH, results), topk=results)
+        self._searchers = self._index.searchers_create(num_searcher=1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk, which the paper's Table 6 gives."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._index.save(str(Path(folder) / "index"))
+            return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+
+    def nearest(self, queries: FloatArray) -> tuple[Any, Any]:
+        rows, distances = self._index.predict(
+            np.ascontiguousarray(queries), pred_params=self._settings, searchers=self._searchers, ret_csr=False
+        )
+        return rows, 1.0 - distances
+
+
+def pecos_xs(documents: FloatArray, train: Judged, *, share: float) -> PecosVectors:
+    """PEFA-XS as the authors' script builds it: PIFA embeddings by `libpecos`, interpolated, in one graph."""
+    fed_back = import_module("pecos.xmc").LabelEmbeddingFactory.create(
+        _relevance(train, len(documents)), train.queries, method="pifa", normalized_Y=False
+    )
+    return PecosVectors((share * documents + (1.0 - share) * fed_back).astype(np.float32))
+
+
+class PecosXL:
+    """PEFA-XL as the authors' script runs it: 500 documents and k training queries from two graphs, summed sparsely."""
+
+    def __init__(self, documents: FloatArray, train: Judged, *, share: float, neighbours: int) -> None:
+        self._documents = PecosVectors(documents, results=_POOL)
+        self._queries = PecosVectors(train.queries, results=neighbours)
+        self._relevant = _relevance(train, len(documents))
+        self._share, self._neighbours = share, neighbours
+
+    @property
+    def nbytes(self) -> int:
+        matrix = self._relevant
+        held = sum(array.nbytes for array in (matrix.data, matrix.indices, matrix.indptr))
+        return int(self._documents.nbytes + self._queries.nbytes + held)
+
+    def answer(self, queries: FloatArray) -> Found:
+        own = _csr(*self._documents.nearest(queries), width=self._relevant.shape[1])
+        near = _csr(*self._queries.nearest(queries), width=self._relevant.shape[0])
+        near.data /= self._neighbours
+        scores = (self._share * own + (1.0 - self._share) * near.dot(self._relevant)).tocsr()
+        found = np.full((len(queries), K), -1, dtype=np.int64)
+        for query in range(len(queries)):
+            row = slice(scores.indptr[query], scores.indptr[query + 1])
+            best = np.argsort(-scores.data[row], kind="stable")[:K]
+            found[query, : len(best)] = scores.indices[row][best]
+        return found
+
+
+def _relevance(train: Judged, num_documents: int) -> Any:
+    """Y of the paper, (m, n) of ones."""
+    ones = np.ones(len(train.pairs), dtype=np.float32)
+    return import_module("scipy.sparse").csr_matrix((ones, tuple(train.pairs.T)), shape=(len(train), num_documents))
+
+
+def _csr(rows: npt.NDArray[np.uint32], scores: FloatArray, *, width: int) -> Any:
+    starts = np.arange(0, rows.size + 1, rows.shape[1])
+    return import_module("scipy.sparse").csr_matrix(
+        (scores.ravel(), rows.ravel().astype(np.int64), starts), shape=(len(rows), width)
+    )
