@@ -12,19 +12,11 @@ import numpy as np
 import torch
 
 from services.algorithms.bundle import Bundle, load_bundle
-<<<<<<< HEAD
-from services.algorithms.history import window_start
 from services.algorithms.states import QueryStates
 from services.offline.datasets import Interactions, load_dataset
 from services.offline.evaluation.catalogues.scene import IntArray, Scene
-from services.offline.training.models.sequential import PADDING, SequentialModel
-=======
-from services.algorithms.models.sequential import SequentialModel
-from services.algorithms.states import QueryStates
-from services.offline.datasets import Interactions, load_dataset
-from services.offline.evaluation.catalogues.scene import IntArray, Scene
+from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.sequences import Histories, windows_before
->>>>>>> 7075820 (evaluation: PEFA's indexes in one file, PEFA's cost and mutation by rows)
 
 _QUERIES_PER_BATCH = 128
 

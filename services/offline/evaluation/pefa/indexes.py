@@ -20,10 +20,10 @@ import numpy.typing as npt
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.memory import MemoryEntry
-from services.algorithms.pefa.paper import Pairs, xl_votes
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.pefa.data import Judged
+from services.offline.evaluation.pefa.paper import Pairs, xl_votes
 
 K = 100
 BUILD_THREADS = 2

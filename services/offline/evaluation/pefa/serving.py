@@ -14,13 +14,7 @@ import torch
 
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.quantized_scan import default_cells
-<<<<<<< HEAD
-from services.algorithms.pefa.memory import MemoryEntry
-from services.algorithms.pefa.votes import VotingIndex
-from services.algorithms.states import FloatArray, ItemStates, QueryStates
-=======
 from services.algorithms.states import FloatArray
->>>>>>> 7075820 (evaluation: PEFA's indexes in one file, PEFA's cost and mutation by rows)
 from services.offline.evaluation.common.recall import ranks_of_answers, recalls
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.pefa.data import TextSet
@@ -39,7 +33,6 @@ from services.offline.evaluation.pefa.indexes import (
     installed,
     pecos_xs,
 )
-from services.offline.evaluation.pefa.paper import Pairs, xl_votes
 from services.offline.evaluation.pefa.sweep import ENCODER, Setting, relevance, xs_vectors
 
 _OURS = ("brute_force", "quantized(1)", "quantized(300,{cells})")
