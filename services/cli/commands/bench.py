@@ -61,11 +61,9 @@ def table_3(
     Example:  freshet bench paper table-3 --hours 8
     """
     wait_without_spinning()
-    import torch
-
-    from services.algorithms.native.threads import set_compute_threads
     from services.offline.datasets.locate import Locator
     from services.offline.evaluation import benchmarks
+    from services.offline.evaluation.common.timing import use_threads
     from services.offline.evaluation.quality.table import DATA
 
     known = {one.key: one for one in DATA}
@@ -73,8 +71,7 @@ def table_3(
         if name not in known:
             raise CommandError(f"data={name!r}; allowed: {', '.join(known)}", status=ExitStatus.USAGE)
     if threads is not None:
-        torch.set_num_threads(threads)
-        set_compute_threads(threads)
+        use_threads(threads)
     with in_sentences(when_memory_ends="--data ml-latest-small"):
         measured(
             lambda request: benchmarks.quality(
@@ -117,7 +114,7 @@ def retrieval(
     ] = False,
     device: Annotated[str, typer.Option(hidden=True)] = "cpu",
 ) -> "Report":
-    """Top-K over a Mixture of Logits: every algorithm beside its PyTorch transcription and the machine's floor.
+    """Top-K over a Mixture of Logits: every algorithm beside its PyTorch transcription and the roofline.
 
     Every row has milliseconds, speedup, recall, the share proven exact, items touched and bytes per item. The exit
     status is 1 if an answer called proven exact was not the exact one. On a card: `freshet bench gpu`.
@@ -145,7 +142,7 @@ def retrieval(
 def gpu(
     *, shape: Shapes = None, batch: Batches = None, quick: Quick = False, seed: Seed = 0, as_json: AsJson = False
 ) -> None:
-    """The papers' Table 5 on a card: every algorithm beside its floor and the paper's times, line by line.
+    """The papers' Table 5 on a card: every algorithm beside its roofline and the paper's times, line by line.
 
     Needs NumPy, PyTorch, Triton, typer and rich alone. The exit status is 1 if a row failed or a proof was wrong.
 
@@ -340,7 +337,7 @@ def stream(
         typer.Option(help="A MovieLens name or a table's path; may be repeated. Default: ml-1m and ml-latest-small."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many: each trains and walks anew, other items withheld.")] = 3,
-    retrainings: Annotated[int, typer.Option(min=0, help="How often the retrained contender is trained again.")] = 2,
+    retrainings: Annotated[int, typer.Option(min=0, help="How often the retrained model is trained again.")] = 2,
     predict_every: Annotated[
         int, typer.Option(min=1, help="Predict every n-th event, learn from all. With --quick at least 8.")
     ] = 1,

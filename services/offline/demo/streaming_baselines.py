@@ -19,7 +19,7 @@ from services.offline.demo.measurement import HITS_AT
 from services.offline.demo.plan import ReplayEvent
 from services.offline.evaluation.stream.baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
 from services.offline.evaluation.stream.setting import StreamSetting
-from services.offline.evaluation.stream.walk import Contender, EventBatch
+from services.offline.evaluation.stream.walk import EventBatch, Ranker
 
 RECENT_POPULARITY = "recent_popularity"
 ITEM_KNN = "item_knn"
@@ -48,18 +48,23 @@ def streaming_answers(
         withheld=np.zeros(train.num_items, dtype=np.bool_),
         known=train.item_counts() > 0,
     )
-    contenders: list[Contender] = [
-        StreamingPopularity(setting, half_life_events=HALF_LIFE_EVENTS, name=RECENT_POPULARITY)
-    ]
+    baselines: list[Ranker] = [StreamingPopularity(setting, half_life_events=HALF_LIFE_EVENTS, name=RECENT_POPULARITY)]
     if train.num_items <= MOST_ITEMS:
-        contenders.append(StreamingItemNeighbours(setting, NEIGHBOURS, name=ITEM_KNN))
+        baselines.append(StreamingItemNeighbours(setting, NEIGHBOURS, name=ITEM_KNN))
+    return walked_answers(train, baselines, events, past)
+
+
+def walked_answers(
+    train: Interactions, baselines: Sequence[Ranker], events: Sequence[ReplayEvent], past: Mapping[str, set[str]]
+) -> dict[str, list[list[str]]]:
+    """Each baseline's top tens of the predicted events, by the names that it gives."""
     user_codes = {user_id: code for code, user_id in enumerate(train.user_ids)}
     item_codes = {item_id: code for code, item_id in enumerate(train.item_ids)}
     predicted = seen_before(past, events)
     answers: dict[str, list[list[str]]] = {}
     for first in range(0, len(events), _BATCH_EVENTS):
         batch = _batch(events[first : first + _BATCH_EVENTS], first, user_codes, item_codes)
-        scored = {name: rows for contender in contenders for name, rows in contender.step(batch).items()}
+        scored = {name: rows for baseline in baselines for name, rows in baseline.step(batch).items()}
         for row, (_, seen) in enumerate(itertools.islice(predicted, len(batch.chosen))):
             left_out = np.array([item_codes[item] for item in seen if item in item_codes], dtype=np.int64)
             for name, rows in scored.items():
@@ -95,6 +100,6 @@ def _batch(
         times=np.array([event.time_s for event in events], dtype=np.int64),
         values=np.array([event.value for event in events], dtype=np.float32),
         chosen=chosen,
-        # What a user has had is left out of the answers instead: neither contender reads this.
+        # What a user has had is left out of the answers instead: neither baseline reads this.
         excluded=np.zeros((len(chosen), 0), dtype=np.bool_),
     )

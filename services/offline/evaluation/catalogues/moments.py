@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from services.algorithms.quantization.k_means import nearest, product_k_means
 from services.offline.evaluation.catalogues.scene import Scene
 
 _RESULTS = 100
@@ -117,20 +119,10 @@ def _mean_of(values: Sequence[Any]) -> Any:
     return tuple(means.tolist()) if means.ndim else float(means)
 
 
-def clustering(components: npt.NDArray[np.float32], *, seed: int = 0, rounds: int = 8) -> float:
+def clustering(components: npt.NDArray[np.float32]) -> float:
     """Share of the items' variance that 64 k-means centres explain; components (X, P_x, d)."""
-    flat = components.reshape(len(components), -1).astype(np.float32)
-    flat = flat - flat.mean(axis=0)
-    rng = np.random.default_rng(seed)
-    centres = flat[rng.permutation(len(flat))[:_CLUSTERS]].copy()
-    squares = (flat * flat).sum(axis=1)
-    left = 0.0
-    for _ in range(rounds):
-        distances = (centres * centres).sum(axis=1) - 2 * (flat @ centres.T)
-        nearest = distances.argmin(axis=1)
-        left = float((squares + distances[np.arange(len(flat)), nearest]).sum())
-        for cluster in range(_CLUSTERS):
-            members = flat[nearest == cluster]
-            if len(members):
-                centres[cluster] = members.mean(axis=0)
-    return 1 - left / float(squares.sum())
+    flat = torch.from_numpy(components.reshape(len(components), -1).astype(np.float32))
+    flat -= flat.mean(dim=0)
+    centres = product_k_means(flat, 1, _CLUSTERS, torch.Generator().manual_seed(0))
+    own = centres[0][nearest(flat[None], centres)[0]]
+    return 1 - float((flat - own).square().sum() / flat.square().sum())

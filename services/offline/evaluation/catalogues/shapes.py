@@ -1,6 +1,6 @@
 """The sizes that retrieval is measured at: the papers' four workloads (arXiv:2407.15462, Tables 2 and 5).
 
-One shared table, so that every benchmark, plot and floor speaks of the same sizes.
+One shared table, so that every benchmark, plot and roofline speaks of the same sizes.
 
 Letters: X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """

@@ -1,1 +1,1 @@
-"""What several benchmarks share: tables, floors under a time, real vectors."""
+"""What several benchmarks share: pages, plots, timing, recall, the roofline, real vectors."""

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 import numpy as np
+import torch
+
+from services.algorithms.native.threads import set_compute_threads
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
@@ -56,3 +59,9 @@ class Times:
     def cpu_ms(self) -> float:
         """The median of processor time."""
         return 1e3 * float(np.median(self.cpu))
+
+
+def use_threads(count: int) -> None:
+    """Threads of PyTorch and of this library's kernels, for the whole process from now on."""
+    torch.set_num_threads(count)
+    set_compute_threads(count)

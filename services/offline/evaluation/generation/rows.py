@@ -20,6 +20,7 @@ from services.algorithms.generation.decoding import decode
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit
 from services.algorithms.quantization import train_inverted_file
 from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
+from services.algorithms.quantization.k_means import nearest, product_k_means
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, Say, report_of, written
 from services.offline.evaluation.common.roofline import Rates, measure_rates
@@ -80,7 +81,7 @@ def rows(
     rates: Rates,
     say: Say = lambda line: None,
 ) -> list[Row]:
-    """A row per size and method: milliseconds at batch 1, floor, speedup over full softmax, U, recall, agreement."""
+    """A row per size and method: milliseconds at batch 1, roofline, speedup over full softmax, U, recall, agreement."""
     found: list[Row] = []
     for size in sizes:
         shape = WorldShape(num_tokens=size, **(_QUICK_SHAPE if quick else {}))
@@ -158,7 +159,7 @@ def _row(
         recalls.append(np.isin(best[:positions], kept[number]).mean())
         firsts.append(exact[:1] == answers[number][:1])
     union = float(np.mean([len(tokens) for tokens in kept]))
-    floor = (method.bytes_read + union * (world.layer.width + 4)) / rates.bytes_read
+    least = (method.bytes_read + union * (world.layer.width + 4)) / rates.bytes_read
     return {
         "phrases": world.shape.num_tokens,
         "weights": "synthetic, int8",
@@ -169,7 +170,7 @@ def _row(
         "p95 ms": round(whole.p95_ms, 3),
         "cpu ms": round(whole.cpu_ms, 3),
         "scores cpu ms": round(scoring.cpu_ms, 3),
-        "floor ms": round(1e3 * floor, 3),
+        "floor ms": round(1e3 * least, 3),
         "top 10 tokens": round(float(np.mean(recalls)), 4),
         "top 10 identifiers": round(recall(answers[: len(truths)], [exact for _, exact in truths]), 4),
         "first identifier": round(float(np.mean(firsts)), 4),
@@ -248,22 +249,8 @@ def _searched(world: PhraseWorld, seed: int, say: Say) -> Iterator[_Method]:
 def _cells(world: PhraseWorld, count: int, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
     """Cells by k-means of a sample, and every row's cell by Euclidean distance."""
     layer, size = world.layer, world.shape.num_tokens
-    rng = np.random.default_rng(seed)
-    sample = torch.from_numpy(layer.decoded_rows(np.sort(rng.integers(0, size, size=min(size, 30 * count)))))
-    centres = sample[torch.from_numpy(rng.permutation(len(sample))[:count])].clone()
-    for _ in range(5):
-        nearest = _nearest(sample, centres)
-        sums = torch.zeros_like(centres).index_add_(0, nearest, sample)
-        counts = torch.bincount(nearest, minlength=count).clamp(min=1)
-        centres = torch.where((torch.bincount(nearest, minlength=count) > 0)[:, None], sums / counts[:, None], centres)
-    owners = [
-        _nearest(torch.from_numpy(layer.decoded(begin, begin + (1 << 16))), centres)
-        for begin in range(0, size, 1 << 16)
-    ]
-    return centres.numpy(), torch.cat(owners).numpy()
-
-
-def _nearest(points: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    half = centres.to(torch.bfloat16)
-    offsets = centres.square().sum(dim=1) / 2
-    return ((points.to(torch.bfloat16) @ half.T).float() - offsets).argmax(dim=1)
+    chosen = np.sort(np.random.default_rng(seed).integers(0, size, size=min(size, 30 * count)))
+    sample = torch.from_numpy(layer.decoded_rows(chosen))
+    centres = product_k_means(sample, 1, count, torch.Generator().manual_seed(seed))
+    parts = (torch.from_numpy(layer.decoded(begin, begin + (1 << 16))) for begin in range(0, size, 1 << 16))
+    return centres[0].numpy(), torch.cat([nearest(part[None], centres)[0] for part in parts]).numpy()

@@ -1,6 +1,6 @@
-"""How fast a card could be at best: measured rates of its tensor cores, special functions and memory, and the floor.
+"""The roofline of a card: measured rates of its tensor cores, special functions and memory.
 
-Unlike a processor's, these three run beside each other, so the floor under some work is the largest of three times.
+Unlike a processor's, these three run beside each other, so the least time of some work is the largest of three times.
 """
 
 import statistics
@@ -24,7 +24,7 @@ class CardRates:
     bytes_moved: float
 
     def milliseconds(self, work: Work) -> float:
-        """The floor under some work, whose bytes are those of half precision."""
+        """The least time of some work, whose bytes are those of half precision."""
         times = (
             work.multiply_adds / self.multiply_adds,
             work.exponentials / self.exponentials,

@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import mol_scores
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.catalogues.generator import generate
 from services.offline.evaluation.catalogues.shapes import Shape, shape_named
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
-from services.offline.evaluation.common.timing import Times
+from services.offline.evaluation.common.timing import Times, use_threads
 from services.offline.evaluation.mutation.indexes import Faiss, FloatArray, Hnsw, IntArray, Mutable, Start, Subject
 from services.offline.evaluation.mutation.stream import Stream, make_stream
 
@@ -117,8 +116,7 @@ def rows(
             raise ValueError(f"shape={name!r}; allowed: {', '.join(planned)}")
     each = seconds or (4.0 if quick else 60.0)
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    set_compute_threads(threads)
+    use_threads(threads)
     try:
         found = []
         for shape, num_items, algorithms in plan:
@@ -131,8 +129,7 @@ def rows(
             row["speedup"] = _baseline(found, row)["milliseconds"] / row["milliseconds"]
         return found
     finally:
-        torch.set_num_threads(before)
-        set_compute_threads(before)
+        use_threads(before)
 
 
 def make_world(shape: Shape, num_items: int, seed: int) -> World:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from services.algorithms.bundle import load_bundle
 from services.algorithms.catalogue import Catalogue, catalogue_from_bundle
@@ -26,7 +25,6 @@ from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.indexes.mutable.index import Build
 from services.algorithms.indexes.protocol import Index, take_queries
 from services.algorithms.live_catalogue import LiveCatalogue
-from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.refresh import unit
@@ -36,7 +34,7 @@ from services.algorithms.voted_answers import joined_answer, num_negative
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
-from services.offline.evaluation.common.timing import Times
+from services.offline.evaluation.common.timing import Times, use_threads
 
 Floats = npt.NDArray[np.float64]
 
@@ -197,8 +195,7 @@ def _recall(catalogue: LiveCatalogue, queries: QueryStates, algorithm: str, k: i
 def run(request: Request, bundle: Path, algorithms: Sequence[str], sizes: Sizes) -> Report:
     """One search per query and setting on one thread; writes pefa-cost.{md,json}. Raises: as `rows`."""
     began = time.perf_counter()
-    torch.set_num_threads(1)
-    set_compute_threads(1)
+    use_threads(1)
     found = rows(bundle, algorithms, sizes)
     report = report_of("pefa-cost", request, found, began) | {"bundle": bundle.name, "sizes": asdict(sizes)}
     return written(request, report, partial(plain_page, Path(__file__).with_name("cost.template.md")))

@@ -10,13 +10,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
-
-from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.quantized_scan import default_cells
 from services.algorithms.states import FloatArray
 from services.offline.evaluation.common.recall import ranks_of_answers, recalls
-from services.offline.evaluation.common.timing import Times
+from services.offline.evaluation.common.timing import Times, use_threads
 from services.offline.evaluation.pefa.data import TextSet
 from services.offline.evaluation.pefa.indexes import (
     BUILD_THREADS,
@@ -84,11 +81,11 @@ def rows(
     """
     built: dict[tuple[str, str], Retriever] = {}
     building = Times()
-    _use_threads(BUILD_THREADS)
+    use_threads(BUILD_THREADS)
     for key, build in builds(data, settings, seed=seed).items():
         say(f"{data.name}: building {' '.join(key)}")
         built[key] = building.call(lambda make: make(), build)
-    _use_threads(1)
+    use_threads(1)
     say(f"{data.name}: queries one at a time")
     times = {key: Times() for key in built}
     for index in built.values():
@@ -114,8 +111,3 @@ def rows(
             }
         )
     return out
-
-
-def _use_threads(count: int) -> None:
-    torch.set_num_threads(count)
-    set_compute_threads(count)

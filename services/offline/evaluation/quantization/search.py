@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.indexes.quantized.dot_products import Quantized
-from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, default_cells
 from services.algorithms.quantization import train_inverted_file
 from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
@@ -28,7 +27,7 @@ from services.offline.evaluation.catalogues.generator import World, average_item
 from services.offline.evaluation.catalogues.shapes import SHAPES
 from services.offline.evaluation.common.embeddings import EmbeddingSource, minilm_queries, mnist
 from services.offline.evaluation.common.recall import recall
-from services.offline.evaluation.common.timing import Times
+from services.offline.evaluation.common.timing import Times, use_threads
 
 K = 100
 RECALL = 0.99
@@ -52,11 +51,15 @@ class VectorSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One way to search a built index: `one` takes (1, d), `many` (B, d); both give rows (B, 100)."""
+    """One way to search a built index: `one` takes (1, d), `many` (B, d), by default the same: rows (B, 100)."""
 
     text: str
     one: Search
-    many: Search
+    batched: Search | None = None
+
+    @property
+    def many(self) -> Search:
+        return self.batched or self.one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +78,7 @@ def rows(quick: bool, seed: int, *, source: EmbeddingSource | None = None) -> li
     Leaves one thread to PyTorch and FAISS. `quick`: 100,000 items of either set, without what takes minutes to build:
     hnswlib, and anisotropic codebooks of wide vectors.
     """
-    torch.set_num_threads(1)
-    set_compute_threads(1)
+    use_threads(1)
     results = []
     for data in _sets(quick, seed, source or EmbeddingSource()):
         chosen: list[Setting] = []
@@ -224,7 +226,7 @@ def _of_index(text: str, index: Quantized) -> Setting:
     def search(queries: FloatArray) -> Found:
         return index.search(QueryStates(components=queries[:, None]), K).item_indices
 
-    return Setting(text=text, one=search, many=search)
+    return Setting(text=text, one=search)
 
 
 def _scann(items: FloatArray, seed: int) -> Built:
@@ -243,7 +245,7 @@ def _scann(items: FloatArray, seed: int) -> Built:
         return Setting(
             text=f"leaves={leaves}/{num_leaves} reorder={reorder}",
             one=lambda queries: searcher.search(queries[0], **options)[0][None],
-            many=lambda queries: searcher.search_batched(queries, **options)[0],
+            batched=lambda queries: searcher.search_batched(queries, **options)[0],
         )
 
     shares = (0.04, 0.06, 0.08, 0.1, 0.115, 0.13, 0.15, 0.17, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
@@ -299,7 +301,7 @@ def _faiss_refined(algorithm: str, index: Any, items: FloatArray, num_cells: int
             step = max(1, (64 << 20) // (4 * pool * items.shape[1]))
             return np.concatenate([search(queries[start : start + step]) for start in range(0, len(queries), step)])
 
-        return Setting(text=f"probes={probes}/{num_cells} pool={pool}", one=search, many=many)
+        return Setting(text=f"probes={probes}/{num_cells} pool={pool}", one=search, batched=many)
 
     shares = (0.06, 0.1, 0.14, 0.2, 0.3, 0.5, 0.7, 1.0)
     ladders = [
@@ -321,7 +323,7 @@ def _faiss_flat(items: FloatArray, seed: int) -> Built:
 
     return Built(
         algorithm="faiss flat",
-        ladders=[[Setting(text="", one=search, many=search)]],
+        ladders=[[Setting(text="", one=search)]],
         bytes_per_item=4.0 * items.shape[1],
         exact=True,
     )
@@ -340,7 +342,7 @@ def _hnswlib(items: FloatArray, seed: int) -> Built:
             index.set_ef(breadth)
             return np.asarray(index.knn_query(queries, k=K)[0]).astype(np.int64)
 
-        return Setting(text=f"ef={breadth}", one=search, many=search)
+        return Setting(text=f"ef={breadth}", one=search)
 
     breadths = (150, 200, 300, 400, 600, 1_000, 1_500)
     return Built(

@@ -1,1 +1,1 @@
-"""Retrieval over a mixture of logits: speed beside proof, recall and the machine's floor."""
+"""Retrieval over a mixture of logits: speed beside proof, recall and the roofline."""

@@ -7,9 +7,8 @@ Letters: B queries, X items, K results.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,22 +41,34 @@ _SMALL_POOL = 50  # so that bounds have something to drop in a catalogue of a fe
 _LARGEST_REFERENCE = 4_000_000  # numbers of (B, X, P) at a time
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Proof:
     """How many queries were compared, and per algorithm: wrong answers, certificates by kind, and the mean share of
     items scored in full."""
 
-    catalogues: int
-    queries: int
-    wrong: dict[str, int]
-    certificates: dict[str, dict[str, int]]
-    scored_share: dict[str, float]
-    seconds: float
     seed: int
+    catalogues: int = 0
+    queries: int = 0
+    wrong: dict[str, int] = field(default_factory=dict)
+    certificates: dict[str, dict[str, int]] = field(default_factory=dict)
+    scored_share: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
 
     @property
     def holds(self) -> bool:
         return self.queries > 0 and not any(self.wrong.values())
+
+    def add(self, index: Index, answer: TopK, exact: Doubles, k: int, *, must_be_exact: bool) -> None:
+        """One more group of queries, with the scores (B, X) of all items."""
+        kinds = self.certificates.setdefault(index.name, {})
+        before, asked = sum(kinds.values()), len(answer.certificates)
+        for certificate in answer.certificates:
+            kinds[certificate.kind] = kinds.get(certificate.kind, 0) + 1
+        wrong = wrong_answers(answer, exact, k, must_be_exact=must_be_exact)
+        self.wrong[index.name] = self.wrong.get(index.name, 0) + wrong
+        full = [done.touched for done in answer.passes if done.name in ("full", "threshold")]
+        share = float(np.sum(full, axis=0).sum() / exact.shape[1])
+        self.scored_share[index.name] = (self.scored_share.get(index.name, 0.0) * before + share) / (before + asked)
 
 
 def prove(request: Request, *, at_scale: bool) -> dict[str, Any]:
@@ -87,10 +98,10 @@ def prove_on_small_catalogues(
     `report` hears how many are done. Every catalogue is met by 500 queries, half of the searches are filtered."""
     started = time.perf_counter()
     rng = np.random.default_rng(seed)
-    tally = _Tally()
-    while tally.queries < num_queries:
+    proof = Proof(seed=seed)
+    while proof.queries < num_queries:
         count = int(np.exp(rng.uniform(np.log(20), np.log(largest)))) + 1
-        batch = min(500, num_queries - tally.queries)
+        batch = min(500, num_queries - proof.queries)
         queries, items, gate = _awkward(rng, count, batch)
         k = int(rng.choice([1, 10, 100]))
         allowed = rng.random(count) < 0.5 if rng.random() < 0.5 else None
@@ -100,14 +111,15 @@ def prove_on_small_catalogues(
         scorer = MolScorer(items, gate)
         strategies: list[Index] = [BruteForce(scorer), *(kind(scorer, pool_size=_SMALL_POOL) for kind in EXACT)]
         for index in strategies:
-            tally.add(index, index.search(queries, k, allowed), exact, k, must_be_exact=True)
+            proof.add(index, index.search(queries, k, allowed), exact, k, must_be_exact=True)
         for index in _heuristics(scorer):
-            tally.add(index, index.search(queries, k, allowed), exact, k, must_be_exact=False)
-        tally.catalogues += 1
-        tally.queries += batch
+            proof.add(index, index.search(queries, k, allowed), exact, k, must_be_exact=False)
+        proof.catalogues += 1
+        proof.queries += batch
         if report is not None:
-            report(tally.queries)
-    return tally.proof(seconds=time.perf_counter() - started, seed=seed)
+            report(proof.queries)
+    proof.seconds = time.perf_counter() - started
+    return proof
 
 
 def prove_at_scale(
@@ -115,15 +127,16 @@ def prove_at_scale(
 ) -> Proof:
     """`indexes` over one large catalogue against the float64 scores of every item, four queries at a time."""
     started = time.perf_counter()
-    tally = _Tally(catalogues=1)
+    proof = Proof(seed=seed, catalogues=1)
     everything = np.arange(scorer.num_items)
     for start in range(0, len(queries), 4):
         group = take_queries(queries, start, start + 4)
         exact = np.stack(scorer.scores_float64_at(group, [everything] * len(group)))
         for index in indexes:
-            tally.add(index, index.search(group, k), exact, k, must_be_exact=True)
-        tally.queries += len(group)
-    return tally.proof(seconds=time.perf_counter() - started, seed=seed)
+            proof.add(index, index.search(group, k), exact, k, must_be_exact=True)
+        proof.queries += len(group)
+    proof.seconds = time.perf_counter() - started
+    return proof
 
 
 def wrong_answers(answer: TopK, exact: Doubles, k: int, *, must_be_exact: bool) -> int:
@@ -158,36 +171,6 @@ def _heuristics(scorer: MolScorer) -> list[Index]:
         CombinedTopK(scorer, pair_pool_size=_SMALL_POOL, average_pool_size=_SMALL_POOL),
         QuantizedTopKAvg(scorer, pool_size=_SMALL_POOL, cells=Cells(num_cells=min(8, scorer.num_items), bits=8)),
     ]
-
-
-class _Tally:
-    """Counts over several catalogues."""
-
-    def __init__(self, *, catalogues: int = 0) -> None:
-        self.catalogues, self.queries = catalogues, 0
-        self._wrong: dict[str, int] = {}
-        self._certificates: dict[str, Counter[str]] = {}
-        self._shares: dict[str, list[float]] = {}
-
-    def add(self, index: Index, answer: TopK, exact: Doubles, k: int, *, must_be_exact: bool) -> None:
-        wrong = wrong_answers(answer, exact, k, must_be_exact=must_be_exact)
-        self._wrong[index.name] = self._wrong.get(index.name, 0) + wrong
-        kinds = Counter(certificate.kind for certificate in answer.certificates)
-        self._certificates.setdefault(index.name, Counter()).update(kinds)
-        full = [done.touched for done in answer.passes if done.name in ("full", "threshold")]
-        share = float(np.sum(full, axis=0).mean() / exact.shape[1])
-        self._shares.setdefault(index.name, []).append(share)
-
-    def proof(self, *, seconds: float, seed: int) -> Proof:
-        return Proof(
-            catalogues=self.catalogues,
-            queries=self.queries,
-            wrong=dict(self._wrong),
-            certificates={name: dict(kinds) for name, kinds in self._certificates.items()},
-            scored_share={name: float(np.mean(shares)) for name, shares in self._shares.items()},
-            seconds=seconds,
-            seed=seed,
-        )
 
 
 def _awkward(rng: Rng, count: int, batch: int) -> tuple[QueryStates, ItemStates, PairGate | None]:

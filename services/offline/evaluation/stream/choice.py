@@ -1,6 +1,6 @@
 """Which settings a stream is walked with, chosen on held-out time: the last fifth of the training part.
 
-Every contender's settings are chosen by the same walk, baselines' included; nothing of the stream that is reported on
+Every ranker's settings are chosen by the same walk, baselines' included; nothing of the stream that is reported on
 has happened yet. Baselines are chosen for what they are compared on, new items' hit rate@50. XS is there to find new
 items and must not harm the rest: of the settings that find them clearly better than both baselines, the one with the
 best mean reciprocal rank over all events; where none does, the one that finds them best.
@@ -20,7 +20,7 @@ from services.offline.evaluation.stream.measures import METRICS, columns, kinds
 from services.offline.evaluation.stream.models import StreamModel, TrainedModels
 from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
 from services.offline.evaluation.stream.setting import StreamSetting
-from services.offline.evaluation.stream.walk import Contender, EventBatch, Scores, walk
+from services.offline.evaluation.stream.walk import EventBatch, Ranker, Scores, walk
 
 Row = dict[str, Any]
 
@@ -70,7 +70,7 @@ _NEIGHBOUR_SETTINGS = tuple(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policies:
-    """How each contender is set up."""
+    """How each ranker is set up."""
 
     feedback: Feedback
     share: SharePolicy
@@ -98,7 +98,7 @@ class Policies:
 def choose(
     setting: StreamSetting, model: StreamModel, *, predict_every: int, say: Callable[[str], None]
 ) -> tuple[Policies, list[Row]]:
-    """Walk a held-out stream with every setting; return the best of each contender, and what was tried.
+    """Walk a held-out stream with every setting; return the best of each ranker, and what was tried.
 
     `model` must have encoded what came before the stream as well.
     """
@@ -190,18 +190,18 @@ class _Trial:
         self._setting, self._model, self._every, self._say = setting, model, predict_every, say
         self.rows: list[Row] = []
 
-    def walk(self, contender: str, tried: Sequence[Contender]) -> list[Row]:
-        """A row per name that the contenders give."""
+    def walk(self, ranker: str, tried: Sequence[Ranker]) -> list[Row]:
+        """A row per name that the rankers give."""
         walked = walk(
             self._setting,
             tried,
             predict_every=self._every,
-            progress=lambda done: self._say(f"choosing {contender}: {done:,} of {self._setting.num_streamed:,} events"),
+            progress=lambda done: self._say(f"choosing {ranker}: {done:,} of {self._setting.num_streamed:,} events"),
         )
         masks = kinds(columns(self._setting, walked.places, self._model.predictable(walked.places)))
         rows: list[Row] = []
         for name, ranks in walked.ranks.items():
-            row: Row = {"contender": contender, "setting": name.strip("; "), "chosen": False, "events": len(ranks)}
+            row: Row = {"contender": ranker, "setting": name.strip("; "), "chosen": False, "events": len(ranks)}
             for kind, short in _KINDS.items():
                 for metric, gain in METRICS.items():
                     gains = gain(ranks[masks[kind]])

@@ -1,4 +1,4 @@
-"""How well contenders predicted a stream: rates by kind of event, with intervals clustered by item.
+"""How well rankers predicted a stream: rates by kind of event, with intervals clustered by item.
 
 Events of one item share its luck, so the bootstrap draws items, all events of an item with it, in all seeds at once.
 It takes ranks and columns; it knows nothing of models.
@@ -38,7 +38,7 @@ class EventColumns:
 
     places in the stream; nth counts the item's streamed interactions, this one included; age_seconds since the item's
     first one ever; past_events of the item and past_of_user of the user before the split; predictable: the user has a
-    state. Without one no contender's prediction is counted.
+    state. Without one no ranker's prediction is counted.
     """
 
     items: IntArray
@@ -108,7 +108,7 @@ def kinds(table: EventColumns) -> dict[str, BoolArray]:
 def estimates(
     table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, seed: int = 0
 ) -> dict[str, dict[str, Estimate]]:
-    """By contender and metric. Where `mask` leaves no event, empty."""
+    """By ranker and metric. Where `mask` leaves no event, empty."""
     rates = _bootstrap(table, ranks, mask, seed=seed)
     return {name: {metric: _estimate(*rate) for metric, rate in found.items()} for name, found in rates.items()}
 
@@ -116,7 +116,7 @@ def estimates(
 def differences(
     table: EventColumns, ranks: Mapping[str, IntArray], mask: BoolArray, *, minus: str, seed: int = 0
 ) -> dict[str, dict[str, Estimate]]:
-    """Each contender less `minus`, paired: both are measured on the same drawn items."""
+    """Each ranker less `minus`, paired: both are measured on the same drawn items."""
     rates = _bootstrap(table, ranks, mask, seed=seed)
     other = rates.pop(minus, {})
     return {

@@ -81,7 +81,7 @@ def _set_part(settings: Row, rows: Sequence[Row]) -> str:
 
 
 def _verdict(row: Row) -> Row:
-    """Whether a contender helps, does no harm that can be shown, or harms."""
+    """Whether a ranker helps, does no harm that can be shown, or harms."""
     found: Row = {"name": row["name"]}
     for metric, (mean, low, high) in row["all"]["minus frozen"].items():
         found[metric] = "above" if low > 0 else "below" if high < 0 else "not distinguishable from"

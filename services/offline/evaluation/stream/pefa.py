@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.pefa.contribution import Contributions, mean_gate, newcomers
+from services.algorithms.pefa.contribution import Contributions, cold_start_items, mean_gate
 from services.algorithms.pefa.memory import MemoryEntry, QueryMemory
 from services.algorithms.pefa.policy import NEW_ITEM_SHARE, FeedbackPolicy, SharePolicy
 from services.algorithms.pefa.refresh import refreshed, unit
@@ -24,7 +24,7 @@ from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.stream.models import StreamModel
 from services.offline.evaluation.stream.setting import BoolArray, IntArray, StreamSetting
-from services.offline.evaluation.stream.walk import Contender, EventBatch, Scores
+from services.offline.evaluation.stream.walk import EventBatch, Ranker, Scores
 
 _PAST_EVENTS_PER_BATCH = 4096
 _ENOUGH_INTERACTIONS = 10
@@ -74,7 +74,9 @@ class RefreshedItems:
         self._new_shares = _by_share({name: variant.new_share for name, variant in variants.items()})
         num_items = setting.interactions.num_items
         _, num_components, width = model.items.components.shape
-        states = newcomers(num_items, num_components=num_components, width=width, mean_gate=mean_gate(model.items))
+        states = cold_start_items(
+            num_items, num_components=num_components, width=width, mean_gate=mean_gate(model.items)
+        )
         states.components[model.codes] = model.items.components
         if states.gate is not None and model.items.gate is not None:
             states.gate[model.codes] = model.items.gate
@@ -259,9 +261,9 @@ def _joined(parts: Sequence[SumsOf]) -> SumsOf:
 
 
 class WithVotes:
-    """Scores of other contenders, each also with the votes of remembered interactions (PEFA-XL, equation 6).
+    """Scores of other rankers, each also with the votes of remembered interactions (PEFA-XL, equation 6).
 
-    An item that the inner contender cannot answer with has no similarity: it enters with s = 0 once `min_users`
+    An item that the inner ranker cannot answer with has no similarity: it enters with s = 0 once `min_users`
     distinct users stand behind it. What a full memory turns out leaves it when a batch ends.
     """
 
@@ -271,7 +273,7 @@ class WithVotes:
         model: StreamModel,
         feedback: Feedback,
         votes: Mapping[str, VoteSettings],
-        inner: Sequence[Contender],
+        inner: Sequence[Ranker],
         *,
         capacity: int,
         min_users: int,
@@ -295,8 +297,8 @@ class WithVotes:
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
         found: dict[str, Scores] = {}
-        for contender in self._inner:
-            found.update(contender.step(batch))
+        for ranker in self._inner:
+            found.update(ranker.step(batch))
         cast = self._cast(batch)
         answerable = self._answerable(batch)
         for inner, scores in list(found.items()):

@@ -81,7 +81,7 @@ def run(
 ) -> Report:
     """Walk each data set once per seed; write freshness.{md,json}, freshness.png and new_items.png to `request.out`.
 
-    `retrainings`: how often the retrained contender is trained again, evenly over the stream. Of the events every
+    `retrainings`: how often the retrained ranker is trained again, evenly over the stream. Of the events every
     `predict_every`-th is predicted; all are learnt from.
     Raises: ValueError for no data set, no seed, negative retrainings, predict_every below 1 or data that cannot be had.
     """
@@ -184,20 +184,18 @@ def _rows(table: EventColumns, ranks: dict[str, IntArray], walked: Sequence[_See
     by_seed = [(one, kinds(one.table)) for one in walked]
     for kind, mask in kinds(table).items():
         against = {other: differences(table, ranks, mask, minus=other) for other in (FROZEN, "popularity", "item-kNN")}
-        for contender, estimate in estimates(table, ranks, mask).items():
+        for ranker, estimate in estimates(table, ranks, mask).items():
             row: Row = {
                 "kind": kind,
-                "contender": contender,
+                "contender": ranker,
                 "events": int(mask.sum()),
                 "items": len(np.unique(table.items[mask])),
                 **estimate,
             }
-            row |= {f"minus {other}": gaps[contender] for other, gaps in against.items() if contender in gaps}
+            row |= {f"minus {other}": gaps[ranker] for other, gaps in against.items() if ranker in gaps}
             if kind in (ALL, NEW):
                 row["by seed"] = {
-                    str(one.seed): own_rates(one.ranks[contender], masks[kind])
-                    for one, masks in by_seed
-                    if kind in masks
+                    str(one.seed): own_rates(one.ranks[ranker], masks[kind]) for one, masks in by_seed if kind in masks
                 }
             rows.append(row)
     return rows

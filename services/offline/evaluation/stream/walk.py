@@ -1,8 +1,8 @@
 """The walk: every streamed event is predicted from what happened before it, and only then learnt from.
 
-Events come in batches for speed alone: a contender scores an event of a batch as if the earlier ones of the same batch
-had been learnt, so the batch size changes no number. What a user has had before leaves the ranking, for all contenders
-alike; a target that a contender cannot answer with is missed.
+Events come in batches for speed alone: a ranker scores an event of a batch as if the earlier ones of the same batch
+had been learnt, so the batch size changes no number. What a user has had before leaves the ranking, for all rankers
+alike; a target that a ranker cannot answer with is missed.
 
 Letters: B events of a batch, C of them predicted, N events predicted in all, X items of the whole vocabulary.
 """
@@ -40,7 +40,7 @@ class EventBatch:
         return len(self.users)
 
 
-class Contender(Protocol):
+class Ranker(Protocol):
     """Something that ranks items for the next event of a user."""
 
     def step(self, batch: EventBatch) -> Mapping[str, Scores]:
@@ -53,7 +53,7 @@ class Contender(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Walked:
-    """Places (N,) of the predicted events in the stream, and each contender's 0-based ranks (N,), X for a miss."""
+    """Places (N,) of the predicted events in the stream, and each ranker's 0-based ranks (N,), X for a miss."""
 
     places: IntArray
     ranks: dict[str, IntArray]
@@ -61,7 +61,7 @@ class Walked:
 
 def walk(
     setting: StreamSetting,
-    contenders: Sequence[Contender],
+    rankers: Sequence[Ranker],
     *,
     predict_every: int = 1,
     batch_events: int = BATCH_EVENTS,
@@ -76,10 +76,10 @@ def walk(
     for batch in _batches(setting, seen, batch_events, predict_every):
         targets = batch.items[batch.chosen]
         found: dict[str, Scores] = {}
-        for contender in contenders:
-            for name, scores in contender.step(batch).items():
+        for ranker in rankers:
+            for name, scores in ranker.step(batch).items():
                 if name in found:
-                    raise ValueError(f"contender {name!r} appears twice; names must differ")
+                    raise ValueError(f"ranker {name!r} appears twice; names must differ")
                 found[name] = scores
                 ranks.setdefault(name, []).append(ranks_of(scores, targets, batch.excluded))
         places.append(batch.places[batch.chosen])

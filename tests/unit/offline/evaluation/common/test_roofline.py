@@ -1,4 +1,4 @@
-"""Floors count the work that the formulas cannot avoid, at rates that this machine shows."""
+"""Work is what the formulas cannot avoid; the roofline takes it at rates that this machine shows."""
 
 import pytest
 

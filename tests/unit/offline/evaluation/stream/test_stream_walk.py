@@ -20,7 +20,7 @@ from services.offline.evaluation.stream.models import StreamModel, TrainedModels
 from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
 from services.offline.evaluation.stream.setting import StreamSetting, stream_setting, training_part
 from services.offline.evaluation.stream.states import states_before
-from services.offline.evaluation.stream.walk import Contender, EventBatch, Scores, walk
+from services.offline.evaluation.stream.walk import EventBatch, Ranker, Scores, walk
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def model(setting: StreamSetting) -> StreamModel:
     return stream_model(setting, untrained, seed=0, past=True)
 
 
-def _pefa(setting: StreamSetting, model: StreamModel, *, from_past: bool = True, capacity: int = 10_000) -> Contender:
+def _pefa(setting: StreamSetting, model: StreamModel, *, from_past: bool = True, capacity: int = 10_000) -> Ranker:
     feedback = Feedback(policy=FeedbackPolicy.parse("rating:0.5@2"), from_past=from_past)
     share = SharePolicy.parse("evidence(prior=3)")
     variants = {"XS": Refreshing(share=share, min_users=3), "XS alone": Refreshing(share=share, min_users=1)}
@@ -50,7 +50,7 @@ def _pefa(setting: StreamSetting, model: StreamModel, *, from_past: bool = True,
     return WithVotes(setting, model, feedback, votes, [frozen, items], capacity=capacity, min_users=3)
 
 
-def _everyone(setting: StreamSetting, model: StreamModel) -> Sequence[Contender]:
+def _everyone(setting: StreamSetting, model: StreamModel) -> Sequence[Ranker]:
     neighbours = NeighbourSettings(window=4, recency=0.8, damping=0.5, shrink=1.0)
     return [
         _pefa(setting, model),
