@@ -51,7 +51,7 @@ def cell(value: Any, spec: str = "") -> str:
         return format(value, spec)
     if isinstance(value, float):
         return f"{value:.4g}"
-    if isinstance(value, list):
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return "\n".join(value)
     if isinstance(value, dict):
         return ", ".join(f"{name} {cell(one)}" for name, one in value.items())

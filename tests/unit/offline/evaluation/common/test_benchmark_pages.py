@@ -79,6 +79,7 @@ def test_cells_are_short() -> None:
     ]
     assert shown == ["1,234", "0.123", "+0.5000 [+0.2500, +1.0000]", "2.5"]
     assert [cell(None), cell(12_345), cell(True), cell({"a": None})] == ["–", "12,345", "True", "a –"]
+    assert [cell(["a line", "another"]), cell([0.5, 1.5])] == ["a line\nanother", "[0.5, 1.5]"]
 
 
 def test_rows_of_two_kinds_make_two_tables() -> None:
