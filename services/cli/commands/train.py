@@ -52,7 +52,7 @@ def train(
     Example:  freshet train --preset ml-1m --epochs 1 --data ml-1m
     """
     wait_without_spinning()
-    from services.offline.training.export import ExportError
+    from services.offline.training.onnx_graphs import ExportError
     from services.offline.training.run import run_training
 
     with sentences(ExportError):
@@ -94,7 +94,8 @@ def export(
     Example:  freshet export --bundle .freshet/bundle --data ml-1m
     """
     from services.offline.datasets import load_dataset
-    from services.offline.training.export import ExportError, export_bundle
+    from services.offline.training.export import export_bundle
+    from services.offline.training.onnx_graphs import ExportError
 
     with sentences(ExportError):
         report = export_bundle(bundle, interactions=load_dataset(data) if data else None)
