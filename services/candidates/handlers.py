@@ -133,13 +133,13 @@ class Search:
         served = self._catalogue.served
         answers: dict[int, Found] = {}
         kinds: dict[tuple[str, Stage, int], list[int]] = {}
-        for place, search in enumerate(searches):
-            kinds.setdefault((self._names[search.algorithm], search.stage, search.k), []).append(place)
-        for (algorithm, stage, k), places in kinds.items():
-            found = self._find(served, algorithm, stage, k, [searches[place] for place in places])
-            answers.update(zip(places, found, strict=True))
-            self._metrics.searched(algorithm, stage.value, len(places))
-        return [answers[place] for place in range(len(searches))]
+        for number, search in enumerate(searches):
+            kinds.setdefault((self._names[search.algorithm], search.stage, search.k), []).append(number)
+        for (algorithm, stage, k), numbers in kinds.items():
+            found = self._find(served, algorithm, stage, k, [searches[number] for number in numbers])
+            answers.update(zip(numbers, found, strict=True))
+            self._metrics.searched(algorithm, stage.value, len(numbers))
+        return [answers[number] for number in range(len(searches))]
 
     def _find(
         self, served: Served, algorithm: str, stage: Stage, k: int, searches: Sequence[SearchQuery]

@@ -12,9 +12,11 @@ from services.algorithms.packed_state import unpack_query_state
 from services.candidates.domain import ItemVotes, SearchAnswer, SearchQuery, Stage, VotesQuery
 from services.candidates.handlers import Search
 from services.common.errors import InvalidRequest
+from services.common.messages import message_of
 from services.common.query_state import unpacked
 
 SERVICE = "freshet.v1.CandidatesService"
+_FILTERED = ("allow_item_ids", "deny_item_ids", "allow_categories", "deny_categories")
 _STAGES = {candidates_pb2.STAGE_FIRST: Stage.FIRST, candidates_pb2.STAGE_FULL: Stage.FULL}
 _KINDS = {
     "exact": common_pb2.Certificate.KIND_EXACT,
@@ -38,19 +40,15 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
     ) -> candidates_pb2.GetIndexInfoResponse:
         """What is loaded."""
         info = self._search.info
-        return candidates_pb2.GetIndexInfoResponse(
-            model_version=info.model_version,
+        return message_of(
+            candidates_pb2.GetIndexInfoResponse,
+            info,
             index_version=info.served.name,
-            algorithm=info.algorithm,
-            num_items=info.num_items,
-            bytes_per_item=info.bytes_per_item,
             algorithms=[
                 candidates_pb2.LoadedAlgorithm(name=name, added_bytes_per_item=added)
                 for name, added in info.added_bytes_per_item.items()
             ],
             index_freshness=_freshness(info.served),
-            num_remembered=info.num_remembered,
-            bytes_per_remembered=info.bytes_per_remembered,
         )
 
     async def ExplainVotes(
@@ -82,12 +80,9 @@ def _search_query(request: candidates_pb2.SearchRequest) -> SearchQuery:
 def _filter(message: common_pb2.Filter, seen_item_ids: Any) -> ItemFilter:
     try:
         return ItemFilter(
-            allow_item_ids=tuple(message.allow_item_ids),
-            deny_item_ids=tuple(message.deny_item_ids),
-            allow_categories=tuple(message.allow_categories),
-            deny_categories=tuple(message.deny_categories),
             exclude_seen=message.exclude_seen,
             seen_item_ids=tuple(seen_item_ids),
+            **{name: tuple(getattr(message, name)) for name in _FILTERED},
         )
     except ValueError as exc:
         raise InvalidRequest(f"filter: {exc}") from exc
@@ -118,22 +113,16 @@ def _response(answer: SearchAnswer) -> candidates_pb2.SearchResponse:
 
 
 def _votes_response(votes: ItemVotes) -> candidates_pb2.ExplainVotesResponse:
-    return candidates_pb2.ExplainVotesResponse(
-        vote=votes.vote,
-        num_neighbours=votes.num_neighbours,
-        model_share=votes.model_share,
-        voters=[
-            candidates_pb2.VotingInteractions(
-                type=one.type,
-                count=one.count,
-                newest_age_seconds=one.newest_age_s,
-                oldest_age_seconds=one.oldest_age_s,
-                vote=one.vote,
-            )
-            for one in votes.voters
-        ],
-        index_version=votes.index_version,
-    )
+    voters = [
+        message_of(
+            candidates_pb2.VotingInteractions,
+            one,
+            newest_age_seconds=one.newest_age_s,
+            oldest_age_seconds=one.oldest_age_s,
+        )
+        for one in votes.voters
+    ]
+    return message_of(candidates_pb2.ExplainVotesResponse, votes, voters=voters)
 
 
 def _freshness(served: Served) -> common_pb2.IndexFreshness:

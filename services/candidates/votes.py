@@ -43,8 +43,8 @@ class RememberedVotes:
     def clear(self) -> None:
         """Remember nothing."""
         order = self.index.index.version.in_order(lambda: None)
-        places = zip(order.source.tolist(), order.row.tolist(), strict=True)
-        self.index.apply(removals=[order.sources[source].segment.rows.ids[row] for source, row in places])
+        rows = zip(order.source.tolist(), order.row.tolist(), strict=True)
+        self.index.apply(removals=[order.sources[source].segment.rows.ids[row] for source, row in rows])
 
     def of(self, queries: QueryStates) -> list[dict[str, float]]:
         """Each query's votes by item."""

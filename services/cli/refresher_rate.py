@@ -25,7 +25,7 @@ from services.refresher.bootstrap import fold_rules
 from services.refresher.config import RefresherSettings
 from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.records import Entry, Interaction, Listing
-from services.refresher.handlers.describe import Held
+from services.refresher.handlers.describe import PartitionRegistry
 from services.refresher.handlers.publish import Publisher
 from services.refresher.metrics import RefresherMetrics
 from services.refresher.ports import Holding, Polled
@@ -139,7 +139,7 @@ def measure(bundle: Bundle, records: int, *, seed: int = 0) -> FoldRate:
 def _fold(bundle: Bundle, values: Sequence[bytes], shape: QueryShape, folder: Path) -> FoldRate:
     settings = RefresherSettings(bundle=bundle.path)
     rules = fold_rules(settings, bundle)
-    held, withdrawn, outbox = Held(), dict[str, bool](), _Counting()
+    registry, withdrawn, outbox = PartitionRegistry(), dict[str, bool](), _Counting()
     log = _BytesLog(shape)
     refresher = Refresher(
         log=log,
@@ -147,9 +147,11 @@ def _fold(bundle: Bundle, values: Sequence[bytes], shape: QueryShape, folder: Pa
         checkpoints=CheckpointFiles(folder),
         leases=_OneHolder(),
         rules=rules,
-        publisher=Publisher(share=SharePolicy.parse(settings.share), min_users=settings.min_users, withdrawn=withdrawn),
+        publisher=Publisher(
+            weight_policy=SharePolicy.parse(settings.model_weight), min_users=settings.min_users, withdrawn=withdrawn
+        ),
         withdrawn=withdrawn,
-        held=held,
+        registry=registry,
         metrics=RefresherMetrics(CollectorRegistry()),
         limits=RefresherLimits(checkpoint_s=settings.checkpoint_seconds),
     )
@@ -158,7 +160,7 @@ def _fold(bundle: Bundle, values: Sequence[bytes], shape: QueryShape, folder: Pa
     started, cpu = time.perf_counter(), time.process_time()
     while True:
         refresher.step()
-        state = held.partitions[0]
+        state = registry.partitions[0]
         if state.folded_offset == len(values) - 1 and not state.dirty_items and not state.dirty_entries:
             break
     refresher.finish()

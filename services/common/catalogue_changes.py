@@ -104,7 +104,7 @@ class CatalogueChanges:
         self._done()
 
     def reset(self) -> None:
-        """The topic was made anew: back to the bundle."""
+        """The topic is another one: back to the bundle."""
         self._items.reset()
         if self._remembered is not None:
             self._remembered.clear()

@@ -28,8 +28,8 @@ log = structlog.get_logger()
 
 _MAX_RECORDS = 4_096
 _MAX_PENDING = 4_096  # deltas that may wait for room before they are read no further
-# Beside searches, so many records are read between pauses, a sixth of a millisecond. Candidates and reranker
-# read the same batch at the same moment: without, both cores of a small machine are theirs until they are through.
+# Beside searches, so many records are read between pauses of a millisecond: candidates and reranker
+# read the same batch at the same moment, and without pauses they use both cores of a small machine until it is applied.
 # However much comes, a poll pauses so often at most: keeping up comes first.
 _SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
 
@@ -64,7 +64,7 @@ class Listener(Protocol):
         """Take what the catalogue says of items."""
 
     def reset(self) -> None:
-        """Forget all batches: the topic was made anew."""
+        """Forget all batches: the topic is another one."""
 
     def counted(self, kind: str, records: int) -> None:
         """Records that were not taken: "other_model", "unreadable_delta", "unreadable_item"."""

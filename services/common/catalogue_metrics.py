@@ -1,4 +1,4 @@
-"""What a process that follows the catalogue's changes counts: positions, lag, merges, and what found no place.
+"""What a process that follows the catalogue's changes counts: positions, lag, merges, and what found no room.
 
 The names are the process's own, the meaning is the same in candidates and the reranker.
 """

@@ -16,7 +16,7 @@ class FreshetError(Exception):
     """
 
     status: ClassVar[grpc.StatusCode]
-    default_retriable: ClassVar[bool]
+    default_retriable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, retriable: bool | None = None, retry_after_ms: int | None = None) -> None:
         super().__init__(message)
@@ -29,7 +29,6 @@ class InvalidRequest(FreshetError):
     """Wrong whatever our state: the caller must change the request."""
 
     status = grpc.StatusCode.INVALID_ARGUMENT
-    default_retriable = False
 
     @classmethod
     def of(cls, field: str, value: Any, allowed: str) -> Self:
@@ -44,14 +43,12 @@ class NotFound(FreshetError):
     """A named version or bundle is absent."""
 
     status = grpc.StatusCode.NOT_FOUND
-    default_retriable = False
 
 
 class PreconditionFailed(FreshetError):
     """Valid, but someone must act first (an index and a model that disagree on d, say)."""
 
     status = grpc.StatusCode.FAILED_PRECONDITION
-    default_retriable = False
 
 
 class Conflict(FreshetError):

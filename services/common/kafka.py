@@ -281,9 +281,9 @@ class BulkProducer:
         self._producer: KafkaProducer | None = None
 
     def send_many(self, records: Iterable[Record], timeout_s: float = 15.0) -> list[Position]:
-        """Write the records, in order per partition; return their places in the same order.
+        """Write the records, in order per partition; return their positions in the same order.
 
-        A place has offset -1 when Kafka has the record but no longer says where (a retried batch).
+        A position has offset -1 when Kafka has the record but no longer says where (a retried batch).
         Raises: DependencyUnavailable if any was not acknowledged in time; some may have been written all the same, but
         none is sent any more once this has returned (it waits out the delivery timeout for that).
         """
@@ -293,11 +293,11 @@ class BulkProducer:
             futures = [producer.send(r.topic, r.value, r.key, list(r.headers), partition=r.partition) for r in records]
             if self._linger_ms and futures:
                 producer.flush(timeout=max(0.0, deadline - time.monotonic()))
-            places = []
+            positions = []
             for future in futures:
                 metadata = future.get(timeout=max(0.0, deadline - time.monotonic()))
-                places.append(Position(metadata.partition, metadata.offset))
-            return places
+                positions.append(Position(metadata.partition, metadata.offset))
+            return positions
         except (KafkaError, OSError, AssertionError) as exc:
             # A producer that failed half-way is not asked to remember its sequence; the next one must not overtake it.
             self.close(self._delivery_timeout_ms / 1000 + _SETTLING_S)
@@ -373,7 +373,7 @@ def build_consumer(
     except (KafkaError, OSError) as exc:
         raise DependencyUnavailable(f"Kafka at {bootstrap} cannot be reached: {exc}") from exc
     try:
-        consumer.assign([place for topic in topics for place in _places(consumer, topic, partitions)])
+        consumer.assign([partition for topic in topics for partition in _partitions(consumer, topic, partitions)])
     except (KafkaError, OSError, DependencyUnavailable) as exc:
         with contextlib.suppress(Exception):
             consumer.close(autocommit=False)
@@ -381,7 +381,7 @@ def build_consumer(
     return consumer
 
 
-def _places(consumer: KafkaConsumer, topic: str, partitions: Sequence[int] | None) -> list[TopicPartition]:
+def _partitions(consumer: KafkaConsumer, topic: str, partitions: Sequence[int] | None) -> list[TopicPartition]:
     found = consumer.partitions_for_topic(topic)
     if not found:
         raise DependencyUnavailable(f"there is no topic {topic!r} yet")

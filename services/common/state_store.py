@@ -23,22 +23,7 @@ from redis.retry import Retry
 from services.common import state_layout as layout
 from services.common.errors import Conflict, DependencyUnavailable
 from services.common.query_state import PackedQueryState
-from services.common.state_layout import RecentId, StoredEvent, hash_event_id
-
-__all__ = [
-    "AdvanceStep",
-    "Progress",
-    "RecentId",
-    "StateReader",
-    "StateWriter",
-    "StoredEvent",
-    "StoredState",
-    "UserHistory",
-    "UserKeys",
-    "UserUpdate",
-    "UserView",
-    "hash_event_id",
-]
+from services.common.state_layout import RecentId, StoredEvent
 
 DEFAULT_TTL_SECONDS = 90 * 24 * 3600
 DEFAULT_MAX_SEEN = 2_000
@@ -137,19 +122,20 @@ def _redis_errors() -> Iterator[None]:
 def _state(values: Sequence[bytes | None], model_version: str) -> StoredState | None:
     if None in values:
         return None
-    components, gate, num_components, width, partition, offset, event_time_ms, applied_ms = cast(list[bytes], values)
+    components, gate, *texts = cast(list[bytes], values)
+    num_components, width, partition, offset, event_time_ms, applied_ms = map(int, texts)
     return StoredState(
         query_state=PackedQueryState(
             model_version=model_version,
             components=components,
             gate=gate,
-            num_components=int(num_components),
-            component_width=int(width),
+            num_components=num_components,
+            component_width=width,
         ),
-        partition=int(partition),
-        offset=int(offset),
-        event_time_ms=int(event_time_ms),
-        applied_ms=int(applied_ms),
+        partition=partition,
+        offset=offset,
+        event_time_ms=event_time_ms,
+        applied_ms=applied_ms,
     )
 
 
@@ -417,16 +403,8 @@ class StateWriter:
             arguments += (event_time_ms, item_id)
         if state is not None and update.state_change == "set":
             packed = state.query_state
-            values = (
-                packed.components,
-                packed.gate,
-                packed.num_components,
-                packed.component_width,
-                state.partition,
-                state.offset,
-                state.event_time_ms,
-                state.applied_ms,
-            )
+            values: tuple[Any, ...] = (packed.components, packed.gate, packed.num_components, packed.component_width)
+            values += (state.partition, state.offset, state.event_time_ms, state.applied_ms)
             for name, value in zip(layout.STATE_FIELDS, values, strict=True):
                 arguments += (name, value)
         return arguments

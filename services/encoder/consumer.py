@@ -78,7 +78,7 @@ class Consumer(Follower):
         self._limits = limits
         metrics.watch_turns(self.turns)
         self._in_step = False
-        self._held = False
+        self._is_held = False
         self._poll_records = limits.min_records
         self._committed: dict[int, int] = {}
         self._next_commit = self._next_check = 0.0
@@ -101,7 +101,7 @@ class Consumer(Follower):
             self._synchronise()
         self._check_store(time.monotonic())
         records: Sequence[SourceRecord] = ()
-        if self._held:
+        if self._is_held:
             self._stop.wait(self._limits.poll_ms / 1000)
         else:
             self._follow_forgets()
@@ -123,8 +123,8 @@ class Consumer(Follower):
             if self._is_ready:
                 self._metrics.rewinds.inc()
         # While an import holds the stream, users are its to write; its end synchronises again.
-        self._held = self._handler.is_held()
-        if not self._held:
+        self._is_held = self._handler.is_held()
+        if not self._is_held:
             applied = self._forgets.resync(self._handler.epoch, self._stream.end_offsets())
             self._metrics.forgets.inc(applied)
         self._in_step = True
@@ -142,14 +142,8 @@ class Consumer(Follower):
         applied = self._one_by_one(records) if self.bugs >= self._limits.attempts else self._handler.apply(records)
         self._in_step = True
         done_ms = now_ms()
-        self._metrics.batch(
-            records=len(records),
-            users=applied.users,
-            seconds=time.perf_counter() - started,
-            encode_seconds=applied.encode_seconds,
-            counts=applied.counts,
-            freshness_seconds=[max(0, done_ms - recorded_ms) / 1000 for recorded_ms in applied.recorded_ms],
-        )
+        freshness = [max(0, done_ms - recorded_ms) / 1000 for recorded_ms in applied.recorded_ms]
+        self._metrics.batch(len(records), time.perf_counter() - started, applied, freshness)
 
     def _one_by_one(self, records: Sequence[SourceRecord]) -> Applied:
         total = Applied()
@@ -159,7 +153,7 @@ class Consumer(Follower):
             except FreshetError:
                 raise
             except Exception as exc:
-                log.error("record_set_aside", partition=record.partition, offset=record.offset, exc_info=exc)
+                log.error("record_dead_lettered", partition=record.partition, offset=record.offset, exc_info=exc)
                 total.add(self._handler.reject(record, f"internal error: {type(exc).__name__}"))
         return total
 
@@ -168,15 +162,15 @@ class Consumer(Follower):
         if now < self._next_check:
             return
         self._next_check = now + self._limits.check_every_s
-        held_before, self._in_step = self._held, False
-        self._held = self._handler.is_held()
-        if held_before and not self._held:
+        was_held, self._in_step = self._is_held, False
+        self._is_held = self._handler.is_held()
+        if was_held and not self._is_held:
             self._synchronise()
-        if not self._held:
+        if not self._is_held:
             self._handler.check_epoch()
         self._in_step = True
-        if self._held != held_before:
-            log.info("stream_held" if self._held else "stream_released", watermarks=self._handler.watermarks)
+        if self._is_held != was_held:
+            log.info("stream_held" if self._is_held else "stream_released", watermarks=self._handler.watermarks)
 
     def _commit(self) -> None:
         offsets = self._handler.committable()

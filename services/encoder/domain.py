@@ -2,8 +2,8 @@
 
 The rules: a position that was applied is never applied again; an event id that came lately at another position is a
 duplicate; events are ordered by (event time, partition, offset); a late event is inserted where it belongs if the
-window reaches back that far, else only noted as seen; an undo removes its event; what lies at or below the place up to
-which its user was forgotten counts for nothing; items that the model does not know stay in the history. Records are
+window reaches back that far, else only noted as seen; an undo removes its event; what lies at or below the position up
+to which its user was forgotten counts for nothing; items that the model does not know stay in the history. Records are
 merged one by one, so how they were cut into batches never shows in the result.
 
 Letters: L = max_history, n events of one sequence, M states wanted of it, P_q query components, P component pairs,
@@ -14,12 +14,14 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.history import trim
-from services.common.state_store import RecentId, StoredEvent, UserHistory, hash_event_id
+from services.common.state_layout import RecentId, StoredEvent, hash_event_id
+from services.common.state_store import UserHistory
 from services.common.stream.position import Position
 from services.common.stream.retraction import is_covered
 from services.common.stream.topics.interactions import Interaction
@@ -40,7 +42,7 @@ class Outcome(IntEnum):
     UNDONE = 3
     # An undo whose event is neither in the history nor among the recent ids.
     UNDO_WITHOUT_EVENT = 4
-    # At or below the place up to which its user was forgotten.
+    # At or below the position up to which its user was forgotten.
     FORGOTTEN = 5
 
 
@@ -77,6 +79,18 @@ class Arrival:
     recorded_ms: int
     interaction: Interaction
 
+    def fields(self, user_pseudonym: str) -> dict[str, Any]:
+        """Those of `OfInteraction`."""
+        return {
+            "event_id": self.interaction.event_id,
+            "item_id": self.interaction.item_id,
+            "event_time_ms": self.interaction.event_time_ms,
+            "recorded_ms": self.recorded_ms,
+            "partition": self.partition,
+            "offset": self.offset,
+            "user_pseudonym": user_pseudonym,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
@@ -103,7 +117,7 @@ class Merge:
     preceding: for each arrival (by number) that was inserted, what came before it.
     undone: for each arrival (by number) that took an event back, that event.
     seen_times: newest event time of each item to be noted as seen; unseen: items no longer seen, removed first.
-    changed: the history differs from what it was, so its state has to be computed anew.
+    changed: the history differs from what it was, so its state has to be computed again.
     """
 
     recent: list[RecentId]
@@ -182,7 +196,7 @@ def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_hist
         events.append(event)
     else:
         at = bisect_right(events, event[:3], key=_order)
-        # A window that never slid holds all there is, so the place before its first event is known too.
+        # A window that never slid holds all there is, so what came before its first event is known too.
         if at == 0 and len(events) >= max_history - max_history // 4:
             return Outcome.LATE
         result.preceding[number] = Prefix(len(result.sequences) - 1, at)
@@ -203,11 +217,11 @@ def _undo(result: Merge, number: int, id_hash: int) -> Outcome:
         result.replace_events([*events[:at], *events[at + 1 :]])
         result.changed = True
     first = max(0, len(result.recent) - RECENT_IDS)
-    for place in range(len(result.recent) - 1, first - 1, -1):
-        entry = result.recent[place]
+    for index in range(len(result.recent) - 1, first - 1, -1):
+        entry = result.recent[index]
         if entry.id_hash == id_hash and entry.item_id:
             undone = undone or Undone(entry.item_id, Position(entry.partition, entry.offset))
-            result.recent[place] = entry._replace(item_id="")
+            result.recent[index] = entry._replace(item_id="")
             break
     if undone is None:
         return Outcome.UNDO_WITHOUT_EVENT

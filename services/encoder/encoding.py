@@ -14,7 +14,7 @@ import numpy as np
 
 from services.algorithms.item_buckets import item_bucket
 from services.common.query_state import PackedQueryState
-from services.common.state_store import StoredEvent
+from services.common.state_layout import StoredEvent
 from services.encoder.domain import EncodedStates, EncodeJob
 
 UNKNOWN = -1

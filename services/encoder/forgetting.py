@@ -1,8 +1,8 @@
 """Who is to be forgotten, up to where, and what stays of such a user: pure functions and values.
 
-A forget names places of `interactions`; what lies at or below them counts for nothing in whatever is made of the topic,
-now, after a second delivery, and in every later rebuild or import. What comes after counts again. Knows neither Kafka
-nor Redis.
+A forget names positions of `interactions`; what lies at or below them counts for nothing in whatever is made of the
+topic, now, after a second delivery, and in every later rebuild or import. What comes after counts again. Knows neither
+Kafka nor Redis.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class Forgotten:
 def check_same_log(forgotten: Forgotten, ends: Mapping[int, int]) -> None:
     """ends: one past the last record, of those partitions of `interactions` that are looked at.
 
-    Raises: PreconditionFailed when a forget names a place that the topic does not have: it speaks of another log.
+    Raises: PreconditionFailed when a forget names a position that the topic does not have: it speaks of another log.
     """
     for partition, offset in forgotten.last().items():
         if offset >= ends.get(partition, offset + 1):

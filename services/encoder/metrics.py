@@ -11,6 +11,7 @@ from services.algorithms.incremental_encoding import CacheCounts
 from services.common.metrics import LARGE_BATCH_BUCKETS, Figures
 from services.common.state_layout import COUNT_FIELDS
 from services.common.turn_clock import TurnClock
+from services.encoder.handlers.apply_records import Applied
 
 
 class _CacheCollector(Collector):
@@ -70,23 +71,14 @@ class EncoderMetrics:
         self.forgets = figures.counter("freshet_encoder_forgets", "Records of the forgets topic applied.")
         self.rewinds = figures.counter("freshet_encoder_rewinds", "Times the stream was read again from the beginning.")
 
-    def batch(
-        self,
-        *,
-        records: int,
-        users: int,
-        seconds: float,
-        encode_seconds: float,
-        counts: Mapping[str, int],
-        freshness_seconds: Iterable[float],
-    ) -> None:
+    def batch(self, records: int, seconds: float, applied: Applied, freshness_seconds: Iterable[float]) -> None:
         """One poll was applied."""
         self._batch_records.observe(records)
-        self._batch_users.observe(users)
+        self._batch_users.observe(applied.users)
         self._batch_seconds.observe(seconds)
-        if encode_seconds:
-            self._encode_stream.observe(encode_seconds)
-        for outcome, count in counts.items():
+        if applied.encode_seconds:
+            self._encode_stream.observe(applied.encode_seconds)
+        for outcome, count in applied.counts.items():
             self._records[outcome].inc(count)
         for wait in freshness_seconds:
             self._freshness.observe(wait)

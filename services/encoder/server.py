@@ -1,10 +1,11 @@
 """EncoderService: the gRPC edge. Protobuf stops here."""
 
 import grpc
-from freshet.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
+from freshet.v1 import encoder_pb2, encoder_pb2_grpc
 
 from services.common.errors import InvalidRequest
 from services.common.query_state import to_message
+from services.common.stream.position import write_up_to
 from services.common.stream.times import read_ms
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
@@ -47,14 +48,12 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self, request: encoder_pb2.DescribeUserRequest, context: grpc.aio.ServicerContext
     ) -> encoder_pb2.DescribeUserResponse:
         found = await self._describe_user(request.user_id)
-        return encoder_pb2.DescribeUserResponse(
+        response = encoder_pb2.DescribeUserResponse(
             user_pseudonym=found.pseudonym,
             history_events=found.stored.history_events,
             seen_items=found.stored.seen_items,
             state_model_versions=found.stored.state_model_versions,
             in_model=found.in_model,
-            forgotten_up_to=[
-                common_pb2.StreamPosition(partition=partition, offset=offset)
-                for partition, offset in sorted(found.forgotten_up_to.items())
-            ],
         )
+        write_up_to(response.forgotten_up_to, found.forgotten_up_to)
+        return response

@@ -29,7 +29,7 @@ from services.refresher.config import RefresherSettings
 from services.refresher.consumer import Refresher, RefresherLimits
 from services.refresher.domain.rules import ModelItems, Rules
 from services.refresher.handlers.content import ContentStates
-from services.refresher.handlers.describe import Describe, Held
+from services.refresher.handlers.describe import Describe, PartitionRegistry
 from services.refresher.handlers.publish import Publisher
 from services.refresher.metrics import RefresherMetrics
 from services.refresher.server import SERVICE, RefresherServicer
@@ -67,14 +67,14 @@ def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
         feedback=FeedbackPolicy.parse(settings.feedback),
         decay=ForwardDecay(half_life_seconds=settings.half_life_days * _DAY_S),
         max_remembered=settings.max_remembered,
-        max_parked=settings.max_parked,
+        max_pending=settings.max_pending,
     )
 
 
-def new_item_share(settings: RefresherSettings, bundle: Bundle) -> SharePolicy | None:
+def new_item_policy(settings: RefresherSettings, bundle: Bundle) -> SharePolicy | None:
     """How far new items may go: the setting's word, else what training measured on this model; None: neither."""
-    if settings.new_item_share:
-        return SharePolicy.parse(settings.new_item_share)
+    if settings.new_item_model_weight:
+        return SharePolicy.parse(settings.new_item_model_weight)
     length = bundle.manifest.new_item_length
     return None if length is None else share_of_length(length)
 
@@ -145,14 +145,14 @@ async def run(settings: RefresherSettings) -> None:
     tracing = configure_tracing("refresher", settings.otlp_endpoint)
     metrics = RefresherMetrics()
     health = HealthState()
-    held = Held()
+    registry = PartitionRegistry()
     withdrawn: dict[str, bool] = {}
     publisher = Publisher(
-        share=SharePolicy.parse(settings.share),
+        weight_policy=SharePolicy.parse(settings.model_weight),
         min_users=settings.min_users,
         withdrawn=withdrawn,
         content=await asyncio.to_thread(content_states, settings, bundle),
-        new_share=new_item_share(settings, bundle),
+        new_item_policy=new_item_policy(settings, bundle),
     )
     refresher = Refresher(
         log=kafka_log(settings, bundle),
@@ -162,7 +162,7 @@ async def run(settings: RefresherSettings) -> None:
         rules=rules,
         publisher=publisher,
         withdrawn=withdrawn,
-        held=held,
+        registry=registry,
         metrics=metrics,
         limits=RefresherLimits(
             publish_s=settings.publish_ms / 1000,
@@ -174,7 +174,7 @@ async def run(settings: RefresherSettings) -> None:
         on_stall=lambda: health.set_ready(False),
     )
     health.watch("attributions", refresher.turns)
-    describe = Describe(held, publisher, rules)
+    describe = Describe(registry, publisher, rules)
 
     def add_services(server: grpc.aio.Server) -> list[str]:
         _add_servicer(RefresherServicer(describe), server)

@@ -1,7 +1,7 @@
 """A checkpoint as bytes: named arrays and a few plain values under one checksum, so that half of one is never taken.
 
 Layout: magic, SHA-256 of all that follows, header length, a JSON header (values, and each array's type, shape and
-place), the arrays. No pickle. It knows neither files nor what the arrays mean.
+bounds), the arrays. No pickle. It knows neither files nor what the arrays mean.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ class CheckpointError(ValueError):
 
 def pack(values: Mapping[str, Any], arrays: Arrays) -> bytes:
     """One checkpoint. `values` must be JSON; arrays of the types above. Raises: ValueError for another type."""
-    places: dict[str, Any] = {}
+    where: dict[str, Any] = {}
     pieces: list[bytes] = []
     end = 0
     for name, array in arrays.items():
@@ -35,10 +35,10 @@ def pack(values: Mapping[str, Any], arrays: Arrays) -> bytes:
             raise ValueError(f"{name} has dtype {array.dtype}; allowed: {sorted(_DTYPES)}")
         data = np.ascontiguousarray(array).tobytes()
         padding = -len(data) % _ALIGNMENT
-        places[name] = [array.dtype.name, list(array.shape), end, end + len(data)]
+        where[name] = [array.dtype.name, list(array.shape), end, end + len(data)]
         pieces += [data, b"\0" * padding]
         end += len(data) + padding
-    header = json.dumps({"values": dict(values), "arrays": places}, sort_keys=True).encode()
+    header = json.dumps({"values": dict(values), "arrays": where}, sort_keys=True).encode()
     header += b" " * (-(len(header) + _PREFIX + 8) % _ALIGNMENT)
     body = b"".join([len(header).to_bytes(8, "little"), header, *pieces])
     return MAGIC + hashlib.sha256(body).digest() + body

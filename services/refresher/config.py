@@ -16,18 +16,18 @@ class RefresherSettings(ProcessSettings):
     # Several refreshers of one model share this folder: whoever takes a partition over goes on from its checkpoint.
     checkpoints: Path = Field(default=Path(".freshet/data/refresher"), validation_alias="FRESHET_REFRESHER_CHECKPOINTS")
     group_id: str = Field(default="freshet-refresher", min_length=1, validation_alias="FRESHET_REFRESHER_GROUP")
-    # What an interaction's type and value weigh. Another policy is another state: everything is folded anew.
+    # What an interaction's type and value weigh. Another policy is another state: everything is rebuilt.
     feedback: str = Field(default=DEFAULT_FEEDBACK.text, validation_alias="FRESHET_REFRESHER_FEEDBACK")
     # How far an item may leave its model (lambda); applied when publishing.
-    share: str = Field(default=DEFAULT_SHARE.text, validation_alias="FRESHET_REFRESHER_SHARE")
+    model_weight: str = Field(default=DEFAULT_SHARE.text, validation_alias="FRESHET_REFRESHER_SHARE")
     # How far a new item may go; empty: as long as the bundle says of its model (of a bundle that does not say, each
     # partition asks its known items' sums).
-    new_item_share: str = Field(default="", validation_alias="FRESHET_REFRESHER_NEW_ITEM_SHARE")
+    new_item_model_weight: str = Field(default="", validation_alias="FRESHET_REFRESHER_NEW_ITEM_SHARE")
     # An item that only interactions speak for is published once so many users stand behind it.
     min_users: int = Field(default=3, ge=1, le=1000, validation_alias="FRESHET_REFRESHER_MIN_USERS")
-    # Remembered interactions (PEFA-XL), and parked ones of unknown items, per partition of `attributions`.
+    # Remembered interactions (PEFA-XL), and pending ones of unknown items, per partition of `attributions`.
     max_remembered: int = Field(default=4096, ge=1, le=10_000_000, validation_alias="FRESHET_REFRESHER_MAX_REMEMBERED")
-    max_parked: int = Field(default=65_536, ge=0, le=100_000_000, validation_alias="FRESHET_REFRESHER_MAX_PARKED")
+    max_pending: int = Field(default=65_536, ge=0, le=100_000_000, validation_alias="FRESHET_REFRESHER_MAX_PARKED")
     # Half-life of an interaction's weight against newer ones of the same item; 0: they weigh the same.
     half_life_days: int = Field(default=0, ge=0, le=36_500, validation_alias="FRESHET_REFRESHER_HALF_LIFE_DAYS")
     # Makes states of new items from their titles and categories, until enough users stand behind them; empty: none.
@@ -51,12 +51,12 @@ class RefresherSettings(ProcessSettings):
     def _feedback(cls, value: str) -> str:
         return FeedbackPolicy.parse(value).text
 
-    @field_validator("share")
+    @field_validator("model_weight")
     @classmethod
-    def _share(cls, value: str) -> str:
+    def _model_weight(cls, value: str) -> str:
         return SharePolicy.parse(value).text
 
-    @field_validator("new_item_share")
+    @field_validator("new_item_model_weight")
     @classmethod
-    def _new_item_share(cls, value: str) -> str:
+    def _new_item_model_weight(cls, value: str) -> str:
         return SharePolicy.parse(value).text if value else value

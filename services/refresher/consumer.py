@@ -21,7 +21,7 @@ from services.common.turn_clock import TurnClock
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Interaction, Listing
 from services.refresher.domain.rules import Rules
-from services.refresher.handlers.describe import Held
+from services.refresher.handlers.describe import PartitionRegistry
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.handlers.hold import HoldPartition
 from services.refresher.handlers.publish import Batch, Publisher
@@ -70,7 +70,7 @@ class Refresher(Follower):
         rules: Rules,
         publisher: Publisher,
         withdrawn: dict[str, bool],
-        held: Held,
+        registry: PartitionRegistry,
         metrics: RefresherMetrics,
         limits: RefresherLimits,
         on_ready: Callable[[], None] = lambda: None,
@@ -90,7 +90,7 @@ class Refresher(Follower):
         self._log, self._outbox, self._leases = log, outbox, leases
         self._publisher, self._metrics, self._limits = publisher, metrics, limits
         self._items = rules.items
-        self._withdrawn, self._held = withdrawn, held
+        self._withdrawn, self._registry = withdrawn, registry
         metrics.watch_turns(self.turns)
         self._fold = FoldRecords(log)
         self._hold = HoldPartition(
@@ -99,7 +99,7 @@ class Refresher(Follower):
             checkpoints=checkpoints,
             withdrawn=withdrawn,
             content=publisher.content,
-            on_anew=metrics.rebuilt,
+            on_rebuild=metrics.rebuilt,
         )
         self._num_partitions = 0
         self._terms: dict[int, int] = {}
@@ -107,10 +107,10 @@ class Refresher(Follower):
         # False when what was polled and what was folded may differ, or other partitions are held: assign again.
         self._in_step = False
         # Partitions that went back to their beginning in this turn.
-        self._begun_anew: set[int] = set()
-        # Records that failed for a bug of ours: how far to go one by one, and which are set aside.
+        self._rebuilding: set[int] = set()
+        # Records that failed for a bug of ours: how far to go one by one, and which are dead letters.
         self._careful_to: dict[int, int] = {}
-        self._aside: set[tuple[int, int]] = set()
+        self._dead_lettered: set[tuple[int, int]] = set()
         self._unreadable: list[DeadLetter] = []
         # When the broker took what was folded and is not published yet, by partition.
         self._waiting: dict[int, list[int]] = {}
@@ -123,7 +123,7 @@ class Refresher(Follower):
     def finish(self) -> None:
         """Publish what can be, keep checkpoints, give everything back."""
         try:
-            self._let_go(list(self._held.partitions))
+            self._let_go(list(self._registry.partitions))
         except FreshetError as exc:
             log.info("last_checkpoint_failed", reason=str(exc))
         self._leases.close()
@@ -140,14 +140,14 @@ class Refresher(Follower):
             self._begin()
         self._follow_leases()
         if not self._in_step:
-            self._log.assign({number: state.folded_offset + 1 for number, state in self._held.partitions.items()})
+            self._log.assign({number: state.folded_offset + 1 for number, state in self._registry.partitions.items()})
             self._in_step = True
         polled = self._log.poll(self._wait_ms())
         self._in_step = False
-        self._begun_anew.clear()
+        self._rebuilding.clear()
         self._take_listings(polled.listings)
         folded = sum(self._fold_into(number, entries) for number, entries in polled.entries.items())
-        self._in_step = not self._begun_anew
+        self._in_step = not self._rebuilding
         self._keep_house(idle=not folded)
         self.ready()
         return folded
@@ -166,7 +166,7 @@ class Refresher(Follower):
             or any(self._waiting.values())
             or any(
                 not state.is_quiet and (state.dirty_items or state.dirty_entries)
-                for state in self._held.partitions.values()
+                for state in self._registry.partitions.values()
             )
         )
 
@@ -190,22 +190,22 @@ class Refresher(Follower):
             log.warning("partitions_lost", partitions=lost)
             self._give_up(lost)
         self._terms |= holding.terms
-        new = sorted(holding.terms.keys() - self._held.partitions.keys())
+        new = sorted(holding.terms.keys() - self._registry.partitions.keys())
         if new:
             for number, bounds in sorted(self._log.bounds(new).items()):
                 self._take_over(number, bounds)
         if holding.surplus:
-            self._let_go(sorted(self._held.partitions)[-holding.surplus :])
+            self._let_go(sorted(self._registry.partitions)[-holding.surplus :])
 
     def _take_over(self, number: int, bounds: tuple[int, int]) -> None:
         state = self._hold.open(number, bounds, self._num_partitions)
-        with self._held.lock:
-            self._held.partitions[number] = state
-            self._held.ends[number] = bounds[1]
-            self._held.checkpoints[number] = state.folded_offset
+        with self._registry.lock:
+            self._registry.partitions[number] = state
+            self._registry.ends[number] = bounds[1]
+            self._registry.checkpoints[number] = state.folded_offset
         # Spread, so that checkpoints do not all fall into one turn.
-        share = (number + 1) / (self._num_partitions + 1)
-        self._checkpoint_at[number] = time.monotonic() + self._limits.checkpoint_s * share
+        part = (number + 1) / (self._num_partitions + 1)
+        self._checkpoint_at[number] = time.monotonic() + self._limits.checkpoint_s * part
         self._in_step = False
         log.info(
             "partition_taken_over",
@@ -219,14 +219,14 @@ class Refresher(Follower):
         """Publish and keep what is there, then let others take these."""
         self._publish(time.monotonic())
         for number in numbers:
-            self._keep(self._held.partitions[number])
+            self._keep(self._registry.partitions[number])
         self._leases.release(numbers)
         self._give_up(numbers)
 
     def _give_up(self, numbers: Collection[int]) -> None:
-        with self._held.lock:
+        with self._registry.lock:
             for number in numbers:
-                for table in (self._held.partitions, self._held.ends, self._held.checkpoints):
+                for table in (self._registry.partitions, self._registry.ends, self._registry.checkpoints):
                     table.pop(number, None)
         for number in numbers:
             self._terms.pop(number, None)
@@ -234,12 +234,12 @@ class Refresher(Follower):
             self._checkpointed.pop(number, None)
         self._in_step = False
 
-    def _start_anew(self, state: Partition, reason: str) -> None:
-        log.warning("partition_folded_anew", partition=state.number, reason=reason)
+    def _rebuild(self, state: Partition, reason: str) -> None:
+        log.warning("partition_rebuilt", partition=state.number, reason=reason)
         self._metrics.rebuilt(reason)
-        with self._held.lock:
-            self._held.partitions[state.number] = self._hold.anew(state)
-        self._begun_anew.add(state.number)
+        with self._registry.lock:
+            self._registry.partitions[state.number] = self._hold.rebuilt(state)
+        self._rebuilding.add(state.number)
 
     # Records.
 
@@ -254,24 +254,24 @@ class Refresher(Follower):
         for listing in listings:
             is_new = listing.item_id not in self._withdrawn and listing.item_id not in self._items.index
             self._note([listing])
-            for state in list(self._held.partitions.values()):
+            for state in list(self._registry.partitions.values()):
                 speaks = has_text and self._belongs(listing.item_id, state)
                 if speaks or listing.item_id in state.sums or listing.item_id in state.published:
-                    with self._held.lock:
+                    with self._registry.lock:
                         state.dirty_items.setdefault(listing.item_id, False)
-                if is_new and state.parked.may_lack(listing.item_id) and self._belongs(listing.item_id, state):
-                    self._start_anew(state, "parked interactions had been turned away")
+                if is_new and state.pending.may_lack(listing.item_id) and self._belongs(listing.item_id, state):
+                    self._rebuild(state, "pending interactions had been turned away")
         if listings:
-            for state in self._held.partitions.values():
-                with self._held.lock:
+            for state in self._registry.partitions.values():
+                with self._registry.lock:
                     self._fold.mend(state)
 
     def _belongs(self, item_id: str, state: Partition) -> bool:
         return partition_for(item_id.encode(), self._num_partitions) == state.number
 
     def _fold_into(self, number: int, entries: Sequence[Entry]) -> int:
-        state = self._held.partitions.get(number)
-        if state is None or number in self._begun_anew:
+        state = self._registry.partitions.get(number)
+        if state is None or number in self._rebuilding:
             return 0
         started = time.perf_counter()
         before = Counter(state.counts)
@@ -279,7 +279,7 @@ class Refresher(Follower):
             self._fold_parts(state, entries)
         except PreconditionFailed as exc:
             log.error("attributions_lost", partition=number, reason=str(exc))
-            self._start_anew(state, "the log has lost records")
+            self._rebuild(state, "the log has lost records")
             return 0
         waiting = self._waiting.setdefault(number, [])
         room = max(0, _MAX_WAITING - len(waiting))
@@ -290,20 +290,23 @@ class Refresher(Follower):
         return len(entries)
 
     def _fold_parts(self, state: Partition, entries: Sequence[Entry]) -> None:
-        """Fold entries together, or one by one where a bug of ours was met; the culprit is set aside then."""
+        """Fold entries together, or one by one where a bug of ours was met; the culprit becomes a dead letter then."""
         number = state.number
         parts: list[Sequence[Entry]] = [entries]
         if entries[0].offset <= self._careful_to.get(number, -1):
-            parts = [[_aside(number, entry) if (number, entry.offset) in self._aside else entry] for entry in entries]
+            parts = [
+                [_dead_letter(number, entry) if (number, entry.offset) in self._dead_lettered else entry]
+                for entry in entries
+            ]
         for part in parts:
             try:
-                with self._held.lock:
+                with self._registry.lock:
                     self._unreadable += self._fold.fold(state, part)
             except FreshetError:
                 raise
             except Exception:
                 if len(part) == 1:
-                    self._aside.add((number, part[0].offset))
+                    self._dead_lettered.add((number, part[0].offset))
                 self._careful_to[number] = max(entries[-1].offset, self._careful_to.get(number, -1))
                 raise
 
@@ -313,41 +316,41 @@ class Refresher(Follower):
         now = time.monotonic()
         if now >= self._sweep_at:
             self._sweep_at = now + self._limits.sweep_s
-            for state in self._held.partitions.values():
+            for state in self._registry.partitions.values():
                 state.to_sweep = state.to_sweep or list(state.published)
-        for state in self._held.partitions.values():
+        for state in self._registry.partitions.values():
             if state.to_sweep:
-                with self._held.lock:
+                with self._registry.lock:
                     self._publisher.sweep(state)
         if now >= self._snapshot_at:
             self._snapshot_at = now + self._limits.snapshot_s
-            with self._held.lock:
-                for state in self._held.partitions.values():
+            with self._registry.lock:
+                for state in self._registry.partitions.values():
                     state.mark_everything()
         if now >= self._publish_at and self._has_news:
             left = self._publish(now)
             done = time.monotonic()
             pause = max(self._limits.publish_s, (done - now) * (1 / self._limits.publish_share - 1))
             self._publish_at = done if left and idle else done + pause
-        due = [number for number in self._held.partitions if now >= self._checkpoint_at[number]]
+        due = [number for number in self._registry.partitions if now >= self._checkpoint_at[number]]
         if due:
             self._checkpoint_at[due[0]] = now + self._limits.checkpoint_s
-            self._keep(self._held.partitions[due[0]])
+            self._keep(self._registry.partitions[due[0]])
 
     def _publish(self, now: float) -> bool:
         """Publish at most `max_changes`; returns whether some are left."""
         started = time.perf_counter()
         room = self._limits.max_changes
         batches: list[Batch] = []
-        numbers = sorted(number for number, state in self._held.partitions.items() if not state.is_quiet)
+        numbers = sorted(number for number, state in self._registry.partitions.items() if not state.is_quiet)
         self._turn += 1
-        for place in range(len(numbers)):
+        for step in range(len(numbers)):
             # Each one is first in turn, so that a large backlog of one keeps no other waiting.
-            number = numbers[(place + self._turn) % len(numbers)]
+            number = numbers[(step + self._turn) % len(numbers)]
             self._sequence += 1
             batch_number = self._terms.get(number, 0) * _BATCHES_PER_TERM + self._sequence
-            with self._held.lock:
-                batch = self._publisher.batch(self._held.partitions[number], batch_number, room)
+            with self._registry.lock:
+                batch = self._publisher.batch(self._registry.partitions[number], batch_number, room)
             if batch is not None:
                 batches.append(batch)
                 room -= len(batch.items) + len(batch.entries)
@@ -357,13 +360,13 @@ class Refresher(Follower):
             self._unreadable = []
             entries = sum(len(batch.entries) for batch in batches)
             self._metrics.published(len(deltas) - entries, entries, time.perf_counter() - started)
-        with self._held.lock:
+        with self._registry.lock:
             for batch in batches:
                 batch.published()
         left = False
         done_ms = time.time_ns() // 1_000_000
         for number in numbers:
-            state = self._held.partitions[number]
+            state = self._registry.partitions[number]
             if state.dirty_items or state.dirty_entries:
                 left = True
             else:
@@ -377,43 +380,34 @@ class Refresher(Follower):
         if state.folded_offset < 0 or self._checkpointed.get(state.number) == now:
             return
         if self._unreadable:
-            # A checkpoint never lies beyond a record that is set aside nowhere.
+            # A checkpoint never lies beyond a record whose dead letter is not written.
             self._outbox.publish([], self._unreadable)
             self._unreadable = []
         started = time.perf_counter()
         self._hold.keep(state)
         self._checkpointed[state.number] = now
-        with self._held.lock:
-            self._held.checkpoints[state.number] = state.folded_offset
+        with self._registry.lock:
+            self._registry.checkpoints[state.number] = state.folded_offset
         self._metrics.checkpoint_seconds.observe(time.perf_counter() - started)
 
     def report_lag(self, *, asks: bool) -> None:
         """What is held, and how far its partitions are behind."""
-        states = self._held.partitions
+        states = self._registry.partitions
         ends = self._log.known_ends()
         if asks and states:
             ends = {number: end for number, (_, end) in self._log.bounds(sorted(states)).items()}
-        with self._held.lock:
-            self._held.ends.update({number: end for number, end in ends.items() if number in states})
-            first = next(iter(states.values()), None)
-            self._metrics.holds(
-                {number: state.folded_offset for number, state in states.items()},
-                self._held.ends,
-                items=sum(len(state.sums) for state in states.values()),
-                remembered=sum(len(state.memory) for state in states.values()),
-                nbytes=sum(state.nbytes for state in states.values()),
-                per_item=0 if first is None else first.sums.bytes_per_item,
-                per_entry=0 if first is None else first.memory.bytes_per_entry,
-            )
+        with self._registry.lock:
+            self._registry.ends.update({number: end for number, end in ends.items() if number in states})
+            self._metrics.holds(states, self._registry.ends)
 
     def lost(self, exc: Exception) -> None:
         """The next turn assigns again; after a bug every partition goes back to its checkpoint."""
         self._in_step = False
         if not isinstance(exc, FreshetError):
-            self._give_up(list(self._held.partitions))
+            self._give_up(list(self._registry.partitions))
         self._metrics.failures.labels(type(exc).__name__).inc()
 
 
-def _aside(number: int, entry: Entry) -> DeadLetter:
+def _dead_letter(number: int, entry: Entry) -> DeadLetter:
     """Where the record lies; it was readable, so its bytes are not kept."""
     return DeadLetter(SourceRecord(ATTRIBUTIONS, number, entry.offset, 0, None, None), "internal error")

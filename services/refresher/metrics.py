@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.common.metrics import LARGE_BATCH_BUCKETS, Figures
 from services.common.turn_clock import TurnClock
-from services.refresher.domain.partition import COUNTS
+from services.refresher.domain.partition import COUNTS, Partition
 
 
 class RefresherMetrics:
@@ -67,29 +67,20 @@ class RefresherMetrics:
         for lag in lags_seconds:
             self._freshness.observe(lag)
 
-    def holds(
-        self,
-        folded: Mapping[int, int],
-        ends: Mapping[int, int],
-        *,
-        items: int,
-        remembered: int,
-        nbytes: int,
-        per_item: float,
-        per_entry: float,
-    ) -> None:
+    def holds(self, states: Mapping[int, Partition], ends: Mapping[int, int]) -> None:
         """What is held now. ends: one past each partition's last record, as far as known."""
-        self._held.set(len(folded))
+        self._held.set(len(states))
         self._folded.clear()
         self._lag.clear()
-        for partition, offset in folded.items():
-            self._folded.labels(str(partition)).set(offset)
-            self._lag.labels(str(partition)).set(max(0, ends.get(partition, 0) - offset - 1))
-        self._items.set(items)
-        self._remembered.set(remembered)
-        self._bytes.set(nbytes)
-        self._per_item.set(per_item)
-        self._per_entry.set(per_entry)
+        for number, state in states.items():
+            self._folded.labels(str(number)).set(state.folded_offset)
+            self._lag.labels(str(number)).set(max(0, ends.get(number, 0) - state.folded_offset - 1))
+        self._items.set(sum(len(state.sums) for state in states.values()))
+        self._remembered.set(sum(len(state.memory) for state in states.values()))
+        self._bytes.set(sum(state.nbytes for state in states.values()))
+        first = next(iter(states.values()), None)
+        self._per_item.set(0 if first is None else first.sums.bytes_per_item)
+        self._per_entry.set(0 if first is None else first.memory.bytes_per_entry)
 
     def watch_turns(self, turns: TurnClock) -> None:
         """Export the age of the loop's last good turn as it is when somebody scrapes."""

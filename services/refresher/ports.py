@@ -1,4 +1,4 @@
-"""What the refresher needs from outside: the log, the topics it writes, leases, and a place for checkpoints.
+"""What the refresher needs from outside: the log, the topics it writes, leases, and where checkpoints are kept.
 
 Each port has a real adapter and an in-memory one. All raise the error tree of `services.common.errors`. Everything is
 synchronous: the refresher has a thread of its own.

@@ -15,15 +15,8 @@ from services.cli.stack import Ports, Stack
 from services.common import state_layout
 from services.common.errors import Conflict, DependencyUnavailable
 from services.common.query_state import PackedQueryState
-from services.common.state_store import (
-    AdvanceStep,
-    RecentId,
-    StateReader,
-    StateWriter,
-    StoredEvent,
-    StoredState,
-    UserUpdate,
-)
+from services.common.state_layout import RecentId, StoredEvent
+from services.common.state_store import AdvanceStep, StateReader, StateWriter, StoredState, UserUpdate
 from services.encoder.ports import Store
 from services.offline.backfill.memory_store import MemoryStore
 

@@ -244,7 +244,7 @@ def described(entry: Entry) -> dict[str, Any]:
     if isinstance(entry, Forgetting):
         up_to = {str(partition): offset for partition, offset in entry.up_to.items()}
         return {"class": "Forgetting", "offset": entry.offset, "user": entry.user, "up_to": up_to}
-    common = {"offset": entry.offset, "place": entry.place, "item_id": entry.item_id, "user": entry.user}
+    common = {"offset": entry.offset, "place": entry.source_position, "item_id": entry.item_id, "user": entry.user}
     if isinstance(entry, Undo):
         return {"class": "Undo", **common}
     assert isinstance(entry, Attributed)
@@ -388,10 +388,10 @@ def assert_folded(state: Partition, expected: Mapping[str, Any]) -> None:
     assert sorted(state.visible) == expected["visible"]
     assert state.ledger.users() == expected["ledger_users"]
     assert_arrays(state.ledger.to_arrays(), expected["ledger"])
-    parked, arrays = state.parked.to_arrays()
+    parked, arrays = state.pending.to_arrays()
     assert parked == expected["parked_items"]
     assert_arrays(arrays, expected["parked"])
-    assert {item: list(users) for item, users in state.takers.items()} == expected["contributors"]
+    assert {item: list(users) for item, users in state.contributor_hashes.items()} == expected["contributors"]
 
 
 @pytest.mark.parametrize("number", range(PARTITIONS))

@@ -7,6 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
+# This checkout, whatever is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fakes.encoder import HashEncoder

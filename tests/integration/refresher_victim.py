@@ -16,6 +16,8 @@ import sys
 import time
 from pathlib import Path
 
+# This checkout, whatever is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "refresher"))
 

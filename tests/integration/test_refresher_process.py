@@ -52,7 +52,7 @@ def encoded(entry: Entry, model_version: str) -> Record:
         return Record(ATTRIBUTIONS, entry.user.encode(), message.SerializeToString())
     assert isinstance(entry, Interaction | Undo)
     message.item_id = entry.item_id
-    partition, offset = unpack_position(entry.place)
+    partition, offset = unpack_position(entry.source_position)
     if isinstance(entry, Undo):
         message.undoes.partition, message.undoes.offset = partition, offset
     else:

@@ -36,7 +36,7 @@ class Reader(Protocol):
     def poll(self, timeout_ms: int, max_records: int | None = None, *, only: str = "") -> Sequence[SourceRecord]:
         """The next records, in order within each partition; empty when none came in time. only: of this topic.
 
-        A topic made anew that is shorter than what was read of it comes from its start.
+        Another topic of the same name that is shorter than what was read of the first comes from its start.
         """
 
     def positions(self, topic: str = "") -> Offsets:

@@ -49,7 +49,7 @@ def read_up_to(name: str, messages: Iterable[Any]) -> dict[int, int]:
         partition, offset = read_position(name, message, least=-1)
         up_to[partition] = max(offset, up_to.get(partition, -1))
     if not up_to:
-        raise InvalidRequest.of(name, "absent", "at least one place")
+        raise InvalidRequest.of(name, "absent", "at least one position")
     return up_to
 
 

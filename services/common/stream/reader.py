@@ -20,7 +20,7 @@ from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topics import ensure_topics
 from services.common.stream.topics.dead_letters import dead_letter
 
-ANSWER_TIMEOUT_S = 5.0
+_ANSWER_MS = 5_000
 # Reading to an end gives up when nothing came for so long.
 SILENCE_S = 10.0
 
@@ -121,10 +121,7 @@ class TopicReader:
 
     def positions(self, topic: str = "") -> Offsets:
         with self._errors() as consumer:
-            found = {
-                tp.partition: consumer.position(tp, timeout_ms=round(1000 * ANSWER_TIMEOUT_S))
-                for tp in self._of(consumer, topic)
-            }
+            found = {tp.partition: consumer.position(tp, timeout_ms=_ANSWER_MS) for tp in self._of(consumer, topic)}
         if None in found.values():
             raise DependencyUnavailable("Kafka did not say where its topic begins")
         return found
@@ -151,10 +148,8 @@ class TopicReader:
 
     def committed(self, topic: str = "") -> Offsets:
         with self._errors() as consumer:
-            return {
-                tp.partition: consumer.committed(tp, timeout_ms=round(1000 * ANSWER_TIMEOUT_S)) or 0
-                for tp in self._of(consumer, topic)
-            }
+            assigned = self._of(consumer, topic)
+            return {tp.partition: consumer.committed(tp, timeout_ms=_ANSWER_MS) or 0 for tp in assigned}
 
     def commit(self, offsets: Offsets, topic: str = "") -> None:
         if offsets:

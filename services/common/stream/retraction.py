@@ -16,21 +16,29 @@ UpTo = Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Undo:
-    """Takes back the interaction at `undoes`, whatever its type, and whether it was used or not.
+class OfInteraction:
+    """What every record that an interaction leads to says of it; such records are known by (partition, offset).
 
-    partition, offset: where what undid it lies; event_id ("": no event did, a forget voided what it was made of) and
-    times (Unix milliseconds): that record's.
+    Times: Unix milliseconds; recorded_ms: when the broker took the interaction.
     """
 
     event_id: str
     item_id: str
-    undoes: Position
     event_time_ms: int
     recorded_ms: int
     partition: int
     offset: int
     user_pseudonym: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undo(OfInteraction):
+    """Takes back the interaction at `undoes`, whatever its type, and whether it was used or not.
+
+    The other fields are those of what undid it; event_id "": no event did, a forget voided what it was made of.
+    """
+
+    undoes: Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ class InProcessEncoder:
                 results[number] = states
         found = [states for states in results if states is not None]
         if not all(np.isfinite(states.components).all() for states in found):
-            raise PreconditionFailed(f"{self._encoder_onnx} answers NaN or infinite components: train the model anew")
+            raise PreconditionFailed(f"{self._encoder_onnx} answers NaN or infinite components: train the model again")
         return found
 
     def drop(self, cache_keys: Sequence[int]) -> None:

@@ -182,7 +182,7 @@ class InferenceServerEncoder:
         return DependencyUnavailable(f"the connection to {self._address} is closed") if self._closed else exc
 
     def _count(self, jobs: Sequence[EncodeJob], kept: IntArray | None) -> None:
-        """kept (B, 2): events not encoded anew, and the bytes that the model holds afterwards."""
+        """kept (B, 2): events not encoded again, and the bytes that the model holds afterwards."""
         if kept is None:
             return
         # Empty windows, which only drop what was kept, were not asked for by anybody's history.

@@ -29,7 +29,7 @@ class KafkaOutbox:
     ) -> None:
         records = [record for attribution in attributions for record in self._records(attribution)]
         records += [Record(SEARCH_CLICKS, key_of(click), encode_click(click)) for click in clicks]
-        records += [dead_letter(letter) for letter in dead_letters]
+        records += [dead_letter(dead) for dead in dead_letters]
         for start in range(0, len(records), MAX_TOGETHER):
             self._producer.send_many(records[start : start + MAX_TOGETHER], self._timeout_s)
 

@@ -73,39 +73,27 @@ class _UserWork:
     jobs: dict[int, tuple[int, dict[int, int]]] = field(default_factory=dict)
 
 
+@dataclass(kw_only=True, eq=False)
 class ApplyRecords:
     """Applies batches of records. Holds what the state store last said about progress; `resync` asks it again.
 
     forgotten: who was forgotten up to where; whoever follows `forgets` adds to it. stores_states: False when only the
     attributions are wanted (a model's, over a store of their own). records_per_user: at most so many of one user are
-    applied together.
+    applied together. epoch: the store's, as of the last `resync`.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        outbox: Outbox,
-        encoder: SequenceEncoder,
-        vocabulary: Vocabulary,
-        pseudonym_key: bytes,
-        forgotten: Forgotten | None = None,
-        stores_states: bool = True,
-        records_per_user: int = MAX_RECORDS_PER_USER,
-        clock_ms: Callable[[], int] = now_ms,
-    ) -> None:
-        self._store = store
-        self._outbox = outbox
-        self._encoder = encoder
-        self._vocabulary = vocabulary
-        self._pseudonym_key = pseudonym_key
-        self._forgotten = forgotten or Forgotten()
-        self._stores_states = stores_states
-        self._records_per_user = records_per_user
-        self._clock_ms = clock_ms
-        self._epoch = ""
-        self._attribute_from: dict[int, int] = {}
-        self.watermarks: dict[int, int] = {}
+    store: Store
+    outbox: Outbox
+    encoder: SequenceEncoder
+    vocabulary: Vocabulary
+    pseudonym_key: bytes
+    forgotten: Forgotten = field(default_factory=Forgotten)
+    stores_states: bool = True
+    records_per_user: int = MAX_RECORDS_PER_USER
+    clock_ms: Callable[[], int] = now_ms
+    epoch: str = field(default="", init=False)
+    watermarks: dict[int, int] = field(default_factory=dict, init=False)
+    _attribute_from: dict[int, int] = field(default_factory=dict, init=False)
 
     def resync(self, stream: Reader) -> bool:
         """Take epoch and watermarks from the store and seek the stream there; True when the epoch is new to us.
@@ -115,31 +103,26 @@ class ApplyRecords:
         Raises: PreconditionFailed when the store is ahead of the topic (it belongs to another one).
         """
         partitions = stream.partitions()
-        epoch, _ = self._store.ensure_epoch()
-        self._store.add_model(self._vocabulary.model_version)
-        progress = self._store.progress(partitions, epoch)
+        epoch, _ = self.store.ensure_epoch()
+        self.store.add_model(self.vocabulary.model_version)
+        progress = self.store.progress(partitions, epoch)
         self._attribute_from = dict(stream.committed())
         self.watermarks = {partition: progress[partition].watermark for partition in partitions}
         _check_same_log(self.watermarks, stream.end_offsets())
         stream.seek({partition: watermark + 1 for partition, watermark in self.watermarks.items()})
-        changed = epoch != self._epoch
-        self._epoch = epoch
+        changed = epoch != self.epoch
+        self.epoch = epoch
         return changed
-
-    @property
-    def epoch(self) -> str:
-        """The store's epoch as of the last `resync`."""
-        return self._epoch
 
     def check_epoch(self) -> None:
         """Raises: Conflict when the store lost or changed its epoch; DependencyUnavailable."""
-        epoch = self._store.epoch()
-        if epoch != self._epoch:
-            raise Conflict(f"the state store's epoch is {epoch}, not {self._epoch}")
+        epoch = self.store.epoch()
+        if epoch != self.epoch:
+            raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
 
     def is_held(self) -> bool:
         """Whether an import fills the store and the stream has to wait for it."""
-        return self._store.is_held()
+        return self.store.is_held()
 
     def committable(self) -> dict[int, int]:
         """Offsets to commit: past the watermark, and never behind what was committed before."""
@@ -159,7 +142,7 @@ class ApplyRecords:
         arrivals = [self._read(record) for record in records]
         users = [entry.interaction.user_id if isinstance(entry, Arrival) else "" for entry in arrivals]
         total = Applied()
-        for part in chunks(users, self._records_per_user):
+        for part in chunks(users, self.records_per_user):
             total.add(self._apply_together(arrivals[part]))
         return total
 
@@ -183,12 +166,12 @@ class ApplyRecords:
     def _apply_together(self, entries: Sequence[Arrival | DeadLetter]) -> Applied:
         result = Applied()
         arrivals = [entry for entry in entries if isinstance(entry, Arrival)]
-        letters = [entry for entry in entries if isinstance(entry, DeadLetter)]
+        dead_letters = [entry for entry in entries if isinstance(entry, DeadLetter)]
         work, jobs = self._merge(arrivals)
         states: Sequence[EncodedStates] = ()
         if jobs:
             started = time.perf_counter()
-            states = self._encoder.encode(jobs)
+            states = self.encoder.encode(jobs)
             result.encode_seconds = time.perf_counter() - started
         undos = [undo for user_id, user in work.items() for undo in self._undos(user_id, user)]
         attributions: list[Attribution | Undo] = [
@@ -201,13 +184,13 @@ class ApplyRecords:
             *undos,
         ]
         clicks.sort(key=lambda c: (c.partition, c.offset))
-        if attributions or letters or clicks:
-            self._outbox.publish(attributions, letters, clicks)
-        applied_ms = self._clock_ms()
+        if attributions or dead_letters or clicks:
+            self.outbox.publish(attributions, dead_letters, clicks)
+        applied_ms = self.clock_ms()
         updates = [
             self._update(user_id, user, states, applied_ms) for user_id, user in work.items() if user.merged.news
         ]
-        self._store.apply(updates, self._epoch)
+        self.store.apply(updates, self.epoch)
         counts = self._count(entries, work)
         self._advance(entries, counts)
         for partition_counts in counts.values():
@@ -220,22 +203,22 @@ class ApplyRecords:
         by_user: dict[str, list[Arrival]] = {}
         for arrival in arrivals:
             by_user.setdefault(arrival.interaction.user_id, []).append(arrival)
-        histories = self._store.load_users(by_user.keys(), self._epoch)
+        histories = self.store.load_users(by_user.keys(), self.epoch)
         work: dict[str, _UserWork] = {}
         jobs: list[EncodeJob] = []
         for user_id, mine in by_user.items():
             history = histories[user_id]
-            merged = merge(history, mine, self._vocabulary.max_history, self._forgotten.up_to(user_id))
+            merged = merge(history, mine, self.vocabulary.max_history, self.forgotten.up_to(user_id))
             user = work[user_id] = _UserWork(mine, merged, history)
             wanted: dict[int, list[int]] = {}
             for number, prefix in merged.preceding.items():
                 if self._is_attributed(mine[number]):
                     wanted.setdefault(prefix.sequence, []).append(prefix.num_events)
-            if merged.changed and self._stores_states:
+            if merged.changed and self.stores_states:
                 wanted.setdefault(len(merged.sequences) - 1, []).append(len(merged.events))
             for sequence, lengths in wanted.items():
                 job, rows = encode_job(
-                    self._vocabulary, user_id, merged.sequences[sequence], lengths, cached=self._stores_states
+                    self.vocabulary, user_id, merged.sequences[sequence], lengths, cached=self.stores_states
                 )
                 if job is not None:
                     user.jobs[sequence] = (len(jobs), rows)
@@ -248,7 +231,7 @@ class ApplyRecords:
     def _attributions(self, user_id: str, user: _UserWork, states: Sequence[EncodedStates]) -> Iterator[Attribution]:
         if not user.merged.preceding:
             return
-        pseudonym = pseudonym_of(user_id, self._pseudonym_key)
+        pseudonym = pseudonym_of(user_id, self.pseudonym_key)
         for number, prefix in user.merged.preceding.items():
             arrival = user.arrivals[number]
             if prefix.sequence not in user.jobs or not self._is_attributed(arrival):
@@ -256,18 +239,11 @@ class ApplyRecords:
             job, rows = user.jobs[prefix.sequence]
             if prefix.num_events not in rows:
                 continue
-            interaction = arrival.interaction
             yield Attribution(
-                event_id=interaction.event_id,
-                item_id=interaction.item_id,
-                state=pack_state(states[job], rows[prefix.num_events], self._vocabulary.model_version),
-                type=interaction.type,
-                value=interaction.value,
-                event_time_ms=interaction.event_time_ms,
-                recorded_ms=arrival.recorded_ms,
-                partition=arrival.partition,
-                offset=arrival.offset,
-                user_pseudonym=pseudonym,
+                state=pack_state(states[job], rows[prefix.num_events], self.vocabulary.model_version),
+                type=arrival.interaction.type,
+                value=arrival.interaction.value,
+                **arrival.fields(pseudonym),
             )
 
     def _clicks(self, user_id: str, user: _UserWork) -> Iterator[SearchClick]:
@@ -275,41 +251,23 @@ class ApplyRecords:
         chosen = [n for n in user.merged.preceding if user.arrivals[n].interaction.type == SEARCH_CLICK]
         if not chosen:
             return
-        pseudonym = pseudonym_of(user_id, self._pseudonym_key)
+        pseudonym = pseudonym_of(user_id, self.pseudonym_key)
         for number in chosen:
             arrival = user.arrivals[number]
             if self._is_attributed(arrival):
                 interaction = arrival.interaction
-                yield SearchClick(
-                    event_id=interaction.event_id,
-                    query=interaction.query,
-                    item_id=interaction.item_id,
-                    value=interaction.value,
-                    event_time_ms=interaction.event_time_ms,
-                    recorded_ms=arrival.recorded_ms,
-                    partition=arrival.partition,
-                    offset=arrival.offset,
-                    user_pseudonym=pseudonym,
-                )
+                yield SearchClick(query=interaction.query, value=interaction.value, **arrival.fields(pseudonym))
 
     def _undos(self, user_id: str, user: _UserWork) -> Iterator[Undo]:
         """Every event that was taken back: only its id is known, not its type, so attributions and clicks have each."""
         if not user.merged.undone:
             return
-        pseudonym = pseudonym_of(user_id, self._pseudonym_key)
+        pseudonym = pseudonym_of(user_id, self.pseudonym_key)
         for number, undone in user.merged.undone.items():
             arrival = user.arrivals[number]
             if self._is_attributed(arrival):
-                yield Undo(
-                    event_id=arrival.interaction.event_id,
-                    item_id=undone.item_id,
-                    undoes=undone.position,
-                    event_time_ms=arrival.interaction.event_time_ms,
-                    recorded_ms=arrival.recorded_ms,
-                    partition=arrival.partition,
-                    offset=arrival.offset,
-                    user_pseudonym=pseudonym,
-                )
+                fields = arrival.fields(pseudonym) | {"item_id": undone.item_id}
+                yield Undo(undoes=undone.position, **fields)
 
     def _update(self, user_id: str, user: _UserWork, states: Sequence[EncodedStates], applied_ms: int) -> UserUpdate:
         merged = user.merged
@@ -321,7 +279,7 @@ class ApplyRecords:
             if row is not None:
                 newest = user.arrivals[-1]
                 state = StoredState(
-                    query_state=pack_state(states[job], row, self._vocabulary.model_version),
+                    query_state=pack_state(states[job], row, self.vocabulary.model_version),
                     partition=newest.partition,
                     offset=newest.offset,
                     event_time_ms=merged.events[-1].event_time_ms,
@@ -329,7 +287,7 @@ class ApplyRecords:
                 )
         return UserUpdate(
             user_id=user_id,
-            model_version=self._vocabulary.model_version,
+            model_version=self.vocabulary.model_version,
             expected=user.history.expected,
             positions=merged.positions,
             events=merged.events,
@@ -349,7 +307,7 @@ class ApplyRecords:
                 mine.update(_COUNTED_AS[outcome])
                 item_id = arrival.interaction.item_id
                 counts_nowhere = outcome in (Outcome.DUPLICATE, Outcome.FORGOTTEN)
-                if item_id and not counts_nowhere and item_id not in self._vocabulary.item_index:
+                if item_id and not counts_nowhere and item_id not in self.vocabulary.item_index:
                     mine["unknown_items"] += 1
         for entry in entries:
             if isinstance(entry, DeadLetter):
@@ -359,8 +317,8 @@ class ApplyRecords:
     def _advance(self, entries: Sequence[Arrival | DeadLetter], counts: dict[int, Counter[str]]) -> None:
         last: dict[int, int] = {}
         for entry in entries:
-            place = entry.record if isinstance(entry, DeadLetter) else entry
-            last[place.partition] = max(place.offset, last.get(place.partition, -1))
+            position = entry.record if isinstance(entry, DeadLetter) else entry
+            last[position.partition] = max(position.offset, last.get(position.partition, -1))
         steps = [
             AdvanceStep(
                 partition=partition,
@@ -370,7 +328,7 @@ class ApplyRecords:
             )
             for partition, offset in last.items()
         ]
-        self._store.advance(steps, self._epoch)
+        self.store.advance(steps, self.epoch)
         self.watermarks.update(last)
 
 

@@ -21,30 +21,23 @@ class UserDescription:
     forgotten_up_to: Mapping[int, int]
 
 
+@dataclass(kw_only=True, eq=False)
 class DescribeUser:
     """The handler; for an event loop."""
 
-    def __init__(
-        self,
-        *,
-        reader: UserReader,
-        vocabulary: Vocabulary,
-        pseudonym_key: bytes,
-        applied_up_to: Callable[[str], Mapping[int, int]],
-    ) -> None:
-        self._reader = reader
-        self._vocabulary = vocabulary
-        self._pseudonym_key = pseudonym_key
-        self._applied_up_to = applied_up_to
+    reader: UserReader
+    vocabulary: Vocabulary
+    pseudonym_key: bytes
+    applied_up_to: Callable[[str], Mapping[int, int]]
 
     async def __call__(self, user_id: str) -> UserDescription:
         """Raises: InvalidRequest; DependencyUnavailable when the state store does not answer."""
         validate_id("user_id", user_id)
         # Before the store is read: what is said to be applied then shows in what is found.
-        forgotten = self._applied_up_to(user_id)
+        forgotten = self.applied_up_to(user_id)
         return UserDescription(
-            pseudonym=pseudonym_of(user_id, self._pseudonym_key),
-            stored=await self._reader.read_keys(user_id),
-            in_model=user_id in self._vocabulary.user_index,
+            pseudonym=pseudonym_of(user_id, self.pseudonym_key),
+            stored=await self.reader.read_keys(user_id),
+            in_model=user_id in self.vocabulary.user_index,
             forgotten_up_to=forgotten,
         )

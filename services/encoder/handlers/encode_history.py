@@ -11,7 +11,7 @@ from services.algorithms.history import trim
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest
 from services.common.query_state import PackedQueryState
-from services.common.state_store import StoredEvent
+from services.common.state_layout import StoredEvent
 from services.common.validation import validate_id
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary, encode_job, pack_state

@@ -8,6 +8,7 @@ positions, then the progress is noted in the state store, so that a store that c
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -26,46 +27,35 @@ from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
 log = structlog.get_logger()
 
 
+@dataclass(kw_only=True, eq=False)
 class ForgetUsers:
     """Applies `forgets`. reader: names this process's share of the stream in the progress it notes."""
 
-    def __init__(
-        self,
-        *,
-        log: ForgetLog,
-        store: Store,
-        outbox: Outbox,
-        encoder: SequenceEncoder,
-        forgotten: Forgotten,
-        model_version: str,
-        pseudonym_key: bytes,
-        reader: str,
-    ) -> None:
-        self._log = log
-        self._store = store
-        self._outbox = outbox
-        self._encoder = encoder
-        self._forgotten = forgotten
-        self._model_version = model_version
-        self._pseudonym_key = pseudonym_key
-        self._reader = reader
-        self._epoch = ""
-        # The latest of each user, as compaction keeps them; and what could not be read and is not set aside yet.
-        self._latest: dict[str, ForgetRecord] = {}
-        self._unreadable: list[ForgetRecord] = []
-        self._applied: dict[str, Mapping[int, int]] = {}
-        self._lock = threading.Lock()
+    log: ForgetLog
+    store: Store
+    outbox: Outbox
+    encoder: SequenceEncoder
+    forgotten: Forgotten
+    model_version: str
+    pseudonym_key: bytes
+    reader: str
+    _epoch: str = field(default="", init=False)
+    # The latest of each user, as compaction keeps them; and what could not be read and is no dead letter yet.
+    _latest: dict[str, ForgetRecord] = field(default_factory=dict, init=False)
+    _unreadable: list[ForgetRecord] = field(default_factory=list, init=False)
+    _applied: dict[str, Mapping[int, int]] = field(default_factory=dict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def resync(self, epoch: str, ends: Offsets) -> int:
         """Read on, then apply whatever this store has not seen; the number of forgets applied.
 
         ends: one past the last record of each assigned partition of `interactions`.
-        Raises: PreconditionFailed when a forget names a place that the topic does not have (it was made anew).
+        Raises: PreconditionFailed when a forget names a position that the topic does not have (it is another one).
         """
         self._epoch = epoch
         self._read()
-        check_same_log(self._forgotten, ends)
-        done = self._store.forgets_applied(self._reader, epoch)
+        check_same_log(self.forgotten, ends)
+        done = self.store.forgets_applied(self.reader, epoch)
         self._unreadable = [record for record in self._unreadable if record.record.offset > done]
         applied = self._apply([record for record in self._latest.values() if record.record.offset > done])
         self._note_applied(self._latest)
@@ -82,15 +72,15 @@ class ForgetUsers:
 
     def close(self) -> None:
         """Give the connection up."""
-        self._log.close()
+        self.log.close()
 
     def _read(self) -> list[ForgetRecord]:
         found = []
-        for record in self._log.read():
+        for record in self.log.read():
             if record.forget is None:
                 self._unreadable.append(record)
                 continue
-            self._forgotten.add(record.forget)
+            self.forgotten.add(record.forget)
             self._latest[record.forget.user_id] = record
             found.append(record)
         return found
@@ -100,35 +90,35 @@ class ForgetUsers:
             return 0
         forgets = [record.forget for record in records if record.forget is not None]
         users = {forget.user_id for forget in forgets}
-        histories = self._store.load_users(users, self._epoch)
+        histories = self.store.load_users(users, self._epoch)
         voided = [self._voided(forget) for forget in forgets]
         messages: list[Attributed] = [*voided]
         updates = []
         for user_id in users:
-            history, up_to = histories[user_id], self._forgotten.up_to(user_id)
+            history, up_to = histories[user_id], self.forgotten.up_to(user_id)
             if covers(history.forgotten, up_to):
                 continue
             rest = erase(history, up_to)
             updates.append(self._update(user_id, rest))
             if len(rest.events) < len(history.events):
                 messages += self._tainted(user_id, rest)
-        letters = [DeadLetter(record.record, record.reason) for record in self._unreadable]
-        self._outbox.publish(messages, letters, voided)
-        self._store.forget(updates, self._epoch)
+        dead_letters = [DeadLetter(record.record, record.reason) for record in self._unreadable]
+        self.outbox.publish(messages, dead_letters, voided)
+        self.store.forget(updates, self._epoch)
         self._drop_cached(users)
         offsets = [record.record.offset for record in (*records, *self._unreadable)]
-        self._store.set_forgets_applied(self._reader, max(offsets), self._epoch)
+        self.store.set_forgets_applied(self.reader, max(offsets), self._epoch)
         self._unreadable.clear()
         self._note_applied(users)
         return len(forgets)
 
     def _note_applied(self, users: Collection[str]) -> None:
         with self._lock:
-            self._applied.update({user_id: self._forgotten.up_to(user_id) for user_id in users})
+            self._applied.update({user_id: self.forgotten.up_to(user_id) for user_id in users})
 
     def _drop_cached(self, users: Collection[str]) -> None:
         try:
-            self._encoder.drop([cache_key(user_id) for user_id in users])
+            self.encoder.drop([cache_key(user_id) for user_id in users])
         except FreshetError as exc:
             # Its cache is bounded, in memory, and never decides what a state is: no reason to hold a forget up.
             log.warning("encoder_cache_not_dropped", users=len(users), reason=exc.message)
@@ -137,7 +127,7 @@ class ForgetUsers:
         return ForgetUpTo(
             forget_id=forget.forget_id,
             up_to=forget.up_to,
-            user_pseudonym=pseudonym_of(forget.user_id, self._pseudonym_key),
+            user_pseudonym=pseudonym_of(forget.user_id, self.pseudonym_key),
             recorded_ms=forget.requested_ms,
         )
 
@@ -145,7 +135,7 @@ class ForgetUsers:
         """Interactions that came while the forget was on its way: the query states that went out with them were made
         of what is void now, so they are taken back. They stay in the user's own history, and search clicks among them
         stay: words hold nothing of what came before."""
-        pseudonym = pseudonym_of(user_id, self._pseudonym_key)
+        pseudonym = pseudonym_of(user_id, self.pseudonym_key)
         return [
             Undo(
                 event_id="",
@@ -168,7 +158,7 @@ class ForgetUsers:
             seen[event.item_id] = max(event.event_time_ms, seen.get(event.item_id, 0))
         return UserUpdate(
             user_id=user_id,
-            model_version=self._model_version,
+            model_version=self.model_version,
             expected=rest.expected,
             positions=rest.positions,
             events=rest.events,

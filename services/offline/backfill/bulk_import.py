@@ -21,15 +21,8 @@ import numpy.typing as npt
 from services.algorithms.history import trim, windows
 from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
 from services.common.kafka import Record
-from services.common.state_store import (
-    AdvanceStep,
-    RecentId,
-    StoredEvent,
-    StoredState,
-    UserUpdate,
-    hash_event_id,
-    now_ms,
-)
+from services.common.state_layout import RecentId, StoredEvent, hash_event_id
+from services.common.state_store import AdvanceStep, StoredState, UserUpdate, now_ms
 from services.common.stream.ports import Reader
 from services.common.stream.position import Position
 from services.common.stream.topics.attributions import Attribution
@@ -56,7 +49,7 @@ class Writer(Protocol):
     """Writes records in order per partition and waits until all are acknowledged (the real one: BulkProducer)."""
 
     def send_many(self, records: Sequence[Record], timeout_s: float = ...) -> list[Position]:
-        """The places of the records, in the same order."""
+        """The positions of the records, in the same order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +77,7 @@ class _Rows:
 @dataclass(slots=True)
 class _Pending:
     """A user on the way into the store. kept: the rows that count; first: the first of them (by number) to attribute;
-    state_at: number of a row -> (job, place in its answer) of the state after it."""
+    state_at: number of a row -> (job, row of its answer) of the state after it."""
 
     user: _Rows
     update: UserUpdate
@@ -216,8 +209,8 @@ class BulkImport:
         missing = np.flatnonzero(layout.offset >= done[layout.partition])
         for start in range(0, len(missing), WRITE_CHUNK):
             rows = missing[start : start + WRITE_CHUNK]
-            places = self._writer.send_many(list(self._records(past, rows)), timeout_s=120.0)
-            for row, (partition, offset) in zip(rows.tolist(), places, strict=True):
+            positions = self._writer.send_many(list(self._records(past, rows)), timeout_s=120.0)
+            for row, (partition, offset) in zip(rows.tolist(), positions, strict=True):
                 if partition != layout.partition[row] or offset not in (layout.offset[row], -1):
                     raise PreconditionFailed(
                         f"something else writes to {INTERACTIONS!r} during the import (offset {offset} of partition "
@@ -357,12 +350,12 @@ class BulkImport:
         for number in range(max(1, work.first), len(work.kept)):
             if number - 1 not in work.state_at:
                 continue
-            job, place = work.state_at[number - 1]
+            job, at = work.state_at[number - 1]
             row = int(work.kept[number])
             yield Attribution(
                 event_id=past.event_id(row),
                 item_id=past.item_ids[past.items[row]],
-                state=pack_state(states[job], place, self._vocabulary.model_version),
+                state=pack_state(states[job], at, self._vocabulary.model_version),
                 type=past.type_names[past.types[row]],
                 value=float(past.values[row]),
                 event_time_ms=int(past.timestamps[row]) * 1000,
@@ -376,10 +369,10 @@ class BulkImport:
         last = len(work.kept) - 1
         if last not in work.state_at:
             return work.update
-        job, place = work.state_at[last]
+        job, at = work.state_at[last]
         newest = work.update.events[-1]
         state = StoredState(
-            query_state=pack_state(states[job], place, work.update.model_version),
+            query_state=pack_state(states[job], at, work.update.model_version),
             partition=newest.partition,
             offset=newest.offset,
             event_time_ms=newest.event_time_ms,

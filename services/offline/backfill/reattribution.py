@@ -94,7 +94,7 @@ class Reattribution:
         """Attribute every interaction that the topic holds now and that no earlier run of this model attributed.
 
         Raises: PreconditionFailed when the model cannot be used; DependencyUnavailable. Run it again after either: what
-        went out twice is known by its place.
+        went out twice is known by its position.
         """
         self._encoder.check()
         forgotten = Forgotten()

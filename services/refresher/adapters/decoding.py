@@ -1,4 +1,4 @@
-"""Kafka's bytes to the refresher's records, every limit checked: the only place that knows `Attribution` and `Item`.
+"""Kafka's bytes to the refresher's records, every limit checked: the only module that knows `Attribution` and `Item`.
 
 A record that breaks a limit becomes a `DeadLetter`, with the field named; nothing here raises, so that one careless
 producer cannot stop the stream. Ids are not repeated in reasons, since those end up in logs.
@@ -85,7 +85,7 @@ def _interaction(record: SourceRecord, message: events_pb2.Attribution, shape: Q
     moment_ms = min(read_ms(message.event_time), recorded_ms) if message.HasField("event_time") else recorded_ms
     return Interaction(
         offset=record.offset,
-        place=_packed("source", message.source),
+        source_position=_packed("source", message.source),
         item_id=message.item_id,
         user=message.user_pseudonym,
         query=query,

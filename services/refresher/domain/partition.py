@@ -1,7 +1,7 @@
 """One partition of `attributions` folded: sums, memory, ledger, and what has changed since it was last published.
 
 The state is a function of the records up to `folded_offset` and of which items are known (in the bundle, or listed):
-the same after a crash, on another machine, or from zero. Interactions of unknown items are parked as places to read
+the same after a crash, on another machine, or from zero. Interactions of unknown items are kept as offsets to read
 again, 8 bytes each, and folded once their item is listed. Reading records again is the handlers' work; here nothing
 waits for anything.
 """
@@ -24,7 +24,7 @@ from services.algorithms.pefa.sums import ItemSums
 from services.algorithms.states import QueryStates
 from services.common.stream.position import unpack_position
 from services.refresher.domain.ledger import Ledger, Standing
-from services.refresher.domain.parked import Parked
+from services.refresher.domain.pending import Pending
 from services.refresher.domain.records import Interaction, hash_text
 from services.refresher.domain.rules import Rules
 
@@ -39,9 +39,9 @@ _NOBODY = array("Q")
 COUNTS = ("folded", "duplicates", "undone", "forgotten", "void", "other_model", "unknown_item", "dead_lettered")
 
 
-def entry_id_of(place: int) -> str:
-    """The memory's name for the interaction at a place."""
-    partition, offset = unpack_position(place)
+def entry_id_of(source_position: int) -> str:
+    """The memory's name for the interaction at a position."""
+    partition, offset = unpack_position(source_position)
     return f"{partition}-{offset}"
 
 
@@ -60,7 +60,7 @@ class Partition:
     """The state of one partition under `rules`. `listed` holds the items of topic `items`, and may grow outside.
 
     dirty_items: what has to be published again, True where something was taken out of it since. dirty_entries: likewise
-    of the memory. visible: the memory's entries as they are to be published. published: the model's share of each item
+    of the memory. visible: the memory's entries as they are to be published. published: the model weight of each item
     state that readers hold from here. quiet_until: an earlier life may have published up to this offset; below it
     nothing is published, so that readers never see an item go back.
     """
@@ -73,16 +73,16 @@ class Partition:
         self.folded_offset = -1
         self.stream_ms = 0
         self.newest_recorded_ms: int | None = None
-        # Offset and place of the last interaction: by it a log is known again.
+        # Offset and source position of the last interaction: by it a log is known again.
         self.mark: tuple[int, int] | None = None
         self.sums = ItemSums(num_components=items.num_components, width=items.width, decay=rules.decay)
         self.memory = QueryMemory(
             capacity=rules.max_remembered, num_components=items.num_query_components, width=items.width
         )
         self.ledger = Ledger()
-        self.parked = Parked(rules.max_parked)
+        self.pending = Pending(rules.max_pending)
         # Per item in the sums: a hash of the user for each interaction.
-        self.takers: dict[str, array[int]] = {}
+        self.contributor_hashes: dict[str, array[int]] = {}
         self.counts: Counter[str] = Counter()
         self.other_models: Counter[str] = Counter()
         self.dirty_items: dict[str, bool] = {}
@@ -93,7 +93,7 @@ class Partition:
         self._memory_mix = 0
         self.quiet_until = -1
         # How far new items may go; see `judge_new_items`.
-        self.new_share: SharePolicy = NEW_ITEM_SHARE
+        self.new_item_policy: SharePolicy = NEW_ITEM_SHARE
         # Published items that the sweep at hand has not looked at yet.
         self.to_sweep: list[str] = []
 
@@ -108,12 +108,12 @@ class Partition:
 
     def num_users(self, item_id: str) -> int:
         """Distinct users behind an item's sums."""
-        return len(set(self.takers.get(item_id, ())))
+        return len(set(self.contributor_hashes.get(item_id, ())))
 
     def has_users(self, item_id: str, least: int) -> bool:
         """Whether at least so many users stand behind an item; stops counting there."""
         found: set[int] = set()
-        for user in self.takers.get(item_id, ()):
+        for user in self.contributor_hashes.get(item_id, ()):
             found.add(user)
             if len(found) >= least:
                 return True
@@ -122,7 +122,7 @@ class Partition:
     def items_of(self, user: str, item_ids: Iterable[str]) -> int:
         """Of these items, those whose sums hold something of a user. Cost: O(interactions of the items)."""
         mark = hash_text(user)
-        return sum(_holds(self.takers.get(item_id, _NOBODY), mark) for item_id in item_ids)
+        return sum(_holds(self.contributor_hashes.get(item_id, _NOBODY), mark) for item_id in item_ids)
 
     def age_seconds(self, last_seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Stream time since these moments; 0 for those that lie ahead of it."""
@@ -142,14 +142,14 @@ class Partition:
     @property
     def nbytes(self) -> int:
         """Bytes held for items, interactions and the memory, as far as they are counted."""
-        takers = 8 * self.sums.num_interactions
-        return self.sums.nbytes + self.memory.nbytes + self.ledger.nbytes + takers + self.parked.nbytes
+        contributor_hashes = 8 * self.sums.num_interactions
+        return self.sums.nbytes + self.memory.nbytes + self.ledger.nbytes + contributor_hashes + self.pending.nbytes
 
     def note_time(self, interaction: Interaction) -> None:
         """Stream time is the newest moment of any interaction here, whatever becomes of it."""
         self.stream_ms = max(self.stream_ms, interaction.moment_ms)
         self.newest_recorded_ms = max(self.newest_recorded_ms or 0, interaction.recorded_ms)
-        self.mark = (interaction.offset, interaction.place)
+        self.mark = (interaction.offset, interaction.source_position)
 
     def fold(self, interactions: Sequence[Interaction]) -> None:
         """Fold a run of interactions, in order. All or nothing."""
@@ -164,9 +164,9 @@ class Partition:
         for part in rows:
             self._add_to_sums(part)
         for interaction, is_known in zip(accepted, known, strict=True):
-            self.ledger.add(interaction.user, interaction.place, interaction.offset)
+            self.ledger.add(interaction.user, interaction.source_position, interaction.offset)
             if not is_known:
-                self.parked.add(interaction.item_id, interaction.offset)
+                self.pending.add(interaction.item_id, interaction.offset)
         self._remember(accepted, weights)
         for interaction in interactions:
             self.note_time(interaction)
@@ -178,41 +178,41 @@ class Partition:
         """Take out interactions that count, given as they were folded. The ledger is not touched."""
         in_sums = []
         for interaction in interactions:
-            if self.parked.holds(interaction.item_id, interaction.offset):
-                self.parked.remove(interaction.item_id, interaction.offset)
+            if self.pending.holds(interaction.item_id, interaction.offset):
+                self.pending.remove(interaction.item_id, interaction.offset)
             elif self.is_known(interaction.item_id):
                 in_sums.append(interaction)
         for part in self._rows(in_sums, self._weights(in_sums)):
             self.sums.remove(part.item_ids, part.contributions, part.weights, part.seconds)
             for interaction in part.interactions:
-                users = self.takers[interaction.item_id]
+                users = self.contributor_hashes[interaction.item_id]
                 users.remove(hash_text(interaction.user))
                 if not users:
-                    del self.takers[interaction.item_id]
+                    del self.contributor_hashes[interaction.item_id]
                 self.dirty_items[interaction.item_id] = True
-        entry_ids = [entry_id_of(interaction.place) for interaction in interactions]
+        entry_ids = [entry_id_of(interaction.source_position) for interaction in interactions]
         self.dirty_entries.update(entry_id for entry_id in entry_ids if entry_id in self.memory)
         self.memory.remove(entry_ids)
         self._follow_memory()
 
     def adopt(self, item_id: str, interactions: Sequence[Interaction]) -> None:
-        """Fold what was parked of an item that is known now."""
+        """Fold what was pending of an item that is known now."""
         for part in self._rows(interactions, self._weights(interactions)):
             self._add_to_sums(part)
-        self.parked.take(item_id)
+        self.pending.take(item_id)
 
     def lacks(self) -> list[tuple[int, int]]:
-        """(place, attribution offset) of what counts and the memory does not hold, in the order in which it wants it.
+        """(source position, attribution offset) of what counts and the memory lacks, in the order in which it wants it.
 
         Cost: O(n log n) of the interactions that count.
         """
-        places, offsets = self.ledger.counted()
+        positions, offsets = self.ledger.counted()
         found = []
-        for place, offset in zip(places.tolist(), offsets.tolist(), strict=True):
-            entry_id = entry_id_of(place)
+        for position, offset in zip(positions.tolist(), offsets.tolist(), strict=True):
+            entry_id = entry_id_of(position)
             if entry_id not in self.memory:
-                found.append((hash_of(entry_id), place, offset))
-        return [(place, offset) for _, place, offset in sorted(found)]
+                found.append((hash_of(entry_id), position, offset))
+        return [(position, offset) for _, position, offset in sorted(found)]
 
     @property
     def refill_size(self) -> int:
@@ -224,7 +224,7 @@ class Partition:
         return bool(self._weights([interaction])[0])
 
     def refill(self, interactions: Sequence[Interaction]) -> None:
-        """Make the memory anew from what it holds and these, the next ones by hash."""
+        """Make the memory again from what it holds and these, the next ones by hash."""
         before = set(self.visible)
         weights = self._weights(interactions)
         offered = [self._entry(one, weight) for one, weight in zip(interactions, weights, strict=True) if weight]
@@ -240,17 +240,23 @@ class Partition:
         At most `_JUDGED` items, by the hash of their ids. New items that readers hold are published again.
         """
         index = self.rules.items.index
-        used = [item_id for item_id, users in self.takers.items() if len(users) >= _WELL_USED and item_id in index]
+        used = [
+            item_id
+            for item_id, users in self.contributor_hashes.items()
+            if len(users) >= _WELL_USED and item_id in index
+        ]
         known = sorted(nsmallest(_JUDGED, used, key=lambda item_id: (crc32(item_id.encode()), item_id)))
-        share = new_item_share_from_sums(self.rules.items.rows(known), self.sums.of(known)) if known else NEW_ITEM_SHARE
-        if share != self.new_share:
-            self.new_share = share
+        policy = (
+            new_item_share_from_sums(self.rules.items.rows(known), self.sums.of(known)) if known else NEW_ITEM_SHARE
+        )
+        if policy != self.new_item_policy:
+            self.new_item_policy = policy
             for item_id in self.published:
                 if item_id not in index:
                     self.dirty_items.setdefault(item_id, False)
 
     def show_memory(self) -> None:
-        """Take `visible` from a memory that was made anew."""
+        """Take `visible` from a memory that was made again."""
         self.visible = {entry.entry_id: entry for entry in self.memory}
         self._memory_mix = sum(map(_hash_entry, self.visible.values()))
 
@@ -272,8 +278,8 @@ class Partition:
                 counts["other_model"] += 1
                 others[interaction.query.model_version] += 1
                 continue
-            standing = self.ledger.standing(interaction.user, interaction.place)
-            key = (interaction.user, interaction.place)
+            standing = self.ledger.standing(interaction.user, interaction.source_position)
+            key = (interaction.user, interaction.source_position)
             if standing is Standing.VOID:
                 counts["void"] += 1
             elif standing is Standing.COUNTED or key in fresh:
@@ -312,13 +318,13 @@ class Partition:
     def _add_to_sums(self, part: _Rows) -> None:
         self.sums.add(part.item_ids, part.contributions, part.weights, part.seconds)
         for interaction in part.interactions:
-            self.takers.setdefault(interaction.item_id, array("Q")).append(hash_text(interaction.user))
+            self.contributor_hashes.setdefault(interaction.item_id, array("Q")).append(hash_text(interaction.user))
             self.dirty_items.setdefault(interaction.item_id, False)
 
     def _remember(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> None:
         offered = []
         for interaction, weight in zip(interactions, weights, strict=True):
-            if weight and self.memory.admits(entry_id_of(interaction.place)):
+            if weight and self.memory.admits(entry_id_of(interaction.source_position)):
                 entry = self._entry(interaction, weight)
                 offered.append(entry)
                 # Even one that is pushed out at once: cut otherwise, the same records may have shown it to readers.
@@ -344,7 +350,7 @@ class Partition:
             components = components.copy()
             components[leave_out] = 0
         return MemoryEntry(
-            entry_id=entry_id_of(interaction.place),
+            entry_id=entry_id_of(interaction.source_position),
             item_id=interaction.item_id,
             components=components,
             weight=weight,

@@ -1,6 +1,6 @@
 """The records of `attributions` and `items` as the refresher sees them: one class per kind, checked, without Protobuf.
 
-A place names a record of `interactions` in 63 bits, so that places are compared, sorted and kept as plain integers.
+A source position is that of a record of `interactions`, packed (see `pack_position`).
 Knows nothing of what a record does to sums or memory.
 
 Letters: P_q query components, P component pairs, d component width.
@@ -28,13 +28,13 @@ def hash_text(text: str) -> int:
 class Interaction:
     """A user did something with an item.
 
-    offset: of the attribution; place: of the interaction, see `pack_position`. moment_ms: when it happened, by the
+    offset: of the attribution; source_position: of the interaction. moment_ms: when it happened, by the
     producer's clock but never after the broker took it: a clock that runs ahead ages nobody. recorded_ms: when the
     broker took the interaction.
     """
 
     offset: int
-    place: int
+    source_position: int
     item_id: str
     user: str
     query: PackedQueryState
@@ -46,10 +46,10 @@ class Interaction:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """The interaction at `place` is void."""
+    """The interaction at `source_position` is void."""
 
     offset: int
-    place: int
+    source_position: int
     item_id: str
     user: str
 

@@ -67,13 +67,13 @@ class ModelItems:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """How records become a state. max_remembered and max_parked are per partition of `attributions`."""
+    """How records become a state. max_remembered and max_pending are per partition of `attributions`."""
 
     items: ModelItems
     feedback: FeedbackPolicy
     decay: ForwardDecay
     max_remembered: int
-    max_parked: int
+    max_pending: int
 
     @property
     def text(self) -> str:
@@ -81,5 +81,5 @@ class Rules:
         return (
             f"model={self.items.model_version} feedback={self.feedback.text} "
             f"half_life={self.decay.half_life_seconds}s epoch={self.decay.epoch_seconds}s "
-            f"remembered={self.max_remembered} parked={self.max_parked}"
+            f"remembered={self.max_remembered} parked={self.max_pending}"
         )

@@ -17,8 +17,8 @@ from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.sums import ItemSums
 from services.refresher.checkpoint import CheckpointError, pack, pack_text, unpack, unpack_text
 from services.refresher.domain.ledger import Ledger
-from services.refresher.domain.parked import Parked
 from services.refresher.domain.partition import Partition
+from services.refresher.domain.pending import Pending
 from services.refresher.domain.rules import Rules
 
 _NEVER = -1
@@ -35,17 +35,17 @@ class OtherRulesError(CheckpointError):
 def to_bytes(state: Partition) -> bytes:
     """A checkpoint of a state, with what is still to be published."""
     users = state.ledger.users()
-    parked, parked_arrays = state.parked.to_arrays()
-    takers = sorted(state.takers)
+    pending, pending_arrays = state.pending.to_arrays()
+    contributor_items = sorted(state.contributor_hashes)
     published = sorted(state.published)
     dirty = sorted(state.dirty_items)
     flat = array("Q")
-    for item_id in takers:
-        flat += state.takers[item_id]
+    for item_id in contributor_items:
+        flat += state.contributor_hashes[item_id]
     arrays: dict[str, npt.NDArray[Any]] = {
         "users": pack_text(users),
-        "takers.items": pack_text(takers),
-        "takers.lengths": np.array([len(state.takers[item_id]) for item_id in takers], np.int64),
+        "takers.items": pack_text(contributor_items),
+        "takers.lengths": np.array([len(state.contributor_hashes[item_id]) for item_id in contributor_items], np.int64),
         "takers.users": np.array(flat, np.uint64),
         "published.items": pack_text(published),
         "published.shares": np.array([state.published[item_id] for item_id in published], np.float64),
@@ -53,13 +53,13 @@ def to_bytes(state: Partition) -> bytes:
         "dirty.items": pack_text(dirty),
         "dirty.removed": np.array([state.dirty_items[item_id] for item_id in dirty], np.uint8),
         "dirty.entries": pack_text(sorted(state.dirty_entries)),
-        "parked.items": pack_text(parked),
+        "parked.items": pack_text(pending),
     }
     groups: dict[str, Mapping[str, npt.NDArray[Any]]] = {
         "sums": state.sums.to_arrays(),
         "memory": state.memory.to_arrays(),
         "ledger": state.ledger.to_arrays(),
-        "parked": parked_arrays,
+        "parked": pending_arrays,
     }
     for group, members in groups.items():
         arrays |= {f"{group}.{name}": values for name, values in members.items()}
@@ -70,17 +70,17 @@ def to_bytes(state: Partition) -> bytes:
         "stream_ms": state.stream_ms,
         "newest_recorded_ms": _NEVER if state.newest_recorded_ms is None else state.newest_recorded_ms,
         "mark": state.mark,
-        "new_share": state.new_share.text,
+        "new_share": state.new_item_policy.text,
         "counts": dict(state.counts),
         "other_models": dict(state.other_models),
         "quiet_until": state.quiet_until,
         "num_dirty_items": len(dirty),
         "num_dirty_entries": len(state.dirty_entries),
         "num_users": len(users),
-        "num_takers": len(takers),
+        "num_takers": len(contributor_items),
         "num_published": len(published),
         "num_visible": len(state.visible),
-        "num_parked": len(parked),
+        "num_parked": len(pending),
     }
     return pack(values, arrays)
 
@@ -104,19 +104,19 @@ def from_bytes(data: bytes, number: int, rules: Rules, listed: Container[str]) -
         if values["newest_recorded_ms"] != _NEVER:
             state.newest_recorded_ms = values["newest_recorded_ms"]
         state.mark = None if values["mark"] is None else (values["mark"][0], values["mark"][1])
-        state.new_share = SharePolicy.parse(values["new_share"])
+        state.new_item_policy = SharePolicy.parse(values["new_share"])
         state.counts, state.other_models = Counter(values["counts"]), Counter(values["other_models"])
         state.sums = ItemSums.from_arrays(_group(arrays, "sums"), decay=rules.decay)
         state.memory = QueryMemory.from_arrays(_group(arrays, "memory"))
         state.show_memory()
         users = unpack_text(arrays["users"], values["num_users"])
         state.ledger = Ledger.from_arrays(users, _group(arrays, "ledger"))
-        parked = unpack_text(arrays["parked.items"], values["num_parked"])
-        state.parked = Parked.from_arrays(rules.max_parked, parked, _group(arrays, "parked"))
+        pending = unpack_text(arrays["parked.items"], values["num_parked"])
+        state.pending = Pending.from_arrays(rules.max_pending, pending, _group(arrays, "parked"))
         start = 0
-        takers = unpack_text(arrays["takers.items"], values["num_takers"])
-        for item_id, length in zip(takers, arrays["takers.lengths"].tolist(), strict=True):
-            state.takers[item_id] = array("Q", arrays["takers.users"][start : start + length].tolist())
+        contributor_items = unpack_text(arrays["takers.items"], values["num_takers"])
+        for item_id, length in zip(contributor_items, arrays["takers.lengths"].tolist(), strict=True):
+            state.contributor_hashes[item_id] = array("Q", arrays["takers.users"][start : start + length].tolist())
             start += length
         state.published = dict(zip(published, arrays["published.shares"].tolist(), strict=True))
         dirty = unpack_text(arrays["dirty.items"], values["num_dirty_items"])

@@ -21,7 +21,7 @@ _ITEMS_AT_A_TIME, _PAUSE_S = 256, 0.0001
 
 
 @dataclass(slots=True)
-class Held:
+class PartitionRegistry:
     """What the refresher's thread holds and others may look at, under `lock`."""
 
     lock: Lock = field(default_factory=Lock)
@@ -86,14 +86,14 @@ class UserContributions:
 class Describe:
     """Reads what is held."""
 
-    def __init__(self, held: Held, publisher: Publisher, rules: Rules) -> None:
-        self._held, self._publisher, self._rules = held, publisher, rules
+    def __init__(self, registry: PartitionRegistry, publisher: Publisher, rules: Rules) -> None:
+        self._registry, self._publisher, self._rules = registry, publisher, rules
 
     def status(self) -> Status:
         """Every partition held, with its digest. Cost: one hash over the sums that changed since the last call."""
         partitions = []
-        with self._held.lock:
-            numbers = sorted(self._held.partitions)
+        with self._registry.lock:
+            numbers = sorted(self._registry.partitions)
         for number in numbers:
             status = self._status_in_slices(number)
             if status is not None:
@@ -102,7 +102,7 @@ class Describe:
         per_item, per_entry = float(empty.sums.bytes_per_item), float(empty.memory.bytes_per_entry)
         return Status(
             model_version=self._rules.items.model_version,
-            policy=f"{self._rules.text} share={self._publisher.share.text}",
+            policy=f"{self._rules.text} share={self._publisher.weight_policy.text}",
             partitions=partitions,
             bytes_per_item=per_item,
             bytes_per_remembered=per_entry,
@@ -110,12 +110,12 @@ class Describe:
 
     def item(self, item_id: str) -> ItemEvidence:
         """The evidence behind one item, in whichever partition has it."""
-        with self._held.lock:
-            for state in self._held.partitions.values():
+        with self._registry.lock:
+            for state in self._registry.partitions.values():
                 if item_id in state.sums:
                     return self._evidence(state, item_id)
-                if item_id in state.parked:
-                    count = len(state.parked.offsets(item_id))
+                if item_id in state.pending:
+                    count = len(state.pending.offsets(item_id))
                     return ItemEvidence(found=True, num_interactions=count, reason=UNKNOWN)
         return ItemEvidence(found=False)
 
@@ -123,13 +123,13 @@ class Describe:
         """What a user contributed. Cost: O(interactions held), for the items."""
         interactions = remembered = 0
         forgotten: list[Mapping[int, int]] = []
-        with self._held.lock:
-            for state in self._held.partitions.values():
-                places = state.ledger.places(pseudonym)
-                interactions += len(places)
-                remembered += sum(entry_id_of(place) in state.visible for place in places)
+        with self._registry.lock:
+            for state in self._registry.partitions.values():
+                positions = state.ledger.positions(pseudonym)
+                interactions += len(positions)
+                remembered += sum(entry_id_of(position) in state.visible for position in positions)
                 forgotten.append(state.ledger.forgotten_up_to(pseudonym))
-            states = dict(self._held.partitions)
+            states = dict(self._registry.partitions)
         items = sum(self._items_of(state, pseudonym) for state in states.values())
         # It speaks for all of them at once: forgotten is what every one of them has forgotten.
         everywhere = set.intersection(*map(set, forgotten)) if forgotten else set()
@@ -144,11 +144,11 @@ class Describe:
 
     def _items_of(self, state: Partition, pseudonym: str) -> int:
         """Counted slice by slice: exact for a user of whom nothing is folded or forgotten meanwhile."""
-        with self._held.lock:
-            item_ids = list(state.takers)
+        with self._registry.lock:
+            item_ids = list(state.contributor_hashes)
         found = 0
         for start in range(0, len(item_ids), _ITEMS_AT_A_TIME):
-            with self._held.lock:
+            with self._registry.lock:
                 found += state.items_of(pseudonym, item_ids[start : start + _ITEMS_AT_A_TIME])
             time.sleep(_PAUSE_S)
         return found
@@ -156,8 +156,8 @@ class Describe:
     def _status_in_slices(self, number: int) -> PartitionStatus | None:
         """The status once all that changed is hashed, which folding may interrupt; None when it is held no more."""
         while True:
-            with self._held.lock:
-                state = self._held.partitions.get(number)
+            with self._registry.lock:
+                state = self._registry.partitions.get(number)
                 if state is None:
                     return None
                 if state.sums.hash_some():
@@ -168,8 +168,8 @@ class Describe:
         return PartitionStatus(
             partition=state.number,
             folded_offset=state.folded_offset,
-            end_offset=max(self._held.ends.get(state.number, 0), state.folded_offset + 1),
-            checkpoint_offset=self._held.checkpoints.get(state.number, -1),
+            end_offset=max(self._registry.ends.get(state.number, 0), state.folded_offset + 1),
+            checkpoint_offset=self._registry.checkpoints.get(state.number, -1),
             newest_recorded_ms=state.newest_recorded_ms,
             digest=state.digest(),
             num_items=len(state.sums),
@@ -187,7 +187,7 @@ class Describe:
             evidence=float(sums.evidence[0]),
             coherence=float(sums.coherence[0]),
             age_seconds=float(state.age_seconds(np.asarray(sums.last_seconds))[0]),
-            model_share=float(self._publisher.shares(state, [item_id])[0]),
+            model_share=float(self._publisher.model_weights(state, [item_id])[0]),
             reason=self._publisher.reasons(state, [item_id])[0],
             is_published=item_id in state.published,
         )

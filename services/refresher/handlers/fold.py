@@ -25,7 +25,7 @@ class FoldRecords:
     def fold(self, partition: Partition, entries: Sequence[Entry]) -> list[DeadLetter]:
         """Fold entries in order; those at or below the state's position are passed over. Returns the unreadable ones.
 
-        Raises: DependencyUnavailable (try again), PreconditionFailed (the log has lost records: fold it anew); the
+        Raises: DependencyUnavailable (try again), PreconditionFailed (the log has lost records: rebuild it); the
         state is right for its `folded_offset` in either case.
         """
         entries = [entry for entry in entries if entry.offset > partition.folded_offset]
@@ -45,16 +45,16 @@ class FoldRecords:
         return unreadable
 
     def mend(self, partition: Partition) -> None:
-        """Bring in what waits in the log alone: parked interactions of items that are known now, a memory's refill.
+        """Bring in what waits in the log alone: pending interactions of items that are known now, a memory's refill.
 
         Raises: as `fold`.
         """
-        for item_id in [item_id for item_id in partition.parked if partition.is_known(item_id)]:
-            found = self._read(partition, list(partition.parked.offsets(item_id)), {})
+        for item_id in [item_id for item_id in partition.pending if partition.is_known(item_id)]:
+            found = self._read(partition, list(partition.pending.offsets(item_id)), {})
             partition.adopt(item_id, found)
         if not partition.memory.wants_refill:
             return
-        # Even if nothing is lacking: made anew, the memory is open to what it would have turned away.
+        # Even if nothing is lacking: made again, the memory is open to what it would have turned away.
         lacking = partition.lacks()
         wanted = partition.refill_size
         brought: list[Interaction] = []
@@ -70,10 +70,10 @@ class FoldRecords:
     ) -> None:
         ledger = partition.ledger
         if isinstance(entry, Undo):
-            offset = ledger.offset_of(entry.user, entry.place)
+            offset = ledger.offset_of(entry.user, entry.source_position)
             if offset is not None:
                 partition.take_back(self._read(partition, [offset], recent))
-            ledger.undo(entry.user, entry.place)
+            ledger.undo(entry.user, entry.source_position)
             partition.counts["undone"] += 1
         elif isinstance(entry, Forgetting):
             offsets = [offset for _, offset in ledger.covered(entry.user, entry.up_to)]

@@ -5,6 +5,7 @@ not reach. What readers may hold from a life that is given up stays noted, so th
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -20,22 +21,17 @@ from services.refresher.ports import Checkpoints, Log
 logger = structlog.get_logger()
 
 
+@dataclass(kw_only=True, eq=False)
 class HoldPartition:
-    """Opens, keeps and starts anew. `withdrawn` has every listed item; it may grow outside."""
+    """Opens, keeps and rebuilds. `withdrawn` has every listed item; it may grow outside."""
 
-    def __init__(
-        self,
-        *,
-        rules: Rules,
-        log: Log,
-        checkpoints: Checkpoints,
-        withdrawn: Mapping[str, bool],
-        content: ContentStates | None = None,
-        on_anew: Callable[[str], None] = lambda reason: None,
-    ) -> None:
-        self._rules, self._log, self._checkpoints = rules, log, checkpoints
-        self._withdrawn, self._content, self._on_anew = withdrawn, content, on_anew
-        self._homes: dict[str, int] = {}
+    rules: Rules
+    log: Log
+    checkpoints: Checkpoints
+    withdrawn: Mapping[str, bool]
+    content: ContentStates | None = None
+    on_rebuild: Callable[[str], None] = lambda reason: None
+    _homes: dict[str, int] = field(default_factory=dict, init=False)
 
     def open(self, number: int, bounds: tuple[int, int], num_partitions: int) -> Partition:
         """The partition's state; its log now has records from bounds[0] to before bounds[1].
@@ -49,39 +45,39 @@ class HoldPartition:
             logger.error("attributions_lost", partition=number, folded=state.folded_offset, first=first)
             state.folded_offset = first - 1
         if not reason and self._lacks_listed(state, num_partitions):
-            state, reason = self.anew(state), "parked interactions had been turned away"
+            state, reason = self.rebuilt(state), "pending interactions had been turned away"
         if reason:
-            self._on_anew(reason)
-            logger.info("partition_folded_anew", partition=number, reason=reason, records=end - first)
+            self.on_rebuild(reason)
+            logger.info("partition_rebuilt", partition=number, reason=reason, records=end - first)
         # Items may have been listed or withdrawn meanwhile; whether there is news of one is decided when publishing.
         for item_id in state.sums:
-            if item_id not in state.published or self._withdrawn.get(item_id, False):
+            if item_id not in state.published or self.withdrawn.get(item_id, False):
                 state.dirty_items.setdefault(item_id, False)
-        if self._content is not None:
-            for item_id in self._withdrawn:
-                if item_id in self._content and self._home(item_id, num_partitions) == number:
+        if self.content is not None:
+            for item_id in self.withdrawn:
+                if item_id in self.content and self._home(item_id, num_partitions) == number:
                     state.dirty_items.setdefault(item_id, False)
         state.quiet_until = end - 1
         return state
 
     def keep(self, state: Partition) -> None:
         """Save a checkpoint. Raises: DependencyUnavailable."""
-        self._checkpoints.save(state.number, to_bytes(state))
+        self.checkpoints.save(state.number, to_bytes(state))
 
-    def anew(self, old: Partition) -> Partition:
-        """An empty state in the place of `old`, which knows what readers may hold from it."""
-        state = Partition(old.number, self._rules, self._withdrawn)
+    def rebuilt(self, old: Partition) -> Partition:
+        """An empty state instead of `old`, which knows what readers may hold from it."""
+        state = Partition(old.number, self.rules, self.withdrawn)
         state.dirty_items = dict.fromkeys((*old.published, *old.dirty_items), True)
         state.dirty_entries = {*old.visible, *old.dirty_entries}
         state.quiet_until = old.folded_offset
         return state
 
     def _restored(self, number: int, first: int, end: int) -> tuple[Partition, str]:
-        fresh = Partition(number, self._rules, self._withdrawn)
+        fresh = Partition(number, self.rules, self.withdrawn)
         reason = "no checkpoint"
-        for name, data in self._checkpoints.load(number):
+        for name, data in self.checkpoints.load(number):
             try:
-                state = from_bytes(data, number, self._rules, self._withdrawn)
+                state = from_bytes(data, number, self.rules, self.withdrawn)
             except OtherRulesError as exc:
                 logger.warning("checkpoint_of_other_rules", name=name, reason=str(exc))
                 fresh.dirty_items = dict.fromkeys(exc.items, True)
@@ -95,27 +91,27 @@ class HoldPartition:
                 logger.info("checkpoint_taken", name=name, partition=number, folded=state.folded_offset)
                 return state, ""
             logger.error("checkpoint_of_other_topic", name=name, folded=state.folded_offset, end=end)
-            return self.anew(state), "other topic"
+            return self.rebuilt(state), "other topic"
         return fresh, reason
 
     def _is_log_of(self, state: Partition, first: int) -> bool:
-        """Whether the log still has the interaction that the state took last; a topic made anew has another there."""
+        """Whether the log still has the interaction that the state took last; a new topic of its name has another."""
         if state.mark is None or state.mark[0] < first:
             return True
-        offset, place = state.mark
+        offset, source_position = state.mark
         try:
-            return self._log.read_again(state.number, [offset])[offset].place == place
+            return self.log.read_again(state.number, [offset])[offset].source_position == source_position
         except PreconditionFailed:
             return False
 
     def _lacks_listed(self, state: Partition, num_partitions: int) -> bool:
         """Whether an item was listed whose interactions this partition had turned away."""
-        return state.parked.evicted_from is not None and any(
-            state.parked.may_lack(item_id)
+        return state.pending.evicted_from is not None and any(
+            state.pending.may_lack(item_id)
             and item_id not in state.sums
-            and item_id not in self._rules.items.index
+            and item_id not in self.rules.items.index
             and self._home(item_id, num_partitions) == state.number
-            for item_id in self._withdrawn
+            for item_id in self.withdrawn
         )
 
     def _home(self, item_id: str, num_partitions: int) -> int:

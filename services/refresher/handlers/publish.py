@@ -34,18 +34,18 @@ _MAX_TEXTS = 8
 # Items that a sweep looks at in one turn: a few milliseconds.
 _MAX_SWEPT = 500
 # Below this a change of lambda through age alone is not worth a record.
-_SHARE_STEP = 0.01
+_WEIGHT_STEP = 0.01
 
 
 @dataclass(slots=True)
 class Batch:
-    """Changes of one partition to be published together; `shares`: the model's share of each item written."""
+    """Changes of one partition to be published together; `model_weights`: of each item written."""
 
     partition: Partition
     deltas: list[IndexDelta]
     items: list[str]
     entries: list[str]
-    shares: dict[str, float]
+    model_weights: dict[str, float]
 
     def published(self) -> None:
         """All of it was acknowledged."""
@@ -53,68 +53,65 @@ class Batch:
         for item_id in self.items:
             state.dirty_items.pop(item_id, None)
             state.published.pop(item_id, None)
-        state.published.update(self.shares)
+        state.published.update(self.model_weights)
         state.dirty_entries.difference_update(self.entries)
 
 
+@dataclass(kw_only=True, eq=False)
 class Publisher:
-    """Makes batches. `withdrawn` says of each listed item whether it is; it may change outside."""
+    """Makes batches. `withdrawn` says of each listed item whether it is; it may change outside.
 
-    def __init__(
-        self,
-        *,
-        share: SharePolicy,
-        min_users: int,
-        withdrawn: Mapping[str, bool],
-        content: ContentStates | None = None,
-        new_share: SharePolicy | None = None,
-    ) -> None:
-        """`content`: states of listed items from their texts, where a text encoder is configured. `new_share`: how far
-        new items may go, where that is not left to each partition's own sums."""
-        self.share = share
-        self._new_share = new_share
-        self.content = content
-        self._min_users = min_users
-        self._withdrawn = withdrawn
+    `content`: states of listed items from their texts, where a text encoder is configured. `new_item_policy`: how far
+    new items may go, where that is not left to each partition's own sums.
+    """
+
+    weight_policy: SharePolicy
+    min_users: int
+    withdrawn: Mapping[str, bool]
+    content: ContentStates | None = None
+    new_item_policy: SharePolicy | None = None
 
     def reasons(self, state: Partition, item_ids: Sequence[str]) -> list[str]:
         """Why each item is not published; empty where it is."""
         sums = state.sums.of(item_ids)
         reasons = []
-        for place, item_id in enumerate(item_ids):
-            if self._withdrawn.get(item_id, False):
+        for row, item_id in enumerate(item_ids):
+            if self.withdrawn.get(item_id, False):
                 reasons.append(WITHDRAWN)
             elif not state.is_known(item_id):
                 reasons.append(UNKNOWN)
-            elif not sums.counts[place]:
+            elif not sums.counts[row]:
                 reasons.append(NOTHING)
-            elif item_id not in state.rules.items.index and not state.has_users(item_id, self._min_users):
+            elif item_id not in state.rules.items.index and not state.has_users(item_id, self.min_users):
                 reasons.append(TOO_FEW)
             else:
-                reasons.append("" if sums.sums[place].any() else NO_DIRECTION)
+                reasons.append("" if sums.sums[row].any() else NO_DIRECTION)
         return reasons
 
-    def shares(self, state: Partition, item_ids: Sequence[str]) -> Floats:
+    def model_weights(self, state: Partition, item_ids: Sequence[str]) -> Floats:
         """lambda of each item (n,): 0 for one that the model never saw."""
         return np.where(_in_bundle(state, item_ids), self._lambdas(state, item_ids, state.sums.of(item_ids)), 0.0)
 
     def sweep(self, state: Partition) -> None:
-        """Mark those of the next items to sweep whose model's share has moved since, as stream time went on."""
+        """Mark those of the next items to sweep whose model weight has moved since, as stream time went on."""
         turn, state.to_sweep = state.to_sweep[:_MAX_SWEPT], state.to_sweep[_MAX_SWEPT:]
         item_ids = [item_id for item_id in turn if item_id in state.published and item_id in state.sums]
         if not item_ids:
             return
         before = np.array([state.published[item_id] for item_id in item_ids])
-        moved = np.abs(self.shares(state, item_ids) - before) > _SHARE_STEP
-        for place in np.flatnonzero(moved).tolist():
-            state.dirty_items.setdefault(item_ids[place], False)
+        moved = np.abs(self.model_weights(state, item_ids) - before) > _WEIGHT_STEP
+        for row in np.flatnonzero(moved).tolist():
+            state.dirty_items.setdefault(item_ids[row], False)
 
     def batch(self, state: Partition, number: int, limit: int) -> Batch | None:
         """At most `limit` changes under a batch number; None when nothing has changed."""
         item_ids = _first(state.dirty_items, limit)
         entry_ids = _first(state.dirty_entries, limit - len(item_ids))
-        shares: dict[str, float] = {}
-        changes: list[ItemDelta | MemoryDelta] = [*self._items(state, item_ids, shares), *_entries(state, entry_ids)]
+        model_weights: dict[str, float] = {}
+        changes: list[ItemDelta | MemoryDelta] = [
+            *self._items(state, item_ids, model_weights),
+            *_entries(state, entry_ids),
+        ]
         if not item_ids and not entry_ids:
             return None
         deltas = [
@@ -124,25 +121,25 @@ class Publisher:
                 # An empty partition has only what its items' texts say: that counts as its first record's.
                 offset=max(0, state.folded_offset),
                 batch=number,
-                last_of_batch=place == len(changes) - 1,
+                last_of_batch=row == len(changes) - 1,
                 newest_recorded_ms=state.newest_recorded_ms,
                 change=change,
             )
-            for place, change in enumerate(changes)
+            for row, change in enumerate(changes)
         ]
-        return Batch(state, deltas, item_ids, entry_ids, shares)
+        return Batch(state, deltas, item_ids, entry_ids, model_weights)
 
-    def _items(self, state: Partition, item_ids: list[str], shares: dict[str, float]) -> list[ItemDelta]:
+    def _items(self, state: Partition, item_ids: list[str], model_weights: dict[str, float]) -> list[ItemDelta]:
         """The deltas of these items; those whose texts have to wait are moved to the end of the queue and left out."""
         reasons = dict(zip(item_ids, self.reasons(state, item_ids), strict=True))
         texts = [item_id for item_id in item_ids if self._speaks_by_text(state, item_id, reasons[item_id])]
         for item_id in texts[_MAX_TEXTS:]:
             state.dirty_items[item_id] = state.dirty_items.pop(item_id)
             item_ids.remove(item_id)
-        found = self._by_text(texts[:_MAX_TEXTS], shares)
+        found = self._by_text(texts[:_MAX_TEXTS], model_weights)
         for item_id in item_ids:
             reason = "" if item_id in texts else reasons[item_id]
-            # What was taken out, or withdrawn, may have been published by a life of ours that nobody remembers.
+            # What was taken out, or withdrawn, an earlier process may have published, which no checkpoint says.
             if reason and (item_id in state.published or state.dirty_items[item_id] or reason == WITHDRAWN):
                 found.append(ItemDelta(item_id=item_id, dropped=True))
         live = [item_id for item_id in item_ids if not reasons[item_id]]
@@ -152,15 +149,15 @@ class Publisher:
         lambdas = self._lambdas(state, live, sums)
         states = refreshed(state.rules.items.rows(live), sums.sums, lambdas)
         lambdas = np.where(_in_bundle(state, live), lambdas, 0.0)
-        for place, item_id in enumerate(live):
-            shares[item_id] = float(lambdas[place])
+        for row, item_id in enumerate(live):
+            model_weights[item_id] = float(lambdas[row])
             found.append(
                 ItemDelta(
                     item_id=item_id,
-                    components=states.components[place],
-                    gate=None if states.gate is None else states.gate[place],
-                    model_share=float(lambdas[place]),
-                    num_interactions=int(sums.counts[place]),
+                    components=states.components[row],
+                    gate=None if states.gate is None else states.gate[row],
+                    model_share=float(lambdas[row]),
+                    num_interactions=int(sums.counts[row]),
                 )
             )
         return found
@@ -169,26 +166,26 @@ class Publisher:
         new = item_id not in state.rules.items.index
         return self.content is not None and new and reason in _STANDS_IN and item_id in self.content
 
-    def _by_text(self, item_ids: Sequence[str], shares: dict[str, float]) -> list[ItemDelta]:
+    def _by_text(self, item_ids: Sequence[str], model_weights: dict[str, float]) -> list[ItemDelta]:
         if self.content is None or not item_ids:
             return []
         states = self.content.of(item_ids)
-        shares.update(dict.fromkeys(item_ids, 0.0))
+        model_weights.update(dict.fromkeys(item_ids, 0.0))
         return [
             ItemDelta(
                 item_id=item_id,
-                components=states.components[place],
-                gate=None if states.gate is None else states.gate[place],
+                components=states.components[row],
+                gate=None if states.gate is None else states.gate[row],
                 model_share=0.0,
             )
-            for place, item_id in enumerate(item_ids)
+            for row, item_id in enumerate(item_ids)
         ]
 
     def _lambdas(self, state: Partition, item_ids: Sequence[str], sums: SumsOf) -> Floats:
         """As they take effect: a new item's components are shorter than a trained one's."""
         ages = state.age_seconds(np.where(sums.counts > 0, sums.last_seconds, state.stream_ms // 1000))
-        known = self.share.model_share(sums.evidence, sums.coherence, ages)
-        new = (self._new_share or state.new_share).model_share(sums.evidence, sums.coherence, ages)
+        known = self.weight_policy.model_share(sums.evidence, sums.coherence, ages)
+        new = (self.new_item_policy or state.new_item_policy).model_share(sums.evidence, sums.coherence, ages)
         return np.where(_in_bundle(state, item_ids), known, new)
 
 

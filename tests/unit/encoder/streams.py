@@ -81,7 +81,7 @@ def handler_on(
         encoder=Crashing(HashEncoder(), plan),
         vocabulary=vocabulary,
         pseudonym_key=b"key",
-        forgotten=forgotten,
+        forgotten=forgotten or Forgotten(),
         clock_ms=lambda: NOW_MS,
     )
 

@@ -187,7 +187,7 @@ def test_a_store_that_is_ahead_of_the_topic_stops_the_stream_until_it_is_emptied
     scene.stream.log[0].clear()
     fresh = Scene()
     fresh.stream.log, fresh.store = scene.stream.log, scene.store
-    fresh.consumer._handler._store = fresh.forgets._store = scene.store
+    fresh.consumer._handler.store = fresh.forgets.store = scene.store
     append(fresh.stream, interaction(0, 9))
     fresh.consumer.start()
     try:

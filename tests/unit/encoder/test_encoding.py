@@ -9,7 +9,7 @@ from tritonclient.utils import InferenceServerException
 
 from services.algorithms.item_buckets import item_bucket
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
-from services.common.state_store import StoredEvent
+from services.common.state_layout import StoredEvent
 from services.encoder.adapters.batches import length_buckets, pad_jobs
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.domain import EncodedStates, EncodeJob

@@ -327,7 +327,7 @@ def test_an_encoder_that_is_away_does_not_hold_a_forget_up() -> None:
     world.forgets.append(forget(0, p0=2))
     process = world.process()
     world.forgets.append(forget(2, p0=2))
-    process.forgets._encoder = Away()
+    process.forgets.encoder = Away()
     process.forgets.follow()
     assert process.forgets.applied_up_to("user-2") == {0: 2}
 
@@ -352,7 +352,7 @@ def test_a_writer_that_read_before_the_forget_cannot_bring_the_user_back() -> No
             world.process()
             return super().encode(jobs)
 
-    slow.apply._encoder = Slow()
+    slow.apply.encoder = Slow()
     append(world.stream, interaction(0, 5, event_id="late"))
     with pytest.raises(Conflict):
         slow.turn()

@@ -21,7 +21,7 @@ from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.refresher.domain.rules import ModelItems, Rules
 from services.refresher.handlers.content import ContentStates
-from services.refresher.handlers.describe import Describe, Held
+from services.refresher.handlers.describe import Describe, PartitionRegistry
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.handlers.publish import Publisher
 from services.refresher.metrics import RefresherMetrics
@@ -41,7 +41,7 @@ def make_rules(
     *,
     seed: int = 0,
     max_remembered: int = 16,
-    max_parked: int = 1000,
+    max_pending: int = 1000,
     half_life_s: int = 0,
     leave_out: int | None = None,
 ) -> Rules:
@@ -69,7 +69,7 @@ def make_rules(
         feedback=DEFAULT_FEEDBACK,
         decay=ForwardDecay(half_life_seconds=half_life_s),
         max_remembered=max_remembered,
-        max_parked=max_parked,
+        max_pending=max_pending,
     )
 
 
@@ -96,7 +96,7 @@ def interaction(
 ) -> Interaction:
     return Interaction(
         offset=0,
-        place=pack_position(*place),
+        source_position=pack_position(*place),
         item_id=item,
         user=user,
         query=make_query(rng, model),
@@ -122,7 +122,7 @@ def random_records(seed: int, count: int, *, users: int = 8, new_items: int = 3)
         draw = rng.random()
         if draw < 0.06 and made:
             target = made[int(rng.integers(len(made)))]
-            records.append(Undo(0, target.place, target.item_id, target.user))
+            records.append(Undo(0, target.source_position, target.item_id, target.user))
         elif draw < 0.09:
             up_to = int(rng.integers(-1, next_offset[partition] + 3))
             records.append(Forgetting(0, f"user-{user}", {partition: up_to, 1 - partition: -1}))
@@ -149,16 +149,20 @@ def random_records(seed: int, count: int, *, users: int = 8, new_items: int = 3)
 
 def survivors(records: Sequence[Entry]) -> list[Interaction]:
     """The interactions that count after all records, by the definition: no ledger, no order."""
-    undone = {record.place for record in records if isinstance(record, Undo)}
+    undone = {record.source_position for record in records if isinstance(record, Undo)}
     forgotten = [record for record in records if isinstance(record, Forgetting)]
     found: dict[int, Interaction] = {}
     for record in records:
-        if not isinstance(record, Interaction) or record.query.model_version != MODEL or record.place in undone:
+        if (
+            not isinstance(record, Interaction)
+            or record.query.model_version != MODEL
+            or record.source_position in undone
+        ):
             continue
-        partition, offset = record.place >> 48, record.place & ((1 << 48) - 1)
+        partition, offset = record.source_position >> 48, record.source_position & ((1 << 48) - 1)
         if any(f.user == record.user and offset <= f.up_to.get(partition, -1) for f in forgotten):
             continue
-        found.setdefault(record.place, record)
+        found.setdefault(record.source_position, record)
     return list(found.values())
 
 
@@ -188,14 +192,18 @@ class World:
         max_changes: int = 2_000,
         checkpoint_s: float = 0.0,
         content: ContentStates | None = None,
-        new_share: SharePolicy | None = None,
+        new_item_policy: SharePolicy | None = None,
         registry: CollectorRegistry | None = None,
         turns: TurnClock | None = None,
         on_stall: Callable[[], None] = lambda: None,
     ) -> "Running":
-        held, withdrawn = Held(), dict[str, bool]()
+        held, withdrawn = PartitionRegistry(), dict[str, bool]()
         publisher = Publisher(
-            share=share, min_users=min_users, withdrawn=withdrawn, content=content, new_share=new_share
+            weight_policy=share,
+            min_users=min_users,
+            withdrawn=withdrawn,
+            content=content,
+            new_item_policy=new_item_policy,
         )
         refresher = Refresher(
             log=log or self.log,
@@ -205,7 +213,7 @@ class World:
             rules=self.rules,
             publisher=publisher,
             withdrawn=withdrawn,
-            held=held,
+            registry=held,
             metrics=RefresherMetrics(registry or CollectorRegistry()),
             limits=RefresherLimits(
                 publish_s=0.0, checkpoint_s=checkpoint_s, sweep_s=0.0, house_s=0.0, poll_ms=1, max_changes=max_changes
@@ -219,7 +227,7 @@ class World:
 @dataclass
 class Running:
     refresher: Refresher
-    held: Held
+    held: PartitionRegistry
     publisher: Publisher
     describe: Describe
 

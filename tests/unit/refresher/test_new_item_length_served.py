@@ -14,7 +14,7 @@ from services.algorithms.pefa.decay import ForwardDecay
 from services.algorithms.pefa.policy import DEFAULT_FEEDBACK, SharePolicy
 from services.algorithms.states import ItemStates, QueryStates
 from services.common.query_state import PackedQueryState
-from services.refresher.bootstrap import new_item_share
+from services.refresher.bootstrap import new_item_policy
 from services.refresher.config import RefresherSettings
 from services.refresher.domain.rules import ModelItems, Rules
 from tests.unit.bundle.bundle_scene import content
@@ -22,7 +22,7 @@ from tests.unit.bundle.bundle_scene import content
 
 def share_from(tmp_path: Path, length: float | None) -> SharePolicy | None:
     write_bundle(tmp_path / "bundle", replace(content(), new_item_length=length))
-    return new_item_share(RefresherSettings(), load_bundle(tmp_path / "bundle"))
+    return new_item_policy(RefresherSettings(), load_bundle(tmp_path / "bundle"))
 
 
 def test_the_setting_comes_first_then_the_bundle_and_an_older_bundle_leaves_it_to_the_sums(
@@ -53,7 +53,7 @@ def test_after_three_interactions_a_new_item_is_found_by_people_like_those_who_t
         feedback=DEFAULT_FEEDBACK,
         decay=ForwardDecay(half_life_seconds=0),
         max_remembered=16,
-        max_parked=16,
+        max_pending=16,
     )
     components, gate = pack_query_state(QueryStates(components=asker))
     query = PackedQueryState(
@@ -66,7 +66,7 @@ def test_after_three_interactions_a_new_item_is_found_by_people_like_those_who_t
         rng = np.random.default_rng(0)
         for n in range(3):
             world.log.append(0, replace(interaction(rng, place=(0, n), item="new", user=f"user-{n}"), query=query))
-        running = world.refresher(min_users=3, new_share=share)
+        running = world.refresher(min_users=3, new_item_policy=share)
         running.settle()
         new = readers_view(world.outbox.deltas)[0]["new"].components[None]
         every = ItemStates(components=np.concatenate([known, new]))

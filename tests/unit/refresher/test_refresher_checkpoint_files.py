@@ -14,7 +14,7 @@ from services.refresher.domain.partition import Partition
 from services.refresher.handlers.checkpoints import OtherRulesError, from_bytes, to_bytes
 from services.refresher.handlers.fold import FoldRecords
 
-RULES = make_rules(max_remembered=10, max_parked=4)
+RULES = make_rules(max_remembered=10, max_pending=4)
 
 
 def log_of(seed: int, count: int) -> MemoryLog:
@@ -36,7 +36,7 @@ def test_a_restored_state_goes_on_as_if_nothing_had_happened(count: int) -> None
     whole = fold_all(RULES, log)
     assert restored.digest() == whole.digest()
     assert restored.counts == whole.counts
-    assert restored.takers == whole.takers
+    assert restored.contributor_hashes == whole.contributor_hashes
 
 
 def test_every_torn_or_altered_checkpoint_is_refused() -> None:

@@ -10,7 +10,7 @@ from refresher_scene import P_X, D, World, interaction, make_rules
 from services.algorithms.pefa.sums import ItemSums
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Interaction
-from services.refresher.handlers.describe import Describe, Held
+from services.refresher.handlers.describe import Describe, PartitionRegistry
 
 RULES = make_rules(max_remembered=4)
 NUM_NEW = 600
@@ -54,7 +54,7 @@ def folded(clicks: list[Interaction]) -> Partition:
 def scene(clicks: list[Interaction]) -> tuple[Describe, Partition, WatchedLock]:
     lock: Any = WatchedLock()
     state = folded(clicks)
-    held = Held(lock=lock, partitions={0: state})
+    held = PartitionRegistry(lock=lock, partitions={0: state})
     return Describe(held, World(RULES).refresher().publisher, RULES), state, lock
 
 

@@ -60,8 +60,8 @@ def test_state_is_the_batch_over_what_survives(seed: int) -> None:
     batch = fold_all(rules, log_of(survivors(records)))
     assert live.sums.digest() == batch.sums.digest()
     assert live.memory.digest() == batch.memory.digest()
-    assert {item: sorted(users) for item, users in live.takers.items()} == {
-        item: sorted(users) for item, users in batch.takers.items()
+    assert {item: sorted(users) for item, users in live.contributor_hashes.items()} == {
+        item: sorted(users) for item, users in batch.contributor_hashes.items()
     }
     assert not live.memory.wants_refill
 
@@ -87,7 +87,7 @@ def test_forgetting_a_user_leaves_the_bits_of_never_having_seen_them(seed: int, 
     never = fold_all(rules, log_of([record for record in records if record.user != name]))
     assert forgotten.sums.digest() == never.sums.digest()
     assert forgotten.memory.digest() == never.memory.digest()
-    assert forgotten.ledger.places(name) == []
+    assert forgotten.ledger.positions(name) == []
 
 
 @settings(deadline=None, max_examples=30)
@@ -113,7 +113,7 @@ def test_a_place_counts_once_however_often_it_comes() -> None:
 def test_an_undo_that_comes_first_voids_the_interaction_that_comes_later() -> None:
     rng = np.random.default_rng(2)
     one = interaction(rng, place=(0, 5), item="item-1", user="u")
-    state = fold_all(RULES, log_of([Undo(0, one.place, "item-1", "u"), one]))
+    state = fold_all(RULES, log_of([Undo(0, one.source_position, "item-1", "u"), one]))
     assert state.counts["void"] == 1
     assert len(state.sums) == 0
     assert len(state.memory) == 0
@@ -146,7 +146,7 @@ def test_interactions_without_weight_are_neither_summed_nor_remembered_and_can_b
     state = fold_all(RULES, log_of([indifferent]))
     assert len(state.ledger) == 1
     assert len(state.sums) == len(state.memory) == 0
-    log = log_of([indifferent, Undo(0, indifferent.place, "item-1", "u")])
+    log = log_of([indifferent, Undo(0, indifferent.source_position, "item-1", "u")])
     assert len(fold_all(RULES, log).ledger) == 0
 
 
@@ -197,7 +197,7 @@ def test_records_that_the_log_has_lost_stop_the_fold_instead_of_leaving_sums_hal
     one = interaction(rng, place=(0, 1), item="item-1", user="u")
     log = _Broken(1, PreconditionFailed("gone"))
     log.append(0, one)
-    log.append(0, Undo(0, one.place, "item-1", "u"))
+    log.append(0, Undo(0, one.source_position, "item-1", "u"))
     state, fold = Partition(0, RULES, {}), FoldRecords(log)
     fold.fold(state, log.entries[0][:1])
     with pytest.raises(PreconditionFailed):
@@ -217,10 +217,10 @@ def test_unknown_items_are_parked_and_folded_once_listed() -> None:
     state = fold_all(RULES, log, listed=listed)
     assert "new" not in state.sums
     assert state.counts["unknown_item"] == 5
-    assert len(state.parked) == 5
+    assert len(state.pending) == 5
     listed["new"] = False
     FoldRecords(log).mend(state)
-    assert len(state.parked) == 0
+    assert len(state.pending) == 0
     assert state.digest() == fold_all(RULES, log, listed={"new": False}).digest()
 
 
@@ -231,7 +231,7 @@ def test_parked_interactions_can_be_undone_and_forgotten() -> None:
     listed: dict[str, bool] = {}
     log = log_of(records)
     state = fold_all(RULES, log, listed=listed)
-    assert len(state.parked) == 2
+    assert len(state.pending) == 2
     listed["new"] = False
     FoldRecords(log).mend(state)
     assert state.digest() == fold_all(RULES, log, listed={"new": False}).digest()
@@ -240,16 +240,16 @@ def test_parked_interactions_can_be_undone_and_forgotten() -> None:
 
 def test_a_flood_of_unknown_items_is_bounded_and_the_same_whatever_the_cut() -> None:
     rng = np.random.default_rng(11)
-    rules = make_rules(max_parked=10)
+    rules = make_rules(max_pending=10)
     log = log_of([interaction(rng, place=(0, n), item=f"made-up-{n % 40}", user="u") for n in range(200)])
     whole, cut = fold_all(rules, log), fold_in_cuts(log, [3, 50, 51, 120], rules)
-    assert len(whole.parked) <= 10
-    assert sorted(whole.parked) == sorted(cut.parked)
-    assert whole.parked.evicted_from == cut.parked.evicted_from
+    assert len(whole.pending) <= 10
+    assert sorted(whole.pending) == sorted(cut.pending)
+    assert whole.pending.evicted_from == cut.pending.evicted_from
     # What is parked is complete: of an item all its interactions, or none.
-    for item in whole.parked:
-        assert len(whole.parked.offsets(item)) == 5
-        assert not whole.parked.may_lack(item)
+    for item in whole.pending:
+        assert len(whole.pending.offsets(item)) == 5
+        assert not whole.pending.may_lack(item)
 
 
 def test_the_component_that_names_the_user_leaves_no_trace() -> None:

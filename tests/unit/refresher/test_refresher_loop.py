@@ -63,7 +63,7 @@ def live_states(running) -> dict[str, float]:
     """Item -> share, as the state itself says it should be published."""
     (state,) = running.held.partitions.values()
     items = [item for item in state.sums if not running.publisher.reasons(state, [item])[0]]
-    return dict(zip(items, running.publisher.shares(state, items).tolist(), strict=True))
+    return dict(zip(items, running.publisher.model_weights(state, items).tolist(), strict=True))
 
 
 @settings(deadline=None, max_examples=25)
@@ -284,15 +284,15 @@ def test_how_far_new_items_may_go_is_taken_from_known_items_at_the_same_records_
         running.settle()
         (state,) = running.held.partitions.values()
         assert state.counts["folded"] == 2300
-        shares.append(state.new_share.text)
+        shares.append(state.new_item_policy.text)
         after = np.linalg.norm(readers_view(world.outbox.deltas)[0]["new"].components, axis=1)
         running.refresher.finish()
         again = world.refresher(min_users=1)
         again.settle()
-        assert again.held.partitions[0].new_share == state.new_share
+        assert again.held.partitions[0].new_item_policy == state.new_item_policy
     assert len(set(shares)) == 1
     # Random queries say little of random items: what is learnt of them must not be long.
-    assert (after < before).all() == (state.new_share.least > 0.5)
+    assert (after < before).all() == (state.new_item_policy.least > 0.5)
 
 
 def test_many_texts_take_turns_with_interactions() -> None:
@@ -357,7 +357,7 @@ def test_an_undone_last_interaction_gives_the_item_back_to_the_model() -> None:
     one = interaction(rng, place=(0, 0), item="item-1", user="a")
     world.log.append(0, one)
     running.settle()
-    world.log.append(0, Undo(0, one.place, "item-1", "a"))
+    world.log.append(0, Undo(0, one.source_position, "item-1", "a"))
     running.settle()
     assert readers_view(world.outbox.deltas) == ({}, {})
 
@@ -455,7 +455,7 @@ def test_a_record_that_fails_for_a_bug_is_set_aside_and_nothing_counts_twice() -
         item = "poison" if number == 4 else f"item-{number}"
         world.log.append(0, interaction(rng, place=(0, number), item=item, user="a"))
     running = world.refresher()
-    running.refresher._hold._withdrawn = _Unfoldable()
+    running.refresher._hold.withdrawn = _Unfoldable()
     for _ in range(6):
         try:
             running.refresher.step()
@@ -495,13 +495,13 @@ def test_a_broker_that_goes_away_costs_nothing_but_time() -> None:
 
 def test_an_item_whose_parked_interactions_were_turned_away_is_folded_anew_when_it_is_listed() -> None:
     rng = np.random.default_rng(15)
-    world = World(make_rules(max_parked=5))
+    world = World(make_rules(max_pending=5))
     for number in range(60):
         item = f"made-up-{number % 20}"
         world.log.append(0, interaction(rng, place=(0, number), item=item, user=f"u{number}"))
     running = world.refresher()
     running.settle()
-    evicted = next(f"made-up-{n}" for n in range(20) if running.held.partitions[0].parked.may_lack(f"made-up-{n}"))
+    evicted = next(f"made-up-{n}" for n in range(20) if running.held.partitions[0].pending.may_lack(f"made-up-{n}"))
     assert partition_for(evicted.encode(), 1) == 0
     world.log.put(evicted)
     running.settle()

@@ -52,7 +52,7 @@ def decoded(change: Change = lambda m: None) -> Any:
 def test_an_interaction_is_read_whole() -> None:
     one = decoded()
     assert isinstance(one, Interaction)
-    assert (one.offset, unpack_position(one.place), one.item_id, one.user) == (9, (2, 77), "item-1", "ab12")
+    assert (one.offset, unpack_position(one.source_position), one.item_id, one.user) == (9, (2, 77), "item-1", "ab12")
     assert (one.type, one.value, one.moment_ms, one.recorded_ms) == ("click", 1.0, START_MS, START_MS + 50)
 
 

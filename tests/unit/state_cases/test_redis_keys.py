@@ -15,7 +15,8 @@ from refresher.refresher_scene import World, interaction, make_rules
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append_all
 
 from services.common import state_layout
-from services.common.state_store import AdvanceStep, StateWriter, StoredEvent, UserUpdate
+from services.common.state_layout import StoredEvent
+from services.common.state_store import AdvanceStep, StateWriter, UserUpdate
 from services.common.stream.retraction import ForgetUpTo
 from services.common.stream.topics.forgets import Forget
 from services.encoder.forgetting import pseudonym_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from freshet.v1 import events_pb2
 
 from services.common.query_state import PackedQueryState, to_message
-from services.common.stream.retraction import ForgetUpTo, Undo, write_about
+from services.common.stream.retraction import ForgetUpTo, OfInteraction, Undo, write_about
 from services.common.stream.topic import FOREVER, Topic
 
 ATTRIBUTIONS = "attributions"
@@ -17,23 +17,13 @@ ATTRIBUTIONS = "attributions"
 TOPIC = Topic(name=ATTRIBUTIONS, settings=FOREVER, has_dead_letters=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Attribution:
-    """The query state that preceded an interaction, with its item; known downstream by (partition, offset).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution(OfInteraction):
+    """The query state that preceded an interaction, with its item."""
 
-    recorded_ms: when the broker took the interaction, Unix milliseconds.
-    """
-
-    event_id: str
-    item_id: str
     state: PackedQueryState
     type: str
     value: float
-    event_time_ms: int
-    recorded_ms: int
-    partition: int
-    offset: int
-    user_pseudonym: str
 
 
 Attributed = Attribution | Undo | ForgetUpTo

@@ -20,7 +20,7 @@ TOPIC = Topic(name=FORGETS, num_partitions=1, settings=COMPACTED, has_dead_lette
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """Everything of a user at or below these places of `interactions` (partition -> offset; -1: nothing of it) is to
+    """Everything of a user at or below these positions of `interactions` (partition -> offset; -1: nothing of it) is to
     count for nothing; what comes after counts again. requested_ms: Unix milliseconds."""
 
     forget_id: str

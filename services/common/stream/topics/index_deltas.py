@@ -189,11 +189,10 @@ class Batch:
 
 def joined(batches: Sequence[Batch]) -> Batch:
     """Several batches, at least one, as one that ends where the last one does; per key the last change counts."""
-    known = [batch.newest_recorded_ms for batch in batches if batch.newest_recorded_ms is not None]
     return Batch(
         offset=batches[-1].offset,
         deltas=tuple({delta.key: delta for batch in batches for delta in batch.deltas}.values()),
-        newest_recorded_ms=max(known, default=None),
+        newest_recorded_ms=_newest_ms(batches),
     )
 
 
@@ -230,7 +229,6 @@ class Batches:
 
     def _close(self, offset: int, partition: int) -> Batch:
         deltas = self._open.pop(partition)
-        known = [delta.newest_recorded_ms for delta in deltas if delta.newest_recorded_ms is not None]
         newest: dict[bytes, IndexDelta] = {}
         for delta in deltas:
             key = delta.key
@@ -238,11 +236,11 @@ class Batches:
                 self._reflected[key] = delta.offset
                 newest.pop(key, None)  # a batch that was begun twice: the later one counts, in its place
                 newest[key] = delta
-        return Batch(
-            offset=offset,
-            deltas=tuple(newest.values()),
-            newest_recorded_ms=max(known, default=None),
-        )
+        return Batch(offset=offset, deltas=tuple(newest.values()), newest_recorded_ms=_newest_ms(deltas))
+
+
+def _newest_ms(records: Sequence[Batch | IndexDelta]) -> int | None:
+    return max((one.newest_recorded_ms for one in records if one.newest_recorded_ms is not None), default=None)
 
 
 def _item(message: events_pb2.ItemState) -> ItemDelta:

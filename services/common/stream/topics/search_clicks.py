@@ -1,9 +1,9 @@
 """The topic `search-clicks`: items that people chose for words, and what takes such a choice back.
 
 The encoder process writes it when it applies an interaction of type "search_click", each generator reads it whole. A
-reader knows a record by its source, the place of the interaction in `interactions`: the same one may come again after
-a crash, and what is taken back stays void even if it comes later. Whatever is wrong is an InvalidRequest naming the
-field; texts are not repeated, since messages end up in logs.
+reader knows a record by its source, the position of the interaction in `interactions`: the same one may come again
+after a crash, and what is taken back stays void even if it comes later. Whatever is wrong is an InvalidRequest naming
+the field; texts are not repeated, since messages end up in logs.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import Any
 from freshet.v1 import events_pb2
 
 from services.common.stream.position import read_position, read_up_to
-from services.common.stream.retraction import ForgetUpTo, Undo, write_about
+from services.common.stream.retraction import ForgetUpTo, OfInteraction, Undo, write_about
 from services.common.stream.times import read_ms
 from services.common.stream.topic import FOREVER, Topic, parse
 from services.common.validation import validate_id, validate_query
@@ -23,18 +23,11 @@ TOPIC = Topic(name=SEARCH_CLICKS, num_partitions=1, settings=FOREVER, has_dead_l
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchClick:
-    """Somebody chose `item_id` for `query`; it lies at (partition, offset) of `interactions`. Times: Unix ms."""
+class SearchClick(OfInteraction):
+    """Somebody chose `item_id` for `query`."""
 
-    event_id: str
     query: str
-    item_id: str
     value: float
-    event_time_ms: int
-    recorded_ms: int
-    partition: int
-    offset: int
-    user_pseudonym: str
 
 
 # The encoder keeps no types, so an undo may take back what was no search click.
@@ -62,40 +55,26 @@ def decode_click(value: bytes | None) -> ClickRecord:
     validate_id("user_pseudonym", message.user_pseudonym)
     recorded_ms = read_ms(message.recorded_time)
     if message.HasField("forgets"):
-        return _forgotten(message, recorded_ms)
+        validate_id("forgets.forget_id", message.forgets.forget_id)
+        return ForgetUpTo(
+            forget_id=message.forgets.forget_id,
+            up_to=read_up_to("forgets.up_to", message.forgets.up_to),
+            user_pseudonym=message.user_pseudonym,
+            recorded_ms=recorded_ms,
+        )
     validate_id("event_id", message.event_id)
     validate_id("item_id", message.item_id)
     partition, offset = read_position("source", message.source)
+    fields: dict[str, Any] = {
+        "event_id": message.event_id,
+        "item_id": message.item_id,
+        "event_time_ms": read_ms(message.event_time),
+        "recorded_ms": recorded_ms,
+        "partition": partition,
+        "offset": offset,
+        "user_pseudonym": message.user_pseudonym,
+    }
     if message.HasField("undoes"):
-        return Undo(
-            event_id=message.event_id,
-            item_id=message.item_id,
-            undoes=read_position("undoes", message.undoes),
-            event_time_ms=read_ms(message.event_time),
-            recorded_ms=recorded_ms,
-            partition=partition,
-            offset=offset,
-            user_pseudonym=message.user_pseudonym,
-        )
+        return Undo(undoes=read_position("undoes", message.undoes), **fields)
     validate_query("query", message.query)
-    return SearchClick(
-        event_id=message.event_id,
-        query=message.query,
-        item_id=message.item_id,
-        value=message.value,
-        event_time_ms=read_ms(message.event_time),
-        recorded_ms=recorded_ms,
-        partition=partition,
-        offset=offset,
-        user_pseudonym=message.user_pseudonym,
-    )
-
-
-def _forgotten(message: Any, recorded_ms: int) -> ForgetUpTo:
-    validate_id("forgets.forget_id", message.forgets.forget_id)
-    return ForgetUpTo(
-        forget_id=message.forgets.forget_id,
-        up_to=read_up_to("forgets.up_to", message.forgets.up_to),
-        user_pseudonym=message.user_pseudonym,
-        recorded_ms=recorded_ms,
-    )
+    return SearchClick(query=message.query, value=message.value, **fields)

@@ -1,8 +1,8 @@
 """Interactions with items that nobody knows yet: where to read them again once the item is listed.
 
 Bounded: when there are too many, whole items go, the one with the largest hash of its id first, so that a flood of
-made-up ids cannot choose whom it pushes out. Items at or above the smallest hash that went are not parked any more, so
-whatever is parked is complete; if one of the others is listed later, the partition has to be folded anew from its log.
+made-up ids cannot choose whom it pushes out. Items at or above the smallest hash that went are not pending any more, so
+whatever is pending is complete; if one of the others is listed later, the partition has to be rebuilt from its log.
 """
 
 from array import array
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from services.refresher.domain.records import IntArray, hash_text
 
 
-class Parked:
+class Pending:
     """Offsets of attributions by item, at most `most` in all."""
 
     def __init__(self, most: int) -> None:
@@ -25,7 +25,7 @@ class Parked:
         self.evicted_from: int | None = None
 
     def __len__(self) -> int:
-        """Interactions parked."""
+        """Pending interactions."""
         return self._total
 
     def __iter__(self) -> Iterator[str]:
@@ -56,7 +56,7 @@ class Parked:
             self.take(last)
 
     def holds(self, item_id: str, offset: int) -> bool:
-        """Whether this interaction is parked."""
+        """Whether this interaction is pending."""
         return offset in self._offsets.get(item_id, ())
 
     def remove(self, item_id: str, offset: int) -> None:
@@ -68,7 +68,7 @@ class Parked:
             del self._offsets[item_id]
 
     def offsets(self, item_id: str) -> Sequence[int]:
-        """What is parked of an item."""
+        """What is pending of an item."""
         return self._offsets.get(item_id, array("q"))
 
     def take(self, item_id: str) -> None:
@@ -89,13 +89,13 @@ class Parked:
         }
 
     @classmethod
-    def from_arrays(cls, most: int, items: Sequence[str], arrays: Mapping[str, IntArray]) -> "Parked":
+    def from_arrays(cls, most: int, items: Sequence[str], arrays: Mapping[str, IntArray]) -> "Pending":
         """The inverse of `to_arrays`."""
-        parked = cls(most)
+        pending = cls(most)
         start = 0
         for item_id, length in zip(items, arrays["lengths"].tolist(), strict=True):
-            parked._offsets[item_id] = array("q", arrays["offsets"][start : start + length].tolist())
+            pending._offsets[item_id] = array("q", arrays["offsets"][start : start + length].tolist())
             start += length
-        parked._total = start
-        parked.evicted_from = next(iter(arrays["evicted_from"].tolist()), None)
-        return parked
+        pending._total = start
+        pending.evicted_from = next(iter(arrays["evicted_from"].tolist()), None)
+        return pending
