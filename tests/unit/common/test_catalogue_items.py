@@ -5,7 +5,7 @@ from freshet.v1 import events_pb2
 
 from services.common.errors import InvalidRequest
 from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.topics.dead_letters import MAX_LETTER_BYTES, dead_letter
+from services.common.stream.topics.dead_letters import MAX_COPIED_BYTES, dead_letter
 from services.common.stream.topics.items import CatalogueItem, decode_item, encode_item, validate_item
 
 
@@ -72,6 +72,6 @@ def test_a_letter_holds_the_original_bytes_the_reason_and_the_place() -> None:
 
 
 def test_a_letter_too_large_for_its_topic_is_cut_and_says_so() -> None:
-    letter = dead_letter(DeadLetter(SourceRecord("items", 0, 1, 0, None, b"x" * (MAX_LETTER_BYTES + 1)), "too large"))
-    assert len(letter.value or b"") == MAX_LETTER_BYTES // 2
-    assert dict(letter.headers)["freshet-original-bytes"] == str(MAX_LETTER_BYTES + 1).encode()
+    letter = dead_letter(DeadLetter(SourceRecord("items", 0, 1, 0, None, b"x" * (MAX_COPIED_BYTES + 1)), "too large"))
+    assert len(letter.value or b"") == MAX_COPIED_BYTES // 2
+    assert dict(letter.headers)["freshet-original-bytes"] == str(MAX_COPIED_BYTES + 1).encode()

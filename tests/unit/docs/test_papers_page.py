@@ -43,9 +43,6 @@ PARTS = {part.splitlines()[0]: rows(part) for part in PAGE.split("\n## ")[1:]}
 COMMANDS = sorted(
     {code for cells in PARTS.values() for row in cells for code in re.findall(r"`([^`]+)`", row[-1]) if " " in code}
 )
-OPTIONS_NAMED = sorted(
-    {code for cells in PARTS.values() for row in cells for code in re.findall(r"`(--[^`]+)`", row[-1])}
-)
 
 
 @pytest.mark.parametrize("paper", NUMBERED)
@@ -72,7 +69,7 @@ def test_what_was_measured_names_its_command() -> None:
                 assert re.search(r"`(freshet|pytest) ", row[4]), row
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if not command.startswith("--")])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_exists(command: str) -> None:
     program, *words = shlex.split(command)
     if program == "pytest":
@@ -80,8 +77,3 @@ def test_every_command_exists(command: str) -> None:
     else:
         assert program == "freshet"
         parses(words)
-
-
-@pytest.mark.parametrize("option", OPTIONS_NAMED)
-def test_options_named_alone_are_of_train(option: str) -> None:
-    parses(["train", *shlex.split(option)])
