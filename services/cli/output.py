@@ -132,10 +132,12 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Wrap a typer command: `CommandError` and Ctrl-C become a message and an exit status, never a traceback.
 
     Reads the command's own `as_json` option to choose the form. Other exceptions are bugs and keep their traceback.
+    What the code below a command logs goes to stderr: stdout holds the command's result.
     """
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        _log_to_stderr()
         try:
             return command(*args, **kwargs)
         except CommandError as error:
@@ -146,3 +148,10 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(int(ExitStatus.INTERRUPTED)) from interrupt
 
     return wrapped
+
+
+def _log_to_stderr() -> None:
+    import structlog
+
+    # The stream as it is when something is logged: a test's, for one, ends with the test.
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))

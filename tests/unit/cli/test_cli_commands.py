@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import typer.main
 from typer.testing import CliRunner, Result
 
 from services.cli.main import app
+from services.cli.output import emit_json, reports_errors
 from tests.unit.cli.gateway_on_loopback import EPOCH, MemoryGateway, running_gateway
 
 
@@ -310,3 +312,15 @@ def test_the_demos_older_name_of_the_state_folder_still_works_and_warns(
     assert taken == [tmp_path]
     assert "--state-dir is called --state now" in result.stderr
     assert "--state-dir" not in run("demo", "--help").output
+
+
+def test_what_is_logged_below_a_command_leaves_its_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    @reports_errors
+    def command() -> None:
+        structlog.get_logger().warning("record_unreadable", offset=3)
+        emit_json({"records": 1})
+
+    command()
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {"records": 1}
+    assert "record_unreadable" in shown.err
