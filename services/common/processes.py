@@ -98,10 +98,10 @@ _ROWS = (
     Process(
         name="generator",
         port=50055,
-        # With PyTorch, which a text bundle needs; 702 measured with a small one.
-        memory_mb=720,
+        # 165 measured with the demo's bundle and no text bundle.
+        memory_mb=300,
         extra="generate",
-        # A text bundle's; most of its phrases is mapped. 852 MiB measured where this says 970.
+        # A text bundle's; most of its phrases is mapped.
         holds={
             "text_mol/item_states.safetensors": 3,
             "text_mol/encoder.onnx": 1,
