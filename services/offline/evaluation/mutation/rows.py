@@ -6,6 +6,7 @@ from their arrival; a search's own compute time stands beside. Recall compares a
 catalogue held at the version that the answer names, and, at the end, with a fresh build over the same items.
 """
 
+import importlib.util
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -205,7 +206,8 @@ def _subjects(world: World, algorithms: tuple[str, ...], threads: int) -> list[t
             (f"faiss {kind}", lambda *held, kind=kind: Faiss(kind, pool, queries, held, threads=threads))
             for kind in ("flat", "ivf")
         ]
-        found.append(("hnswlib", lambda *held: Hnsw(pool, queries, held, threads=threads, ef=400)))
+        if importlib.util.find_spec("hnswlib"):
+            found.append(("hnswlib", lambda *held: Hnsw(pool, queries, held, threads=threads, ef=400)))
     return found
 
 
