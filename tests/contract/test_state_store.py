@@ -5,13 +5,13 @@ What the gateway reads back (StateReader) is checked on Redis beside it.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from suites import either
 
-from services.cli.stack import Ports, Stack
+from services.cli.stack import Ports
 from services.common import state_layout
 from services.common.errors import Conflict, DependencyUnavailable
 from services.common.query_state import PackedQueryState
@@ -24,16 +24,7 @@ MODEL = "model-1"
 EVENTS = [StoredEvent(1_000 + n, 3, 40 + n, 2**63 + n, f"item-{n}") for n in range(3)]
 
 
-@pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder: Path = tmp_path_factory.mktemp("redis")
-    stack = Stack(folder, ports=Ports.free())
-    stack.up(["redis"])
-    yield stack.redis_url
-    stack.down()
-
-
-@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.integration)])
+@pytest.fixture(params=either("redis"))
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     if request.param == "memory":
         yield MemoryStore(max_seen=5)

@@ -60,57 +60,6 @@ def read(stream: TopicReader, count: int) -> list[SourceRecord]:
     return found
 
 
-def test_records_are_read_in_order_from_where_one_is_told(
-    kafka: str, topic: str, open_stream: Callable[..., TopicReader]
-) -> None:
-    producer = BulkProducer(kafka)
-    keys = [f"user-{number % 7}".encode() for number in range(50)]
-    before_ms = time.time() * 1_000
-    places = producer.send_many([Record(topic, key, b"%d" % n, [("h", b"x")]) for n, key in enumerate(keys)])
-    producer.close()
-    assert [partition for partition, _ in places] == [partition_for(key, PARTITIONS) for key in keys]
-
-    stream = open_stream(topic)
-    assert list(stream.partitions()) == [0, 1, 2]
-    stream.seek(dict.fromkeys(range(PARTITIONS), 0))
-    records = read(stream, 50)
-    assert {(r.partition, r.offset): r.value for r in records} == {
-        place: b"%d" % number for number, place in enumerate(places)
-    }
-    assert all(r.headers == [("h", b"x")] and r.written_ms >= before_ms - 5_000 for r in records)
-    for partition in range(PARTITIONS):
-        offsets = [r.offset for r in records if r.partition == partition]
-        assert offsets == sorted(offsets)
-    ends = stream.end_offsets()
-    assert sum(ends.values()) == 50
-
-    last = {partition: max(0, end - 1) for partition, end in ends.items()}
-    stream.seek(last)
-    again = read(stream, sum(1 for end in ends.values() if end))
-    assert {(r.partition, r.offset) for r in again} == {(p, end - 1) for p, end in ends.items() if end}
-    assert all(stream.known_end_offsets()[r.partition] == r.offset + 1 for r in again)
-
-
-def test_commits_are_seen_by_the_next_consumer(topic: str, open_stream: Callable[..., TopicReader]) -> None:
-    group = f"group-{secrets.token_hex(4)}"
-    stream = open_stream(topic, group)
-    assert stream.committed() == {0: 0, 1: 0, 2: 0}
-    stream.commit({0: 4, 2: 9})
-    assert stream.committed() == {0: 4, 1: 0, 2: 9}
-    stream.close()
-    assert open_stream(topic, group).committed() == {0: 4, 1: 0, 2: 9}
-
-
-def test_only_the_assigned_partitions_are_read(kafka: str, topic: str, open_stream: Callable[..., TopicReader]) -> None:
-    producer = BulkProducer(kafka)
-    places = producer.send_many([Record(topic, b"key-%d" % number, b"v") for number in range(40)])
-    producer.close()
-    stream = open_stream(topic, partitions=[1])
-    stream.seek({1: 0})
-    wanted = [place for place in places if place[0] == 1]
-    assert [(r.partition, r.offset) for r in read(stream, len(wanted))] == wanted
-
-
 def test_attributions_and_dead_letters_are_published_whole(kafka: str, open_stream: Callable[..., TopicReader]) -> None:
     attributions, letters = open_stream(ATTRIBUTIONS), open_stream(INTERACTIONS + SUFFIX)
     attributions.seek(attributions.end_offsets())
