@@ -3,21 +3,21 @@
 What the gateway reads back (StateReader) is checked on Redis beside it.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
-from suites import either
+from suites import either, eventually
 
 from services.cli.stack import Ports
 from services.common import state_layout
 from services.common.errors import Conflict, DependencyUnavailable
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import RecentId, StoredEvent
-from services.common.state_store import AdvanceStep, StateReader, StateWriter, StoredState, UserUpdate
-from services.encoder.ports import Store
+from services.common.state_store import AdvanceStep, StateReader, StateWriter, StoredState, UserKeys, UserUpdate
+from services.encoder.ports import Store, UserReader
 from services.offline.backfill.memory_store import MemoryStore
 
 MODEL = "model-1"
@@ -229,6 +229,39 @@ def test_a_hold_lasts_until_it_is_released(store: Store) -> None:
     assert not store.is_held()
 
 
+def test_a_hold_ends_by_itself_unless_asked_for_again(store: Store) -> None:
+    store.hold(1)
+    eventually(lambda: not store.is_held())
+
+
+@pytest.fixture
+async def user_reader(store: Store, request: pytest.FixtureRequest) -> AsyncIterator[UserReader]:
+    """What another loop reads of the store."""
+    if isinstance(store, MemoryStore):
+        yield store
+        return
+    reader = StateReader(request.getfixturevalue("redis_url"), timeout_s=2)
+    yield reader
+    await reader.close()
+
+
+async def test_what_is_stored_of_a_user_is_told_until_it_is_forgotten(store: Store, user_reader: UserReader) -> None:
+    epoch, _ = store.ensure_epoch()
+    for model in (MODEL, "model-2"):
+        store.add_model(model)
+        expected = store.load_users(["ann"], epoch)["ann"].expected
+        stored = update("ann", expected, state=state(model=model), seen_times={"item-1": 1, "item-2": 2})
+        store.apply([replace(stored, model_version=model)], epoch)
+    store.apply([update("bob", state=None, state_change="keep")], epoch)
+    keys = UserKeys(history_events=3, seen_items=2, state_model_versions=(MODEL, "model-2"))
+    assert await user_reader.read_keys("ann") == keys
+    assert await user_reader.read_keys("bob") == UserKeys(history_events=3, seen_items=1, state_model_versions=())
+    store.forget([forgotten(store, "ann", epoch)], epoch)
+    nothing = UserKeys(history_events=0, seen_items=0, state_model_versions=())
+    assert await user_reader.read_keys("ann") == nothing
+    assert await user_reader.read_keys("nobody") == nothing
+
+
 @pytest.fixture
 async def reader(redis_url: str) -> Any:
     with redis.Redis.from_url(redis_url) as client:
@@ -293,24 +326,18 @@ async def test_a_state_that_is_dropped_is_gone_and_one_that_is_kept_stays(
 
 
 @pytest.mark.integration
-async def test_a_forget_takes_every_key_but_the_history_with_its_positions(
-    reader: StateReader, writer: StateWriter, redis_url: str
-) -> None:
+def test_a_forget_takes_every_key_but_the_history_with_its_positions(writer: StateWriter, redis_url: str) -> None:
     epoch, _ = writer.ensure_epoch()
     for model in (MODEL, "model-2"):
         writer.add_model(model)
         expected = writer.load_users(["ann"], epoch)["ann"].expected
         stored = state(model=model)
         writer.apply([replace(update("ann", expected, state=stored), model_version=model)], epoch)
-    found = await reader.read_keys("ann")
-    assert (found.history_events, found.seen_items, found.state_model_versions) == (3, 1, (MODEL, "model-2"))
     writer.forget([forgotten(writer, "ann", epoch)], epoch)
     with redis.Redis.from_url(redis_url) as client:
         assert [key.decode() for key in client.scan_iter("u:*")] == ["u:{ann}:history"]
         assert b"item" not in b"".join(client.hvals("u:{ann}:history"))  # type: ignore[arg-type]
         assert 0 < client.ttl("u:{ann}:history") <= 1_000
-    found = await reader.read_keys("ann")
-    assert (found.history_events, found.seen_items, found.state_model_versions) == (0, 0, ())
 
 
 @pytest.mark.integration
