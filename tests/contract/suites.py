@@ -6,7 +6,7 @@ What a real component does a moment later is waited for with `eventually`; the f
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -73,9 +73,19 @@ class OwnTopics:
         self.producer.close()
 
 
-def written_since(bootstrap: str, topic: str) -> Iterator[TopicReader]:
-    """A reader of a topic that all tests share, behind what it holds now."""
-    reader = TopicReader(bootstrap, topic, group_id=f"test-{secrets.token_hex(4)}")
-    reader.seek(reader.end_offsets())
-    yield reader
-    reader.close()
+class Since:
+    """What is written to a topic of all tests from now on."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._reader = TopicReader(bootstrap, topic, group_id=f"test-{secrets.token_hex(4)}")
+        self._reader.seek(self._reader.end_offsets())
+        self._found: list[SourceRecord] = []
+
+    def records(self, count: int) -> list[SourceRecord]:
+        """All of it once there are `count`, in order within each partition."""
+        if len(self._found) < count:
+            self._found += polled(self._reader, count - len(self._found))
+        return self._found
+
+    def close(self) -> None:
+        self._reader.close()
