@@ -14,7 +14,7 @@ from fakes import encoder as encoder_fakes
 from fakes import refresher as refresher_fakes
 from suites import Since, either
 
-from services.common.kafka import BulkProducer
+from services.common.kafka import BulkProducer, partition_for
 from services.common.query_state import PackedQueryState
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import ForgetUpTo, Undo
@@ -168,11 +168,14 @@ def test_a_closed_outbox_publishes_on(encoder: Scene[EncoderOutbox], refresher: 
 
 
 @pytest.mark.integration
-def test_a_voided_user_goes_into_every_partition_of_attributions(kafka: str) -> None:
+def test_an_items_attributions_share_a_partition_and_a_voided_user_goes_into_every_one(kafka: str) -> None:
     sent, producer = Since(kafka, ATTRIBUTIONS), BulkProducer(kafka)
-    encoder_kafka.KafkaOutbox(producer).publish([FORGET], ())
-    records = sent.records(NUM_PARTITIONS)
-    assert sorted(record.partition for record in records) == list(range(NUM_PARTITIONS))
-    assert {(record.key, record.value) for record in records} == {(b"p", encode_attribution(FORGET))}
+    encoder_kafka.KafkaOutbox(producer).publish([attribution(1), FORGET, undo(2, undone=1)], ())
+    records = sent.records(2 + NUM_PARTITIONS)
+    of_item = {(record.key, record.partition) for record in records if record.key != b"p"}
+    assert of_item == {(b"item-1", partition_for(b"item-1", NUM_PARTITIONS))}
+    of_user = [record for record in records if record.key == b"p"]
+    assert sorted(record.partition for record in of_user) == list(range(NUM_PARTITIONS))
+    assert {record.value for record in of_user} == {encode_attribution(FORGET)}
     producer.close()
     sent.close()
