@@ -31,10 +31,10 @@ class Log(Protocol):
         """Everything that `items` holds now; polls go on behind it."""
 
     def assign(self, offsets: Mapping[int, int]) -> None:
-        """Poll these partitions from now on, each from this offset; those assigned before go on where they are."""
+        """Poll these partitions alone from now on, each from its offset; `items` goes on where it is."""
 
     def poll(self, timeout_ms: int) -> Polled:
-        """The next records; empty when none came in time."""
+        """The next records; empty when none came in time. What retention took is skipped."""
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, tuple[int, int]]:
         """First offset still there, and one past the last record."""
@@ -45,7 +45,8 @@ class Log(Protocol):
     def read_again(self, partition: int, offsets: Sequence[int]) -> Mapping[int, Interaction]:
         """The interactions that lie at these offsets.
 
-        Raises: PreconditionFailed when one is not there any more; DependencyUnavailable.
+        Raises: PreconditionFailed when one of them is not there any more or holds no interaction;
+        DependencyUnavailable.
         """
 
     def close(self) -> None:
@@ -94,4 +95,4 @@ class Leases(Protocol):
         """Give partitions back at once."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Give everything back; nothing is held from then on."""

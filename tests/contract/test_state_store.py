@@ -1,39 +1,30 @@
 """One suite for the encoder's state store port: in memory always, on a real Redis with the integration tests.
 
-What the gateway reads back (StateReader) is checked on Redis beside it.
+Keys, expiry and scripts are checked on Redis beside it; what the gateway reads back, in test_user_states.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from suites import either, eventually
 
-from services.cli.stack import Ports, Stack
+from services.cli.stack import Ports
 from services.common import state_layout
 from services.common.errors import Conflict, DependencyUnavailable
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import RecentId, StoredEvent
-from services.common.state_store import AdvanceStep, StateReader, StateWriter, StoredState, UserUpdate
-from services.encoder.ports import Store
+from services.common.state_store import AdvanceStep, StateReader, StateWriter, StoredState, UserKeys, UserUpdate
+from services.encoder.ports import Store, UserReader
 from services.offline.backfill.memory_store import MemoryStore
 
 MODEL = "model-1"
 EVENTS = [StoredEvent(1_000 + n, 3, 40 + n, 2**63 + n, f"item-{n}") for n in range(3)]
 
 
-@pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder: Path = tmp_path_factory.mktemp("redis")
-    stack = Stack(folder, ports=Ports.free())
-    stack.up(["redis"])
-    yield stack.redis_url
-    stack.down()
-
-
-@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.integration)])
+@pytest.fixture(params=either("redis"))
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     if request.param == "memory":
         yield MemoryStore(max_seen=5)
@@ -238,6 +229,39 @@ def test_a_hold_lasts_until_it_is_released(store: Store) -> None:
     assert not store.is_held()
 
 
+def test_a_hold_ends_by_itself_unless_asked_for_again(store: Store) -> None:
+    store.hold(1)
+    eventually(lambda: not store.is_held())
+
+
+@pytest.fixture
+async def user_reader(store: Store, request: pytest.FixtureRequest) -> AsyncIterator[UserReader]:
+    """What another loop reads of the store."""
+    if isinstance(store, MemoryStore):
+        yield store
+        return
+    reader = StateReader(request.getfixturevalue("redis_url"), timeout_s=2)
+    yield reader
+    await reader.close()
+
+
+async def test_what_is_stored_of_a_user_is_told_until_it_is_forgotten(store: Store, user_reader: UserReader) -> None:
+    epoch, _ = store.ensure_epoch()
+    for model in (MODEL, "model-2"):
+        store.add_model(model)
+        expected = store.load_users(["ann"], epoch)["ann"].expected
+        stored = update("ann", expected, state=state(model=model), seen_times={"item-1": 1, "item-2": 2})
+        store.apply([replace(stored, model_version=model)], epoch)
+    store.apply([update("bob", state=None, state_change="keep")], epoch)
+    keys = UserKeys(history_events=3, seen_items=2, state_model_versions=(MODEL, "model-2"))
+    assert await user_reader.read_keys("ann") == keys
+    assert await user_reader.read_keys("bob") == UserKeys(history_events=3, seen_items=1, state_model_versions=())
+    store.forget([forgotten(store, "ann", epoch)], epoch)
+    nothing = UserKeys(history_events=0, seen_items=0, state_model_versions=())
+    assert await user_reader.read_keys("ann") == nothing
+    assert await user_reader.read_keys("nobody") == nothing
+
+
 @pytest.fixture
 async def reader(redis_url: str) -> Any:
     with redis.Redis.from_url(redis_url) as client:
@@ -255,71 +279,26 @@ def writer(redis_url: str, reader: StateReader) -> Iterator[StateWriter]:
 
 
 @pytest.mark.integration
-async def test_a_reader_sees_state_seen_items_epoch_and_watermark_in_one_trip(
-    reader: StateReader, writer: StateWriter
-) -> None:
+async def test_a_reader_sees_what_became_of_each_partitions_records(reader: StateReader, writer: StateWriter) -> None:
     epoch, _ = writer.ensure_epoch()
-    writer.apply([update("ann", seen_times={f"item-{n}": n for n in range(7)})], epoch)
     writer.advance([AdvanceStep(partition=3, from_watermark=-1, to_watermark=42, counts={"applied": 43})], epoch)
-    view = await reader.read_user("ann", MODEL, partition=3)
-    assert view.state == state()
-    # Bounded: the two oldest are gone; the newest come first.
-    assert view.seen == ["item-6", "item-5", "item-4", "item-3", "item-2"]
-    assert (view.epoch, view.watermark) == (epoch, 42)
-    assert await reader.read_events("ann") == EVENTS
-    _, progress = await reader.read_progress(4)
-    assert progress[3].counts["applied"] == 43
-    assert (await reader.read_user("ann", "other-model", with_seen=False)).state is None
+    found, progress = await reader.read_progress(4)
+    assert (found, progress[3].watermark, progress[3].counts["applied"], progress[0].watermark) == (epoch, 42, 43, -1)
 
 
 @pytest.mark.integration
-async def test_a_reader_of_an_empty_store_sees_nothing(reader: StateReader) -> None:
-    view = await reader.read_user("ann", MODEL, partition=0)
-    assert (view.state, view.seen, view.epoch, view.watermark) == (None, [], None, None)
-    assert await reader.read_events("ann") == []
-
-
-@pytest.mark.integration
-async def test_seen_items_keep_their_newest_time_and_undone_ones_go(reader: StateReader, writer: StateWriter) -> None:
-    epoch, _ = writer.ensure_epoch()
-    writer.apply([update("ann", seen_times={"a": 5, "b": 4, "c": 3})], epoch)
-    expected = writer.load_users(["ann"], epoch)["ann"].expected
-    writer.apply([update("ann", expected, positions={3: 43}, seen_times={"a": 1, "c": 9}, unseen={"b"})], epoch)
-    assert (await reader.read_user("ann", MODEL)).seen == ["c", "a"]
-
-
-@pytest.mark.integration
-async def test_a_state_that_is_dropped_is_gone_and_one_that_is_kept_stays(
-    reader: StateReader, writer: StateWriter
-) -> None:
-    epoch, _ = writer.ensure_epoch()
-    writer.apply([update("ann")], epoch)
-    for change, positions in (("keep", {3: 43}), ("drop", {3: 44})):
-        expected = writer.load_users(["ann"], epoch)["ann"].expected
-        writer.apply([update("ann", expected, positions=positions, state=None, state_change=change)], epoch)
-        view = await reader.read_user("ann", MODEL)
-        assert (view.state is not None) == (change == "keep")
-
-
-@pytest.mark.integration
-async def test_a_forget_takes_every_key_but_the_history_with_its_positions(
-    reader: StateReader, writer: StateWriter, redis_url: str
-) -> None:
+def test_a_forget_takes_every_key_but_the_history_with_its_positions(writer: StateWriter, redis_url: str) -> None:
     epoch, _ = writer.ensure_epoch()
     for model in (MODEL, "model-2"):
         writer.add_model(model)
         expected = writer.load_users(["ann"], epoch)["ann"].expected
         stored = state(model=model)
         writer.apply([replace(update("ann", expected, state=stored), model_version=model)], epoch)
-    found = await reader.read_keys("ann")
-    assert (found.history_events, found.seen_items, found.state_model_versions) == (3, 1, (MODEL, "model-2"))
     writer.forget([forgotten(writer, "ann", epoch)], epoch)
     with redis.Redis.from_url(redis_url) as client:
         assert [key.decode() for key in client.scan_iter("u:*")] == ["u:{ann}:history"]
         assert b"item" not in b"".join(client.hvals("u:{ann}:history"))  # type: ignore[arg-type]
         assert 0 < client.ttl("u:{ann}:history") <= 1_000
-    found = await reader.read_keys("ann")
-    assert (found.history_events, found.seen_items, found.state_model_versions) == (0, 0, ())
 
 
 @pytest.mark.integration

@@ -11,11 +11,11 @@ from fakes.stream import MemoryTopics
 
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topics.attributions import Attributed
-from services.common.stream.topics.forgets import FORGETS, Forget
+from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.common.stream.topics.search_clicks import ClickRecord
+from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.domain import EncodedStates, EncodeJob
-from services.encoder.forgetting import ForgetRecord
 
 
 class MemoryStream(MemoryTopics):
@@ -67,29 +67,22 @@ class MemoryOutbox:
         """Nothing is held."""
 
 
-class MemoryForgetLog:
-    """A log of forgets that lives as long as the test: each reader has a place of its own (`reader`)."""
+class MemoryForgetLog(ForgetTopic):
+    """The real log on a topic that lives as long as the test."""
 
-    def __init__(self, log: list[ForgetRecord] | None = None) -> None:
-        self.log: list[ForgetRecord] = [] if log is None else log
-        self._next = 0
+    def __init__(self, topic: MemoryTopics | None = None) -> None:
+        self._topic = topic or MemoryTopics({FORGETS: 1})
+        super().__init__(self._topic)
 
-    def append(self, forget: Forget | None, reason: str = "") -> None:
-        """Write one record; None is one that cannot be read."""
-        record = SourceRecord(FORGETS, 0, len(self.log), 0, None if forget is None else forget.user_id.encode(), b"")
-        self.log.append(ForgetRecord(record, forget, reason))
+    def append(self, forget: Forget | None) -> int:
+        """Write one record; None is one that cannot be read. Its offset."""
+        if forget is None:
+            return self._topic.write(FORGETS, None, b"\xff\xff")
+        return self._topic.write(FORGETS, forget.user_id.encode(), encode_forget(forget))
 
     def reader(self) -> "MemoryForgetLog":
         """Another reader of the same log, at its beginning."""
-        return MemoryForgetLog(self.log)
-
-    def read(self) -> Sequence[ForgetRecord]:
-        found = self.log[self._next :]
-        self._next = len(self.log)
-        return found
-
-    def close(self) -> None:
-        """Nothing is held."""
+        return MemoryForgetLog(self._topic.reader())
 
 
 class HashEncoder:

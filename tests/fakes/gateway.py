@@ -8,6 +8,7 @@ from services.common.errors import DeadlineExceeded, DependencyUnavailable, Fres
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState, UserView
 from services.common.stream.position import Position
+from services.common.stream.topic import NUM_PARTITIONS
 from services.common.stream.topics.forgets import Forget
 from services.common.stream.topics.interactions import Interaction
 from services.common.stream.topics.items import CatalogueItem
@@ -26,6 +27,7 @@ from services.gateway.explanation import PairPart, Similarity, Voters, Votes
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
 from services.gateway.searching import Hit, SourceHits
+from services.offline.backfill.memory_store import MemoryStore
 
 
 @dataclass
@@ -76,7 +78,31 @@ class MemoryUserStates(_Failing):
 
     async def progress(self) -> tuple[str | None, Mapping[int, int]]:
         await self._behave()
-        return self.current_epoch, dict(self.watermarks)
+        return self.current_epoch, {number: self.watermarks.get(number, -1) for number in range(NUM_PARTITIONS)}
+
+
+@dataclass
+class StoredUserStates(MemoryUserStates):
+    """What the encoder process left in its store: read anew at each call, for one model version."""
+
+    store: MemoryStore = field(default_factory=MemoryStore)
+    model_version: str = ""
+
+    async def _behave(self) -> None:
+        await super()._behave()
+        store = self.store
+        self.current_epoch = store.epoch()
+        self.states = {user: state for (user, version), state in store.states.items() if version == self.model_version}
+        self.seen = {
+            user: sorted(times, key=lambda item_id: (times[item_id], item_id), reverse=True)
+            for user, times in store.seen.items()
+        }
+        self.histories = {
+            user: [HistoryEvent(event.item_id, event.event_time_ms) for event in history.events]
+            for user, history in store._histories.items()
+        }
+        progress = store.progress(range(NUM_PARTITIONS), self.current_epoch or "")
+        self.watermarks = {number: found.watermark for number, found in progress.items()}
 
 
 @dataclass
@@ -265,13 +291,13 @@ class MemoryRefreshers:
 
 @dataclass
 class MemoryStreamEnds(_Failing):
-    """Set by hand."""
+    """Set by hand; other partitions are empty."""
 
     ends: dict[int, int] = field(default_factory=dict)
 
     async def interactions(self, timeout_s: float) -> Mapping[int, int]:
         await self._behave()
-        return dict(self.ends)
+        return {number: self.ends.get(number, 0) for number in range(NUM_PARTITIONS)}
 
 
 @dataclass

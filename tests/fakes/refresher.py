@@ -19,6 +19,8 @@ class MemoryLog:
         self._poll_records = poll_records
         self._next: dict[int, int] = {}
         self._next_listing = 0
+        self._first: dict[int, int] = {}
+        self._known_ends: dict[int, int] = {}
 
     def append(self, partition: int, entry: Entry) -> int:
         """Write one entry; its own offset is replaced by the one it gets, which is returned."""
@@ -34,6 +36,10 @@ class MemoryLog:
         """Write one listing."""
         self.listed.append(Listing(item_id, withdrawn, title))
 
+    def expire(self, partition: int, below: int) -> None:
+        """Retention takes the records below this offset away."""
+        self._first[partition] = below
+
     def partitions(self) -> Sequence[int]:
         return range(len(self.entries))
 
@@ -47,22 +53,27 @@ class MemoryLog:
     def poll(self, timeout_ms: int) -> Polled:
         polled = Polled(listings=self.listed[self._next_listing :])
         self._next_listing = len(self.listed)
-        for partition, start in self._next.items():
+        for partition, (first, end) in self.bounds(self._next).items():
+            start = self._next[partition] if first <= self._next[partition] <= end else first
             batch = self.entries[partition][start : start + self._poll_records]
             if batch:
                 polled.entries[partition] = batch
                 self._next[partition] = start + len(batch)
+            self._known_ends[partition] = end
         return polled
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, tuple[int, int]]:
-        return {partition: (0, len(self.entries[partition])) for partition in partitions}
+        return {partition: (self._first.get(partition, 0), len(self.entries[partition])) for partition in partitions}
 
     def known_ends(self) -> Mapping[int, int]:
-        return {partition: len(self.entries[partition]) for partition in self._next}
+        return {partition: end for partition, end in self._known_ends.items() if partition in self._next}
 
     def read_again(self, partition: int, offsets: Sequence[int]) -> Mapping[int, Interaction]:
         found: dict[int, Interaction] = {}
+        first, end = self.bounds([partition])[partition]
         for offset in offsets:
+            if not first <= offset < end:
+                raise PreconditionFailed(f"offset {offset} of partition {partition} is not there any more")
             entry = self.entries[partition][offset]
             if not isinstance(entry, Interaction):
                 raise PreconditionFailed(f"offset {offset} of partition {partition} holds no interaction")
@@ -118,11 +129,14 @@ class MemoryLeases:
     def __init__(self, table: LeaseTable, owner: str) -> None:
         self._table, self._owner = table, owner
         self._partitions: list[int] = []
+        self._is_closed = False
 
     def start(self, partitions: Sequence[int]) -> None:
         self._partitions = list(partitions)
 
     def holding(self) -> Holding:
+        if self._is_closed:
+            return Holding({})
         table = self._table
         now, end = table.clock(), table.clock() + table.lease_ms
         table.members[self._owner] = end
@@ -144,5 +158,6 @@ class MemoryLeases:
                 del self._table.leases[partition]
 
     def close(self) -> None:
+        self._is_closed = True
         self.release(self._partitions)
         self._table.members.pop(self._owner, None)

@@ -1,7 +1,9 @@
 """The reading port in memory, for tests and for trying loops without a stack: topics that are written to as lists."""
 
+import copy
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import Self
 
 from services.common.errors import DependencyUnavailable
 from services.common.stream.ports import Offsets
@@ -17,11 +19,30 @@ class MemoryTopics:
             name: [[] for _ in range(count)] for name, count in topics.items()
         }
         self.topic, self.per_poll, self.down = next(iter(topics)), per_poll, False
-        self.assigned: Collection[int] | None = None  # None: every partition
-        self.commits: dict[int, int] = {}
+        self.assigned: dict[str, Collection[int]] = {name: range(count) for name, count in topics.items()}
+        self.committed_to: dict[str, dict[int, int]] = {name: {} for name in topics}
         self.dead_letters: list[DeadLetter] = []
         self._next: dict[tuple[str, int], int] = {}
         self._known_ends: dict[str, Offsets] = {}
+        self._first: dict[tuple[str, int], int] = {}
+
+    def reader(self, *, partitions: Collection[int] | None = None) -> Self:
+        """Another reader of the same records, in the same group, that has read nothing. partitions: of every topic."""
+        other = copy.copy(self)
+        other.assigned = {
+            name: range(len(log)) if partitions is None else partitions for name, log in self.logs.items()
+        }
+        other._next, other._known_ends = {}, {}
+        return other
+
+    @property
+    def commits(self) -> dict[int, int]:
+        """What was committed of the first topic."""
+        return self.committed_to[self.topic]
+
+    def expire(self, topic: str, partition: int, below: int) -> None:
+        """Retention takes the records below this offset away."""
+        self._first[topic, partition] = below
 
     def write(
         self,
@@ -39,7 +60,8 @@ class MemoryTopics:
         return len(log) - 1
 
     def partitions(self, topic: str = "") -> Sequence[int]:
-        return [one for one in range(len(self._log(topic))) if self.assigned is None or one in self.assigned]
+        self._log(topic)
+        return sorted(self.assigned[topic or self.topic])
 
     def end_offsets(self, topic: str = "") -> Offsets:
         return {partition: len(self._log(topic)[partition]) for partition in self.partitions(topic)}
@@ -48,10 +70,12 @@ class MemoryTopics:
         return self._known_ends.get(topic or self.topic, {})
 
     def bounds(self, partitions: Collection[int], topic: str = "") -> Mapping[int, tuple[int, int]]:
-        return {partition: (0, len(self._log(topic)[partition])) for partition in partitions}
+        name = topic or self.topic
+        return {one: (self._first.get((name, one), 0), len(self._log(name)[one])) for one in partitions}
 
     def assign(self, offsets: Offsets, topic: str = "") -> None:
         self.seek(offsets, topic)
+        self.assigned[topic or self.topic] = list(offsets)
 
     def seek(self, offsets: Offsets, topic: str = "") -> None:
         self._log(topic)
@@ -62,9 +86,9 @@ class MemoryTopics:
         for topic in (only,) if only else tuple(self.logs):
             for partition in self.partitions(topic):
                 log = self._log(topic)[partition]
-                start = self._next.get((topic, partition), 0)
-                if start > len(log):
-                    start = 0  # as a consumer does that finds its position gone
+                first, start = self._first.get((topic, partition), 0), self._next.get((topic, partition), 0)
+                if not first <= start <= len(log):
+                    start = first  # as a consumer does that finds its position gone
                 room = self.per_poll if max_records is None else min(self.per_poll, max_records - len(found))
                 batch = log[start : start + room]
                 self._next[topic, partition] = start + len(batch)
@@ -84,14 +108,16 @@ class MemoryTopics:
         return found
 
     def committed(self, topic: str = "") -> Offsets:
-        return {partition: self.commits.get(partition, 0) for partition in self.partitions(topic)}
+        committed = self.committed_to[topic or self.topic]
+        return {partition: committed.get(partition, 0) for partition in self.partitions(topic)}
 
     def commit(self, offsets: Offsets, topic: str = "") -> None:
-        self.commits.update(offsets)
+        self.committed_to[topic or self.topic].update(offsets)
 
     def dead_letter(self, record: SourceRecord, reason: str) -> None:
-        self._log(record.topic)
-        self.dead_letters.append(DeadLetter(record, reason))
+        if record.offset >= self.committed(record.topic)[record.partition]:
+            self.dead_letters.append(DeadLetter(record, reason))
+            self.commit({record.partition: record.offset + 1}, record.topic)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,7 +1,8 @@
 """Reading topics, as handlers and loops see it: one port for Kafka (`reader.py`) and memory (`in_memory.py`).
 
 Methods that speak of one topic take its name; "" is the reader's first topic. Offsets are maps from partition to
-offset. Every method raises DependencyUnavailable when the broker does not answer.
+offset. A reader begins where `seek` or `assign` says. Every method raises DependencyUnavailable when the broker does
+not answer; a reader that has been connected may find nothing to poll instead.
 """
 
 from collections.abc import Collection, Mapping, Sequence

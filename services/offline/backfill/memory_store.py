@@ -1,6 +1,7 @@
 """The state store in memory, with the rules of Redis: for encoding everything again, and for tests."""
 
 import secrets
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ class MemoryStore:
     def __init__(self, max_seen: int = 2_000) -> None:
         self._max_seen = max_seen
         self._epoch: str | None = None
-        self._held = False
+        self._held_until = 0.0
         self._positions: dict[str, tuple[str, dict[int, int], dict[int, int]]] = {}
         self._histories: dict[str, UserHistory] = {}
         self._progress: dict[int, tuple[str, Progress]] = {}
@@ -40,13 +41,13 @@ class MemoryStore:
         """Every state names its model here."""
 
     def hold(self, seconds: int) -> None:
-        self._held = True
+        self._held_until = time.monotonic() + seconds
 
     def release(self) -> None:
-        self._held = False
+        self._held_until = 0.0
 
     def is_held(self) -> bool:
-        return self._held
+        return time.monotonic() < self._held_until
 
     def progress(self, partitions: Collection[int], epoch: str) -> Mapping[int, Progress]:
         return {partition: self._progress_of(partition, epoch) for partition in partitions}

@@ -82,10 +82,14 @@ class KafkaLog:
                         )
                     found[record.offset] = entry
                     waiting.discard(record.offset)
-            if records and waiting and records[-1].offset >= min(waiting):
-                raise PreconditionFailed(
-                    f"offsets {sorted(waiting)[:3]} of partition {partition} are not there any more"
-                )
+            if records:
+                gone = [offset for offset in waiting if offset <= records[-1].offset]
+            else:
+                # Nothing comes where retention took all, or where another topic of the same name is shorter.
+                first, end = self._again.bounds([partition], ATTRIBUTIONS)[partition]
+                gone = [offset for offset in waiting if not first <= offset < end]
+            if gone:
+                raise PreconditionFailed(f"offsets {sorted(gone)[:3]} of partition {partition} are not there any more")
             if time.monotonic() > deadline:
                 raise DependencyUnavailable(f"Kafka did not give offsets {sorted(waiting)[:3]} of {partition}")
 

@@ -116,6 +116,9 @@ class RedisLeases:
 
     def close(self) -> None:
         self._stop.set()
+        with self._lock:
+            # A release that never ends: no answer counts any more.
+            self._holding, self._releases = Holding({}), self._releases | 1
         if self._thread is not None:
             self._thread.join(2.0)
         try:

@@ -205,8 +205,9 @@ def test_an_import_honours_what_was_forgotten() -> None:
     for number, (user_id, partition) in enumerate(user_ids.items()):
         # The one whole, the other up to the middle.
         last = len(stream.log[partition]) // (1 + number) - 1
-        forgets.append(Forget(forget_id=f"f{number}", user_id=user_id, up_to={partition: last}, requested_ms=0))
-        forgotten.add(forgets.log[-1].forget)  # type: ignore[arg-type]
+        wanted_forget = Forget(forget_id=f"f{number}", user_id=user_id, up_to={partition: last}, requested_ms=0)
+        forgets.append(wanted_forget)
+        forgotten.add(wanted_forget)
     store.wipe()
     stream.commits.clear()
     outbox, wanted = MemoryOutbox(), MemoryOutbox()

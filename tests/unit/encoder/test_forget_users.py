@@ -307,12 +307,13 @@ def test_a_record_that_cannot_be_read_is_set_aside_and_the_next_one_is_applied()
     world = World()
     three_events(world)
     world.settle()
-    world.forgets.append(None, "value='2 unreadable bytes' allowed: a whole Forget message")
+    world.forgets.append(None)
     world.forgets.append(forget(0, p0=2))
     world.settle()
     world.settle()
     (letter,) = world.outbox.dead_letters
     assert (letter.record.topic, letter.record.offset) == ("forgets", 0)
+    assert letter.reason == "value='2 unreadable bytes' allowed: a whole Forget message"
     assert world.users()["user-0"].events == []
 
 

@@ -11,6 +11,7 @@ from streams import NOW_MS, VOCABULARY, append, drain, forget, handler_on, inter
 from services.common.errors import DependencyUnavailable
 from services.common.stream.retraction import Undo
 from services.common.stream.topics.attributions import Attribution
+from services.common.stream.topics.interactions import INTERACTIONS
 from services.encoder.forgetting import Forgotten
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.reattribution import Reattribution, ReattributionReport
@@ -19,12 +20,11 @@ PARTITIONS = 3
 NEXT = replace(VOCABULARY, model_version="model-2", item_index={f"item-{n}": n for n in range(10, 60)}, max_history=12)
 
 
-class OnePartition(MemoryStream):
-    """What a consumer of one partition sees of a topic, with commits of its own group."""
-
-    def __init__(self, topic: MemoryStream, partition: int, commits: dict[int, int]) -> None:
-        super().__init__(PARTITIONS)
-        self.log, self.commits, self.assigned, self.per_poll = topic.log, commits, [partition], 40
+def one_partition(topic: MemoryStream, partition: int, commits: dict[int, int]) -> MemoryStream:
+    """A reader of one partition, with commits of its own group."""
+    reader = topic.reader(partitions=[partition])
+    reader.committed_to, reader.per_poll = {INTERACTIONS: commits}, 40
+    return reader
 
 
 def topic() -> MemoryStream:
@@ -52,7 +52,7 @@ def run(
     encoder: HashEncoder | None = None,
 ) -> ReattributionReport:
     return Reattribution(
-        open_stream=lambda partition: OnePartition(stream, partition, commits),
+        open_stream=lambda partition: one_partition(stream, partition, commits),
         partitions=range(PARTITIONS),
         outbox=outbox,
         forgets=forgets or MemoryForgetLog(),

@@ -6,6 +6,7 @@ import pytest
 from gateway_scene import Scene
 
 from services.common.errors import DependencyUnavailable
+from services.common.stream.topic import NUM_PARTITIONS
 from services.gateway.domain import Degradation
 from services.gateway.freshness import UNKNOWN, PartitionProgress
 
@@ -15,7 +16,9 @@ DOWN = DependencyUnavailable("away")
 async def test_every_part_says_how_far_it_is() -> None:
     report = await Scene().get_freshness()
     assert (report.model_version, report.epoch) == ("m1", "epoch-1")
-    assert report.interactions == [PartitionProgress(partition=3, applied_offset=7, end_offset=9)]
+    assert report.interactions[3] == PartitionProgress(partition=3, applied_offset=7, end_offset=9)
+    assert report.interactions[4] == PartitionProgress(partition=4, applied_offset=-1, end_offset=2)
+    assert [progress.partition for progress in report.interactions] == list(range(NUM_PARTITIONS))
     assert report.attributions == [PartitionProgress(partition=0, applied_offset=4, end_offset=5)]
     assert report.candidates is not None
     assert (report.candidates.index_version, report.candidates.freshness.deltas_offset) == ("index-1", 41)
@@ -46,7 +49,7 @@ async def test_without_kafka_the_applied_offsets_stay_and_the_ends_are_unknown()
     scene = Scene()
     scene.ends.failure = DOWN
     report = await scene.get_freshness()
-    assert report.interactions == [PartitionProgress(partition=3, applied_offset=7, end_offset=UNKNOWN)]
+    assert report.interactions[3] == PartitionProgress(partition=3, applied_offset=7, end_offset=UNKNOWN)
     assert report.degradations == [Degradation.NOT_FRESH]
 
 

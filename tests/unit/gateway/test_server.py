@@ -240,7 +240,7 @@ async def test_a_freshness_report_crosses_the_wire() -> None:
     async with gateway(scene) as stub:
         report = await stub.GetFreshness(gateway_pb2.GetFreshnessRequest(), timeout=5)
     assert (report.model_version, report.index_version, report.epoch) == ("m1", "index-1", "epoch-1")
-    (applied,) = report.interactions
+    applied = report.interactions[3]
     assert (applied.partition, applied.applied_offset, applied.end_offset) == (3, 7, 9)
     assert [progress.end_offset for progress in report.attributions] == [5]
     assert (report.candidates.lag_seconds, report.HasField("reranker")) == (0.25, False)

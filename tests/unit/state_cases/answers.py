@@ -1,13 +1,12 @@
 """Answers of a gateway on the encoder's store: what it reads and searches with, and whether it says what it lacks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fakes.encoder import HashEncoder
-from fakes.gateway import MemoryCandidates
+from fakes.gateway import MemoryCandidates, StoredUserStates
 from gateway.gateway_scene import ITEMS, Scene
 from state_scene import ANN, FragileStore, vocabulary
 
-from services.common.state_store import UserView
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
 from services.gateway.domain import (
@@ -26,35 +25,6 @@ HONEST_MARKS = {
     Degradation.NOT_FRESH,
     Degradation.TOKEN_NOT_HONOURED,
 }
-
-
-class StoredUsers:
-    """The gateway's port `UserStates` on the encoder's store: reads as `RedisUserStates` does, for one model."""
-
-    def __init__(self, store: FragileStore, model_version: str) -> None:
-        self._store, self._model_version = store, model_version
-
-    async def read_user(self, user_id: str, *, with_seen: bool, partition: int) -> UserView:
-        stored = self._store.states.get((user_id, self._model_version))
-        epoch = self._store.epoch()
-        seen = self._store.seen.get(user_id, {})
-        return UserView(
-            state=stored,
-            seen=sorted(seen, key=lambda item_id: (-seen[item_id], item_id)) if with_seen else [],
-            epoch=epoch,
-            watermark=self._store.progress([partition], epoch or "")[partition].watermark,
-        )
-
-    async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
-        stored = self._store.load_users([user_id], self._store.epoch() or "")[user_id]
-        return [HistoryEvent(event.item_id, event.event_time_ms) for event in stored.events]
-
-    async def epoch(self) -> str | None:
-        return self._store.epoch()
-
-    async def progress(self) -> tuple[str | None, Mapping[int, int]]:
-        epoch = self._store.epoch()
-        return epoch, {0: self._store.progress([0], epoch or "")[0].watermark}
 
 
 class OnDemand:
@@ -80,7 +50,7 @@ async def recommend(
     words = words or vocabulary()
     candidates = MemoryCandidates(item_ids=list(ITEMS))
     scene = Scene(
-        states=StoredUsers(store, words.model_version),  # type: ignore[arg-type]
+        states=StoredUserStates(store=store, model_version=words.model_version),
         encoder=OnDemand(words),  # type: ignore[arg-type]
         candidates=candidates,
     )

@@ -7,7 +7,7 @@ log's beginning goes, as retention has it, and reading again costs time on a clo
 import secrets
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,11 @@ import pytest
 from fakes.refresher import MemoryLog
 from refresher.refresher_scene import World, fold_all, interaction, make_rules
 
-from services.common.errors import PreconditionFailed
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.domain.ledger import Ledger
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Forgetting, Interaction
 from services.refresher.handlers.checkpoints import to_bytes
-from services.refresher.ports import Polled
 
 RULES = make_rules()
 USERS = 100_000
@@ -83,46 +81,27 @@ def sums(state: Partition) -> dict[str, list[float]]:
 )
 def test_a_takeover_on_another_host_loses_nothing(tmp_path: Path) -> None:
     """The first host's folder is not there on the second one, and the log begins after what was folded long ago."""
-    world = World(RULES, log=ShortLog())
+    world = World(RULES)
     filled(world)
     whole = sums(fold_all(RULES, world.log))
     first = world.refresher("first", checkpoints=CheckpointFiles(tmp_path / "first-host"))
     first.settle()
     first.refresher.finish()
-    world.log.first = 100  # type: ignore[attr-defined]
+    world.log.expire(0, 100)
     second = world.refresher("second", checkpoints=CheckpointFiles(tmp_path / "second-host"))
     second.settle()
     assert sums(second.held.partitions[0]) == whole
 
 
-class ShortLog(MemoryLog):
-    """A log that retention took the beginning of: records below `first` are gone, as they go in Kafka."""
-
-    first = 0
-
-    def poll(self, timeout_ms: int) -> Polled:
-        self._next = {partition: max(at, self.first) for partition, at in self._next.items()}
-        return super().poll(timeout_ms)
-
-    def bounds(self, partitions: Collection[int]) -> Mapping[int, tuple[int, int]]:
-        return {partition: (self.first, len(self.entries[partition])) for partition in partitions}
-
-    def read_again(self, partition: int, offsets: Sequence[int]) -> Mapping[int, Interaction]:
-        gone = [offset for offset in offsets if offset < self.first]
-        if gone:
-            raise PreconditionFailed(f"offsets {gone[:3]} of partition {partition} are not there any more")
-        return super().read_again(partition, offsets)
-
-
 @pytest.mark.xfail(strict=True, reason="a forget of something that retention removed throws everybody's old sums away")
 def test_a_forget_of_what_retention_removed_leaves_the_others_sums() -> None:
-    world = World(RULES, log=ShortLog())
+    world = World(RULES)
     filled(world)
     running = world.refresher()
     running.settle()
     others = [f"item-{number}" for number in range(12) if number % 3]
     before = {item: running.held.partitions[0].sums.of([item]).sums.tolist() for item in others}
-    world.log.first = 100  # type: ignore[attr-defined]
+    world.log.expire(0, 100)
     # user-0's items are those whose number 3 divides; the others hold nothing of that user.
     world.log.append(0, Forgetting(0, "user-0", {0: 199}))
     running.settle()

@@ -1,0 +1,149 @@
+"""One suite for the gateway's reading of user states: on the encoder's store in memory always, on Redis with the
+integration tests. What is read was written through the encoder's port, whose own suite is test_state_store.py.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+from fakes.gateway import StoredUserStates
+from suites import either
+
+from services.common.query_state import PackedQueryState
+from services.common.state_layout import RecentId, StoredEvent
+from services.common.state_store import AdvanceStep, StateReader, StateWriter, StoredState, UserUpdate, UserView
+from services.common.stream.topic import NUM_PARTITIONS
+from services.encoder.ports import Store
+from services.gateway.adapters.state_store import RedisUserStates
+from services.gateway.domain import HistoryEvent
+from services.gateway.ports import UserStates
+from services.offline.backfill.memory_store import MemoryStore
+
+MODEL = "model-1"
+NOTHING_APPLIED = dict.fromkeys(range(NUM_PARTITIONS), -1)
+
+
+@dataclass
+class Scene:
+    """The gateway reads `states`, which the encoder process writes as `store`."""
+
+    states: UserStates
+    store: Store
+
+    async def view(self, user_id: str = "ann", *, with_seen: bool = True) -> UserView:
+        return await self.states.read_user(user_id, with_seen=with_seen, partition=3)
+
+    def apply(self, epoch: str, *, user_id: str = "ann", model: str = MODEL, **changes: Any) -> StoredState:
+        """Write a user's next history; its state."""
+        state = StoredState(
+            query_state=PackedQueryState(
+                model_version=model, components=b"\x00\x3c" * 4, gate=b"\x00\x40", num_components=1, component_width=4
+            ),
+            partition=3, offset=42, event_time_ms=1_002, applied_ms=9_000,
+        )  # fmt: skip
+        fields: dict[str, Any] = {
+            "positions": {3: 42},
+            "events": [StoredEvent(1_000 + n, 3, 40 + n, n, f"item-{n}") for n in range(3)],
+            "recent": [RecentId(7, 3, 42, 0)],
+            "seen_times": {"item-1": 1_001},
+            "state": state,
+            "state_change": "set",
+        }
+        expected = self.store.load_users([user_id], epoch)[user_id].expected
+        update = UserUpdate(user_id=user_id, model_version=model, expected=expected, **(fields | changes))
+        self.store.apply([update], epoch)
+        return state
+
+
+@pytest.fixture(params=either("redis"))
+async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+    if request.param == "memory":
+        store = MemoryStore(max_seen=5)
+        yield Scene(StoredUserStates(store=store, model_version=MODEL), store)
+        return
+    url = request.getfixturevalue("redis_url")
+    with redis.Redis.from_url(url) as client:
+        client.flushall()
+    reader, writer = StateReader(url, timeout_s=2), StateWriter(url, max_seen=5)
+    yield Scene(RedisUserStates(reader, MODEL), writer)
+    writer.close()
+    await reader.close()
+
+
+async def test_of_an_empty_store_nothing_is_known(scene: Scene) -> None:
+    assert await scene.view() == UserView(state=None, seen=[], epoch=None, watermark=None)
+    assert list(await scene.states.read_history("ann")) == []
+    assert await scene.states.epoch() is None
+    assert await scene.states.progress() == (None, NOTHING_APPLIED)
+
+
+async def test_one_reading_brings_state_seen_items_epoch_and_watermark(scene: Scene) -> None:
+    epoch, _ = scene.store.ensure_epoch()
+    state = scene.apply(epoch, seen_times={f"item-{n}": n for n in range(7)})
+    assert (await scene.view()).watermark == -1
+    step = AdvanceStep(partition=3, from_watermark=-1, to_watermark=42, counts={"applied": 43})
+    scene.store.advance([step], epoch)
+    # Bounded: the two oldest are gone; the newest come first.
+    seen = ["item-6", "item-5", "item-4", "item-3", "item-2"]
+    assert await scene.view() == UserView(state=state, seen=seen, epoch=epoch, watermark=42)
+    assert await scene.view(with_seen=False) == UserView(state=state, seen=[], epoch=epoch, watermark=42)
+    assert await scene.view("bob") == UserView(state=None, seen=[], epoch=epoch, watermark=42)
+    assert await scene.states.epoch() == epoch
+    assert await scene.states.progress() == (epoch, NOTHING_APPLIED | {3: 42})
+
+
+async def test_a_history_is_read_oldest_first(scene: Scene) -> None:
+    epoch, _ = scene.store.ensure_epoch()
+    scene.apply(epoch)
+    assert list(await scene.states.read_history("ann")) == [HistoryEvent(f"item-{n}", 1_000 + n) for n in range(3)]
+    assert list(await scene.states.read_history("bob")) == []
+
+
+async def test_a_state_of_another_model_version_is_no_state(scene: Scene) -> None:
+    epoch, _ = scene.store.ensure_epoch()
+    scene.apply(epoch, model="model-2")
+    view = await scene.view()
+    assert (view.state, view.seen) == (None, ["item-1"])
+
+
+async def test_seen_items_keep_their_newest_time_and_undone_ones_go(scene: Scene) -> None:
+    epoch, _ = scene.store.ensure_epoch()
+    scene.apply(epoch, seen_times={"a": 5, "b": 4, "c": 3})
+    scene.apply(epoch, positions={3: 43}, seen_times={"a": 1, "c": 9}, unseen={"b"})
+    assert (await scene.view()).seen == ["c", "a"]
+
+
+async def test_a_state_that_is_dropped_is_gone_and_one_that_is_kept_stays(scene: Scene) -> None:
+    epoch, _ = scene.store.ensure_epoch()
+    state = scene.apply(epoch)
+    scene.apply(epoch, positions={3: 43}, state=None, state_change="keep")
+    assert (await scene.view()).state == state
+    scene.apply(epoch, positions={3: 44}, state=None, state_change="drop")
+    assert (await scene.view()).state is None
+
+
+async def test_what_an_earlier_epoch_left_is_read_until_it_is_replaced_but_its_progress_is_not(scene: Scene) -> None:
+    state = scene.apply("earlier")
+    step = AdvanceStep(partition=3, from_watermark=-1, to_watermark=42, counts={"applied": 43})
+    scene.store.advance([step], "earlier")
+    epoch, _ = scene.store.ensure_epoch()
+    assert await scene.view() == UserView(state=state, seen=["item-1"], epoch=epoch, watermark=-1)
+    assert len(await scene.states.read_history("ann")) == 3
+    assert await scene.states.progress() == (epoch, NOTHING_APPLIED)
+
+
+async def test_a_forgotten_user_is_unknown(scene: Scene) -> None:
+    epoch, _ = scene.store.ensure_epoch()
+    scene.store.add_model(MODEL)
+    scene.apply(epoch)
+    expected = scene.store.load_users(["ann"], epoch)["ann"].expected
+    update = UserUpdate(
+        user_id="ann", model_version=MODEL, expected=expected, positions={3: 42}, events=[], recent=[], seen_times={},
+        forgotten={3: 42},
+    )  # fmt: skip
+    scene.store.forget([update], epoch)
+    view = await scene.view()
+    assert (view.state, view.seen) == (None, [])
+    assert list(await scene.states.read_history("ann")) == []
