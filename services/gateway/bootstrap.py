@@ -79,7 +79,6 @@ def make_servicer(
             limits=limits,
         ),
         search=Search(
-            ports=ports,
             stages=stages,
             text=text,
             metrics=metrics,

@@ -46,13 +46,18 @@ class _Failing:
 
 @dataclass
 class MemoryUserStates(_Failing):
-    """Users, their histories, and the watermarks of the stream. `on_read` runs before each read, counted from 1."""
+    """Users, their histories, and the watermarks of the stream. `on_read` runs before each read, counted from 1.
+
+    `behind`: users whose state does not reflect their history, as after a model came back; `lost`: those without one.
+    """
 
     states: dict[str, StoredState] = field(default_factory=dict)
     seen: dict[str, list[str]] = field(default_factory=dict)
     histories: dict[str, list[HistoryEvent]] = field(default_factory=dict)
     watermarks: dict[int, int] = field(default_factory=dict)
     current_epoch: str | None = "epoch-1"
+    behind: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
     on_read: Callable[[int], None] | None = None
 
     async def read_user(self, user_id: str, *, with_seen: bool, partition: int) -> UserView:
@@ -64,6 +69,8 @@ class MemoryUserStates(_Failing):
             seen=list(self.seen.get(user_id, ())) if with_seen else [],
             epoch=self.current_epoch,
             watermark=None if self.current_epoch is None else self.watermarks.get(partition, -1),
+            has_history=user_id not in self.lost,
+            reaches_history=user_id in self.states and user_id not in self.behind | self.lost,
         )
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:

@@ -7,6 +7,7 @@ from fakes.gateway import MemoryCandidates
 from gateway.gateway_scene import ITEMS, Scene
 from state_scene import ANN, FragileStore, vocabulary
 
+from services.common.state_layout import pack_positions, reaches
 from services.common.state_store import UserView
 from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
@@ -38,11 +39,15 @@ class StoredUsers:
         stored = self._store.states.get((user_id, self._model_version))
         epoch = self._store.epoch()
         seen = self._store.seen.get(user_id, {})
+        history = self._store.load_users([user_id], epoch or "")[user_id]
+        position = pack_positions(epoch or "", history.positions, history.forgotten) if history.expected else None
         return UserView(
             state=stored,
             seen=sorted(seen, key=lambda item_id: (-seen[item_id], item_id)) if with_seen else [],
             epoch=epoch,
             watermark=self._store.progress([partition], epoch or "")[partition].watermark,
+            has_history=position is not None,
+            reaches_history=stored is not None and reaches(None, stored.partition, stored.offset, position),
         )
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
