@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import pytest
 from answers import recommend
 from fakes.encoder import MemoryStream
 from fakes.gateway import MemoryCandidates
@@ -62,9 +61,6 @@ class Deploying(Scene):
     candidates: MemoryCandidates = field(default_factory=lambda: RollingDeploy(item_ids=list(ITEMS)))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="one refusal of another model's replica gives everybody popular items for a while"
-)
 async def test_in_a_rolling_deploy_the_replicas_of_this_version_go_on_answering() -> None:
     """Ten requests in a row, while every second call reaches a replica of this version."""
     scene = Deploying()
