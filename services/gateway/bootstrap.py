@@ -133,6 +133,7 @@ async def run(settings: GatewaySettings) -> None:
         catalogue_reader(settings.kafka_bootstrap, "freshet-gateway", ITEMS),
         described,
         model_version=bundle.model_version,
+        on_ready=described.caught_up,
         follows_deltas=False,
     )
     metrics.watch_turns(follower.turns)

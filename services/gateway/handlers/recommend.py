@@ -223,6 +223,8 @@ class Recommend:
     def _popular_items(self, work: Work[RecommendQuery]) -> Ranking:
         query = work.query
         work.mark(Degradation.POPULAR_FALLBACK)
+        if not self.popular.knows_withdrawn:
+            work.mark(Degradation.PARTIAL_CATALOGUE)
         return Ranking(items=self.popular.top(query.k, query.filter, work.seen, query.max_per_category))
 
 
