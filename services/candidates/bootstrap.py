@@ -32,6 +32,7 @@ from services.candidates.server import SERVICE, CandidatesServicer
 from services.candidates.votes import RememberedVotes
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
+from services.common.catalogue_gate import CatalogueGate
 from services.common.config import ConfigError
 from services.common.memory import available_bytes, require_memory
 from services.common.rpc_server import HealthState, serve
@@ -144,7 +145,7 @@ def make_votes(
 
 
 def make_follower(
-    settings: CandidatesSettings, live: Live, metrics: CandidatesMetrics, health: HealthState
+    settings: CandidatesSettings, live: Live, metrics: CandidatesMetrics, health: HealthState, gate: CatalogueGate
 ) -> tuple[CatalogueFollower, list[BackgroundMerge]]:
     """What keeps the catalogue up to date: the stream's follower, and a merge per index in the background.
 
@@ -164,10 +165,10 @@ def make_follower(
         on_change=lambda: metrics.loaded(live.search.info),
     )
     follower = CatalogueFollower(
-        catalogue_reader(settings.kafka_bootstrap, "candidates", writes_dead_letters=True),
+        catalogue_reader(settings.kafka_bootstrap, "candidates", makes_topics=True, writes_dead_letters=True),
         changes,
         model_version=live.catalogue.base.model_version,
-        on_ready=lambda: health.set_ready(True),
+        on_ready=gate.open,
         follows_deltas=settings.device == "cpu",
     )
     metrics.catalogue.watch_turns(follower.turns)
@@ -192,18 +193,27 @@ async def run(settings: CandidatesSettings) -> None:
         algorithms=list(info.added_bytes_per_item),
     )
     health = HealthState()
-    follower, merges = make_follower(settings, live, metrics, health)
-    for merge in merges:
-        merge.start()
-    follower.start()
+    gate = CatalogueGate("candidates", health)
+    followers: list[CatalogueFollower] = []
+    merges: list[BackgroundMerge] = []
+    if settings.follows_topics:
+        follower, merges = make_follower(settings, live, metrics, health, gate)
+        for merge in merges:
+            merge.start()
+        follower.start()
+        followers.append(follower)
+    else:
+        log.warning("topics_not_followed", serves=info.served.name)
+        gate.open()
 
     def add_services(server: grpc.aio.Server) -> list[str]:
-        _add_servicer(CandidatesServicer(live.search), server)
+        _add_servicer(CandidatesServicer(live.search, check_ready=gate.check), server)
         return [SERVICE]
 
     async def close() -> None:
         await live.search.close()
-        await asyncio.to_thread(follower.stop)
+        for follower in followers:
+            await asyncio.to_thread(follower.stop)
         for merge in merges:
             with contextlib.suppress(Exception):  # reported when it failed
                 await asyncio.to_thread(merge.close)

@@ -26,6 +26,9 @@ class CandidatesSettings(ProcessSettings):
     # The share of live searches that is answered again by brute force, in the background.
     audit_share: float = Field(default=0.01, ge=0, le=1, validation_alias="FRESHET_CANDIDATES_AUDIT_SHARE")
 
+    # False: there is no Kafka, and none of its topics is followed. The bundle is served as it is, withdrawn items too.
+    follows_topics: bool = Field(default=True, validation_alias="FRESHET_CANDIDATES_FOLLOWS_TOPICS")
+
     # Remembered interactions that vote for each query (k of PEFA-XL); 0: no memory is kept.
     vote_neighbours: int = Field(default=0, ge=0, le=10_000, validation_alias="FRESHET_CANDIDATES_VOTE_NEIGHBOURS")
     # lambda of the votes: a final score is this times the model's, and the rest the vote.

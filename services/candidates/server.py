@@ -1,6 +1,7 @@
 """Where Protobuf ends: messages to dataclasses, the handler, dataclasses to messages."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
@@ -26,13 +27,14 @@ _KINDS = {
 
 
 class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
-    """CandidatesService over the handler."""
+    """CandidatesService over the handler. `check_ready` raises while nothing may be answered."""
 
-    def __init__(self, search: Search) -> None:
-        self._search = search
+    def __init__(self, search: Search, *, check_ready: Callable[[], None] = lambda: None) -> None:
+        self._search, self._check_ready = search, check_ready
 
     async def Search(self, request: candidates_pb2.SearchRequest, context: Any) -> candidates_pb2.SearchResponse:
         """First-stage or full top-K."""
+        self._check_ready()
         return _response(await self._search(_search_query(request)))
 
     async def GetIndexInfo(
@@ -55,6 +57,7 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
         self, request: candidates_pb2.ExplainVotesRequest, context: Any
     ) -> candidates_pb2.ExplainVotesResponse:
         """Who of the memory votes for an item."""
+        self._check_ready()
         asked = VotesQuery(
             query=unpacked(request.query_state, unpack_query_state),
             model_version=request.query_state.model_version,

@@ -2,7 +2,7 @@
 
 For candidates and the reranker. A thread reads both topics from the start. Until it has reached their ends once, it
 hands over everything that a poll brought as one batch; from then on each batch by itself, so that two followers pass
-through the same positions. Where Kafka is away at the start it says so, the bundle is served, and it catches up later.
+through the same positions. It is ready when both ends were reached once: before, nobody knows what was withdrawn.
 Deltas that find no room wait in order and are tried again; items go on being read. It knows neither what an index is
 nor Kafka's client.
 """
@@ -71,9 +71,9 @@ class Listener(Protocol):
 
 
 class CatalogueFollower(Follower):
-    """Follows both topics; ready when their ends were reached, or when Kafka could not be for a while.
+    """Follows both topics; ready when their ends were reached once. While later turns fail, what there is is served.
 
-    `is_behind` is True until the ends are reached. While turns fail, what there is is served.
+    `is_behind` is True until the ends are reached, and after each new connection until they are reached again.
     """
 
     def __init__(
@@ -84,19 +84,14 @@ class CatalogueFollower(Follower):
         model_version: str,
         on_ready: Callable[[], None] = lambda: None,
         follows_deltas: bool = True,
-        patience_s: float = 3.0,
         poll_s: float = 0.5,
         backoff_s: float = 0.5,
         turns: TurnClock | None = None,
     ) -> None:
-        """Without `follows_deltas`, `items` alone is followed.
-
-        `patience_s`: how long Kafka may be away before what there is counts as ready; both may just be starting.
-        """
+        """Without `follows_deltas`, `items` alone is followed."""
         super().__init__(
             "catalogue-follower", on_ready=on_ready, backoff_s=backoff_s, max_backoff_s=backoff_s, turns=turns
         )
-        self._began, self._patience_s = time.monotonic(), patience_s
         self._topics, self._listener, self._model_version = topics, listener, model_version
         self._followed = (INDEX_DELTAS, ITEMS) if follows_deltas else (ITEMS,)
         self._poll_s = poll_s
@@ -105,11 +100,6 @@ class CatalogueFollower(Follower):
         self._ends: dict[str, int] | None = None  # None: not connected
         self._next = dict.fromkeys(self._followed, 0)
         self.is_behind = True
-
-    def start(self) -> None:
-        """Begin in a thread of its own."""
-        self._began = time.monotonic()
-        super().start()
 
     @property
     def next_item(self) -> int:
@@ -149,8 +139,6 @@ class CatalogueFollower(Follower):
         """Connect again, and go on from what was applied."""
         self._topics.close()
         self._ends = None
-        if time.monotonic() - self._began >= self._patience_s:
-            self.ready()
 
     def _is_at(self, ends: Mapping[str, int]) -> bool:
         return all(self._topics.positions(topic)[0] >= end for topic, end in ends.items())

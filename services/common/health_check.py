@@ -8,17 +8,23 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+# Trailing metadata of a health check: why a process of ours is not serving.
+WHY_NOT_READY = "freshet-not-ready"
+
 
 def probe_grpc(address: str, timeout_s: float = 1.0) -> str | None:
     """None when the process at `address` (host:port) is SERVING, else why not, in a few words."""
     with grpc.insecure_channel(address) as channel:
         try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            check = health_pb2_grpc.HealthStub(channel).Check
+            reply, call = check.with_call(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError as exc:
             return f"no answer at {address} ({exc.code().name})"
     if reply.status == health_pb2.HealthCheckResponse.SERVING:
         return None
-    return f"{address} answers {health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)}"
+    said = f"{address} answers {health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)}"
+    why_not = dict(call.trailing_metadata() or ()).get(WHY_NOT_READY)
+    return f"{said}: {why_not}" if why_not else said
 
 
 def main(arguments: list[str]) -> int:

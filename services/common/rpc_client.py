@@ -46,9 +46,13 @@ _BY_STATUS[grpc.StatusCode.UNIMPLEMENTED] = errors.PreconditionFailed
 _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
 
 
-def channel(target: str, interceptors: Sequence[Any] = ()) -> grpc.aio.Channel:
-    """A channel to host:port. It connects lazily; pass `Tracing.client_interceptors` to trace its calls."""
-    return grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS, interceptors=list(interceptors) or None)
+def channel(target: str, interceptors: Sequence[Any] = (), *, shares: bool = True) -> grpc.aio.Channel:
+    """A channel to host:port. It connects lazily; pass `Tracing.client_interceptors` to trace its calls.
+
+    shares: with other channels of this process to the same target it has one connection; False: it has its own.
+    """
+    options = _CHANNEL_OPTIONS if shares else [*_CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.aio.insecure_channel(target, options=options, interceptors=list(interceptors) or None)
 
 
 def translate(exc: grpc.RpcError, peer: str) -> errors.FreshetError:

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from services.common.config import ProcessSettings
+from services.common.health_check import WHY_NOT_READY
 from services.common.metrics import RpcMetrics, serve_metrics
 from services.common.ports import PortTaken, check_port_free, port_owner
 from services.common.rpc_guard import CallGuards
@@ -47,7 +48,7 @@ class HealthState:
     """
 
     def __init__(self, *, ready: bool = False, look_every_s: float = 1.0) -> None:
-        self._ready = ready
+        self._ready, self._why_not = ready, ""
         self._draining = False
         self._look_every_s = look_every_s
         self._loops: dict[str, TurnClock] = {}
@@ -56,17 +57,27 @@ class HealthState:
         self._servicer: health.aio.HealthServicer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._said = ""
 
     @property
     def ready(self) -> bool:
         """True when the process takes work."""
-        return self._ready and not self._draining and not self._hanging
+        return not self.why_not
 
-    def set_ready(self, ready: bool) -> None:
-        """Publish the state; repeated calls with the same value cost nothing."""
-        if ready == self._ready:
+    @property
+    def why_not(self) -> str:
+        """Why the process takes no work; empty when it does."""
+        if self._draining:
+            return "draining"
+        if self._hanging:
+            return f"a loop hangs: {', '.join(sorted(self._hanging))}"
+        return "" if self._ready else self._why_not or "starting, or a part that it needs does not answer"
+
+    def set_ready(self, ready: bool, why_not: str = "") -> None:
+        """Publish the state; repeated calls with the same value cost nothing. why_not: in a few words."""
+        if ready == self._ready and why_not == self._why_not:
             return
-        self._ready = ready
+        self._ready, self._why_not = ready, why_not
         if self._loop is not None and not self._loop.is_closed():
             asyncio.run_coroutine_threadsafe(self.publish(), self._loop)
 
@@ -95,7 +106,13 @@ class HealthState:
         if self._servicer is None:
             return
         kinds = health_pb2.HealthCheckResponse
-        status = kinds.SERVING if self.ready else kinds.NOT_SERVING
+        why_not = self.why_not
+        if why_not and why_not != self._said and not self._draining:
+            log.warning("not_ready", reason=why_not)
+        elif self._said and not why_not:
+            log.info("ready", after=self._said)
+        self._said = why_not
+        status = kinds.NOT_SERVING if why_not else kinds.SERVING
         for service in self._services:
             await self._servicer.set(service, status)
 
@@ -110,6 +127,20 @@ class HealthState:
             if hanging != before:
                 await self.publish()
             await asyncio.sleep(self._look_every_s)
+
+
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]
+    """gRPC health that says why it is not serving, in the trailing metadata of `Check`."""
+
+    def __init__(self, state: HealthState) -> None:
+        super().__init__()
+        self._state = state
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:
+        """The status, and the reason."""
+        if why_not := self._state.why_not:
+            context.set_trailing_metadata(((WHY_NOT_READY, why_not),))
+        return await super().Check(request, context)
 
 
 class _ReflectionPool:
@@ -163,7 +194,7 @@ class RpcServer:
         host, port = self._settings.host, self._settings.port
         check_port_free(host, port)
         names = list(self._add_services(self._server))
-        servicer = health.aio.HealthServicer()
+        servicer = _Health(self._health)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
         reflection.enable_server_reflection(
             [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server, pool=_ReflectionPool()

@@ -30,6 +30,9 @@ STATE_FIELDS = (
     "event_time_ms",
     "applied_ms",
 )
+# Beside them: the position of the history that the state reflects, as the history's own `position` has it. It moves
+# with the history while that stays the same (a duplicate came), and stands still while another model's process writes.
+STATE_POSITION = "history_position"
 
 
 class StoredEvent(NamedTuple):
@@ -155,6 +158,30 @@ def unpack_positions(epoch: str, text: bytes | None) -> tuple[dict[int, int], di
     return _unpack_offsets(positions), _unpack_offsets(forgotten[0]) if forgotten else {}
 
 
+def reaches(state_position: bytes | None, partition: int, offset: int, history_position: bytes | None) -> bool:
+    """Whether a state reflects the whole history beside it; read after the history's position, it may be ahead.
+
+    partition, offset: the state's own fields, for states that an earlier version stored without a position.
+    """
+    if not history_position:
+        return False
+    if state_position == history_position:
+        return True
+    epoch, newest, *forgotten = history_position.decode().split("|")
+    if state_position is None:
+        return _covers({partition: offset}, _unpack_offsets(newest))
+    state = unpack_positions(epoch, state_position)
+    return (
+        state is not None
+        and _covers(state[0], _unpack_offsets(newest))
+        and _covers(state[1], _unpack_offsets("".join(forgotten)))
+    )
+
+
+def _covers(reached: Mapping[int, int], wanted: Mapping[int, int]) -> bool:
+    return all(reached.get(partition, -1) >= offset for partition, offset in wanted.items())
+
+
 # KEYS history, seen, state. ARGV: expected position, position, ttl seconds, events, recent, items of recent, most seen
 # items, state operation (set, drop or keep), number of items no longer seen, those items, number of seen items,
 # (time, item) each, then the state's fields and values.
@@ -175,10 +202,12 @@ if seen > 0 then
 end
 redis.call('EXPIRE', KEYS[2], ARGV[3])
 if ARGV[8] == 'set' then
-  redis.call('HSET', KEYS[3], unpack(ARGV, at))
+  redis.call('HSET', KEYS[3], 'history_position', ARGV[2], unpack(ARGV, at))
   redis.call('EXPIRE', KEYS[3], ARGV[3])
 elseif ARGV[8] == 'drop' then
   redis.call('DEL', KEYS[3])
+elseif redis.call('HGET', KEYS[3], 'history_position') == ARGV[1] then
+  redis.call('HSET', KEYS[3], 'history_position', ARGV[2])
 end
 return 1
 """

@@ -42,12 +42,17 @@ class StoredState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserView:
-    """What a recommendation needs to know of a user. seen: newest first. epoch None: no stream was applied yet."""
+    """What a recommendation needs to know of a user. seen: newest first. epoch None: no stream was applied yet.
+
+    reaches_history: the state reflects the whole stored history; one of a model that was away for a while does not.
+    """
 
     state: StoredState | None
     seen: list[str]
     epoch: str | None
     watermark: int | None
+    has_history: bool = True
+    reaches_history: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,23 +178,30 @@ class StateReader:
         # could promise an event that the state does not hold.
         if partition is not None:
             pipeline.hmget(layout.progress_key(partition), ("epoch", "watermark"))
-        pipeline.hmget(layout.state_key(user_id, model_version), layout.STATE_FIELDS)
+        # Before the state as well: a state that is newer than this position reaches it, an older one is told.
+        pipeline.hget(layout.history_key(user_id), "position")
+        pipeline.hmget(layout.state_key(user_id, model_version), (*layout.STATE_FIELDS, layout.STATE_POSITION))
         if with_seen:
             pipeline.eval(layout.READ_SEEN, 1, layout.seen_key(user_id))
         with _redis_errors():
             replies = await pipeline.execute()
         seen: bytes = replies.pop() if with_seen else b""
-        state_values = replies.pop()
+        *state_values, state_position = replies.pop()
+        history_position: bytes | None = replies.pop()
+        state = _state(state_values, model_version)
         epoch: bytes | None = replies[0]
         watermark = None
         if partition is not None and epoch is not None:
             found_epoch, found = replies[1]
             watermark = int(found) if found_epoch == epoch and found is not None else -1
         return UserView(
-            state=_state(state_values, model_version),
+            state=state,
             seen=seen.decode().split("\0") if seen else [],
             epoch=epoch.decode() if epoch is not None else None,
             watermark=watermark,
+            has_history=bool(history_position),
+            reaches_history=state is not None
+            and layout.reaches(state_position, state.partition, state.offset, history_position),
         )
 
     async def read_progress(self, num_partitions: int) -> tuple[str | None, dict[int, Progress]]:

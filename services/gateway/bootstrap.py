@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ from services.gateway.adapters.processes import (
     RemoteReranker,
     RemoteTextSources,
 )
+from services.gateway.adapters.replicas import Replicas
 from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
@@ -79,7 +81,6 @@ def make_servicer(
             limits=limits,
         ),
         search=Search(
-            ports=ports,
             stages=stages,
             text=text,
             metrics=metrics,
@@ -105,11 +106,14 @@ async def run(settings: GatewaySettings) -> None:
     tracing = configure_tracing("gateway", settings.otlp_endpoint)
     channels = {
         peer: rpc_client.channel(address, tracing.client_interceptors)
+        for peer, address in (("encoder", settings.encoder_address), ("generator", settings.generator_address))
+    }
+    replicas = {
+        peer: Replicas(partial(rpc_client.channel, address, tracing.client_interceptors, shares=False))
         for peer, address in (
             ("encoder", settings.encoder_address),
             ("candidates", settings.candidates_address),
             ("reranker", settings.reranker_address),
-            ("generator", settings.generator_address),
         )
     }
     refresher_channels = {
@@ -129,6 +133,7 @@ async def run(settings: GatewaySettings) -> None:
         catalogue_reader(settings.kafka_bootstrap, "freshet-gateway", ITEMS),
         described,
         model_version=bundle.model_version,
+        on_ready=described.caught_up,
         follows_deltas=False,
     )
     metrics.watch_turns(follower.turns)
@@ -140,9 +145,9 @@ async def run(settings: GatewaySettings) -> None:
     servicer = make_servicer(
         Ports(
             states=RedisUserStates(reader, bundle.model_version),
-            encoder=RemoteEncoder(channels["encoder"]),
-            candidates=RemoteCandidates(channels["candidates"]),
-            reranker=RemoteReranker(channels["reranker"]),
+            encoder=RemoteEncoder(replicas["encoder"], bundle.model_version),
+            candidates=RemoteCandidates(replicas["candidates"]),
+            reranker=RemoteReranker(replicas["reranker"]),
             sources=RemoteTextSources(channels["generator"]),
             refreshers=RemoteRefreshers(refresher_channels),
             ends=ends,
@@ -169,8 +174,8 @@ async def run(settings: GatewaySettings) -> None:
         await ends.close()
         await producer.close()
         await reader.close()
-        for channel in (*channels.values(), *refresher_channels.values()):
-            await channel.close()
+        for connected in (*channels.values(), *refresher_channels.values(), *replicas.values()):
+            await connected.close()
 
     await serve(
         process="gateway",

@@ -10,11 +10,21 @@ from typing import TypeVar
 
 import structlog
 
-from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest, Overloaded
+from services.common.errors import (
+    DeadlineExceeded,
+    DependencyUnavailable,
+    FreshetError,
+    InvalidRequest,
+    Overloaded,
+    PreconditionFailed,
+)
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
+
+_REFUSALS = (Overloaded, InvalidRequest, PreconditionFailed)
+_SAY_REFUSAL_EVERY_S = 10.0
 
 
 class Breaker:
@@ -36,6 +46,7 @@ class Breaker:
         self._probing = False
         self._timeouts = 0
         self._reason = ""
+        self._say_refusal_at = 0.0
 
     @property
     def closed(self) -> bool:
@@ -56,15 +67,18 @@ class Breaker:
 
     def end(self, error: BaseException | None, *, probe: bool, patient: bool) -> None:
         """An admitted call is over. Only errors of the tree are held against the dependency, and of these no refusal:
-        it is alive and says no to that request. `patient` as in `run`."""
+        it is alive and says no to that request. `patient` as in `run`.
+
+        A replica of another model refuses every request of this one; others may stand beside it: it counts as alive.
+        """
         if probe:
             self._probing = False
-        if error is None:
+        if error is None or isinstance(error, PreconditionFailed):
             self._timeouts = 0
             if self._open_until is not None:
                 log.info("dependency_back", dependency=self.name)
                 self._open_until = None
-        elif isinstance(error, FreshetError) and not isinstance(error, Overloaded | InvalidRequest):
+        elif isinstance(error, FreshetError) and not isinstance(error, _REFUSALS):
             self._failed(error, probe=probe, patient=patient)
 
     async def run(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T:
@@ -85,12 +99,19 @@ class Breaker:
         """As `run`, but None instead of an error of the tree."""
         try:
             return await self.run(call, patient=patient)
-        except InvalidRequest as exc:
-            # The gateway checked the request: a peer that refuses it disagrees with us about the contract.
-            log.warning("dependency_refused", dependency=self.name, reason=exc.message)
+        except (InvalidRequest, PreconditionFailed) as exc:
+            # The gateway checked the request: a peer that refuses it is of another contract, or of another model.
+            self._refused(exc)
             return None
         except FreshetError:
             return None
+
+    def _refused(self, exc: FreshetError) -> None:
+        """In a deploy every request may be refused: the log says so now and then."""
+        now = self._clock()
+        if now >= self._say_refusal_at:
+            self._say_refusal_at = now + _SAY_REFUSAL_EVERY_S
+            log.warning("dependency_refused", dependency=self.name, error=type(exc).__name__, reason=exc.message)
 
     def _failed(self, exc: FreshetError, *, probe: bool, patient: bool) -> None:
         if isinstance(exc, DeadlineExceeded) and not probe:

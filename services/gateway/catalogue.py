@@ -20,6 +20,11 @@ class DescribedItems:
     def __init__(self, titles: Mapping[str, str], popular: PopularItems) -> None:
         self.titles = dict(titles)
         self._popular = popular
+        popular.knows_withdrawn = False
+
+    def caught_up(self) -> None:
+        """The topic was read to its end once."""
+        self._popular.knows_withdrawn = True
 
     def apply(self, batch: Batch, *, is_live: bool) -> bool:
         """Item states are none of the gateway's business."""

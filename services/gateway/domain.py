@@ -173,7 +173,8 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The answer with its provenance. `state_source` is "stored", "request" or "none"."""
+    """The answer with its provenance. `state_source` is "stored", "stored_history" (made of the stored history for this
+    answer), "request" or "none"."""
 
     items: Sequence[ScoredItem]
     model_version: str

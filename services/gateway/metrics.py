@@ -25,7 +25,7 @@ class GatewayMetrics:
         sources = counter(
             "freshet_gateway_recommendations", "Answers by where the query state came from.", ("state_source",)
         )
-        self._sources = {source: sources.labels(source) for source in ("stored", "request", "none")}
+        self._sources = {source: sources.labels(source) for source in ("stored", "stored_history", "request", "none")}
         self._tokens = counter("freshet_gateway_tokens", "Freshness tokens, honoured or not.", ("honoured",))
         interactions = counter("freshet_gateway_interactions", "Interactions by outcome.", ("outcome",))
         self._acknowledged, self._failed = interactions.labels("acknowledged"), interactions.labels("failed")

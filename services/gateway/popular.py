@@ -15,7 +15,10 @@ from services.gateway.domain import Filter, ScoredItem
 
 
 class PopularItems:
-    """The catalogue in order of popularity (ties by item id)."""
+    """The catalogue in order of popularity (ties by item id).
+
+    `knows_withdrawn`: whether what was withdrawn since training is known; whoever follows the topic `items` sets it.
+    """
 
     def __init__(
         self, item_ids: Sequence[str], counts: npt.NDArray[np.int64], categories: Sequence[Sequence[str]]
@@ -30,6 +33,7 @@ class PopularItems:
         for rank, names in enumerate(self._categories):
             for name in names:
                 self._by_category.setdefault(name, []).append(rank)
+        self.knows_withdrawn = True
         # By rank: 1 where the catalogue says that the item may not be answered.
         self._is_hidden = bytearray(len(self._item_ids))
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 from services.common import request_context
 from services.common.errors import DeadlineExceeded
 from services.common.query_state import PackedQueryState
-from services.common.state_store import UserView
+from services.common.state_store import StoredState, UserView
 from services.gateway.breaker import Breaker
 from services.gateway.domain import (
     Degradation,
@@ -100,6 +100,20 @@ class Work(Generic[Q]):
         return (now - self.started) * 1000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundState:
+    """A user's state and where it came from, as in `Recommendation`; `stored` where it is the state store's.
+
+    is_whole: it reflects the whole stored history. answered: False where there may be more to know than was found.
+    """
+
+    query_state: PackedQueryState | None = None
+    stored: StoredState | None = None
+    source: str = "none"
+    is_whole: bool = True
+    answered: bool = True
+
+
 class Stages:
     """One per process, called concurrently."""
 
@@ -133,6 +147,32 @@ class Stages:
             work.times.queue_ms += encoded.queue_ms
             work.times.encode_ms += encoded.encode_ms
         return encoded
+
+    async def find_state(self, work: Work[Any], view: UserView) -> FoundState:
+        """The stored state where it reflects the whole history; else one made of the history now; where that cannot be
+        had, the stored one all the same, marked."""
+        stored = view.state
+        if stored is not None and view.reaches_history:
+            found = FoundState(query_state=stored.query_state, stored=stored, source="stored")
+        else:
+            found = await self._state_of_history(work, view)
+        if found.query_state is not None and not self._ports.stream.encoder_serving:
+            work.mark(Degradation.STALE_STATE)
+        return found
+
+    async def _state_of_history(self, work: Work[Any], view: UserView) -> FoundState:
+        stored, answered = view.state, True
+        if view.epoch is not None and (view.has_history or stored is None):
+            query_state, answered = await self.encode_stored(work)
+            if query_state is not None:
+                return FoundState(query_state=query_state, source="stored_history")
+            if answered:
+                # Everything was taken back, or this model knows none of the items.
+                return FoundState()
+        if stored is None:
+            return FoundState(answered=answered)
+        work.mark(Degradation.STALE_STATE)
+        return FoundState(query_state=stored.query_state, stored=stored, source="stored", is_whole=False)
 
     async def encode_stored(self, work: Work[Any]) -> tuple[PackedQueryState | None, bool]:
         """The query state of the stored history (None: there is none, or it could not be had), and whether state store

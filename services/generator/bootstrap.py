@@ -6,7 +6,6 @@ Sources load apart. What a text bundle lacks, or cannot be read of it, is named 
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -242,8 +241,6 @@ async def run(settings: GeneratorSettings) -> None:
         model_version="",
         on_ready=lambda: ready.said("items"),
         follows_deltas=False,
-        # Withdrawn items and forgotten users are only known once the topics were read: better late than wrong.
-        patience_s=math.inf,
     )
     clicks: ClicksFollower | None = None
     if sources.text is not None:

@@ -20,6 +20,7 @@ from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import PairGate
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
+from services.common.catalogue_gate import CatalogueGate
 from services.common.memory import available_bytes, require_memory
 from services.common.rpc_server import HealthState, serve
 from services.common.tracing import configure_tracing
@@ -72,12 +73,13 @@ async def run(settings: RerankerSettings) -> None:
     tracing = configure_tracing("reranker", settings.otlp_endpoint)
     log.info("catalogue_loaded", model_version=catalogue.base.model_version, items=catalogue.base.num_items)
     health = HealthState()
+    gate = CatalogueGate("reranker", health)
     merge = BackgroundMerge(catalogue.index)
     follower = CatalogueFollower(
-        catalogue_reader(settings.kafka_bootstrap, "reranker"),
+        catalogue_reader(settings.kafka_bootstrap, "reranker", makes_topics=True),
         CatalogueChanges(catalogue, metrics.catalogue, full_error=IndexFullError, merges=[merge]),
         model_version=catalogue.base.model_version,
-        on_ready=lambda: health.set_ready(True),
+        on_ready=gate.open,
     )
     metrics.catalogue.watch_turns(follower.turns)
     health.watch("catalogue", follower.turns)
@@ -85,7 +87,7 @@ async def run(settings: RerankerSettings) -> None:
     follower.start()
 
     def add_services(server: grpc.aio.Server) -> list[str]:
-        _add_servicer(RerankerServicer(rerank), server)
+        _add_servicer(RerankerServicer(rerank, check_ready=gate.check), server)
         return [SERVICE]
 
     async def close() -> None:

@@ -1,6 +1,7 @@
 """Where Protobuf ends: messages to dataclasses, the handler, dataclasses to messages."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -17,13 +18,14 @@ SERVICE = "freshet.v1.RerankerService"
 
 
 class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
-    """RerankerService over the handler."""
+    """RerankerService over the handler. `check_ready` raises while nothing may be answered."""
 
-    def __init__(self, rerank: Rerank) -> None:
-        self._rerank = rerank
+    def __init__(self, rerank: Rerank, *, check_ready: Callable[[], None] = lambda: None) -> None:
+        self._rerank, self._check_ready = rerank, check_ready
 
     async def Rerank(self, request: reranker_pb2.RerankRequest, context: Any) -> reranker_pb2.RerankResponse:
         """The pool in full, then rules and diversity."""
+        self._check_ready()
         query = _rerank_query(request)
         ranked, queue_s = await self._rerank(query)
         return _response(ranked, queue_s, query.model_version)
@@ -32,6 +34,7 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
         self, request: reranker_pb2.ExplainScoreRequest, context: Any
     ) -> reranker_pb2.ExplainScoreResponse:
         """Where a score comes from."""
+        self._check_ready()
         asked = ExplainQuery(
             query=unpacked(request.query_state, unpack_query_state),
             model_version=request.query_state.model_version,

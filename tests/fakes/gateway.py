@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
 from services.common.query_state import PackedQueryState
+from services.common.state_layout import pack_positions, reaches
 from services.common.state_store import StoredState, UserView
 from services.common.stream.position import Position
 from services.common.stream.topic import NUM_PARTITIONS
@@ -48,13 +49,18 @@ class _Failing:
 
 @dataclass
 class MemoryUserStates(_Failing):
-    """Users, their histories, and the watermarks of the stream. `on_read` runs before each read, counted from 1."""
+    """Users, their histories, and the watermarks of the stream. `on_read` runs before each read, counted from 1.
+
+    `behind`: users whose state does not reflect their history, as after a model came back; `lost`: those without one.
+    """
 
     states: dict[str, StoredState] = field(default_factory=dict)
     seen: dict[str, list[str]] = field(default_factory=dict)
     histories: dict[str, list[HistoryEvent]] = field(default_factory=dict)
     watermarks: dict[int, int] = field(default_factory=dict)
     current_epoch: str | None = "epoch-1"
+    behind: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
     on_read: Callable[[int], None] | None = None
 
     async def read_user(self, user_id: str, *, with_seen: bool, partition: int) -> UserView:
@@ -66,6 +72,8 @@ class MemoryUserStates(_Failing):
             seen=list(self.seen.get(user_id, ())) if with_seen else [],
             epoch=self.current_epoch,
             watermark=None if self.current_epoch is None else self.watermarks.get(partition, -1),
+            has_history=user_id not in self.lost,
+            reaches_history=user_id in self.states and user_id not in self.behind | self.lost,
         )
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
@@ -101,8 +109,15 @@ class StoredUserStates(MemoryUserStates):
             user: [HistoryEvent(event.item_id, event.event_time_ms) for event in history.events]
             for user, history in store._histories.items()
         }
+        self.behind = {user for user, state in self.states.items() if not self._reaches_history(user, state)}
         progress = store.progress(range(NUM_PARTITIONS), self.current_epoch or "")
         self.watermarks = {number: found.watermark for number, found in progress.items()}
+
+    def _reaches_history(self, user: str, state: StoredState) -> bool:
+        epoch = self.current_epoch or ""
+        history = self.store.load_users([user], epoch)[user]
+        position = pack_positions(epoch, history.positions, history.forgotten) if history.expected else None
+        return reaches(None, state.partition, state.offset, position)
 
 
 @dataclass

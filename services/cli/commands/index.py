@@ -21,7 +21,8 @@ def index(
 ) -> None:
     """Serve your own item vectors by dot product: exact or with a certificate, filtered, audited.
 
-    Then `FRESHET_BUNDLE=... freshet serve candidates`, and `freshet search-vectors` with yours.
+    Then `FRESHET_BUNDLE=... freshet serve candidates` (without Kafka: FRESHET_CANDIDATES_FOLLOWS_TOPICS=false), and
+    `freshet search-vectors` with yours.
 
     Example:  freshet index items.parquet --out .freshet/mine
     """

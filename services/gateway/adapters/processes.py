@@ -22,9 +22,10 @@ from freshet.v1 import (
 )
 
 from services.common import rpc_client
-from services.common.errors import FreshetError
+from services.common.errors import FreshetError, PreconditionFailed
 from services.common.query_state import PackedQueryState, from_message, to_message
 from services.common.stream.times import set_ms
+from services.gateway.adapters.replicas import Replicas
 from services.gateway.domain import (
     Certificate,
     CertificateKind,
@@ -89,25 +90,29 @@ def _served(info: Any) -> ServedIndex:
 class RemoteEncoder:
     """Implements `ports.Encoder`."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        stub = _EncoderStub(channel)
-        self._encode = stub.Encode
-        self._describe_user = stub.DescribeUser
+    def __init__(self, replicas: Replicas, model_version: str) -> None:
+        """model_version: the gateway's; a state of another model is of no use to it."""
+        self._replicas, self._model_version = replicas, model_version
 
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
-        """One Encode call."""
+        """One Encode call.
+
+        Raises: PreconditionFailed where the encoders that could be asked are of another model.
+        """
         request = encoder_pb2.EncodeRequest(user_id=user_id)
         for event in history:
             message = request.history.add(item_id=event.item_id)
             set_ms(message.event_time, event.event_time_ms or 0)
-        response = await rpc_client.call(self._encode, request, timeout_s=timeout_s, peer="encoder")
+        response = await self._replicas.call(
+            _EncoderStub, "Encode", request, timeout_s=timeout_s, peer="encoder", check=self._check
+        )
         state = from_message(response.query_state) if response.HasField("query_state") else None
         return Encoded(query_state=state, queue_ms=response.queue_ms, encode_ms=response.encode_ms)
 
     async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
         """One DescribeUser call."""
         request = encoder_pb2.DescribeUserRequest(user_id=user_id)
-        response = await rpc_client.call(self._describe_user, request, timeout_s=timeout_s, peer="encoder")
+        response = await self._replicas.call(_EncoderStub, "DescribeUser", request, timeout_s=timeout_s, peer="encoder")
         user: StoredUser = _read(
             StoredUser,
             response,
@@ -117,15 +122,19 @@ class RemoteEncoder:
         )
         return user
 
+    def _check(self, response: Any) -> None:
+        found = response.query_state.model_version
+        if response.HasField("query_state") and found != self._model_version:
+            raise PreconditionFailed(
+                f"encoder: it encodes for model {found!r}; this gateway serves {self._model_version!r}"
+            )
+
 
 class RemoteCandidates:
     """Implements `ports.Candidates`."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        stub = _CandidatesStub(channel)
-        self._search = stub.Search
-        self._explain_votes = stub.ExplainVotes
-        self._info = stub.GetIndexInfo
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
 
     async def search(
         self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
@@ -138,7 +147,7 @@ class RemoteCandidates:
             filter=_filter_message(filter),
             seen_item_ids=seen if filter.exclude_seen else (),
         )
-        response = await rpc_client.call(self._search, request, timeout_s=timeout_s, peer="candidates")
+        response = await self._call("Search", request, timeout_s)
         return Pool(
             item_ids=response.item_ids,
             scores=response.scores,
@@ -156,7 +165,7 @@ class RemoteCandidates:
     async def explain_votes(self, query_state: PackedQueryState, item_id: str, *, timeout_s: float) -> Votes:
         """One ExplainVotes call."""
         request = candidates_pb2.ExplainVotesRequest(query_state=to_message(query_state), item_id=item_id)
-        response = await rpc_client.call(self._explain_votes, request, timeout_s=timeout_s, peer="candidates")
+        response = await self._call("ExplainVotes", request, timeout_s)
         votes: Votes = _read(
             Votes,
             response,
@@ -167,18 +176,17 @@ class RemoteCandidates:
 
     async def served(self, timeout_s: float) -> ServedIndex:
         """One GetIndexInfo call."""
-        request = candidates_pb2.GetIndexInfoRequest()
-        return _served(await rpc_client.call(self._info, request, timeout_s=timeout_s, peer="candidates"))
+        return _served(await self._call("GetIndexInfo", candidates_pb2.GetIndexInfoRequest(), timeout_s))
+
+    async def _call(self, method: str, request: Any, timeout_s: float) -> Any:
+        return await self._replicas.call(_CandidatesStub, method, request, timeout_s=timeout_s, peer="candidates")
 
 
 class RemoteReranker:
     """Implements `ports.Reranker`."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        stub = _RerankerStub(channel)
-        self._rerank = stub.Rerank
-        self._explain = stub.ExplainScore
-        self._info = stub.GetRerankerInfo
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
 
     async def rerank(
         self,
@@ -206,7 +214,7 @@ class RemoteReranker:
             votes=pool.votes,
             model_share=pool.model_share,
         )
-        response = await rpc_client.call(self._rerank, request, timeout_s=timeout_s, peer="reranker")
+        response = await self._call("Rerank", request, timeout_s)
         found = response.certificate
         return Ranking(
             items=[ScoredItem(item.item_id, item.score, item.source or "mol") for item in response.items],
@@ -223,14 +231,16 @@ class RemoteReranker:
         request = reranker_pb2.ExplainScoreRequest(
             query_state=to_message(query_state), item_id=item_id, max_pairs=max_pairs
         )
-        response = await rpc_client.call(self._explain, request, timeout_s=timeout_s, peer="reranker")
+        response = await self._call("ExplainScore", request, timeout_s)
         similarity: Similarity = _read(Similarity, response, pairs=[_read(PairPart, pair) for pair in response.pairs])
         return similarity
 
     async def served(self, timeout_s: float) -> ServedIndex:
         """One GetRerankerInfo call."""
-        request = reranker_pb2.GetRerankerInfoRequest()
-        return _served(await rpc_client.call(self._info, request, timeout_s=timeout_s, peer="reranker"))
+        return _served(await self._call("GetRerankerInfo", reranker_pb2.GetRerankerInfoRequest(), timeout_s))
+
+    async def _call(self, method: str, request: Any, timeout_s: float) -> Any:
+        return await self._replicas.call(_RerankerStub, method, request, timeout_s=timeout_s, peer="reranker")
 
 
 class RemoteTextSources:

@@ -69,9 +69,9 @@ class Explain:
                 self.ports.states.read_user(query.user_id, with_seen=False, partition=partition),
                 self.ports.states.read_history(query.user_id),
             )
-            if view.state is not None:
+            if view.state is not None and (view.reaches_history or not view.has_history):
                 return view.state.query_state, history, "stored"
-            source = "stored"
+            source = "stored_history"
         if not history:
             return None, (), "none"
         encoded = await self.ports.encoder.encode(query.user_id, history, self.limits.stage_timeout_s)

@@ -18,6 +18,7 @@ from services.common.validation import validate_id
 from services.gateway.domain import now_ms
 from services.gateway.forgetting import Contributions, ForgetReport, StoredUser
 from services.gateway.ports import Ports
+from services.gateway.remains import REMAINS
 from services.gateway.writes import RETRY_AFTER_MS
 
 # For callers that set no deadline.
@@ -25,13 +26,6 @@ DEFAULT_WAIT_S = 10.0
 _ANSWER_RESERVE_S = 0.1
 _LOOK_AGAIN_S = 0.05
 
-_ALWAYS_REMAINS = (
-    "`interactions` and `attributions` keep the records until their retention ends; every reading of them skips them, "
-    "rebuilds and imports included",
-    "`forgets` keeps the user id and up to where it is void, so that rebuilds honour it",
-    "answers may rest on earlier item states until the refresher's next changes are served, seconds later",
-    "backups and snapshots that were made before hold what they held",
-)
 _IN_MODEL = "the model's weights keep a component of this user until a training without it"
 _STORE_UNKNOWN = "what the state store holds is not known: the encoder process did not answer"
 _SUMS_UNKNOWN = "what item states and memory hold is not known everywhere: not every refresher answered"
@@ -55,7 +49,7 @@ class _Holdings:
         return counts
 
     def remains(self) -> list[str]:
-        sentences = list(_ALWAYS_REMAINS)
+        sentences = list(REMAINS)
         if self.stored is None:
             sentences.append(_STORE_UNKNOWN)
         elif self.stored.in_model:

@@ -1,8 +1,9 @@
 """Recommend: read the user's state, search, rerank; at each failure take the next best way and say so.
 
-The order of retreat is the design's: stored state, request's history, stored history, popular items; the reranker's
-order, then the first stage's. It never fails for a dependency's sake: only a bad request or a spent deadline ends in
-an error. Words only widen the pool: the user's model orders it. Knows ports, not processes.
+The order of retreat: a stored state that reflects the whole history, a state made of that history now, the stored state
+as it is, popular items; the reranker's order, then the first stage's. It never fails for a dependency's sake: only a
+bad request or a spent deadline ends in an error. Words only widen the pool: the user's model orders it. Knows ports,
+not processes.
 """
 
 import asyncio
@@ -60,8 +61,6 @@ class Recommend:
             query_state, stored, source = await self._from_request(work, with_times(query.history, asked_ms))
         else:
             query_state, stored, source = await self._from_store(work)
-        if stored is not None and not self.ports.stream.encoder_serving:
-            work.mark(Degradation.STALE_STATE)
         if not self.ports.stream.log_reachable:
             work.mark(Degradation.NOT_FRESH)
 
@@ -96,19 +95,17 @@ class Recommend:
         return answer
 
     async def _from_store(self, work: Work[RecommendQuery]) -> tuple[PackedQueryState | None, StoredState | None, str]:
-        """The state that the stream made; computed from the stored history where this model has none yet."""
+        """The state that the stream made; made of the stored history where this model's does not reflect all of it."""
         view = await self._read_user(work)
         if view is None:
             return None, None, "none"
-        if view.state is not None:
-            return view.state.query_state, view.state, "stored"
-        if view.epoch is None:
-            return None, None, "none"
-        query_state, answered = await self.stages.encode_stored(work)
-        if not answered:
+        found = await self.stages.find_state(work, view)
+        if not found.answered:
             # The store or the encoder: there may be more to know than popular items tell.
             self._token_failed(work)
-        return query_state, None, "none" if query_state is None else "stored"
+        if not found.is_whole:
+            self._token_behind(work, found.stored)
+        return found.query_state, found.stored, found.source
 
     async def _from_request(
         self, work: Work[RecommendQuery], history: tuple[HistoryEvent, ...]
@@ -125,6 +122,8 @@ class Recommend:
             return encoded.query_state, None, source
         if view is not None and view.state is not None:
             work.mark(Degradation.STALE_STATE)
+            if not view.reaches_history:
+                self._token_behind(work, view.state)
             return view.state.query_state, view.state, "stored"
         return None, None, "none"
 
@@ -169,6 +168,14 @@ class Recommend:
         if work.query.token is not None:
             work.token_honoured = False
             work.mark(Degradation.TOKEN_NOT_HONOURED)
+
+    def _token_behind(self, work: Work[RecommendQuery], state: StoredState | None) -> None:
+        """The state is older than the watermark that the token was judged by: its own position decides."""
+        token = work.query.token
+        if token is None:
+            return
+        if state is None or state.partition != token.partition or state.offset < token.offset:
+            self._token_failed(work)
 
     async def _search(self, work: Work[RecommendQuery], state: PackedQueryState) -> Pool | None:
         query = work.query
@@ -216,6 +223,8 @@ class Recommend:
     def _popular_items(self, work: Work[RecommendQuery]) -> Ranking:
         query = work.query
         work.mark(Degradation.POPULAR_FALLBACK)
+        if not self.popular.knows_withdrawn:
+            work.mark(Degradation.PARTIAL_CATALOGUE)
         return Ranking(items=self.popular.top(query.k, query.filter, work.seen, query.max_per_category))
 
 

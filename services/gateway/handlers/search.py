@@ -15,7 +15,6 @@ from services.common.query_state import PackedQueryState
 from services.common.state_store import UserView
 from services.gateway.domain import Degradation, Pool, Ranking
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.ports import Ports
 from services.gateway.searching import PERSONAL, SearchAnswer, SearchQuery, SearchResult, SourceRank, SourceTime
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.text_retrieval import SourceAnswer, TextRetrieval, no_source, without_seen
@@ -26,7 +25,6 @@ from services.gateway.validation import MAX_K, check_search
 class Search:
     """The handler; one per process, called concurrently. `titles`: by item id, as they are known by now."""
 
-    ports: Ports
     stages: Stages
     text: TextRetrieval
     metrics: GatewayMetrics
@@ -97,12 +95,7 @@ class Search:
             view = await self._read_user(work, with_seen=False)
         if view is None or view.epoch is None:
             return None
-        if view.state is not None:
-            if not self.ports.stream.encoder_serving:
-                work.mark(Degradation.STALE_STATE)
-            return view.state.query_state
-        state, _ = await self.stages.encode_stored(work)
-        return state
+        return (await self.stages.find_state(work, view)).query_state
 
     async def _read_user(self, work: Work[SearchQuery], *, with_seen: bool) -> UserView | None:
         view = await self.stages.read_user(work, with_seen=with_seen)

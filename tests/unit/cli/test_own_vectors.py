@@ -47,6 +47,7 @@ def candidates(folder: Path) -> Iterator[str]:
         "FRESHET_BUNDLE": str(folder / "bundle"),
         "FRESHET_CANDIDATES_PORT": "0",
         "FRESHET_METRICS_PORT": "0",
+        "FRESHET_CANDIDATES_FOLLOWS_TOPICS": "false",
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "services.candidates"], env=environment, stdout=subprocess.PIPE, text=True

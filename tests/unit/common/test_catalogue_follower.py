@@ -64,7 +64,7 @@ class Memory:
 
 
 class Scene:
-    def __init__(self, per_poll: int = 100, patience_s: float = 0.0) -> None:
+    def __init__(self, per_poll: int = 100) -> None:
         self.topics, self.items, self.memory = (
             MemoryTopics({INDEX_DELTAS: 1, ITEMS: 1}, per_poll=per_poll),
             Items(),
@@ -76,8 +76,7 @@ class Scene:
             self.items, CatalogueMetrics("test", self.registry), full_error=Full, remembered=self.memory
         )
         self.follower = CatalogueFollower(
-            self.topics, changes, model_version=MODEL, on_ready=self._ready, patience_s=patience_s, poll_s=0.0,
-            backoff_s=0.001,
+            self.topics, changes, model_version=MODEL, on_ready=self._ready, poll_s=0.0, backoff_s=0.001,
         )  # fmt: skip
         self._offset = 0
 
@@ -143,26 +142,28 @@ def test_nothing_of_an_unfinished_batch_is_served() -> None:
     assert scene.ready == 1
 
 
-def test_without_kafka_the_bundle_is_served_at_once_and_the_stream_is_caught_up_later() -> None:
+def test_without_kafka_it_is_not_ready_however_long_that_takes() -> None:
     scene = Scene()
     scene.delta("a")
+    scene.topics.down = True
+    for _ in range(10):
+        with pytest.raises(DependencyUnavailable) as caught:
+            scene.follower.step()
+        scene.follower.fail(caught.value)
+    assert (scene.ready, scene.items.calls) == (0, [])
+    scene.topics.down = False
+    scene.steps()
+    assert (scene.ready, scene.items.calls) == (1, [(0, ["a"])])
+
+
+def test_once_ready_it_serves_what_it_has_while_kafka_is_away() -> None:
+    scene = Scene()
+    scene.delta("a")
+    scene.steps()
     scene.topics.down = True
     with pytest.raises(DependencyUnavailable) as caught:
         scene.follower.step()
     scene.follower.fail(caught.value)
-    assert (scene.ready, scene.items.calls) == (1, [])
-    scene.topics.down = False
-    scene.steps()
-    assert scene.items.calls == [(0, ["a"])]
-    assert scene.ready == 1
-
-
-def test_a_broker_that_is_only_starting_is_waited_for() -> None:
-    scene = Scene(patience_s=3600.0)
-    scene.delta("a")
-    scene.follower.fail(DependencyUnavailable("not yet"))
-    assert scene.ready == 0
-    scene.steps()
     assert (scene.ready, scene.items.calls) == (1, [(0, ["a"])])
 
 

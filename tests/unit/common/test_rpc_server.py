@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 
 from services.common import errors, request_context, rpc_client
 from services.common.config import ProcessSettings
+from services.common.health_check import WHY_NOT_READY
 from services.common.ports import PortTaken
 from services.common.rpc_server import HealthState, RpcServer, serve
 from services.common.turn_clock import TurnClock
@@ -93,6 +94,27 @@ async def test_health_follows_readiness_also_when_set_from_another_thread() -> N
             if update.status == health_pb2.HealthCheckResponse.SERVING:
                 break
         assert await _health(channel, "") == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_process_that_is_not_ready_says_why_in_its_health_and_once_in_the_log() -> None:
+    state = HealthState()
+    state.set_ready(False, "topic items is awaited")
+    with capture_logs() as logs:
+        async with running(_ok, state) as (channel, _, _):
+            call = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+            assert (await call).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert (WHY_NOT_READY, "topic items is awaited") in tuple(await call.trailing_metadata())
+            await state.publish()
+            state.set_ready(True)
+            await _until(channel, health_pb2.HealthCheckResponse.SERVING)
+            call = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+            await call
+            assert WHY_NOT_READY not in dict(tuple(await call.trailing_metadata()))
+    said = [entry for entry in logs if entry["event"] in ("not_ready", "ready")]
+    assert [(entry["event"], entry.get("reason")) for entry in said] == [
+        ("not_ready", "topic items is awaited"),
+        ("ready", None),
+    ]
 
 
 async def _until(channel: grpc.aio.Channel, wanted: int) -> None:

@@ -1,5 +1,6 @@
 """Packed values come back as they were, and keys keep one user's together."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,38 @@ def test_positions_come_back_in_their_epoch_only(positions: dict[int, int], forg
     assert layout.unpack_positions("e1", layout.pack_positions("e1", positions)) == (positions, {})
     assert layout.unpack_positions("e2", packed) is None
     assert layout.unpack_positions("e1", None) is None
+
+
+def position(text: str) -> bytes:
+    return f"e1|{text}".encode()
+
+
+@pytest.mark.parametrize(
+    ("state", "history", "reached"),
+    [
+        (position("3:7"), position("3:7"), True),
+        (position("3:8"), position("3:7"), True),
+        (position("3:6"), position("3:7"), False),
+        (position("3:7"), position("3:7,5:0"), False),
+        (position("3:7,5:0"), position("3:6,5:0"), True),
+        (b"e0|3:7", position("3:7"), False),
+        # A state must have been made after the last forget.
+        (position("3:7"), position("3:7|3:7"), False),
+        (position("3:9|3:7"), position("3:8|3:7"), True),
+        # The history is gone, with or without the state's position.
+        (position("3:7"), None, False),
+        (None, None, False),
+        # States of an earlier version: partition 3, offset 7.
+        (None, position("3:7"), True),
+        (None, position("3:7|3:2"), True),
+        (None, position("3:8"), False),
+        (None, position("2:1,3:7"), False),
+    ],
+)
+def test_a_state_reaches_a_history_that_it_reflects_whole(
+    state: bytes | None, history: bytes | None, reached: bool
+) -> None:
+    assert layout.reaches(state, 3, 7, history) is reached
 
 
 @given(ids, ids)

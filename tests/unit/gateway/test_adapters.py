@@ -37,6 +37,7 @@ from services.gateway.adapters.processes import (
     RemoteReranker,
     RemoteTextSources,
 )
+from services.gateway.adapters.replicas import Replicas
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.domain import CertificateKind, Filter, HistoryEvent, IndexFreshness, Pool
@@ -87,6 +88,10 @@ async def peers(health: HealthState | None = None) -> AsyncIterator[tuple[Peers,
     await server.drain()
 
 
+def over(channel: grpc.aio.Channel) -> Replicas:
+    return Replicas(lambda: channel)
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -122,12 +127,13 @@ async def test_encode_sends_times_and_reads_the_state() -> None:
     async with peers() as (servicer, channel):
         servicer.response = encoder_pb2.EncodeResponse(queue_ms=1, encode_ms=2)
         servicer.response.query_state.components = b"abc"
-        encoded = await RemoteEncoder(channel).encode("ann", [HistoryEvent("a", 1_500)], 1.0)
+        servicer.response.query_state.model_version = "m1"
+        encoded = await RemoteEncoder(over(channel), "m1").encode("ann", [HistoryEvent("a", 1_500)], 1.0)
         assert servicer.request.history[0].event_time.ToMilliseconds() == 1_500
         assert encoded.query_state is not None
         assert (encoded.query_state.components, encoded.queue_ms, encoded.encode_ms) == (b"abc", 1, 2)
         servicer.response = encoder_pb2.EncodeResponse(unknown_items=1)
-        assert (await RemoteEncoder(channel).encode("ann", [HistoryEvent("a", 1)], 1.0)).query_state is None
+        assert (await RemoteEncoder(over(channel), "m1").encode("ann", [HistoryEvent("a", 1)], 1.0)).query_state is None
 
 
 @pytest.mark.parametrize("bound", [None, 0.25])
@@ -142,7 +148,7 @@ async def test_search_asks_the_first_stage_and_keeps_its_bound(bound: float | No
             model_share=0.75,
             index_freshness=common_pb2.IndexFreshness(deltas_offset=7, lag_seconds=0.5),
         )
-        pool = await RemoteCandidates(channel).search(
+        pool = await RemoteCandidates(over(channel)).search(
             query_state("q"), pool_size=20, filter=Filter(deny_categories=("x",)), seen=["c"], timeout_s=1.0
         )
     request = servicer.request
@@ -162,11 +168,11 @@ async def test_search_asks_the_first_stage_and_keeps_its_bound(bound: float | No
 async def test_an_index_without_a_memory_leaves_the_whole_score_to_the_model() -> None:
     async with peers() as (servicer, channel):
         servicer.response = candidates_pb2.SearchResponse(item_ids=["a"], scores=[0.5])
-        pool = await RemoteCandidates(channel).search(
+        pool = await RemoteCandidates(over(channel)).search(
             query_state("q"), pool_size=20, filter=Filter(), seen=[], timeout_s=1.0
         )
         servicer.response = candidates_pb2.ExplainVotesResponse()
-        votes = await RemoteCandidates(channel).explain_votes(query_state("q"), "a", timeout_s=1.0)
+        votes = await RemoteCandidates(over(channel)).explain_votes(query_state("q"), "a", timeout_s=1.0)
     assert (list(pool.votes), pool.model_share, pool.index_freshness) == ([], 1.0, None)
     assert (votes.vote, votes.model_share) == (0, 1.0)
 
@@ -178,7 +184,7 @@ async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> N
             certificate=common_pb2.Certificate(kind=common_pb2.Certificate.KIND_BOUNDED, gap=0.125),
             index_version="i+6",
         )
-        ranking = await RemoteReranker(channel).rerank(
+        ranking = await RemoteReranker(over(channel)).rerank(
             query_state("q"),
             Pool(item_ids=["a", "b"], scores=[1, 0], bound=0.5, votes=[0, 0.5], model_share=0.75, index_version="i+7"),
             k=1,
@@ -200,7 +206,7 @@ async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> N
 
 async def test_explanations_and_served_versions_are_read_whole() -> None:
     async with peers() as (servicer, channel):
-        reranker, candidates = RemoteReranker(channel), RemoteCandidates(channel)
+        reranker, candidates = RemoteReranker(over(channel)), RemoteCandidates(over(channel))
         pair = reranker_pb2.PairContribution(query_component=1, weight=0.5, cosine=0.5, contribution=0.25)
         servicer.response = reranker_pb2.ExplainScoreResponse(score=0.25, pairs=[pair], title="A", num_interactions=3)
         similarity = await reranker.explain(query_state("q"), "a", max_pairs=4, timeout_s=1.0)
@@ -240,7 +246,7 @@ async def test_an_absent_broker_says_no_ends_and_blocks_nobody() -> None:
 async def test_an_absent_peer_is_unavailable_and_found_again() -> None:
     async with rpc_client.channel(f"127.0.0.1:{_free_port()}") as channel:
         with pytest.raises(DependencyUnavailable, match="encoder"):
-            await RemoteEncoder(channel).encode("ann", [HistoryEvent("a", 1)], 1.0)
+            await RemoteEncoder(over(channel), "m1").encode("ann", [HistoryEvent("a", 1)], 1.0)
 
 
 async def test_probes_notice_a_broker_and_an_encoder_that_go_and_come() -> None:

@@ -3,8 +3,15 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
-from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, Overloaded
+from services.common.errors import (
+    DeadlineExceeded,
+    DependencyUnavailable,
+    FreshetError,
+    Overloaded,
+    PreconditionFailed,
+)
 from services.common.stream.position import Position
 from services.gateway.breaker import Breaker
 from services.gateway.lag import AcknowledgedLag
@@ -96,6 +103,29 @@ async def test_a_busy_dependency_is_not_a_dead_one() -> None:
     breaker = Breaker("it", clock=Clock())
     dependency.failure = Overloaded("full")
     assert await breaker.attempt(dependency) is None
+    assert breaker.closed
+
+
+async def test_a_replica_of_another_model_is_no_outage_and_is_named_in_the_log_now_and_then() -> None:
+    clock, dependency = Clock(), Dependency()
+    breaker = Breaker("it", clock=clock)
+    dependency.failure = PreconditionFailed("holds model m2")
+    with capture_logs() as logs:
+        for _ in range(5):
+            assert await breaker.attempt(dependency) is None
+            clock.now += 4
+    assert (breaker.closed, dependency.calls) == (True, 5)
+    assert [line["reason"] for line in logs if line["event"] == "dependency_refused"] == ["holds model m2"] * 2
+
+
+async def test_after_an_outage_a_refusal_for_another_model_shows_that_it_is_over() -> None:
+    clock, dependency = Clock(), Dependency()
+    breaker = Breaker("it", open_seconds=0.5, clock=clock)
+    dependency.failure = DependencyUnavailable("gone")
+    await breaker.attempt(dependency)
+    clock.now += 0.6
+    dependency.failure = PreconditionFailed("holds model m2")
+    await breaker.attempt(dependency)
     assert breaker.closed
 
 

@@ -28,8 +28,15 @@ async def test_a_user_whose_state_is_of_another_model_is_encoded_from_the_stored
     scene = Scene()
     scene.states.histories["bob"] = [HistoryEvent("b", NOW_MS - 2000), HistoryEvent("c", NOW_MS - 1000)]
     answer = await scene.explain(ExplainQuery(user_id="bob", item_id="b"))
-    assert answer.state_source == "stored"
+    assert answer.state_source == "stored_history"
     assert scene.candidates.query_states[0].components == b"request"
+
+
+async def test_a_state_that_does_not_reflect_the_history_is_not_explained() -> None:
+    scene = Scene()
+    scene.states.behind, scene.states.histories["ann"] = {"ann"}, [HistoryEvent("b", NOW_MS)]
+    answer = await scene.explain(ExplainQuery(user_id="ann", item_id="b"))
+    assert (answer.state_source, scene.candidates.query_states[0].components) == ("stored_history", b"request")
 
 
 async def test_a_history_in_the_request_replaces_the_stored_one() -> None:

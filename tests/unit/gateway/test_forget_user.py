@@ -12,9 +12,11 @@ from test_server import gateway
 
 from services.common import request_context
 from services.common.errors import DependencyUnavailable, InvalidRequest
-from services.common.stream.topic import NUM_PARTITIONS
+from services.common.stream.topic import NUM_PARTITIONS, Topic
+from services.common.stream.topics import TOPICS
 from services.common.stream.topics.forgets import Forget
 from services.gateway.forgetting import Contributions, ForgetReport, StoredUser
+from services.gateway.remains import HOLDS, NOTHING_OF_USERS, until
 
 FOUND = {
     "history_events": 5,
@@ -87,6 +89,33 @@ async def test_the_ends_are_asked_for_after_the_call_began() -> None:
     scene.forgets.on_append = lambda forget: forget_everywhere(scene, forget)
     await scene.forget_user("ann", preview=False)
     assert scene.ends.calls == 2
+
+
+def test_every_topic_is_known_to_hold_something_of_users_or_nothing() -> None:
+    names = {topic.name for topic in TOPICS}
+    assert names == HOLDS.keys() | NOTHING_OF_USERS
+    assert not HOLDS.keys() & NOTHING_OF_USERS
+
+
+async def test_the_report_says_of_every_topic_until_when_it_holds_what() -> None:
+    scene = scene_with_ann()
+    remains = (await scene.forget_user("ann", preview=True)).remains
+    for name in HOLDS:
+        (sentence,) = (one for one in remains if one.startswith(f"`{name}` keeps "))
+        assert sentence.endswith(("stays for good", "retention is endless", "until the broker compacts the topic"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"retention.ms": "-1"}, "for good: the topic's retention is endless"),
+        ({"retention.ms": str(36 * 3600 * 1000)}, "until their retention ends, 1.5 days after each was written"),
+        ({}, "until their retention ends, which is the broker's default"),
+        ({"cleanup.policy": "compact"}, "until the broker compacts the topic"),
+    ],
+)
+def test_until_when_follows_the_topics_definition(settings: dict[str, str], expected: str) -> None:
+    assert until(Topic(name="one", settings=settings)) == expected
 
 
 @pytest.mark.parametrize("lacking", ["a refresher lags", "a refresher is silent", "a partition is nobody's", "encoder"])

@@ -4,11 +4,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from gateway_scene import CATEGORIES, COUNTS, ITEMS, POPULAR
+from gateway_scene import CATEGORIES, COUNTS, ITEMS, POPULAR, Scene
 
 from services.common.stream.topics.items import CatalogueItem
 from services.gateway.catalogue import DescribedItems
-from services.gateway.domain import Filter
+from services.gateway.domain import Degradation, Filter, RecommendQuery
 from services.gateway.popular import PopularItems
 
 CATALOGUE = PopularItems(ITEMS, COUNTS, CATEGORIES)
@@ -42,6 +42,19 @@ def test_scores_are_shares_of_training() -> None:
 def test_an_untrained_catalogue_still_answers() -> None:
     catalogue = PopularItems(["b", "a"], COUNTS[:2] * 0, [(), ()])
     assert [(item.item_id, item.score) for item in catalogue.top(5, Filter(), [], 0)] == [("a", 0.0), ("b", 0.0)]
+
+
+async def test_popular_items_say_so_until_what_is_withdrawn_is_known() -> None:
+    scene = Scene()
+    follows = DescribedItems({}, scene.popular)
+    unknown = await scene.recommend(RecommendQuery(user_id="nobody", k=2))
+    personal = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    follows.caught_up()
+    known = await scene.recommend(RecommendQuery(user_id="nobody", k=2))
+    assert list(unknown.degradations) == [Degradation.POPULAR_FALLBACK, Degradation.PARTIAL_CATALOGUE]
+    # Candidates and reranker know what is withdrawn, or do not answer.
+    assert list(personal.degradations) == []
+    assert list(known.degradations) == [Degradation.POPULAR_FALLBACK]
 
 
 def described(catalogue: PopularItems) -> DescribedItems:

@@ -81,6 +81,7 @@ def test_with_everything_away_it_answers_popular_items_refuses_writes_and_drains
         assert set(answer.degradations) == {
             gateway_pb2.DEGRADATION_STATE_STORE_DOWN,
             gateway_pb2.DEGRADATION_POPULAR_FALLBACK,
+            gateway_pb2.DEGRADATION_PARTIAL_CATALOGUE,
             gateway_pb2.DEGRADATION_NOT_FRESH,
         }
         began = time.monotonic()

@@ -112,8 +112,72 @@ async def test_a_user_of_another_model_is_encoded_from_the_stored_history() -> N
     scene = Scene()
     scene.states.histories["bob"] = [HistoryEvent("b", 1), HistoryEvent("c", 2)]
     answer = await scene.recommend(RecommendQuery(user_id="bob", k=2))
-    assert (answer.state_source, answer.state, list(answer.degradations)) == ("stored", None, [])
+    assert (answer.state_source, answer.state, list(answer.degradations)) == ("stored_history", None, [])
     assert scene.encoder.histories[0][1] == scene.states.histories["bob"]
+
+
+def a_model_that_came_back() -> Scene:
+    """Ann's state of this model ends at offset 7; another model applied offset 9 since."""
+    scene = Scene()
+    scene.states.behind, scene.states.watermarks = {"ann"}, {3: 9}
+    scene.states.histories["ann"] = [HistoryEvent("b", 1), HistoryEvent("c", 2)]
+    return scene
+
+
+def token(offset: int) -> FreshnessToken:
+    return FreshnessToken("epoch-1", 3, offset)
+
+
+async def test_a_state_that_does_not_reflect_the_history_is_made_again_for_the_answer() -> None:
+    scene = a_model_that_came_back()
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=token(9)))
+    assert (answer.state_source, answer.state, answer.token_honoured) == ("stored_history", None, True)
+    assert list(answer.degradations) == []
+    assert scene.candidates.query_states[0].components == b"request"
+
+
+@pytest.mark.parametrize(("offset", "honoured"), [(7, True), (8, False)])
+async def test_a_state_that_is_behind_and_cannot_be_made_again_is_stale_and_honours_what_it_reflects(
+    offset: int, honoured: bool
+) -> None:
+    scene = a_model_that_came_back()
+    scene.encoder.failure = DOWN
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=token(offset)))
+    assert (answer.state_source, answer.state) == ("stored", STORED)
+    assert answer.token_honoured is honoured
+    marks = [Degradation.STALE_STATE] if honoured else [Degradation.STALE_STATE, Degradation.TOKEN_NOT_HONOURED]
+    assert list(answer.degradations) == marks
+
+
+async def test_beside_a_history_in_the_request_a_state_that_is_behind_honours_no_later_token() -> None:
+    scene = a_model_that_came_back()
+    scene.encoder.failure = DOWN
+    query = RecommendQuery(user_id="ann", k=2, token=token(9), history=(HistoryEvent("c"),))
+    answer = await scene.recommend(query)
+    assert list(answer.degradations) == [Degradation.STALE_STATE, Degradation.TOKEN_NOT_HONOURED]
+
+
+async def test_a_state_whose_history_is_gone_is_answered_from_and_marked() -> None:
+    scene = Scene()
+    scene.states.lost = {"ann"}
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    assert (answer.state_source, list(answer.degradations)) == ("stored", [Degradation.STALE_STATE])
+    assert scene.encoder.calls == 0
+
+
+async def test_a_state_of_a_history_that_was_taken_back_since_is_not_used() -> None:
+    scene = a_model_that_came_back()
+    del scene.states.histories["ann"]
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, token=token(9)))
+    assert (answer.state_source, answer.token_honoured) == ("none", True)
+    assert list(answer.degradations) == [Degradation.POPULAR_FALLBACK]
+
+
+async def test_a_state_made_while_the_stream_stands_still_is_marked_stale() -> None:
+    scene = a_model_that_came_back()
+    scene.stream.encoder_serving = False
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    assert (answer.state_source, list(answer.degradations)) == ("stored_history", [Degradation.STALE_STATE])
 
 
 async def test_the_pool_is_at_least_twice_k() -> None:

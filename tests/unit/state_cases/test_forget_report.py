@@ -72,14 +72,10 @@ def test_what_a_forget_leaves_in_the_topics() -> None:
 
 
 @pytest.mark.parametrize("topic", [SEARCH_CLICKS, INTERACTIONS + SUFFIX, INDEX_DELTAS])
-@pytest.mark.xfail(
-    strict=True, reason="the report names neither search words, nor raw ids in dead letters, nor old deltas"
-)
 async def test_the_report_names_every_topic_that_still_holds_something(topic: str) -> None:
     assert [sentence for sentence in await remains() if f"`{topic}`" in sentence] != []
 
 
-@pytest.mark.xfail(strict=True, reason="the report promises an end by retention for topics whose retention is endless")
 async def test_the_report_promises_no_end_by_retention_where_retention_is_endless() -> None:
     endless = [topic.name for topic in TOPICS if topic.settings.get("retention.ms") == "-1"]
     promised = [

@@ -1,0 +1,67 @@
+"""What stays of a forgotten user, where and until when: the sentences of ForgetUser's report.
+
+Each topic that holds something of users has a line here; until when comes from the topic's own definition, which is how
+Freshet makes it (an operator may have changed a topic that exists). It speaks of every user alike: nothing is counted.
+"""
+
+from collections.abc import Mapping
+
+from services.common.stream.topic import Topic
+from services.common.stream.topics import TOPICS
+from services.common.stream.topics.attributions import ATTRIBUTIONS
+from services.common.stream.topics.dead_letters import SUFFIX
+from services.common.stream.topics.exposures import EXPOSURES
+from services.common.stream.topics.forgets import FORGETS
+from services.common.stream.topics.index_deltas import INDEX_DELTAS
+from services.common.stream.topics.interactions import INTERACTIONS
+from services.common.stream.topics.items import ITEMS
+from services.common.stream.topics.search_clicks import SEARCH_CLICKS
+
+# Topic -> what of a user it holds after a forget. A topic is here or in `NOTHING_OF_USERS`.
+HOLDS: Mapping[str, str] = {
+    INTERACTIONS: "the user's records with the user id; every reading skips them, rebuilds and imports included",
+    ATTRIBUTIONS: "the user's interactions and query states under a pseudonym; every reading skips them",
+    SEARCH_CLICKS: "the words that the user searched with, under a pseudonym; every reading skips them",
+    INDEX_DELTAS: "remembered interactions of the user and earlier item states; newer records take them back",
+    FORGETS: "the user id and up to where it is void, so that rebuilds honour it",
+    INTERACTIONS + SUFFIX: "records of the user that could not be read, with the user id; a forget does not reach them",
+    ATTRIBUTIONS + SUFFIX: "unreadable records of the user under a pseudonym; a forget does not reach them",
+    SEARCH_CLICKS + SUFFIX: "unreadable searches of the user under a pseudonym; a forget does not reach them",
+    FORGETS + SUFFIX: "unreadable wishes to forget, with the user id; a forget does not reach them",
+}
+# Nothing writes exposures yet.
+NOTHING_OF_USERS = frozenset({ITEMS, ITEMS + SUFFIX, EXPOSURES})
+
+_ELSEWHERE = (
+    "answers may rest on earlier item states until the refresher's next changes are served, seconds later",
+    "the generator takes back what the user's clicks taught it when it reads of the forget; it is not asked for that",
+    "the refreshers' checkpoints of before are replaced by later ones, two for each partition",
+    "Redis's append-only file keeps earlier writes until Redis writes it anew",
+    "backups, snapshots and exports that were made before hold what they held",
+)
+_DAY_MS = 24 * 3600 * 1000
+
+
+def until(topic: Topic) -> str:
+    """How long a record of the topic stays, by the topic's definition."""
+    settings = topic.settings
+    if settings.get("cleanup.policy") == "compact":
+        if topic.name == FORGETS:
+            return "for good"
+        return "until the broker compacts the topic"
+    retention_ms = int(settings.get("retention.ms", "0"))
+    if retention_ms < 0:
+        return "for good: the topic's retention is endless"
+    if retention_ms:
+        return f"until their retention ends, {retention_ms / _DAY_MS:.3g} days after each was written"
+    return "until their retention ends, which is the broker's default"
+
+
+REMAINS: tuple[str, ...] = (
+    *(
+        f"`{topic.name}` keeps {HOLDS[topic.name]}; this stays {until(topic)}"
+        for topic in TOPICS
+        if topic.name in HOLDS
+    ),
+    *_ELSEWHERE,
+)
