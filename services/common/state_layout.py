@@ -12,6 +12,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from services.common.errors import PreconditionFailed
+
 EPOCH_KEY = "stream:epoch"
 # Exists (with a TTL) while an import fills the store and the consumer has to wait.
 HOLD_KEY = "stream:hold"
@@ -100,12 +102,15 @@ def pack_events(events: Iterable[StoredEvent]) -> bytes:
 
 
 def unpack_events(blob: bytes | None) -> list[StoredEvent]:
-    """The inverse of `pack_events`. Raises ValueError when the blob was written in another format."""
+    """The inverse of `pack_events`. Raises: PreconditionFailed when the blob was written in another format."""
     if not blob:
         return []
     layout, count = _HEADER.unpack_from(blob)
     if layout != _FORMAT:
-        raise ValueError(f"history has format {layout}; this version reads {_FORMAT}")
+        raise PreconditionFailed(
+            f"a history has format {layout}, this version reads {_FORMAT}: a newer version of Freshet wrote it. Run "
+            "that version, or empty the state store: it is filled again from the topic"
+        )
     end = _HEADER.size + count * _EVENT.size
     items = blob[end:].decode().split("\0")
     fixed = _EVENT.iter_unpack(blob[_HEADER.size : end])

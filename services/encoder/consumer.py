@@ -36,15 +36,10 @@ class ConsumerLimits:
     commit_every_s: float = 1.0
     check_every_s: float = 1.0
     lag_every_s: float = 1.0
-    # Attempts at a batch that fails for an unexpected reason before its records are tried one by one.
-    attempts: int = 3
 
 
 class Consumer(Follower):
-    """Applies the stream until stopped; ready when store, topics and model were all reached.
-
-    A batch that fails for a bug is tried again, then record by record: the culprit goes to the dead letters.
-    """
+    """Applies the stream until stopped; ready when store, topics and model were all reached."""
 
     def __init__(
         self,
@@ -139,22 +134,26 @@ class Consumer(Follower):
         started = time.perf_counter()
         # From here on until it is done, an error leaves poll position and store out of step.
         self._in_step = False
-        applied = self._one_by_one(records) if self.bugs >= self._limits.attempts else self._handler.apply(records)
+        applied = self._apply_alone(records) if self.tries_alone else self._apply_together(records)
         self._in_step = True
         done_ms = now_ms()
         freshness = [max(0, done_ms - recorded_ms) / 1000 for recorded_ms in applied.recorded_ms]
         self._metrics.batch(len(records), time.perf_counter() - started, applied, freshness)
 
-    def _one_by_one(self, records: Sequence[SourceRecord]) -> Applied:
+    def _apply_together(self, records: Sequence[SourceRecord]) -> Applied:
+        applied = self._handler.apply(records)
+        self.poison.applied(records)
+        return applied
+
+    def _apply_alone(self, records: Sequence[SourceRecord]) -> Applied:
         total = Applied()
-        for record in records:
-            try:
-                total.add(self._handler.apply([record]))
-            except FreshetError:
-                raise
-            except Exception as exc:
-                log.error("record_dead_lettered", partition=record.partition, offset=record.offset, exc_info=exc)
-                total.add(self._handler.reject(record, f"internal error: {type(exc).__name__}"))
+        self.one_by_one(
+            records,
+            key=lambda record: (record.partition, record.offset),
+            apply=lambda record: total.add(self._handler.apply([record])),
+            set_aside=lambda record, reason: total.add(self._handler.reject(record, reason)),
+            rehearse=self._handler.rehearse,
+        )
         return total
 
     def _check_store(self, now: float) -> None:

@@ -146,8 +146,23 @@ class ApplyRecords:
             total.add(self._apply_together(arrivals[part]))
         return total
 
+    def rehearse(self, record: SourceRecord) -> None:
+        """Do with a record what `apply` does, up to where something would be written. Raises: as `apply`."""
+        arrival = self._read(record)
+        if isinstance(arrival, DeadLetter):
+            return
+        user_id = arrival.interaction.user_id
+        history = self.store.load_users([user_id], self.epoch)[user_id]
+        # Without what says that a record was applied before: one that was is tried, too.
+        history = replace(history, positions={}, recent=[])
+        events = merge(history, [arrival], self.vocabulary.max_history, self.forgotten.up_to(user_id)).events
+        if events:
+            job, _ = encode_job(self.vocabulary, user_id, events, [len(events)], cached=False)
+            if job is not None:
+                self.encoder.encode([job])
+
     def reject(self, record: SourceRecord, reason: str) -> Applied:
-        """Dead-letter a record that the normal way cannot handle (a bug of ours)."""
+        """Dead-letter a record that proved to be poison (`services.common.stream.poison`)."""
         return self._apply_together([DeadLetter(record, reason)])
 
     def _read(self, record: SourceRecord) -> Arrival | DeadLetter:
