@@ -54,6 +54,9 @@ def catalogue_reader(
     )
 
 
+_Described = tuple[SourceRecord, CatalogueItem]
+
+
 class Listener(Protocol):
     """What the process does with the changes, in the follower's thread."""
 
@@ -67,13 +70,14 @@ class Listener(Protocol):
         """Forget all batches: the topic is another one."""
 
     def counted(self, kind: str, records: int) -> None:
-        """Records that were not taken: "other_model", "unreadable_delta", "unreadable_item"."""
+        """Records that were not taken: "other_model", "unreadable_delta", "unreadable_item", "poison_item"."""
 
 
 class CatalogueFollower(Follower):
     """Follows both topics; ready when their ends were reached, or when Kafka could not be for a while.
 
-    `is_behind` is True until the ends are reached. While turns fail, what there is is served.
+    `is_behind` is True until the ends are reached. While turns fail, what there is is served. A batch of deltas that
+    cannot be applied is never set aside: an index without it would be wrong under a position that says otherwise.
     """
 
     def __init__(
@@ -186,18 +190,37 @@ class CatalogueFollower(Follower):
             self._listener.counted(kind, count)
 
     def _describe(self, records: Sequence[SourceRecord]) -> None:
-        items = []
+        items: list[_Described] = []
         for record in records:
             try:
-                items.append(decode_item(record.key, record.value))
+                items.append((record, decode_item(record.key, record.value)))
             except InvalidRequest as exc:
                 self._listener.counted("unreadable_item", 1)
                 log.warning("item_unreadable", offset=record.offset, reason=str(exc))
                 self._topics.dead_letter(record, str(exc))
-        if items:
-            self._listener.describe(items)
+        if items and self.tries_alone:
+            self.one_by_one(
+                items,
+                key=lambda one: one[0].offset,
+                apply=self._describe_one,
+                set_aside=self._set_aside,
+                # Every record is the item whole, and what is described too early is described again in its turn.
+                rehearse=lambda one: self._listener.describe([one[1]]),
+            )
+        elif items:
+            self._listener.describe([item for _, item in items])
+            self.poison.applied(items)
         if records:
             self._next[ITEMS] = records[-1].offset + 1
+
+    def _describe_one(self, described: _Described) -> None:
+        self._listener.describe([described[1]])
+        self._next[ITEMS] = described[0].offset + 1
+
+    def _set_aside(self, described: _Described, reason: str) -> None:
+        self._listener.counted("poison_item", 1)
+        self._topics.dead_letter(described[0], reason)
+        self._next[ITEMS] = described[0].offset + 1
 
     def _apply(self) -> None:
         while self._pending:
