@@ -20,6 +20,7 @@ from services.common.stream.follower import Follower
 from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
 from services.common.stream.record import SourceRecord
+from services.common.stream.topic import Replicas
 from services.common.stream.topics.index_deltas import INDEX_DELTAS, Batch, Batches, decode, is_of_model, joined
 from services.common.stream.topics.items import ITEMS, CatalogueItem, decode_item
 from services.common.turn_clock import TurnClock
@@ -35,7 +36,7 @@ _SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
 
 
 def catalogue_reader(
-    bootstrap: str, process: str, *topics: str, makes_topics: bool = False, writes_dead_letters: bool = False
+    bootstrap: str, process: str, *topics: str, makes_topics: Replicas | None = None, writes_dead_letters: bool = False
 ) -> TopicReader:
     """Reads the catalogue's topics (none named: both) for a process.
 

@@ -347,7 +347,8 @@ def build_consumer(
 
     With `window_ms` the broker gathers for so long, or 64 KB; without, it gives a record as soon as there is one, and
     is asked twice a second while there is none: a stream at rest costs next to nothing. No group membership, so no
-    rebalance: takeover takes as long as starting the process.
+    rebalance: takeover takes as long as starting the process. Only committed records are read, and a topic ends before
+    the first transaction that is still open.
     Raises: DependencyUnavailable when the broker or a topic cannot be reached.
     """
     accept_any_header_name()
@@ -358,6 +359,8 @@ def build_consumer(
             client_id=client_id,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
+            # Outside producers may abort transactions: what they took back is not read.
+            isolation_level="read_committed",
             fetch_max_wait_ms=window_ms or _REST_MS,
             fetch_min_bytes=_GATHERED_BYTES if window_ms else 1,
             max_poll_records=max_poll_records,

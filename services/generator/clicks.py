@@ -18,6 +18,7 @@ from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
 from services.common.stream.record import SourceRecord
 from services.common.stream.retraction import Undo
+from services.common.stream.topic import Replicas
 from services.common.stream.topics.search_clicks import SEARCH_CLICKS, ClickRecord, SearchClick, decode_click
 from services.common.turn_clock import TurnClock
 from services.generator.metrics import GeneratorMetrics
@@ -30,7 +31,7 @@ _MAX_RECORDS = 4_096
 _Click = tuple[SourceRecord, ClickRecord]
 
 
-def clicks_reader(bootstrap: str) -> TopicReader:
+def clicks_reader(bootstrap: str, replicas: Replicas) -> TopicReader:
     """Reads `search-clicks`; what is unreadable there goes to the dead letters, once for all generators."""
     return TopicReader(
         bootstrap,
@@ -38,7 +39,7 @@ def clicks_reader(bootstrap: str) -> TopicReader:
         group_id="generator-clicks",
         client_id="generator-clicks",
         partitions=[0],
-        makes_topics=True,
+        makes_topics=replicas,
         max_poll_records=_MAX_RECORDS,
         dead_letters=BulkProducer(bootstrap, client_id="generator-clicks"),
     )

@@ -17,6 +17,7 @@ from services.common.errors import DependencyUnavailable
 from services.common.kafka import BulkProducer, build_consumer
 from services.common.stream.ports import Offsets
 from services.common.stream.record import DeadLetter, SourceRecord
+from services.common.stream.topic import Replicas
 from services.common.stream.topics import ensure_topics
 from services.common.stream.topics.dead_letters import dead_letter
 
@@ -35,14 +36,15 @@ class TopicReader:
         group_id: str,
         client_id: str = "freshet",
         partitions: Sequence[int] | None = None,
-        makes_topics: bool = False,
+        makes_topics: Replicas | None = None,
         window_ms: int = 0,
         pause_ms: int = 0,
         max_poll_records: int = 512,
         dead_letters: BulkProducer | None = None,
         connect: Callable[..., KafkaConsumer] = build_consumer,
     ) -> None:
-        """partitions: of every topic; None: all. makes_topics: make what is missing of all topics, else wait for it.
+        """partitions: of every topic; None: all. makes_topics: make what is missing of all topics, on so many brokers;
+        None: wait for it.
 
         window_ms: how long the broker gathers records before it answers. pause_ms: how long records may gather after
         some were read, so that a busy stream takes few turns; the first one after a silence is read at once.
@@ -187,8 +189,8 @@ class TopicReader:
 
     def _connected(self) -> KafkaConsumer:
         if self._consumer is None:
-            if self._makes_topics:
-                ensure_topics(self._bootstrap)
+            if self._makes_topics is not None:
+                ensure_topics(self._bootstrap, replicas=self._makes_topics)
             consumer = self._connect(self._bootstrap, *self._topics, **self._options)
             if self._assigned is not None:
                 consumer.assign(self._assigned)
