@@ -342,6 +342,7 @@ def build_consumer(
     partitions: Sequence[int] | None = None,
     window_ms: int = 0,
     max_poll_records: int = 512,
+    max_partition_bytes: int = 1 << 20,
 ) -> KafkaConsumer:
     """A consumer with assigned partitions (None: all of each topic's), no automatic commits, and short waits.
 
@@ -364,6 +365,7 @@ def build_consumer(
             fetch_max_wait_ms=window_ms or _REST_MS,
             fetch_min_bytes=_GATHERED_BYTES if window_ms else 1,
             max_poll_records=max_poll_records,
+            max_partition_fetch_bytes=max_partition_bytes,
             request_timeout_ms=5_000,
             session_timeout_ms=4_000,
             heartbeat_interval_ms=1_000,

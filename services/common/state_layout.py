@@ -21,6 +21,8 @@ HOLD_KEY = "stream:hold"
 MODELS_KEY = "stream:models"
 # Per reader of `forgets`, `epoch|offset` of the last record that it has applied to this store.
 FORGETS_KEY = "stream:forgets"
+# Every key of every user.
+USER_KEYS = "u:{*"
 COUNT_FIELDS = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten")
 STATE_FIELDS = (
     "components",
@@ -197,7 +199,8 @@ redis.call('DEL', unpack(KEYS))
 return 1
 """
 
-# KEYS progress. ARGV: epoch, expected watermark, new watermark, then (field, increment) pairs.
+# KEYS progress. ARGV: epoch, expected watermark, new watermark, anchors (empty: as they are), then (field, increment)
+# pairs.
 ADVANCE = """
 local found = redis.call('HMGET', KEYS[1], 'epoch', 'watermark')
 local current = '-1'
@@ -205,7 +208,15 @@ if found[1] == ARGV[1] then current = found[2] or '-1' end
 if current ~= ARGV[2] then return 0 end
 if found[1] ~= ARGV[1] then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'watermark', ARGV[3])
-for i = 4, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
+if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'anchors', ARGV[4]) end
+for i = 5, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
+return 1
+"""
+
+# KEYS epoch. ARGV: expected epoch, new epoch.
+REPLACE_EPOCH = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
 return 1
 """
 

@@ -76,7 +76,7 @@ class Consumer(Follower):
         self._is_held = False
         self._poll_records = limits.min_records
         self._committed: dict[int, int] = {}
-        self._next_commit = self._next_check = 0.0
+        self._next_commit = self._next_check = self._next_log_check = 0.0
 
     def finish(self) -> None:
         """Commit. Whatever is unfinished is simply read again next time."""
@@ -102,25 +102,31 @@ class Consumer(Follower):
             self._follow_forgets()
             records = self._stream.poll(self._limits.poll_ms, self._poll_records)
         if records:
+            self._check_log(time.monotonic(), records)
             self._apply(records)
         full = len(records) >= self._poll_records
         self._poll_records = min(2 * self._poll_records, self._limits.max_records) if full else self._limits.min_records
         if (now := time.monotonic()) >= self._next_commit:
             self._next_commit = now + self._limits.commit_every_s
+            self._pass_over()
             self._commit()
         return len(records)
 
     def _synchronise(self) -> None:
         if not self._is_ready:
             self._encoder.check()
+        lost_before = self._handler.tails_lost
         if self._handler.resync(self._stream):
             log.info("stream_epoch", watermarks=self._handler.watermarks)
             if self._is_ready:
                 self._metrics.rewinds.inc()
+        self._metrics.tails_lost.inc(self._handler.tails_lost - lost_before)
         # While an import holds the stream, users are its to write; its end synchronises again.
         self._is_held = self._handler.is_held()
         if not self._is_held:
-            applied = self._forgets.resync(self._handler.epoch, self._stream.end_offsets())
+            # A log that is known to be the same may have lost records that a forget names.
+            ends = self._handler.unknown_logs(self._stream.end_offsets())
+            applied = self._forgets.resync(self._handler.epoch, ends)
             self._metrics.forgets.inc(applied)
         self._in_step = True
         self.ready()
@@ -170,6 +176,21 @@ class Consumer(Follower):
         self._in_step = True
         if self._is_held != was_held:
             log.info("stream_held" if self._is_held else "stream_released", watermarks=self._handler.watermarks)
+
+    def _check_log(self, now: float, records: Sequence[SourceRecord]) -> None:
+        """Notice, before records are applied, that they are another topic's; a stream at rest asks nothing."""
+        if now < self._next_log_check:
+            return
+        self._next_log_check = now + self._limits.check_every_s
+        self._in_step = False
+        self._handler.check_log(self._stream, {record.partition for record in records})
+        self._in_step = True
+
+    def _pass_over(self) -> None:
+        if not self._is_held:
+            self._in_step = False
+            self._handler.pass_over(self._stream.positions())
+            self._in_step = True
 
     def _commit(self) -> None:
         offsets = self._handler.committable()

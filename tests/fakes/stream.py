@@ -50,6 +50,10 @@ class MemoryTopics:
     def bounds(self, partitions: Collection[int], topic: str = "") -> Mapping[int, tuple[int, int]]:
         return {partition: (0, len(self._log(topic)[partition])) for partition in partitions}
 
+    def records_at(self, offsets: Offsets, topic: str = "") -> Mapping[int, SourceRecord]:
+        log = self._log(topic)
+        return {partition: log[partition][at] for partition, at in offsets.items() if 0 <= at < len(log[partition])}
+
     def assign(self, offsets: Offsets, topic: str = "") -> None:
         self.seek(offsets, topic)
 

@@ -39,7 +39,6 @@ def settled(stream: MemoryStream, store: FragileStore) -> EncoderProcess:
     return EncoderProcess(stream, store).settle()
 
 
-@pytest.mark.xfail(strict=True, reason="what a new topic of the same name holds below the watermark is never applied")
 @pytest.mark.parametrize("restarts", [True, False])
 def test_a_topic_made_anew_and_filled_past_the_watermark_is_noticed(restarts: bool) -> None:
     """Whatever was applied belongs to another topic: the process refuses (nothing of the new topic is applied over the
@@ -54,9 +53,6 @@ def test_a_topic_made_anew_and_filled_past_the_watermark_is_noticed(restarts: bo
     assert store.contents() in (of_the_old, replay(stream))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="after a broker lost its tail no event is applied until Redis is emptied by hand"
-)
 def test_a_broker_that_lost_its_tail_does_not_stop_the_stream() -> None:
     """Five events are applied, the new leader has three of them, and a sixth comes: the histories follow the log."""
     stream, store = MemoryStream(1), FragileStore()
