@@ -27,7 +27,7 @@ _ASIDE_MS = 500
 # Of each partition when one record is wanted; a larger one comes all the same.
 _ASIDE_BYTES = 4_096
 # A question that the client asked ahead, at the end of a topic, holds up the next one no longer.
-_ASIDE_WINDOW_MS = 10
+_ASIDE_REST_MS = 10
 # Reading to an end gives up when nothing came for so long.
 SILENCE_S = 10.0
 
@@ -236,7 +236,11 @@ class TopicReader:
 
     def _connected_aside(self) -> KafkaConsumer:
         if self._aside is None:
-            options = self._options | {"window_ms": _ASIDE_WINDOW_MS, "max_partition_bytes": _ASIDE_BYTES}
+            options = self._options | {
+                "window_ms": 0,
+                "rest_ms": _ASIDE_REST_MS,
+                "max_partition_bytes": _ASIDE_BYTES,
+            }
             self._aside = self._connect(self._bootstrap, *self._topics, **options)
         return self._aside
 
