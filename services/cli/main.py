@@ -13,6 +13,7 @@ from services.cli.commands import (
     bench,
     bench_refresher,
     data,
+    dead_letters,
     demo,
     evaluate,
     explain,
@@ -92,6 +93,7 @@ app.command("restore", rich_help_panel=_KEEP)(backup.restore)
 app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)
 app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
 app.command("attribute", hidden=True)(backfill_attributions.attribute)
+app.add_typer(dead_letters.app, rich_help_panel=_KEEP)
 bench.app.command("refresher")(bench_refresher.refresher)
 app.add_typer(bench.app, rich_help_panel=_MEASURE)
 app.add_typer(evaluate.app, rich_help_panel=_MEASURE)

@@ -20,6 +20,7 @@ from services.common.stream.follower import Follower
 from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
 from services.common.stream.record import SourceRecord
+from services.common.stream.topic import Replicas
 from services.common.stream.topics.index_deltas import INDEX_DELTAS, Batch, Batches, decode, is_of_model, joined
 from services.common.stream.topics.items import ITEMS, CatalogueItem, decode_item
 from services.common.turn_clock import TurnClock
@@ -35,7 +36,7 @@ _SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
 
 
 def catalogue_reader(
-    bootstrap: str, process: str, *topics: str, makes_topics: bool = False, writes_dead_letters: bool = False
+    bootstrap: str, process: str, *topics: str, makes_topics: Replicas | None = None, writes_dead_letters: bool = False
 ) -> TopicReader:
     """Reads the catalogue's topics (none named: both) for a process.
 
@@ -54,6 +55,9 @@ def catalogue_reader(
     )
 
 
+_Described = tuple[SourceRecord, CatalogueItem]
+
+
 class Listener(Protocol):
     """What the process does with the changes, in the follower's thread."""
 
@@ -67,13 +71,15 @@ class Listener(Protocol):
         """Forget all batches: the topic is another one."""
 
     def counted(self, kind: str, records: int) -> None:
-        """Records that were not taken: "other_model", "unreadable_delta", "unreadable_item"."""
+        """Records that were not taken: "other_model", "unreadable_delta", "unreadable_item", "poison_item"."""
 
 
 class CatalogueFollower(Follower):
     """Follows both topics; ready when their ends were reached once. While later turns fail, what there is is served.
 
-    `is_behind` is True until the ends are reached, and after each new connection until they are reached again.
+    `is_behind` is True until the ends are reached, and after each new connection until they are reached again. A batch
+    of deltas that cannot be applied is never set aside: an index without it would be wrong under a position that says
+    otherwise.
     """
 
     def __init__(
@@ -174,18 +180,37 @@ class CatalogueFollower(Follower):
             self._listener.counted(kind, count)
 
     def _describe(self, records: Sequence[SourceRecord]) -> None:
-        items = []
+        items: list[_Described] = []
         for record in records:
             try:
-                items.append(decode_item(record.key, record.value))
+                items.append((record, decode_item(record.key, record.value)))
             except InvalidRequest as exc:
                 self._listener.counted("unreadable_item", 1)
                 log.warning("item_unreadable", offset=record.offset, reason=str(exc))
                 self._topics.dead_letter(record, str(exc))
-        if items:
-            self._listener.describe(items)
+        if items and self.tries_alone:
+            self.one_by_one(
+                items,
+                key=lambda one: one[0].offset,
+                apply=self._describe_one,
+                set_aside=self._set_aside,
+                # Every record is the item whole, and what is described too early is described again in its turn.
+                rehearse=lambda one: self._listener.describe([one[1]]),
+            )
+        elif items:
+            self._listener.describe([item for _, item in items])
+            self.poison.applied(items)
         if records:
             self._next[ITEMS] = records[-1].offset + 1
+
+    def _describe_one(self, described: _Described) -> None:
+        self._listener.describe([described[1]])
+        self._next[ITEMS] = described[0].offset + 1
+
+    def _set_aside(self, described: _Described, reason: str) -> None:
+        self._listener.counted("poison_item", 1)
+        self._topics.dead_letter(described[0], reason)
+        self._next[ITEMS] = described[0].offset + 1
 
     def _apply(self) -> None:
         while self._pending:

@@ -35,7 +35,7 @@ class CatalogueMetrics:
         self._changes = figures.counter(
             prefix + "changes",
             "Changes by what became of them: item, dropped_item, remembered, forgotten, described, misfit, "
-            "other_model, unreadable_delta, unreadable_item.",
+            "other_model, unreadable_delta, unreadable_item, poison_item.",
             "kind",
         )
 

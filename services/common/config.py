@@ -11,6 +11,8 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.common.stream.topic import Replicas
+
 
 class ConfigError(ValueError):
     """A setting is missing or out of range; the message names the variable, its value and what is allowed."""
@@ -38,6 +40,10 @@ class ProcessSettings(BaseSettings):
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     redis_url: str = "redis://127.0.0.1:16379/0"
     kafka_bootstrap: str = "127.0.0.1:19092"
+    # Of topics that a process makes: brokers that hold each record, and brokers that have it before it is acknowledged.
+    # 0: three and two on three brokers or more, else one and one.
+    kafka_replication: int = Field(default=0, ge=0, le=100)
+    kafka_min_in_sync: int = Field(default=0, ge=0, le=100)
     inference_server: str = "127.0.0.1:18001"
     bundle: Path = Path(".freshet/bundle")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -78,6 +84,20 @@ class ProcessSettings(BaseSettings):
         if self.metrics_port is None and self.port + 1000 > 65535:
             raise ValueError(f"port={self.port} leaves no room for metrics on port + 1000; set FRESHET_METRICS_PORT")
         return self
+
+    @model_validator(mode="after")
+    def _replicas_fit(self) -> Self:
+        if 0 < self.kafka_replication < self.kafka_min_in_sync:
+            raise ValueError(
+                f"FRESHET_KAFKA_MIN_IN_SYNC={self.kafka_min_in_sync} allowed: at most "
+                f"FRESHET_KAFKA_REPLICATION={self.kafka_replication}"
+            )
+        return self
+
+    @property
+    def replicas(self) -> Replicas:
+        """Of the topics that a process makes."""
+        return Replicas(replication_factor=self.kafka_replication, min_in_sync=self.kafka_min_in_sync)
 
     @property
     def resolved_metrics_port(self) -> int:

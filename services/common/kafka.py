@@ -341,13 +341,16 @@ def build_consumer(
     client_id: str = "freshet",
     partitions: Sequence[int] | None = None,
     window_ms: int = 0,
+    rest_ms: int = _REST_MS,
     max_poll_records: int = 512,
+    max_partition_bytes: int = 1 << 20,
 ) -> KafkaConsumer:
     """A consumer with assigned partitions (None: all of each topic's), no automatic commits, and short waits.
 
     With `window_ms` the broker gathers for so long, or 64 KB; without, it gives a record as soon as there is one, and
-    is asked twice a second while there is none: a stream at rest costs next to nothing. No group membership, so no
-    rebalance: takeover takes as long as starting the process.
+    is asked every `rest_ms` while there is none: a stream at rest costs next to nothing. No group membership, so no
+    rebalance: takeover takes as long as starting the process. Only committed records are read, and a topic ends before
+    the first transaction that is still open.
     Raises: DependencyUnavailable when the broker or a topic cannot be reached.
     """
     accept_any_header_name()
@@ -358,9 +361,12 @@ def build_consumer(
             client_id=client_id,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
-            fetch_max_wait_ms=window_ms or _REST_MS,
+            # Outside producers may abort transactions: what they took back is not read.
+            isolation_level="read_committed",
+            fetch_max_wait_ms=window_ms or rest_ms,
             fetch_min_bytes=_GATHERED_BYTES if window_ms else 1,
             max_poll_records=max_poll_records,
+            max_partition_fetch_bytes=max_partition_bytes,
             request_timeout_ms=5_000,
             session_timeout_ms=4_000,
             heartbeat_interval_ms=1_000,

@@ -38,9 +38,14 @@ class Figures:
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
     def turn_age(self, name: str, turns: TurnClock) -> None:
-        """The age of a follower's last good turn, as it is when somebody scrapes."""
+        """The age of a follower's last good turn, as it is when somebody scrapes; and how many failed since.
+
+        name: ends with `_age_seconds`; the other one ends with `_failures`.
+        """
         text = "Seconds since the follower last worked, by the clock: it grows while it stalls."
         self.gauge(name, text).set_function(lambda: turns.age_s)
+        text = "Turns in a row that failed: not 0 while the follower waits for something."
+        self.gauge(f"{name.removesuffix('_age_seconds')}_failures", text).set_function(lambda: turns.failures)
 
 
 def serve_metrics(port: int, host: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY) -> None:

@@ -12,6 +12,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from services.common.errors import PreconditionFailed
+
 EPOCH_KEY = "stream:epoch"
 # Exists (with a TTL) while an import fills the store and the consumer has to wait.
 HOLD_KEY = "stream:hold"
@@ -19,6 +21,8 @@ HOLD_KEY = "stream:hold"
 MODELS_KEY = "stream:models"
 # Per reader of `forgets`, `epoch|offset` of the last record that it has applied to this store.
 FORGETS_KEY = "stream:forgets"
+# Every key of every user.
+USER_KEYS = "u:{*"
 COUNT_FIELDS = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten")
 STATE_FIELDS = (
     "components",
@@ -103,12 +107,15 @@ def pack_events(events: Iterable[StoredEvent]) -> bytes:
 
 
 def unpack_events(blob: bytes | None) -> list[StoredEvent]:
-    """The inverse of `pack_events`. Raises ValueError when the blob was written in another format."""
+    """The inverse of `pack_events`. Raises: PreconditionFailed when the blob was written in another format."""
     if not blob:
         return []
     layout, count = _HEADER.unpack_from(blob)
     if layout != _FORMAT:
-        raise ValueError(f"history has format {layout}; this version reads {_FORMAT}")
+        raise PreconditionFailed(
+            f"a history has format {layout}, this version reads {_FORMAT}: a newer version of Freshet wrote it. Run "
+            "that version, or empty the state store: it is filled again from the topic"
+        )
     end = _HEADER.size + count * _EVENT.size
     items = blob[end:].decode().split("\0")
     fixed = _EVENT.iter_unpack(blob[_HEADER.size : end])
@@ -221,7 +228,8 @@ redis.call('DEL', unpack(KEYS))
 return 1
 """
 
-# KEYS progress. ARGV: epoch, expected watermark, new watermark, then (field, increment) pairs.
+# KEYS progress. ARGV: epoch, expected watermark, new watermark, anchors (empty: as they are), then (field, increment)
+# pairs.
 ADVANCE = """
 local found = redis.call('HMGET', KEYS[1], 'epoch', 'watermark')
 local current = '-1'
@@ -229,7 +237,15 @@ if found[1] == ARGV[1] then current = found[2] or '-1' end
 if current ~= ARGV[2] then return 0 end
 if found[1] ~= ARGV[1] then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'watermark', ARGV[3])
-for i = 4, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
+if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'anchors', ARGV[4]) end
+for i = 5, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
+return 1
+"""
+
+# KEYS epoch. ARGV: expected epoch, new epoch.
+REPLACE_EPOCH = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
 return 1
 """
 

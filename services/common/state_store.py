@@ -100,20 +100,25 @@ class UserUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a partition is applied (-1: nothing yet), and what became of its records in this epoch."""
+    """How far a partition is applied (-1: nothing yet), and what became of its records in this epoch.
+
+    anchors: what the writer remembers of the partition's log, in its own form; "" where nothing is.
+    """
 
     watermark: int = -1
     counts: Mapping[str, int] = field(default_factory=dict)
+    anchors: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceStep:
-    """Moves one partition's watermark, adding the counts of the records in between."""
+    """Moves one partition's watermark, adding the counts of the records in between. anchors: see `Progress`."""
 
     partition: int
     from_watermark: int
     to_watermark: int
     counts: Mapping[str, int]
+    anchors: str = ""
 
 
 @contextmanager
@@ -305,10 +310,31 @@ class StateWriter:
         """Progress of the partitions in this epoch. Raises: DependencyUnavailable."""
         pipeline = self._redis.pipeline(transaction=False)
         for partition in partitions:
-            pipeline.hmget(layout.progress_key(partition), ("epoch", "watermark", *layout.COUNT_FIELDS))
+            pipeline.hmget(layout.progress_key(partition), ("epoch", "watermark", *layout.COUNT_FIELDS, "anchors"))
         with _redis_errors():
             rows = pipeline.execute() if partitions else []
-        return {p: _progress(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
+        return {
+            p: replace(
+                _progress(row, epoch.encode()), anchors=(anchors or b"").decode() if row[0] == epoch.encode() else ""
+            )
+            for p, (*row, anchors) in zip(partitions, rows, strict=True)
+        }
+
+    def begin_anew(self, epoch: str) -> None:
+        """Erase every user and put a new epoch in the place of `epoch`; nothing where that is not the current one.
+
+        Until the end it may be done again: the old epoch stands. Raises: DependencyUnavailable.
+        """
+        with _redis_errors():
+            if self._redis.get(layout.EPOCH_KEY) != epoch.encode():
+                return
+            pipeline = self._redis.pipeline(transaction=False)
+            for key in self._redis.scan_iter(match=layout.USER_KEYS, count=1000):
+                pipeline.unlink(key)
+                if len(pipeline) >= 1000:
+                    pipeline.execute()
+            pipeline.execute()
+            self._redis.eval(layout.REPLACE_EPOCH, 1, layout.EPOCH_KEY, epoch, secrets.token_hex(8))
 
     def load_users(self, user_ids: Collection[str], epoch: str) -> dict[str, UserHistory]:
         """The users' histories in one round trip; an unknown user's is empty. Raises: DependencyUnavailable."""
@@ -382,7 +408,7 @@ class StateWriter:
             for step in steps:
                 counts = [word for name, count in step.counts.items() if count for word in (name, count)]
                 key = layout.progress_key(step.partition)
-                pipeline.evalsha(sha, 1, key, epoch, step.from_watermark, step.to_watermark, *counts)
+                pipeline.evalsha(sha, 1, key, epoch, step.from_watermark, step.to_watermark, step.anchors, *counts)
 
         replies = self._run_script(layout.ADVANCE, queue) if steps else []
         lost = [step.partition for step, reply in zip(steps, replies, strict=True) if reply != 1]

@@ -17,10 +17,13 @@ class TurnClock:
     def __init__(self, *, stuck_s: float = STUCK_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._stuck_s, self._clock = stuck_s, clock
         self._ended_s = self._worked_s = clock()
+        # Turns in a row that raised; 0 while it works.
+        self.failures = 0
 
     def ended(self, *, well: bool) -> None:
         """A turn is over; `well`: it worked, and did not raise."""
         self._ended_s = self._clock()
+        self.failures = 0 if well else self.failures + 1
         if well:
             self._worked_s = self._ended_s
 

@@ -95,7 +95,7 @@ def kafka_stream(settings: EncoderSettings) -> TopicReader:
         group_id=settings.group_id,
         client_id="freshet-encoder",
         partitions=parse_partitions(settings.partitions),
-        makes_topics=True,
+        makes_topics=settings.replicas,
         pause_ms=settings.window_ms,
         max_poll_records=settings.max_poll_records,
     )
@@ -109,7 +109,7 @@ def forget_log(settings: EncoderSettings) -> ForgetTopic:
             FORGETS,
             group_id=settings.group_id,
             client_id="freshet-encoder-forgets",
-            makes_topics=True,
+            makes_topics=settings.replicas,
             max_poll_records=_MAX_FORGETS,
         )
     )

@@ -69,6 +69,9 @@ class EncoderMetrics:
         self._lag = figures.gauge("freshet_encoder_lag_records", "Records not yet applied.", "partition")
         self.failures = figures.counter("freshet_encoder_stream_failures", "Failed attempts, by error class.", "error")
         self.forgets = figures.counter("freshet_encoder_forgets", "Records of the forgets topic applied.")
+        self.tails_lost = figures.counter(
+            "freshet_encoder_log_tails_lost", "Times a log had lost its end, so that histories were built anew."
+        )
         self.rewinds = figures.counter("freshet_encoder_rewinds", "Times the stream was read again from the beginning.")
 
     def batch(self, records: int, seconds: float, applied: Applied, freshness_seconds: Iterable[float]) -> None:

@@ -59,6 +59,9 @@ class Store(Protocol):
     def ensure_epoch(self) -> tuple[str, bool]:
         """The current epoch, made when missing, and whether it was made now."""
 
+    def begin_anew(self, epoch: str) -> None:
+        """Erase every user and put a new epoch in the place of `epoch`; nothing where that is not the current one."""
+
     def add_model(self, model_version: str) -> None:
         """Name a model version before its first state is stored, so that a forget finds the states of all."""
 

@@ -47,6 +47,11 @@ class GatewayMetrics:
             "Seconds since the follower of topic items last worked, by the clock: it grows while it stalls.",
             registry=registry,
         )
+        self._turn_failures = Gauge(
+            "freshet_gateway_turn_failures",
+            "Turns in a row of that follower that failed: not 0 while it waits for something.",
+            registry=registry,
+        )
 
     def answered(self, answer: Recommendation, *, had_token: bool) -> None:
         """One Recommend ended with an answer."""
@@ -70,6 +75,7 @@ class GatewayMetrics:
     def watch_turns(self, turns: TurnClock) -> None:
         """Export the age of the follower's last good turn as it is when somebody scrapes."""
         self._turn_age.set_function(lambda: turns.age_s)
+        self._turn_failures.set_function(lambda: turns.failures)
 
     def acknowledged(self, seconds: float) -> None:
         """One interaction is durable."""

@@ -236,7 +236,7 @@ async def run(settings: GeneratorSettings) -> None:
     servicer = make_servicer(settings, sources, metrics, next_item=lambda: follower.next_item, is_ready=ready)
     changed = make_watch(sources, servicer, metrics)
     follower = CatalogueFollower(
-        catalogue_reader(settings.kafka_bootstrap, "generator", ITEMS, makes_topics=True),
+        catalogue_reader(settings.kafka_bootstrap, "generator", ITEMS, makes_topics=settings.replicas),
         ItemChanges(sources, metrics, on_change=changed),
         model_version="",
         on_ready=lambda: ready.said("items"),
@@ -246,7 +246,7 @@ async def run(settings: GeneratorSettings) -> None:
     if sources.text is not None:
         sources.text.start()
         clicks = ClicksFollower(
-            clicks_reader(settings.kafka_bootstrap),
+            clicks_reader(settings.kafka_bootstrap, settings.replicas),
             sources.text,
             metrics,
             on_ready=lambda: ready.said("clicks"),

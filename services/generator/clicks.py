@@ -1,6 +1,7 @@
 """Reads `search-clicks` from its beginning and goes on: what the text source learnt is nowhere else.
 
-A thread decodes what a poll brought and has it applied as one change. Unreadable records are set aside and counted.
+A thread decodes what a poll brought and has it applied as one change. Unreadable records and poison are set aside and
+counted.
 Where Kafka is away it tries again and answers go on with what is known. It knows not what a click teaches.
 """
 
@@ -15,7 +16,9 @@ from services.common.kafka import BulkProducer
 from services.common.stream.follower import Follower
 from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
+from services.common.stream.record import SourceRecord
 from services.common.stream.retraction import Undo
+from services.common.stream.topic import Replicas
 from services.common.stream.topics.search_clicks import SEARCH_CLICKS, ClickRecord, SearchClick, decode_click
 from services.common.turn_clock import TurnClock
 from services.generator.metrics import GeneratorMetrics
@@ -25,8 +28,10 @@ log = structlog.get_logger()
 
 _MAX_RECORDS = 4_096
 
+_Click = tuple[SourceRecord, ClickRecord]
 
-def clicks_reader(bootstrap: str) -> TopicReader:
+
+def clicks_reader(bootstrap: str, replicas: Replicas) -> TopicReader:
     """Reads `search-clicks`; what is unreadable there goes to the dead letters, once for all generators."""
     return TopicReader(
         bootstrap,
@@ -34,7 +39,7 @@ def clicks_reader(bootstrap: str) -> TopicReader:
         group_id="generator-clicks",
         client_id="generator-clicks",
         partitions=[0],
-        makes_topics=True,
+        makes_topics=replicas,
         max_poll_records=_MAX_RECORDS,
         dead_letters=BulkProducer(bootstrap, client_id="generator-clicks"),
     )
@@ -91,19 +96,26 @@ class ClicksFollower(Follower):
         records = self._topic.poll(round(1000 * self._poll_s))
         if records and records[0].offset < self._next:
             self._begin_again()
-        readable: list[ClickRecord] = []
+        readable: list[_Click] = []
         for record in records:
             try:
-                readable.append(decode_click(record.value))
+                readable.append((record, decode_click(record.value)))
             except InvalidRequest as exc:
                 self._metrics.counted("unreadable_click")
                 log.warning("click_unreadable", offset=record.offset, reason=str(exc))
                 self._topic.dead_letter(record, str(exc))
         if records:
-            self._taught.apply(readable, next_offset=records[-1].offset + 1)
-            self._next = records[-1].offset + 1
-            self._count(readable)
-            self._on_change()
+            if self.tries_alone:
+                self.one_by_one(
+                    readable,
+                    key=lambda one: one[0].offset,
+                    apply=lambda one: self._apply([one], one[0].offset + 1),
+                    set_aside=self._set_aside,
+                    # In any order and more than once, as clicks may come: neighbours teach what they teach already.
+                    rehearse=lambda one: self._taught.apply([one[1]], next_offset=self._next),
+                )
+                readable = []
+            self._apply(readable, records[-1].offset + 1)
         if self.is_behind and self._topic.positions()[0] >= self._end:
             self.is_behind = False
             log.info("clicks_caught_up", next_offset=self._next, digest=self._taught.digest())
@@ -114,6 +126,18 @@ class ClicksFollower(Follower):
         """Connect again, and go on from what was applied."""
         self._topic.close()
         self._end = None
+
+    def _apply(self, clicks: Sequence[_Click], next_offset: int) -> None:
+        self._taught.apply([click for _, click in clicks], next_offset=next_offset)
+        self._next = next_offset
+        self.poison.applied(clicks)
+        self._count([click for _, click in clicks])
+        self._on_change()
+
+    def _set_aside(self, click: _Click, reason: str) -> None:
+        self._metrics.counted("poison_click")
+        self._topic.dead_letter(click[0], reason)
+        self._next = click[0].offset + 1
 
     def _begin_again(self) -> None:
         """The topic is shorter than what was read of it: it is another one, and places mean other things."""

@@ -49,6 +49,11 @@ class GeneratorMetrics:
             "Seconds since the follower of a topic last worked, by the clock: it grows while it stalls.",
             ("topic",),
         )
+        self._turn_failures = gauge(
+            "freshet_generator_turn_failures",
+            "Turns in a row of the follower of a topic that failed: not 0 while it waits for something.",
+            ("topic",),
+        )
         self._merge_failed = gauge(
             "freshet_generator_merge_failed",
             "1 while the last background merge of the text source failed: its index goes on, slower with each change, "
@@ -56,8 +61,8 @@ class GeneratorMetrics:
         )
         self._records = Counter(
             "freshet_generator_records",
-            "Records by what became of them: click, undone, forgotten, unreadable_click, described, unreadable_item, "
-            "title_left_out.",
+            "Records by what became of them: click, undone, forgotten, unreadable_click, poison_click, described, "
+            "unreadable_item, poison_item, title_left_out.",
             ("kind",),
             registry=registry,
         )
@@ -91,6 +96,7 @@ class GeneratorMetrics:
     def watch_turns(self, topic: str, turns: TurnClock) -> None:
         """Export the age of a follower's last good turn as it is when somebody scrapes."""
         self._turn_age.labels(topic).set_function(lambda: turns.age_s)
+        self._turn_failures.labels(topic).set_function(lambda: turns.failures)
 
     def watch_merges(self, merges: MergeReports) -> None:
         """Export whether a merge fails, as it is when somebody scrapes."""

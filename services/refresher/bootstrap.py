@@ -89,7 +89,7 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle) -> KafkaLog:
             *topics,
             group_id=settings.group_id,
             client_id=client_id,
-            makes_topics=True,
+            makes_topics=settings.replicas,
             window_ms=window_ms,
             max_poll_records=2048,
         )

@@ -57,7 +57,8 @@ class Refresher(Follower):
     """Folds and publishes until stopped; ready when log, leases and outbox were all reached.
 
     A bug may leave half a change behind: all partitions go back to what their checkpoints say, and are then folded
-    record by record up to where it was; a record that fails alone goes to the dead letters.
+    record by record up to where it was. `services.common.stream.poison` says what becomes of one that fails alone; it
+    and its neighbours are tried in an empty partition.
     """
 
     def __init__(
@@ -108,9 +109,11 @@ class Refresher(Follower):
         self._in_step = False
         # Partitions that went back to their beginning in this turn.
         self._rebuilding: set[int] = set()
-        # Records that failed for a bug of ours: how far to go one by one, and which are dead letters.
+        # Where a bug was met: how far to go one by one, and which records proved to be poison, with the reason.
         self._careful_to: dict[int, int] = {}
-        self._dead_lettered: set[tuple[int, int]] = set()
+        self._poison: dict[tuple[int, int], str] = {}
+        # How far records were counted as folded: what is folded again after a bug is not counted again.
+        self._counted_to: dict[int, int] = {}
         self._unreadable: list[DeadLetter] = []
         # When the broker took what was folded and is not published yet, by partition.
         self._waiting: dict[int, list[int]] = {}
@@ -287,28 +290,43 @@ class Refresher(Follower):
         counts = Counter(state.counts)
         counts.subtract(before)
         self._metrics.folded(len(entries), time.perf_counter() - started, counts)
+        self.poison.applied([entry for entry in entries if entry.offset > self._counted_to.get(number, -1)])
+        self._counted_to[number] = max(entries[-1].offset, self._counted_to.get(number, -1))
         return len(entries)
 
     def _fold_parts(self, state: Partition, entries: Sequence[Entry]) -> None:
-        """Fold entries together, or one by one where a bug of ours was met; the culprit becomes a dead letter then."""
+        """Fold entries together, or one by one where a bug was met; poison becomes a dead letter next time."""
         number = state.number
         parts: list[Sequence[Entry]] = [entries]
         if entries[0].offset <= self._careful_to.get(number, -1):
-            parts = [
-                [_dead_letter(number, entry) if (number, entry.offset) in self._dead_lettered else entry]
+            entries = [
+                _dead_letter(number, entry, self._poison[number, entry.offset])
+                if (number, entry.offset) in self._poison
+                else entry
                 for entry in entries
             ]
-        for part in parts:
+            parts = [[entry] for entry in entries]
+        for at, part in enumerate(parts):
             try:
                 with self._registry.lock:
                     self._unreadable += self._fold.fold(state, part)
             except FreshetError:
                 raise
-            except Exception:
-                if len(part) == 1:
-                    self._dead_lettered.add((number, part[0].offset))
+            except Exception as exc:
                 self._careful_to[number] = max(entries[-1].offset, self._careful_to.get(number, -1))
+                if len(parts) == len(entries) and self._is_poison(number, entries, at, exc):
+                    self._poison[number, part[0].offset] = f"internal error: {type(exc).__name__}"
                 raise
+
+    def _is_poison(self, number: int, entries: Sequence[Entry], at: int, exc: Exception) -> bool:
+        entry = entries[at]
+
+        def rehearse(one: Entry) -> None:
+            self._fold.fold(self._hold.scratch(number), [one])
+
+        return self.poison.is_poison(
+            (number, entry.offset), entry, exc, behind=entries[at + 1 :], applied=at, rehearse=rehearse
+        )
 
     # What goes out, and what is kept.
 
@@ -408,6 +426,6 @@ class Refresher(Follower):
         self._metrics.failures.labels(type(exc).__name__).inc()
 
 
-def _dead_letter(number: int, entry: Entry) -> DeadLetter:
+def _dead_letter(number: int, entry: Entry, reason: str) -> DeadLetter:
     """Where the record lies; it was readable, so its bytes are not kept."""
-    return DeadLetter(SourceRecord(ATTRIBUTIONS, number, entry.offset, 0, None, None), "internal error")
+    return DeadLetter(SourceRecord(ATTRIBUTIONS, number, entry.offset, 0, None, None), reason)

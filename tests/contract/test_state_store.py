@@ -13,7 +13,7 @@ from suites import either, eventually
 
 from services.cli.stack import Ports
 from services.common import state_layout
-from services.common.errors import Conflict, DependencyUnavailable
+from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import RecentId, StoredEvent
 from services.common.state_store import AdvanceStep, StateReader, StateWriter, StoredState, UserKeys, UserUpdate
@@ -337,5 +337,5 @@ async def test_an_absent_redis_is_an_unavailable_dependency() -> None:
 
 
 def test_a_history_of_another_format_is_refused() -> None:
-    with pytest.raises(ValueError, match="format 9"):
+    with pytest.raises(PreconditionFailed, match="format 9"):
         state_layout.unpack_events(b"\x09" + state_layout.pack_events(EVENTS)[1:])

@@ -73,6 +73,10 @@ class MemoryTopics:
         name = topic or self.topic
         return {one: (self._first.get((name, one), 0), len(self._log(name)[one])) for one in partitions}
 
+    def records_at(self, offsets: Offsets, topic: str = "") -> Mapping[int, SourceRecord]:
+        log = self._log(topic)
+        return {partition: log[partition][at] for partition, at in offsets.items() if 0 <= at < len(log[partition])}
+
     def assign(self, offsets: Offsets, topic: str = "") -> None:
         self.seek(offsets, topic)
         self.assigned[topic or self.topic] = list(offsets)

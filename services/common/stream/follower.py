@@ -2,20 +2,25 @@
 
 When a turn fails the loop says so once, waits, and tries again; it calls `on_stall` where two turns in a row failed,
 and exports the lag by the clock meanwhile. A turn that hangs is known by `turns`, which health and metrics ask. What a
-turn reads and applies, and what goes on after a failure, the subclass knows: nothing here knows a topic or a client.
+failure outside the error tree costs is the same in every loop (`poison.py`). What a turn reads and applies the subclass
+knows: nothing here knows a topic or a client.
 """
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import structlog
 
 from services.common.errors import FreshetError
+from services.common.stream.poison import ATTEMPTS, PoisonPolicy
 from services.common.turn_clock import TurnClock
 
 log = structlog.get_logger()
+
+R = TypeVar("R")
 
 
 class Follower:
@@ -24,8 +29,9 @@ class Follower:
     `on_ready` is called once the subclass said `ready`, and again when turns work after `on_stall`. Without `on_stall`
     nothing is said of a stall: what was read is served on, under the position that it has.
 
-    What happens to a bug (an error outside the tree) is the subclass's policy: by default the turn is only tried again;
-    `lost` may give up what half a change may have reached, and a turn may look at `bugs`, how many came in a row.
+    After a bug (an error outside the tree) the turn is tried again as it was; after some of them in a row it
+    `tries_alone`, and a record that proves to be poison is set aside. Whatever else fails waits. `lost` may give up
+    what half a change may have reached.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class Follower:
         self.name = name
         self.turns = turns or TurnClock()
         self.bugs = 0
+        self.poison: PoisonPolicy[Any] = PoisonPolicy(name)
         self._on_ready, self._on_stall = on_ready, on_stall
         self._first_backoff_s, self._max_backoff_s, self._backoff_s = backoff_s, max_backoff_s, backoff_s
         self._lag_every_s, self._lag_at = lag_every_s, 0.0
@@ -57,6 +64,42 @@ class Follower:
 
     def lost(self, exc: Exception) -> None:
         """A turn raised: what was read and what was applied may differ."""
+
+    @property
+    def tries_alone(self) -> bool:
+        """Whether so many turns failed for a bug that records are to be applied one by one now."""
+        return self.bugs >= ATTEMPTS
+
+    def one_by_one(
+        self,
+        records: Sequence[R],
+        *,
+        key: Callable[[R], Hashable],
+        apply: Callable[[R], object],
+        set_aside: Callable[[R, str], object],
+        rehearse: Callable[[R], object] | None,
+    ) -> None:
+        """Apply records alone, in order; one that proves to be poison is set aside with a reason.
+
+        key: what tells a record from others. rehearse: does what `apply` does, as far as nobody else sees it.
+        Raises: as `apply`; the records before the failing one are applied then.
+        """
+        applied = 0
+        for number, record in enumerate(records):
+            try:
+                apply(record)
+            except FreshetError:
+                raise
+            except Exception as exc:
+                behind = records[number + 1 :]
+                if not self.poison.is_poison(
+                    key(record), record, exc, behind=behind, applied=applied, rehearse=rehearse
+                ):
+                    raise
+                set_aside(record, f"internal error: {type(exc).__name__}")
+            else:
+                applied += 1
+                self.poison.applied([record])
 
     def report_lag(self, *, asks: bool) -> None:
         """Export how far behind this loop is. asks: polls fail and do not tell the topics' ends; ask for them."""
@@ -90,11 +133,12 @@ class Follower:
 
     def fail(self, exc: Exception) -> None:
         """A turn raised: complain once, note a stall, and wait."""
+        complaint = type(exc).__name__
         if not isinstance(exc, FreshetError):
             self.bugs += 1
-            log.error("follower_bug", follower=self.name, attempt=self.bugs, exc_info=exc)
+            if complaint != self._complaint:
+                log.error("follower_bug", follower=self.name, exc_info=exc)
         self.lost(exc)
-        complaint = type(exc).__name__
         if self._complaint and self._is_ready and not self._is_stalled and self._on_stall is not None:
             self._is_stalled = True
             self._on_stall()

@@ -28,6 +28,9 @@ class Reader(Protocol):
     def bounds(self, partitions: Collection[int], topic: str = "") -> Mapping[int, tuple[int, int]]:
         """First offset still there, and one past the last record."""
 
+    def records_at(self, offsets: Offsets, topic: str = "") -> Mapping[int, SourceRecord]:
+        """The record at one offset of each of these partitions, where there is one; polls go on where they are."""
+
     def assign(self, offsets: Offsets, topic: str = "") -> None:
         """Poll these partitions of the topic alone, each from its offset; other topics go on where they are."""
 

@@ -8,6 +8,7 @@ reader's group: progress that was committed, and up to where records were dead-l
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
@@ -17,10 +18,16 @@ from services.common.errors import DependencyUnavailable
 from services.common.kafka import BulkProducer, build_consumer
 from services.common.stream.ports import Offsets
 from services.common.stream.record import DeadLetter, SourceRecord
+from services.common.stream.topic import Replicas
 from services.common.stream.topics import ensure_topics
 from services.common.stream.topics.dead_letters import dead_letter
 
 _ANSWER_MS = 5_000
+_ASIDE_MS = 500
+# Of each partition when one record is wanted; a larger one comes all the same.
+_ASIDE_BYTES = 4_096
+# A question that the client asked ahead, at the end of a topic, holds up the next one no longer.
+_ASIDE_REST_MS = 10
 # Reading to an end gives up when nothing came for so long.
 SILENCE_S = 10.0
 
@@ -35,14 +42,15 @@ class TopicReader:
         group_id: str,
         client_id: str = "freshet",
         partitions: Sequence[int] | None = None,
-        makes_topics: bool = False,
+        makes_topics: Replicas | None = None,
         window_ms: int = 0,
         pause_ms: int = 0,
         max_poll_records: int = 512,
         dead_letters: BulkProducer | None = None,
         connect: Callable[..., KafkaConsumer] = build_consumer,
     ) -> None:
-        """partitions: of every topic; None: all. makes_topics: make what is missing of all topics, else wait for it.
+        """partitions: of every topic; None: all. makes_topics: make what is missing of all topics, on so many brokers;
+        None: wait for it.
 
         window_ms: how long the broker gathers records before it answers. pause_ms: how long records may gather after
         some were read, so that a busy stream takes few turns; the first one after a silence is read at once.
@@ -59,6 +67,8 @@ class TopicReader:
         }
         self._pause_s, self._max_records, self._producer = pause_ms / 1000, max_poll_records, dead_letters
         self._consumer: KafkaConsumer | None = None
+        # Reads single records, so that what the other one has fetched ahead stays.
+        self._aside: KafkaConsumer | None = None
         self._busy = False
         # What `assign` asked for, where each partition goes on, and what rests: a new consumer goes on with it.
         self._assigned: list[TopicPartition] | None = None
@@ -85,6 +95,34 @@ class TopicReader:
             firsts, ends = consumer.beginning_offsets(wanted), consumer.end_offsets(wanted)
         return {tp.partition: (firsts[tp], ends[tp]) for tp in wanted}
 
+    def records_at(self, offsets: Offsets, topic: str = "") -> Mapping[int, SourceRecord]:
+        if not offsets:
+            return {}
+        wanted = {TopicPartition(topic or self._topics[0], partition): at for partition, at in offsets.items()}
+        found: dict[int, SourceRecord] = {}
+        deadline, asks = time.monotonic() + SILENCE_S, True
+        with self._errors():
+            consumer = self._connected_aside()
+            consumer.assign(list(wanted))
+            consumer.resume(*consumer.paused())
+            for tp, offset in wanted.items():
+                consumer.seek(tp, offset)
+            while wanted:
+                batches = consumer.poll(timeout_ms=_ASIDE_MS)
+                for tp, batch in batches.items():
+                    offset = wanted.pop(tp, -1)
+                    # One that is not there: the next one behind it, or the topic's first where it ends before.
+                    if offset >= 0 and batch[0].offset == offset:
+                        found[tp.partition] = _record(tp, batch[0])
+                    consumer.pause(tp)
+                if not batches and asks:
+                    # Nothing behind them either, perhaps: polls do not tell an end from a broker that is slow.
+                    ends, asks = consumer.end_offsets(list(wanted)), False
+                    wanted = {tp: offset for tp, offset in wanted.items() if offset < ends[tp]}
+                if wanted and time.monotonic() > deadline:
+                    raise DependencyUnavailable(f"Kafka does not give {wanted}")
+        return found
+
     def assign(self, offsets: Offsets, topic: str = "") -> None:
         topic = topic or self._topics[0]
         with self._errors() as consumer:
@@ -110,11 +148,7 @@ class TopicReader:
                 consumer.pause(*(tp for tp in consumer.assignment() if only and tp.topic != only))
                 self._only = only
             batches = consumer.poll(timeout_ms=timeout_ms, max_records=wanted)
-        records = [
-            SourceRecord(tp.topic, tp.partition, one.offset, one.timestamp, one.key, one.value, one.headers)
-            for tp, batch in batches.items()
-            for one in batch
-        ]
+        records = [_record(tp, one) for tp, batch in batches.items() for one in batch]
         self._next.update({tp: batch[-1].offset + 1 for tp, batch in batches.items() if batch})
         self._busy = 0 < len(records) < wanted
         return records
@@ -174,10 +208,12 @@ class TopicReader:
             self.commit({record.partition: record.offset + 1}, record.topic)
 
     def close(self) -> None:
-        consumer, self._consumer, self._only, self._dead_lettered_to = self._consumer, None, "", {}
-        if consumer is not None:
-            with contextlib.suppress(Exception):
-                consumer.close(autocommit=False, timeout_ms=500)
+        consumers, self._consumer, self._aside = (self._consumer, self._aside), None, None
+        self._only, self._dead_lettered_to = "", {}
+        for consumer in consumers:
+            if consumer is not None:
+                with contextlib.suppress(Exception):
+                    consumer.close(autocommit=False, timeout_ms=500)
         if self._producer is not None:
             self._producer.close()
 
@@ -187,8 +223,8 @@ class TopicReader:
 
     def _connected(self) -> KafkaConsumer:
         if self._consumer is None:
-            if self._makes_topics:
-                ensure_topics(self._bootstrap)
+            if self._makes_topics is not None:
+                ensure_topics(self._bootstrap, replicas=self._makes_topics)
             consumer = self._connect(self._bootstrap, *self._topics, **self._options)
             if self._assigned is not None:
                 consumer.assign(self._assigned)
@@ -198,6 +234,16 @@ class TopicReader:
             self._consumer = consumer
         return self._consumer
 
+    def _connected_aside(self) -> KafkaConsumer:
+        if self._aside is None:
+            options = self._options | {
+                "window_ms": 0,
+                "rest_ms": _ASIDE_REST_MS,
+                "max_partition_bytes": _ASIDE_BYTES,
+            }
+            self._aside = self._connect(self._bootstrap, *self._topics, **options)
+        return self._aside
+
     @contextlib.contextmanager
     def _errors(self) -> Iterator[KafkaConsumer]:
         try:
@@ -205,3 +251,7 @@ class TopicReader:
         except (KafkaError, OSError) as exc:
             self.close()
             raise DependencyUnavailable(f"Kafka does not answer: {type(exc).__name__}: {exc}") from exc
+
+
+def _record(tp: TopicPartition, one: Any) -> SourceRecord:
+    return SourceRecord(tp.topic, tp.partition, one.offset, one.timestamp, one.key, one.value, one.headers)

@@ -6,13 +6,40 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from services.common.errors import InvalidRequest
+from services.common.errors import InvalidRequest, PreconditionFailed
 
 NUM_PARTITIONS = 8
 FOREVER = {"retention.ms": "-1"}
 COMPACTED = {"cleanup.policy": "compact"}
 
+# Where a cluster has three brokers, each record lies on all of them and is acknowledged by two: any one may be lost,
+# or be away, without losing a record or refusing one.
+SAFE_REPLICAS, SAFE_IN_SYNC = 3, 2
+
 _M = TypeVar("_M", bound=Message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replicas:
+    """How many brokers hold a record of a topic that is made here, and how many have it before it is acknowledged
+    (min.insync.replicas; every producer here waits for all that are in sync).
+
+    0: as the cluster allows: three and two where it has three brokers or more, else one and one.
+    """
+
+    replication_factor: int = 0
+    min_in_sync: int = 0
+
+    def on(self, num_brokers: int) -> tuple[int, int]:
+        """(replication factor, in-sync minimum) on a cluster. Raises: PreconditionFailed when they contradict."""
+        factor = self.replication_factor or (SAFE_REPLICAS if num_brokers >= SAFE_REPLICAS else 1)
+        in_sync = self.min_in_sync or (SAFE_IN_SYNC if factor >= SAFE_REPLICAS else 1)
+        if in_sync > factor:
+            raise PreconditionFailed(
+                f"FRESHET_KAFKA_MIN_IN_SYNC={in_sync} is more than the {factor} replicas of a topic on {num_brokers} "
+                "brokers: no record could be written. Set FRESHET_KAFKA_REPLICATION"
+            )
+        return factor, in_sync
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,12 +10,14 @@ state store was lost.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
+import structlog
+
+from services.common.errors import Conflict, DependencyUnavailable, InvalidRequest
 from services.common.state_store import AdvanceStep, StoredState, UserHistory, UserUpdate, now_ms
-from services.common.stream.ports import Reader
+from services.common.stream.ports import Offsets, Reader
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import Undo
 from services.common.stream.topics.attributions import Attribution
@@ -33,7 +35,10 @@ from services.encoder.domain import (
 )
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
 from services.encoder.forgetting import Forgotten, pseudonym_of
+from services.encoder.log_identity import LogIdentity, LostTail
 from services.encoder.ports import Outbox, SequenceEncoder, Store
+
+log = structlog.get_logger()
 
 _COUNTED_AS = {
     Outcome.APPLIED: ("applied",),
@@ -93,14 +98,19 @@ class ApplyRecords:
     clock_ms: Callable[[], int] = now_ms
     epoch: str = field(default="", init=False)
     watermarks: dict[int, int] = field(default_factory=dict, init=False)
+    # How often a log had lost its end, so that a new epoch was begun.
+    tails_lost: int = field(default=0, init=False)
     _attribute_from: dict[int, int] = field(default_factory=dict, init=False)
+    _identity: LogIdentity = field(default_factory=LogIdentity, init=False)
+    _may_have_lost: bool = field(default=False, init=False)
 
     def resync(self, stream: Reader) -> bool:
         """Take epoch and watermarks from the store and seek the stream there; True when the epoch is new to us.
 
         A store without an epoch gets one and everything is read again from the beginning; what was committed before
-        then yields no attributions a second time.
-        Raises: PreconditionFailed when the store is ahead of the topic (it belongs to another one).
+        then yields no attributions a second time. Where a log has lost its end, the store is emptied and gets a new
+        epoch, too; attributions of that partition go out again (readers know them by their position).
+        Raises: PreconditionFailed when the topic is another one than the one whose records were applied.
         """
         partitions = stream.partitions()
         epoch, _ = self.store.ensure_epoch()
@@ -108,11 +118,51 @@ class ApplyRecords:
         progress = self.store.progress(partitions, epoch)
         self._attribute_from = dict(stream.committed())
         self.watermarks = {partition: progress[partition].watermark for partition in partitions}
-        _check_same_log(self.watermarks, stream.end_offsets())
+        try:
+            self._identity.resync(stream, self.watermarks, {p: progress[p].anchors for p in partitions})
+        except LostTail as lost:
+            self._begin_anew(stream, epoch, lost)
+            return self.resync(stream)
+        self._may_have_lost = False
         stream.seek({partition: watermark + 1 for partition, watermark in self.watermarks.items()})
         changed = epoch != self.epoch
         self.epoch = epoch
         return changed
+
+    def _begin_anew(self, stream: Reader, epoch: str, lost: LostTail) -> None:
+        """Everything is read again from a log that lost its end. Raises: DependencyUnavailable when it looks so for the
+        first time: a leader that was just elected may not know its end yet."""
+        if not self._may_have_lost:
+            self._may_have_lost = True
+            raise DependencyUnavailable(f"{lost}, before what was applied; it is looked at once more")
+        log.error("log_lost_its_tail", ends=dict(lost.ends), applied={p: self.watermarks[p] for p in lost.ends})
+        stream.commit(dict.fromkeys(lost.ends, 0))
+        self._identity.keep()
+        self.store.begin_anew(epoch)
+        self.tails_lost += 1
+
+    def check_log(self, stream: Reader, partitions: Collection[int]) -> None:
+        """Before records of these partitions are applied: whether they are the logs that they were.
+
+        Raises: Conflict when one is not; DependencyUnavailable.
+        """
+        self._identity.check(stream, partitions)
+
+    def unknown_logs(self, ends: Offsets) -> Offsets:
+        """The ends of those partitions of which nothing is remembered that would tell another log."""
+        return {partition: end for partition, end in ends.items() if partition not in self._identity.partitions}
+
+    def pass_over(self, positions: Offsets) -> None:
+        """Nothing readable is left before these positions (aborted transactions and their marks, say): move the
+        watermarks behind it. Raises: Conflict, DependencyUnavailable."""
+        steps = [
+            AdvanceStep(partition=partition, from_watermark=watermark, to_watermark=positions[partition] - 1, counts={})
+            for partition, watermark in self.watermarks.items()
+            if positions.get(partition, 0) - 1 > watermark
+        ]
+        if steps:
+            self.store.advance(steps, self.epoch)
+            self.watermarks.update({step.partition: step.to_watermark for step in steps})
 
     def check_epoch(self) -> None:
         """Raises: Conflict when the store lost or changed its epoch; DependencyUnavailable."""
@@ -139,6 +189,7 @@ class ApplyRecords:
         nothing is lost or applied twice by either.
         """
         records = [record for record in records if record.offset > self.watermarks[record.partition]]
+        self._identity.came(records)
         arrivals = [self._read(record) for record in records]
         users = [entry.interaction.user_id if isinstance(entry, Arrival) else "" for entry in arrivals]
         total = Applied()
@@ -146,8 +197,23 @@ class ApplyRecords:
             total.add(self._apply_together(arrivals[part]))
         return total
 
+    def rehearse(self, record: SourceRecord) -> None:
+        """Do with a record what `apply` does, up to where something would be written. Raises: as `apply`."""
+        arrival = self._read(record)
+        if isinstance(arrival, DeadLetter):
+            return
+        user_id = arrival.interaction.user_id
+        history = self.store.load_users([user_id], self.epoch)[user_id]
+        # Without what says that a record was applied before: one that was is tried, too.
+        history = replace(history, positions={}, recent=[])
+        events = merge(history, [arrival], self.vocabulary.max_history, self.forgotten.up_to(user_id)).events
+        if events:
+            job, _ = encode_job(self.vocabulary, user_id, events, [len(events)], cached=False)
+            if job is not None:
+                self.encoder.encode([job])
+
     def reject(self, record: SourceRecord, reason: str) -> Applied:
-        """Dead-letter a record that the normal way cannot handle (a bug of ours)."""
+        """Dead-letter a record that proved to be poison (`services.common.stream.poison`)."""
         return self._apply_together([DeadLetter(record, reason)])
 
     def _read(self, record: SourceRecord) -> Arrival | DeadLetter:
@@ -325,18 +391,9 @@ class ApplyRecords:
                 from_watermark=self.watermarks[partition],
                 to_watermark=offset,
                 counts=counts[partition],
+                anchors=self._identity.text(partition),
             )
             for partition, offset in last.items()
         ]
         self.store.advance(steps, self.epoch)
         self.watermarks.update(last)
-
-
-def _check_same_log(watermarks: Mapping[int, int], ends: Mapping[int, int]) -> None:
-    for partition, watermark in watermarks.items():
-        if watermark >= ends[partition]:
-            raise PreconditionFailed(
-                f"partition {partition} of the topic ends before offset {ends[partition]}, but the state store has "
-                f"applied up to {watermark}: the topic was made anew. Empty the state store, and it is filled again "
-                "from the topic; or bring the topic back"
-            )

@@ -37,6 +37,11 @@ class MemoryStore:
             self._epoch = secrets.token_hex(8)
         return self._epoch, made
 
+    def begin_anew(self, epoch: str) -> None:
+        if self._epoch == epoch:
+            self.wipe()
+            self.ensure_epoch()
+
     def add_model(self, model_version: str) -> None:
         """Every state names its model here."""
 
@@ -129,7 +134,11 @@ class MemoryStore:
                 continue
             counts = Counter(current.counts)
             counts.update(step.counts)
-            self._progress[step.partition] = (epoch, Progress(watermark=step.to_watermark, counts=counts))
+            anchors = step.anchors or current.anchors
+            self._progress[step.partition] = (
+                epoch,
+                Progress(watermark=step.to_watermark, counts=counts, anchors=anchors),
+            )
         if lost:
             raise Conflict(f"the watermark of partitions {lost} was moved by another writer or lost")
 

@@ -136,12 +136,13 @@ class Reattribution:
         )
         handler.resync(stream)
         silent_polls = 0
-        while handler.watermarks[partition] < end - 1:
+        # Positions, not watermarks: a topic may end with what no reader is given (an aborted transaction, say).
+        while stream.positions()[partition] < end:
             records = [record for record in stream.poll(POLL_MS, POLL_RECORDS) if record.offset < end]
             silent_polls = 0 if records else silent_polls + 1
             if silent_polls > MAX_SILENT_POLLS:
                 raise DependencyUnavailable(
-                    f"partition {partition} cannot be read beyond {handler.watermarks[partition]}"
+                    f"partition {partition} cannot be read beyond {stream.positions()[partition]}"
                 )
             handler.apply(records)
             stream.commit(handler.committable())

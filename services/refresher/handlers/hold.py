@@ -72,6 +72,10 @@ class HoldPartition:
         state.quiet_until = old.folded_offset
         return state
 
+    def scratch(self, number: int) -> Partition:
+        """An empty partition of the same rules, to try records in."""
+        return Partition(number, self.rules, self.withdrawn)
+
     def _restored(self, number: int, first: int, end: int) -> tuple[Partition, str]:
         fresh = Partition(number, self.rules, self.withdrawn)
         reason = "no checkpoint"

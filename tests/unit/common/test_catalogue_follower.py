@@ -22,6 +22,15 @@ from services.common.turn_clock import TurnClock
 MODEL = "m1"
 
 
+def turns(follower: CatalogueFollower, count: int) -> None:
+    """Turns as the thread takes them."""
+    for _ in range(count):
+        try:
+            follower.step()
+        except Exception as exc:
+            follower.fail(exc)
+
+
 class Full(ValueError):
     pass
 
@@ -374,3 +383,57 @@ def test_the_thread_follows_until_it_is_stopped() -> None:
     scene.follower.stop()
     assert scene.items.calls == [(0, ["a"])]
     assert scene.ready == 1
+
+
+def test_an_item_that_fails_alone_is_set_aside_and_the_others_are_described() -> None:
+    scene = Scene()
+    describe = scene.items.describe
+
+    def fails_on_one(descriptions: Sequence[CatalogueItem]) -> None:
+        if any(one.item_id == "poison" for one in descriptions):
+            raise KeyError("a bug")
+        describe(descriptions)
+
+    scene.items.describe = fails_on_one  # type: ignore[method-assign]
+    for item_id in ("a", "poison", "b"):
+        scene.describe(item_id)
+    with capture_logs():
+        turns(scene.follower, 8)
+    assert [(letter.offset, letter.reason) for letter in scene.topics.dead_letters] == [(1, "internal error: KeyError")]
+    assert scene.count("changes_total", kind="poison_item") == 1
+    assert scene.items.calls[-1] == ["b"]
+    assert scene.follower.next_item == 3
+    assert scene.follower.turns.failures == 0
+
+
+def test_where_every_item_fails_none_is_set_aside() -> None:
+    scene = Scene()
+    describe, fails = scene.items.describe, [True]
+
+    def fails_now(descriptions: Sequence[CatalogueItem]) -> None:
+        if fails:
+            raise KeyError("the index is broken")
+        describe(descriptions)
+
+    scene.items.describe = fails_now  # type: ignore[method-assign]
+    for item_id in ("a", "b", "c"):
+        scene.describe(item_id)
+    with capture_logs():
+        turns(scene.follower, 10)
+        assert (scene.topics.dead_letters, scene.follower.next_item) == ([], 0)
+        fails.clear()
+        turns(scene.follower, 2)
+    assert (scene.topics.dead_letters, scene.follower.next_item) == ([], 3)
+
+
+def test_a_batch_of_deltas_that_fails_waits_under_the_position_before_it() -> None:
+    scene = Scene()
+    applied, scene.items.apply = scene.items.apply, None  # type: ignore[assignment, method-assign]
+    scene.delta("a")
+    scene.describe("b")
+    with capture_logs():
+        turns(scene.follower, 10)
+        assert scene.items.calls[0] == ["b"]
+        scene.items.apply = applied  # type: ignore[method-assign]
+        turns(scene.follower, 2)
+    assert scene.items.calls[-1] == (0, ["a"])

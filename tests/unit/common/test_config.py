@@ -9,6 +9,7 @@ import structlog
 from pydantic import Field
 
 from services.common.config import ConfigError, ProcessSettings, load_settings
+from services.common.errors import PreconditionFailed
 from services.common.logging import configure_logging
 from services.common.process import run_process
 from services.common.tracing import configure_tracing
@@ -86,3 +87,31 @@ def test_tracing_is_nothing_at_all_when_off() -> None:
     tracing = configure_tracing("demo", "")
     assert tracing.server_interceptors == ()
     assert tracing.client_interceptors == ()
+
+
+@pytest.mark.parametrize(
+    ("environment", "brokers", "replicas"),
+    [
+        ({}, 1, (1, 1)),
+        ({}, 2, (1, 1)),
+        ({}, 3, (3, 2)),
+        ({}, 5, (3, 2)),
+        ({"FRESHET_KAFKA_REPLICATION": "2"}, 3, (2, 1)),
+        ({"FRESHET_KAFKA_REPLICATION": "5", "FRESHET_KAFKA_MIN_IN_SYNC": "3"}, 5, (5, 3)),
+    ],
+)
+def test_replicas_are_those_of_the_settings_or_what_the_cluster_allows(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], brokers: int, replicas: tuple[int, int]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert load_settings(ProcessSettings).replicas.on(brokers) == replicas
+
+
+def test_an_in_sync_minimum_above_the_replicas_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRESHET_KAFKA_MIN_IN_SYNC", "2")
+    with pytest.raises(PreconditionFailed, match="2 is more than the 1 replicas"):
+        load_settings(ProcessSettings).replicas.on(1)
+    monkeypatch.setenv("FRESHET_KAFKA_REPLICATION", "1")
+    with pytest.raises(ConfigError, match="FRESHET_KAFKA_MIN_IN_SYNC=2"):
+        load_settings(ProcessSettings)

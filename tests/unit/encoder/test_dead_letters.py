@@ -17,6 +17,7 @@ def test_a_letter_carries_the_original_bytes_and_says_why_and_whence() -> None:
         ("freshet-source-topic", b"interactions"),
         ("freshet-source-partition", b"3"),
         ("freshet-source-offset", b"17"),
+        ("freshet-source-time", str(NOW_MS).encode()),
     ]
 
 

@@ -8,9 +8,11 @@ from fakes.generator import MemoryClicks
 from generator_scene import Running, click, forget, make_running, undo
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from services.algorithms.filters import ItemFilter
 from services.common.errors import DependencyUnavailable
+from services.common.stream.topics.search_clicks import SearchClick
 from services.generator.clicks import ClicksFollower
 from services.generator.domain.requests import Asked, TextScored
 from services.generator.domain.text_mol import TextMol
@@ -157,3 +159,31 @@ def test_a_thread_follows_until_it_is_stopped(films: Path) -> None:
     finally:
         running.clicks.stop()
     assert text_of(running).num_clicks == 5
+
+
+def test_a_click_that_fails_alone_is_set_aside_and_the_others_count(films: Path) -> None:
+    running = make_running(films)
+    text, clicks = text_of(running), running.clicks
+    assert clicks is not None
+    apply = text.apply
+
+    def fails_on_one(records: list[SearchClick], *, next_offset: int) -> None:
+        if any(record.item_id == "3" for record in records):
+            raise KeyError("a bug")
+        apply(records, next_offset=next_offset)
+
+    text.apply = fails_on_one  # type: ignore[method-assign, assignment]
+    for offset, item in enumerate(("5", "3", "4")):
+        running.topic.append(click(offset, "space", item))
+    with capture_logs():
+        for _ in range(8):
+            try:
+                clicks.step()
+            except KeyError as exc:
+                clicks.fail(exc)
+    assert [(letter.offset, letter.reason) for letter in running.topic.dead_letters] == [
+        (1, "internal error: KeyError")
+    ]
+    assert (text.num_clicks, text.clicks, clicks.turns.failures) == (2, 3, 0)
+    assert running.sample("freshet_generator_records_total", kind="click") == 2
+    assert running.sample("freshet_generator_records_total", kind="poison_click") == 1

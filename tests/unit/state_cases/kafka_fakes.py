@@ -67,6 +67,9 @@ class PartitionConsumer:
 
     def commit_async(self, offsets: Mapping[TopicPartition, Any]) -> None: ...
 
+    def position(self, place: TopicPartition, **_: Any) -> int:
+        return self._next
+
     def seek(self, place: TopicPartition, offset: int) -> None:
         self._next = offset
 
@@ -75,6 +78,9 @@ class PartitionConsumer:
         self._next += len(batch)
         records = [record for record, aborted in batch if self._sees_aborted or not aborted]
         return {self._place: records} if records else {}
+
+    def beginning_offsets(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return {self._place: 0}
 
     def end_offsets(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         return {self._place: len(self._log)}

@@ -51,9 +51,6 @@ def is_through(process: EncoderProcess, last: int) -> bool:
     return process.store.progress([0], process.store.epoch() or "")[0].watermark == last
 
 
-@pytest.mark.xfail(
-    strict=True, reason="two seconds of MemoryError set every good event aside, and nothing applies them"
-)
 def test_two_seconds_without_memory_cost_no_event() -> None:
     stream, store, model = filled_stream(), FragileStore(), ShortOfMemory()
     process = EncoderProcess(stream, store, model=model, limits=ConsumerLimits())
@@ -64,7 +61,6 @@ def test_two_seconds_without_memory_cost_no_event() -> None:
     assert store.contents(USERS) == replay(stream, USERS)
 
 
-@pytest.mark.xfail(strict=True, reason="an older version that cannot read the histories sets everybody's events aside")
 def test_a_rollback_to_a_version_that_cannot_read_the_histories_stops_and_waits() -> None:
     """A newer version wrote the histories; this version runs for a while; then the newer one comes back. The in-memory
     store keeps histories as objects: here loading one raises what `state_layout` raises on the newer format."""

@@ -26,12 +26,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return admin.made
 
 
-@pytest.mark.xfail(strict=True, reason="one broker's disk takes the only copy of every record with it")
 def test_on_three_brokers_every_topic_has_three_replicas(made: dict[str, Any]) -> None:
     assert {name: topic.replication_factor for name, topic in made.items()} == dict.fromkeys(made, 3)
 
 
-@pytest.mark.xfail(strict=True, reason="a record that one broker alone has is acknowledged as durable")
 def test_on_three_brokers_an_acknowledged_record_is_on_two(made: dict[str, Any]) -> None:
     in_sync = {name: topic.topic_configs.get("min.insync.replicas") for name, topic in made.items()}
     assert in_sync == dict.fromkeys(made, "2")
@@ -41,7 +39,6 @@ def settled(stream: MemoryStream, store: FragileStore) -> EncoderProcess:
     return EncoderProcess(stream, store).settle()
 
 
-@pytest.mark.xfail(strict=True, reason="what a new topic of the same name holds below the watermark is never applied")
 @pytest.mark.parametrize("restarts", [True, False])
 def test_a_topic_made_anew_and_filled_past_the_watermark_is_noticed(restarts: bool) -> None:
     """Whatever was applied belongs to another topic: the process refuses (nothing of the new topic is applied over the
@@ -56,9 +53,6 @@ def test_a_topic_made_anew_and_filled_past_the_watermark_is_noticed(restarts: bo
     assert store.contents() in (of_the_old, replay(stream))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="after a broker lost its tail no event is applied until Redis is emptied by hand"
-)
 def test_a_broker_that_lost_its_tail_does_not_stop_the_stream() -> None:
     """Five events are applied, the new leader has three of them, and a sixth comes: the histories follow the log."""
     stream, store = MemoryStream(1), FragileStore()
@@ -70,7 +64,6 @@ def test_a_broker_that_lost_its_tail_does_not_stop_the_stream() -> None:
     assert store.contents() == replay(stream)
 
 
-@pytest.mark.xfail(strict=True, reason="events of a transaction that their producer aborted are applied to histories")
 def test_what_a_producer_aborted_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real reader, over the real `build_consumer`, on a partition with an aborted transaction."""
     partition, store = OnePartition(INTERACTIONS), FragileStore()

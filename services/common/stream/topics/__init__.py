@@ -3,11 +3,12 @@
 Everything that reads or writes a topic takes its name from its module. A new topic is a module here, named in `_OWN`.
 """
 
+import structlog
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import KafkaError, NoError, TopicAlreadyExistsError, for_code
 
 from services.common.errors import DependencyUnavailable
-from services.common.stream.topic import Topic
+from services.common.stream.topic import Replicas, Topic
 from services.common.stream.topics import (
     attributions,
     dead_letters,
@@ -19,6 +20,9 @@ from services.common.stream.topics import (
     search_clicks,
 )
 
+log = structlog.get_logger()
+
+DEFAULT_REPLICAS = Replicas()
 _OWN = tuple(
     module.TOPIC for module in (interactions, attributions, items, index_deltas, forgets, search_clicks, exposures)
 )
@@ -32,12 +36,13 @@ def ensure_topics(
     bootstrap: str,
     *,
     topics: tuple[Topic, ...] = TOPICS,
-    replication_factor: int = 1,
+    replicas: Replicas = DEFAULT_REPLICAS,
     timeout_ms: int = 10_000,
 ) -> list[str]:
     """Make the topics that do not exist yet; return their names. Blocking: call it from a thread.
 
-    Raises: DependencyUnavailable when the broker cannot be reached or refuses.
+    Raises: DependencyUnavailable when the broker cannot be reached or refuses; PreconditionFailed for replicas that
+    contradict each other.
     """
     try:
         admin = KafkaAdminClient(
@@ -52,7 +57,10 @@ def ensure_topics(
         existing = set(admin.list_topics())
         missing = [topic for topic in topics if topic.name not in existing]
         if missing:
-            _create(admin, missing, replication_factor, timeout_ms)
+            num_brokers = len(admin.describe_cluster()["brokers"])
+            factor, in_sync = replicas.on(num_brokers)
+            _create(admin, missing, factor, in_sync, timeout_ms)
+            log.info("topics_made", topics=len(missing), brokers=num_brokers, replicas=factor, min_in_sync=in_sync)
         return [topic.name for topic in missing]
     except (KafkaError, OSError) as exc:
         raise DependencyUnavailable(f"Kafka at {bootstrap} did not make the topics: {exc}") from exc
@@ -60,13 +68,15 @@ def ensure_topics(
         admin.close()
 
 
-def _create(admin: KafkaAdminClient, topics: list[Topic], replication_factor: int, timeout_ms: int) -> None:
+def _create(
+    admin: KafkaAdminClient, topics: list[Topic], replication_factor: int, min_in_sync: int, timeout_ms: int
+) -> None:
     wanted = [
         NewTopic(
             name=topic.name,
             num_partitions=topic.num_partitions,
             replication_factor=replication_factor,
-            topic_configs=dict(topic.settings),
+            topic_configs={"min.insync.replicas": str(min_in_sync), **topic.settings},
         )
         for topic in topics
     ]

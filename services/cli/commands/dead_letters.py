@@ -1,0 +1,227 @@
+"""`freshet dead-letters list | show | replay`: what was set aside, why, and back onto its topic.
+
+Thin: what a dead letter is and what replaying it writes is services/cli/dead_letters.py's.
+"""
+
+import base64
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli import options
+from services.cli.output import CommandError, console, emit_json, reports_errors, sentences, table, usage_error
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from services.cli.dead_letters import DeadLetters, Replay
+    from services.common.stream.topics.dead_letters import StoredLetter
+
+app = typer.Typer(
+    name="dead-letters", help="Records that were set aside: list, show and replay them.", no_args_is_help=True
+)
+
+_Kafka = Annotated[str, typer.Option(envvar="FRESHET_KAFKA_BOOTSTRAP", help="host:port [the stack's].")]
+_Topic = Annotated[str, typer.Option(help="Only dead letters of this topic, like interactions.")]
+_SHOWN = 20
+
+
+@app.command("list")
+@reports_errors
+def list_letters(
+    *,
+    topic: _Topic = "",
+    limit: Annotated[int, typer.Option(min=1, help="So many at most, the newest.")] = _SHOWN,
+    state: options.State = options.DEFAULT_STATE,
+    kafka: _Kafka = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """List what was set aside: where the record lies, when it came, why, and whether it was replayed.
+
+    Example:  freshet dead-letters list --topic interactions
+
+    Example:  freshet dead-letters list --limit 1000 --json
+    """
+    with _opened(state, kafka) as opened:
+        letters = opened.letters(_topics(topic))
+    shown = letters[-limit:]
+    if as_json:
+        emit_json({"total": len(letters), "dead_letters": [_facts(letter) for letter in shown]})
+        return
+    found = table("record", "time", "reason", "replayed to")
+    for letter in shown:
+        to = letter.replayed_to
+        found.add_row(letter.name, _time(letter), letter.reason, "" if to is None else f"{to.partition}:{to.offset}")
+    out = console()
+    out.print(found)
+    out.print(f"{len(shown):,} of {len(letters):,} dead letters", style="dim")
+
+
+@app.command()
+@reports_errors
+def show(
+    record: Annotated[str, typer.Argument(help="topic:partition:offset, as `list` prints it.")],
+    *,
+    state: options.State = options.DEFAULT_STATE,
+    kafka: _Kafka = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """Show one record whole: why it was set aside, its key, its headers, and its value, decoded if it can be.
+
+    Example:  freshet dead-letters show interactions:3:17
+    """
+    from services.cli.dead_letters import decoded
+
+    with _opened(state, kafka) as opened:
+        (letter,) = _named(opened, [record])
+        whole = opened.whole(letter)
+    found = whole or letter
+    facts = _facts(found) | {
+        "is_whole": found.is_whole,
+        "key": _text(found.key),
+        "headers": {name: _text(text) for name, text in found.headers},
+        "value": decoded(found),
+        "value_base64": base64.b64encode(found.value).decode(),
+    }
+    if as_json:
+        emit_json(facts)
+        return
+    shown = table("", "")
+    for name, value in facts.items():
+        if name == "value" and value is None:
+            value = "it cannot be decoded"
+        shown.add_row(name, str(value))
+    console().print(shown)
+    if not found.is_whole:
+        console().print("the letter is cut, and its topic has the record no longer", style="yellow")
+
+
+@app.command()
+@reports_errors
+def replay(
+    record: Annotated[list[str] | None, typer.Argument(help="topic:partition:offset, as `list` prints it.")] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="All of them, or all that the filters leave.")] = False,
+    topic: _Topic = "",
+    reason: Annotated[str, typer.Option(help="With --all: only those whose reason contains this.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be written.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also what was replayed before.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    state: options.State = options.DEFAULT_STATE,
+    kafka: _Kafka = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """Write records onto their topic again, as they were: key, value and headers.
+
+    An interaction counts once however often it is replayed: it keeps its event id, or gets one from its place. Left out
+    are records that were replayed before, whose user was forgotten since, or of whose key a newer one has come.
+
+    Example:  freshet dead-letters replay interactions:3:17
+
+    Example:  freshet dead-letters replay --all --reason "internal error" --dry-run
+    """
+    if bool(record) == every:
+        raise usage_error("give either records or --all", "freshet dead-letters replay interactions:3:17")
+    with _opened(state, kafka) as opened:
+        if record:
+            letters = _named(opened, record)
+        else:
+            letters = [letter for letter in opened.letters(_topics(topic)) if reason in letter.reason]
+        planned = opened.plan(letters, again=again)
+        count = sum(one.record is not None for one in planned)
+        if not dry_run and count and not yes:
+            if as_json or not sys.stdin.isatty():
+                raise usage_error(
+                    "replaying writes to a live topic and nobody is here to be asked",
+                    "the same with --dry-run, then with --yes",
+                )
+            _show_plan(planned)
+            if not typer.confirm(f"write {count:,} {'record' if count == 1 else 'records'} again?"):
+                raise CommandError("nothing was written")
+        written = {} if dry_run else {one.letter.name: place for one, place in opened.replay(planned)}
+    if as_json:
+        rows = [
+            {
+                **_facts(one.letter),
+                "event_id": one.event_id or None,
+                "left_out": one.why_not or None,
+                "written_to": list(written[one.letter.name]) if one.letter.name in written else None,
+            }
+            for one in planned
+        ]
+        emit_json({"dry_run": dry_run, "written": len(written), "records": rows})
+        return
+    if dry_run or yes:
+        _show_plan(planned)
+    what = f"{count:,} of {len(planned):,} records would be written" if dry_run else f"{len(written):,} records written"
+    console().print(what, style="dim" if dry_run else "green")
+
+
+@contextmanager
+def _opened(state: "Path", kafka: str) -> "Iterator[DeadLetters]":
+    from services.cli.dead_letters import DeadLetters
+    from services.cli.stack import Stack
+
+    with sentences():
+        opened = DeadLetters(kafka or Stack(state).kafka_bootstrap)
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+def _topics(topic: str) -> list[str]:
+    from services.cli.dead_letters import LETTERED
+    from services.common.stream.topics.dead_letters import SUFFIX
+
+    if not topic:
+        return list(LETTERED)
+    if topic.removesuffix(SUFFIX) not in LETTERED:
+        raise usage_error(f"topic {topic!r} has no dead letters", f"one of {', '.join(LETTERED)}")
+    return [topic.removesuffix(SUFFIX)]
+
+
+def _named(opened: "DeadLetters", names: list[str]) -> "list[StoredLetter]":
+    """The letters of these names, in this order. Raises: CommandError."""
+    for name in names:
+        parts = name.split(":")
+        if len(parts) != 3 or not all(part.isdigit() for part in parts[1:]):
+            raise usage_error(
+                f"{name!r} names no record", "topic:partition:offset, as `freshet dead-letters list` has it"
+            )
+    topics = {name.partition(":")[0] for name in names}
+    known = {letter.name: letter for topic in sorted(topics) for letter in opened.letters(_topics(topic))}
+    if absent := [name for name in names if name not in known]:
+        raise CommandError(f"there is no dead letter {absent[0]}", advice="freshet dead-letters list")
+    return [known[name] for name in names]
+
+
+def _facts(letter: "StoredLetter") -> dict[str, Any]:
+    return {
+        "record": letter.name,
+        "topic": letter.topic,
+        "partition": letter.position.partition,
+        "offset": letter.position.offset,
+        "time": _time(letter),
+        "reason": letter.reason,
+        "replayed_to": list(letter.replayed_to) if letter.replayed_to is not None else None,
+    }
+
+
+def _time(letter: "StoredLetter") -> str:
+    return datetime.fromtimestamp(letter.written_ms / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="backslashreplace")
+
+
+def _show_plan(planned: "list[Replay]") -> None:
+    shown = table("record", "event id", "")
+    for one in planned:
+        shown.add_row(one.letter.name, one.event_id, one.why_not or "is written again")
+    console().print(shown)

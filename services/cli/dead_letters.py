@@ -1,0 +1,197 @@
+"""Dead letters as commands need them: which there are, the original record of one, and what writing it again means.
+
+A replay counts once. An interaction keeps its event id, or gets the one that the encoder gives to a record without one:
+its partition and offset. Records of `attributions` and `search-clicks` are known by the position that they carry. What
+would undo something later is left out: a user who was forgotten since, an item that was described again since.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from freshet.v1 import events_pb2
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError
+
+from services.common.errors import InvalidRequest
+from services.common.kafka import BulkProducer, Headers, Record
+from services.common.stream.position import Position
+from services.common.stream.reader import TopicReader
+from services.common.stream.record import SourceRecord
+from services.common.stream.retraction import furthest, is_covered
+from services.common.stream.topics import TOPICS
+from services.common.stream.topics.attributions import ATTRIBUTIONS
+from services.common.stream.topics.dead_letters import SUFFIX, StoredLetter, replay_notes, stored_letters
+from services.common.stream.topics.forgets import FORGETS, decode_forget
+from services.common.stream.topics.interactions import (
+    CONTENT_TYPE,
+    INTERACTIONS,
+    JSON_CONTENT_TYPE,
+    decode_interaction,
+    encode_interaction,
+)
+from services.common.stream.topics.items import ITEMS
+from services.common.stream.topics.search_clicks import SEARCH_CLICKS
+
+# The topics that have dead letters.
+LETTERED = tuple(topic.name for topic in TOPICS if topic.has_dead_letters)
+_COMPACTED = {topic.name for topic in TOPICS if topic.settings.get("cleanup.policy") == "compact"}
+_MESSAGES: Mapping[str, Any] = {
+    INTERACTIONS: events_pb2.Interaction,
+    ATTRIBUTIONS: events_pb2.Attribution,
+    ITEMS: events_pb2.Item,
+    FORGETS: events_pb2.Forget,
+    SEARCH_CLICKS: events_pb2.SearchClick,
+}
+_GROUP = "freshet-dead-letters"
+# Records written together; each set is noted as replayed before the next one is written.
+_TOGETHER = 500
+_NO_TIME = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a replay of a dead letter writes: a record, or (record None) why nothing. event_id: of an interaction."""
+
+    letter: StoredLetter
+    record: Record | None
+    why_not: str = ""
+    event_id: str = ""
+
+
+class DeadLetters:
+    """Reads and replays over one connection each; `close` at the end. Raises: DependencyUnavailable."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._readers: list[TopicReader] = []
+        self._producer = BulkProducer(bootstrap, client_id=_GROUP)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for reader in self._readers:
+            reader.close()
+        self._producer.close()
+
+    def letters(self, topics: Collection[str] = LETTERED) -> list[StoredLetter]:
+        """Every dead letter of these topics, oldest first."""
+        found: list[StoredLetter] = []
+        for topic in topics:
+            found += stored_letters(self._read_whole(topic + SUFFIX))
+        return sorted(found, key=lambda letter: (letter.written_ms, letter.name))
+
+    def whole(self, letter: StoredLetter) -> StoredLetter | None:
+        """The letter with the original's key, value and headers, from its topic where the letter has not all of them;
+        None where the original is not there any more."""
+        if letter.is_whole:
+            return letter
+        at = letter.position
+        original = self._reader(letter.topic).records_at({at.partition: at.offset}).get(at.partition)
+        if original is None:
+            return None
+        return replace(
+            letter,
+            key=original.key or b"",
+            value=original.value or b"",
+            headers=[(name, text or b"") for name, text in original.headers],
+            written_ms=original.written_ms,
+            is_whole=True,
+        )
+
+    def plan(self, letters: Sequence[StoredLetter], *, again: bool = False) -> list[Replay]:
+        """What replaying these would write. again: also those that were replayed before."""
+        forgotten = self._forgotten() if any(letter.topic == INTERACTIONS for letter in letters) else {}
+        newest = {topic: self._newest(topic) for topic in {letter.topic for letter in letters} & _COMPACTED}
+        planned = []
+        for letter in letters:
+            whole = self.whole(letter)
+            if letter.replayed_to is not None and not again:
+                planned.append(Replay(letter, None, "it was replayed before"))
+            elif whole is None:
+                planned.append(Replay(letter, None, "the letter is cut, and its topic has the record no longer"))
+            elif newest.get(letter.topic, {}).get(whole.key, -1) > letter.position.offset:
+                planned.append(Replay(letter, None, "a newer record of its key has taken its place"))
+            elif letter.topic == INTERACTIONS:
+                planned.append(_interaction(whole, forgotten))
+            else:
+                record = Record(letter.topic, whole.key, whole.value, whole.headers, letter.position.partition)
+                planned.append(Replay(letter, record))
+        return planned
+
+    def replay(self, planned: Sequence[Replay]) -> list[tuple[Replay, Position]]:
+        """Write what is planned, and note it; where each record lies now."""
+        wanted = [(one, one.record) for one in planned if one.record is not None]
+        done: list[tuple[Replay, Position]] = []
+        for start in range(0, len(wanted), _TOGETHER):
+            part = wanted[start : start + _TOGETHER]
+            places = self._producer.send_many([record for _, record in part])
+            written = list(zip((one for one, _ in part), places, strict=True))
+            self._producer.send_many(replay_notes([(one.letter, place) for one, place in written]))
+            done += written
+        return done
+
+    def _reader(self, topic: str) -> TopicReader:
+        reader = TopicReader(self._bootstrap, topic, group_id=_GROUP, client_id=_GROUP)
+        self._readers.append(reader)
+        return reader
+
+    def _read_whole(self, topic: str) -> list[SourceRecord]:
+        reader = self._reader(topic)
+        reader.seek({partition: first for partition, (first, _) in reader.bounds(reader.partitions()).items()})
+        return reader.read_to_end()
+
+    def _forgotten(self) -> dict[bytes, Mapping[int, int]]:
+        """By user id, up to where each user was forgotten."""
+        found: dict[bytes, Mapping[int, int]] = {}
+        for record in self._read_whole(FORGETS):
+            try:
+                forget = decode_forget(record.key, record.value)
+            except InvalidRequest:
+                continue
+            user = forget.user_id.encode()
+            found[user] = furthest(found.get(user, {}), forget.up_to)
+        return found
+
+    def _newest(self, topic: str) -> dict[bytes, int]:
+        return {record.key or b"": record.offset for record in self._read_whole(topic)}
+
+
+def decoded(letter: StoredLetter) -> dict[str, Any] | None:
+    """The value as its message says it; None where it cannot be decoded."""
+    try:
+        if _is_json(letter.headers):
+            document = json.loads(letter.value)
+            return document if isinstance(document, dict) else None
+        message: dict[str, Any] = MessageToDict(
+            _MESSAGES[letter.topic].FromString(letter.value), preserving_proto_field_name=True
+        )
+    except (DecodeError, ValueError, RecursionError):
+        return None
+    return message
+
+
+def _is_json(headers: Headers) -> bool:
+    return any(
+        name.lower() == CONTENT_TYPE and text.split(b";", 1)[0].strip().lower() == JSON_CONTENT_TYPE
+        for name, text in headers
+    )
+
+
+def _interaction(letter: StoredLetter, forgotten: Mapping[bytes, Mapping[int, int]]) -> Replay:
+    at = letter.position
+    if is_covered(forgotten.get(letter.key, {}), at.partition, at.offset):
+        return Replay(letter, None, "its user was forgotten since")
+    try:
+        interaction = decode_interaction(letter.value, letter.headers, letter.key, missing_time_ms=_NO_TIME)
+    except InvalidRequest:
+        # As it is: a mended version may read it. Without a key there is no default partition.
+        return Replay(letter, Record(letter.topic, letter.key, letter.value, letter.headers, at.partition))
+    event_id = interaction.event_id or f"{at.partition}-{at.offset}"
+    value, headers = letter.value, letter.headers
+    if not interaction.event_id or interaction.event_time_ms == _NO_TIME:
+        # What the encoder would have filled in from the original's place and time.
+        time_ms = letter.written_ms if interaction.event_time_ms == _NO_TIME else interaction.event_time_ms
+        value = encode_interaction(replace(interaction, event_id=event_id, event_time_ms=time_ms))
+        headers = [(name, text) for name, text in headers if name.lower() != CONTENT_TYPE]
+    return Replay(letter, Record(letter.topic, letter.key, value, headers), event_id=event_id)

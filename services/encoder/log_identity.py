@@ -1,0 +1,173 @@
+"""Whether a partition of `interactions` is still the log whose records were applied.
+
+Offsets cannot tell: another topic of the same name may be longer than the first. kafka-python does not tell topics by
+their ids, so two records of each partition are remembered with the progress, by offset and digest: the first one that
+this epoch read, and one near the watermark. The second one is only moved once it was found in its place again, so that
+it never comes from another log than the records before it. Knows neither Kafka nor Redis.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple, Self
+
+import structlog
+
+from services.common.errors import Conflict, PreconditionFailed
+from services.common.stream.ports import Offsets, Reader
+from services.common.stream.record import SourceRecord
+
+log = structlog.get_logger()
+
+
+class Anchor(NamedTuple):
+    """A record as it was when it was read: the digest is of its time, key and value."""
+
+    offset: int
+    digest: str
+
+    @classmethod
+    def of(cls, record: SourceRecord) -> Self:
+        """What tells this record from another one at its offset."""
+        digest = blake2b(digest_size=8)
+        for part in (str(record.written_ms).encode(), record.key or b"", record.value or b""):
+            digest.update(len(part).to_bytes(4, "little") + part)
+        return cls(record.offset, digest.hexdigest())
+
+
+class Anchors(NamedTuple):
+    """A partition's remembered records."""
+
+    first: Anchor
+    last: Anchor
+
+    @classmethod
+    def parse(cls, text: str) -> "Anchors | None":
+        """The inverse of `text`; None for ""."""
+        if not text:
+            return None
+        first, last = ((int(offset), digest) for offset, _, digest in (one.partition(":") for one in text.split(",")))
+        return cls(Anchor(*first), Anchor(*last))
+
+    @property
+    def text(self) -> str:
+        """As it lies in the state store."""
+        return ",".join(f"{offset}:{digest}" for offset, digest in self)
+
+
+class LostTail(Exception):
+    """A log has lost its end: what was applied of it is there no longer. ends: where these partitions end now."""
+
+    def __init__(self, ends: Mapping[int, int]) -> None:
+        super().__init__(f"the log lost its end: partitions end at {dict(ends)}")
+        self.ends = ends
+
+
+@dataclass(eq=False)
+class LogIdentity:
+    """Remembers the records of one process's partitions."""
+
+    _anchors: dict[int, Anchors] = field(default_factory=dict)
+    # The last record read of each partition: the next one to be remembered.
+    _latest: dict[int, SourceRecord] = field(default_factory=dict)
+    # Logs that are known to be the same though the store's new epoch says nothing of them yet.
+    _kept: dict[int, Anchors] = field(default_factory=dict)
+
+    @property
+    def partitions(self) -> Collection[int]:
+        """Of which a record is remembered, and was found in its place when it was looked for last."""
+        return self._anchors.keys()
+
+    def text(self, partition: int) -> str:
+        """What is to be stored with the partition's progress; "" when nothing is known of it."""
+        found = self._anchors.get(partition)
+        return "" if found is None else found.text
+
+    def came(self, records: Sequence[SourceRecord]) -> None:
+        """Records were read, in order within each partition; `check` was asked first where something was known."""
+        latest = {record.partition: record for record in records}
+        for partition in latest.keys() - self._anchors.keys():
+            first = next(record for record in records if record.partition == partition)
+            self._anchors[partition] = Anchors(Anchor.of(first), Anchor.of(latest[partition]))
+        self._latest |= latest
+
+    def check(self, stream: Reader, partitions: Collection[int]) -> None:
+        """Look whether these partitions are what they were; then remember what was read of them last.
+
+        Raises: Conflict when one is not (`resync` finds out more); DependencyUnavailable.
+        """
+        known = {partition: self._anchors[partition].last for partition in partitions if partition in self._anchors}
+        same = _found(stream, known)
+        if other := sorted(known.keys() - same):
+            raise Conflict(f"partitions {other} do not hold the records that were read of them")
+        for partition in same & self._latest.keys():
+            self._anchors[partition] = self._anchors[partition]._replace(last=Anchor.of(self._latest[partition]))
+
+    def resync(self, stream: Reader, watermarks: Offsets, stored: Mapping[int, str]) -> None:
+        """Go on from what the state store remembers: `text` by partition; "" where it knows nothing yet.
+
+        Raises: LostTail for partitions that are the same log and end before what was applied of them;
+        PreconditionFailed for one that is another log; DependencyUnavailable.
+        """
+        known = {partition: anchors for partition in watermarks if (anchors := Anchors.parse(stored[partition]))}
+        bounds = stream.bounds(list(watermarks))
+        last_found = _found(stream, {partition: anchors.last for partition, anchors in known.items()})
+        first_found = _found(stream, {p: anchors.first for p, anchors in known.items()})
+        self._latest.clear()
+        lost: dict[int, int] = {}
+        for partition, watermark in watermarks.items():
+            begin, end = bounds[partition]
+            anchors = known.get(partition)
+            if watermark < end and (anchors is None or partition in last_found or anchors.last.offset < begin):
+                if anchors is not None and partition not in last_found:
+                    # Retention took what was remembered.
+                    log.warning("log_identity_unknown", partition=partition, begins=begin)
+                continue
+            if anchors is None or (partition not in first_found and partition not in last_found):
+                raise PreconditionFailed(_another_log(partition, watermark, end, has_anchors=anchors is not None))
+            lost[partition] = end
+        # What cannot be looked for any more (retention took it), or was never remembered, is remembered anew.
+        wanted = {p: watermark for p, watermark in watermarks.items() if watermark >= 0 and p not in lost}
+        lasts = stream.records_at({p: watermark for p, watermark in wanted.items() if p not in last_found})
+        firsts = stream.records_at(
+            {p: bounds[p][0] for p in wanted if p not in first_found and bounds[p][0] <= watermarks[p]}
+        )
+        self._anchors = {
+            p: anchors for p, anchors in known.items() if p in first_found and (p in last_found or p in lost)
+        }
+        for partition in wanted.keys() - self._anchors.keys():
+            old = known.get(partition)
+            last = old.last if old and partition in last_found else _anchor(lasts.get(partition))
+            first = old.first if old and partition in first_found else _anchor(firsts.get(partition))
+            if last is not None:
+                self._anchors[partition] = Anchors(first or last, last)
+        self._anchors |= {p: anchors for p, anchors in self._kept.items() if watermarks.get(p) == -1}
+        self._kept = {}
+        if lost:
+            raise LostTail(lost)
+
+    def keep(self) -> None:
+        """After `LostTail`: the next `resync`, with a store that was emptied, goes on with the logs' beginnings."""
+        self._kept = {p: Anchors(anchors.first, anchors.first) for p, anchors in self._anchors.items()}
+
+
+def _anchor(record: SourceRecord | None) -> Anchor | None:
+    return None if record is None else Anchor.of(record)
+
+
+def _found(stream: Reader, anchors: Mapping[int, Anchor]) -> set[int]:
+    """The partitions whose anchor lies in its place."""
+    records = stream.records_at({partition: anchor.offset for partition, anchor in anchors.items()})
+    return {p for p, anchor in anchors.items() if (record := records.get(p)) and Anchor.of(record) == anchor}
+
+
+def _another_log(partition: int, watermark: int, end: int, *, has_anchors: bool) -> str:
+    what = (
+        f"partition {partition} of the topic holds other records than those that were applied"
+        if has_anchors
+        else f"partition {partition} of the topic ends before offset {end}"
+    )
+    return (
+        f"{what}, but the state store has applied up to {watermark}: the topic was made anew. Empty the state store, "
+        "and it is filled again from the topic; or bring the topic back"
+    )

@@ -1,0 +1,158 @@
+"""`freshet dead-letters` on a real Kafka: what is listed and shown, and what a replay writes."""
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from freshet.v1 import events_pb2
+from typer.testing import CliRunner, Result
+
+from services.cli.main import app
+from services.common.kafka import BulkProducer, Record, partition_for
+from services.common.stream.reader import TopicReader
+from services.common.stream.record import DeadLetter, SourceRecord
+from services.common.stream.topic import NUM_PARTITIONS
+from services.common.stream.topics.dead_letters import dead_letter
+from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
+from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
+from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+JSON = [("content-type", b"application/json"), ("trace", b"1")]
+
+
+class Letters:
+    """Writes records and their dead letters, and runs the command."""
+
+    def __init__(self, kafka: str) -> None:
+        self.kafka, self.producer = kafka, BulkProducer(kafka)
+
+    def put(
+        self, topic: str, key: bytes, value: bytes, headers: Any = (), *, reason: str = "", keeps: bool = True
+    ) -> str:
+        """Write a record; with a reason, its dead letter, too (without bytes unless it `keeps` them). Its name."""
+        ((partition, offset),) = self.producer.send_many([Record(topic, key, value, headers)])
+        if reason:
+            record = SourceRecord(
+                topic, partition, offset, 1_700_000_000_000, key if keeps else None, value if keeps else None, headers
+            )
+            self.producer.send_many([dead_letter(DeadLetter(record, reason))])
+        return f"{topic}:{partition}:{offset}"
+
+    def run(self, *arguments: str) -> Result:
+        return CliRunner().invoke(
+            app, ["dead-letters", *arguments, "--kafka", self.kafka], env={"TERM": "dumb", "COLUMNS": "200"}
+        )
+
+    def json(self, *arguments: str) -> Any:
+        result = self.run(*arguments, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    def read(self, topic: str, partition: int, offset: int) -> SourceRecord:
+        reader = TopicReader(self.kafka, topic, group_id="test")
+        found = reader.records_at({partition: offset})[partition]
+        reader.close()
+        return found
+
+
+@pytest.fixture
+def letters(kafka: str) -> Iterator[Letters]:
+    made = Letters(kafka)
+    yield made
+    made.producer.close()
+
+
+def new_user() -> str:
+    return f"letters-{secrets.token_hex(5)}"
+
+
+def test_it_lists_and_shows_what_was_set_aside(letters: Letters) -> None:
+    user, reason = new_user(), f"internal error: KeyError {secrets.token_hex(4)}"
+    value = json.dumps({"user_id": user, "item_id": "7"}).encode()
+    name = letters.put(INTERACTIONS, user.encode(), value, JSON, reason=reason)
+    listed = letters.json("list", "--topic", INTERACTIONS, "--limit", "1000")["dead_letters"]
+    (mine,) = [letter for letter in listed if letter["reason"] == reason]
+    assert (mine["record"], mine["time"], mine["replayed_to"]) == (name, "2023-11-14T22:13:20+00:00", None)
+    shown = letters.json("show", name)
+    assert shown["value"] == {"user_id": user, "item_id": "7"}
+    assert (shown["key"], shown["headers"]) == (user, {"content-type": "application/json", "trace": "1"})
+    assert reason in letters.run("list", "--limit", "1000").stdout
+    assert letters.run("list", "--topic", "exposures").exit_code == 2
+    assert letters.run("show", "interactions:0:999999999").exit_code == 1
+
+
+def test_a_replayed_interaction_without_an_id_gets_that_of_its_place_and_is_replayed_once(letters: Letters) -> None:
+    user = new_user()
+    value = json.dumps({"user_id": user, "item_id": "7", "value": 2}).encode()
+    name = letters.put(INTERACTIONS, user.encode(), value, JSON, reason="internal error: KeyError")
+    _, partition, offset = name.split(":")
+    planned = letters.json("replay", name, "--dry-run")
+    assert (planned["written"], planned["records"][0]["event_id"]) == (0, f"{partition}-{offset}")
+    assert letters.run("replay", name, "--json").exit_code == 2  # nobody to be asked
+    done = letters.json("replay", name, "--yes")
+    (row,) = done["records"]
+    assert (done["written"], row["written_to"][0]) == (1, partition_for(user.encode(), NUM_PARTITIONS))
+    again = letters.read(INTERACTIONS, *row["written_to"])
+    message = events_pb2.Interaction.FromString(again.value or b"")
+    assert (message.event_id, message.user_id, message.item_id) == (f"{partition}-{offset}", user, "7")
+    assert (message.event_time.ToMilliseconds(), list(again.headers)) == (1_700_000_000_000, [("trace", b"1")])
+    (left,) = letters.json("replay", name, "--yes")["records"]
+    assert left["left_out"] == "it was replayed before"
+    assert left["replayed_to"] == row["written_to"]
+
+
+def test_a_replay_is_the_original_where_it_has_an_id_or_cannot_be_read(letters: Letters) -> None:
+    user = new_user()
+    value = encode_interaction(Interaction(user_id=user, item_id="7", event_id="e1", event_time_ms=1_000))
+    headers = [("trace", b"\xff")]
+    names = [
+        letters.put(INTERACTIONS, user.encode(), value, headers, reason="internal error: KeyError"),
+        letters.put(INTERACTIONS, user.encode(), b"\xff\x00", headers, reason="value='2 unreadable bytes'"),
+        # The refresher keeps no bytes: they are read from the topic.
+        letters.put("attributions", b"item", b"\x00bytes", headers, reason="internal error: KeyError", keeps=False),
+    ]
+    rows = letters.json("replay", *names, "--yes")["records"]
+    assert [row["event_id"] for row in rows] == ["e1", None, None]
+    for row, wanted in zip(rows, (value, b"\xff\x00", b"\x00bytes"), strict=True):
+        again = letters.read(row["topic"], *row["written_to"])
+        assert (again.value, list(again.headers)) == (wanted, headers)
+        assert again.partition == row["partition"]
+
+
+def test_what_would_undo_something_later_is_left_out(letters: Letters) -> None:
+    user, item = new_user(), f"item-{secrets.token_hex(4)}"
+    value = encode_interaction(Interaction(user_id=user, item_id="7", event_id="e1", event_time_ms=1_000))
+    forgotten = letters.put(INTERACTIONS, user.encode(), value, reason="internal error: KeyError")
+    _, partition, offset = forgotten.split(":")
+    forget = Forget(
+        forget_id="f", user_id=user, up_to={int(partition): int(offset)}, requested_ms=int(1000 * time.time())
+    )
+    letters.put(FORGETS, user.encode(), encode_forget(forget))
+    described = [CatalogueItem(item_id=item, title=title) for title in ("old", "new")]
+    old = letters.put(ITEMS, item.encode(), encode_item(described[0]), reason="internal error: KeyError")
+    letters.put(ITEMS, item.encode(), encode_item(described[1]))
+    result = letters.json("replay", forgotten, old, "--yes")
+    assert result["written"] == 0
+    assert [row["left_out"] for row in result["records"]] == [
+        "its user was forgotten since",
+        "a newer record of its key has taken its place",
+    ]
+
+
+def test_all_of_one_reason_are_replayed_together(letters: Letters) -> None:
+    reason = f"internal error: {secrets.token_hex(6)}"
+    for number in range(7):
+        user = new_user()
+        event = Interaction(user_id=user, item_id="7", event_id=f"e{number}", event_time_ms=1_000)
+        letters.put(INTERACTIONS, user.encode(), encode_interaction(event), reason=reason)
+    arguments = ("replay", "--all", "--topic", INTERACTIONS, "--reason", reason)
+    assert letters.json(*arguments, "--dry-run")["written"] == 0
+    result = letters.run(*arguments, "--yes")
+    assert (result.exit_code, "7 records written" in result.stdout) == (0, True), result.output
+    assert letters.json(*arguments, "--yes")["written"] == 0
+    assert letters.run("replay").exit_code == 2
