@@ -29,6 +29,7 @@ from services.cli.commands import (
     stack,
     train,
     train_text,
+    upgrade,
     watch,
 )
 from services.common.version import freshet_version
@@ -90,6 +91,7 @@ app.add_typer(data.app, rich_help_panel=_DATA)
 app.command("backup", rich_help_panel=_KEEP)(backup.backup)
 app.command("restore", rich_help_panel=_KEEP)(backup.restore)
 app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)
+app.command("upgrade", rich_help_panel=_KEEP)(upgrade.upgrade)
 app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
 app.command("attribute", hidden=True)(backfill_attributions.attribute)
 bench.app.command("refresher")(bench_refresher.refresher)

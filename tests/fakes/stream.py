@@ -41,6 +41,9 @@ class MemoryTopics:
     def partitions(self, topic: str = "") -> Sequence[int]:
         return [one for one in range(len(self._log(topic))) if self.assigned is None or one in self.assigned]
 
+    def num_partitions(self, topic: str = "") -> int:
+        return len(self._log(topic))
+
     def end_offsets(self, topic: str = "") -> Offsets:
         return {partition: len(self._log(topic)[partition]) for partition in self.partitions(topic)}
 

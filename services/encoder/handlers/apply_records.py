@@ -10,16 +10,17 @@ state store was lost.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
+from services.common.errors import Conflict, PreconditionFailed
+from services.common.state_layout import home_of
 from services.common.state_store import AdvanceStep, StoredState, UserHistory, UserUpdate, now_ms
 from services.common.stream.ports import Reader
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import Undo
 from services.common.stream.topics.attributions import Attribution
-from services.common.stream.topics.interactions import SEARCH_CLICK, decode_interaction, validate
+from services.common.stream.topics.interactions import SEARCH_CLICK
 from services.common.stream.topics.search_clicks import SearchClick
 from services.encoder.domain import (
     MAX_RECORDS_PER_USER,
@@ -30,9 +31,11 @@ from services.encoder.domain import (
     Outcome,
     chunks,
     merge,
+    read_arrival,
 )
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
 from services.encoder.forgetting import Forgotten, pseudonym_of
+from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.ports import Outbox, SequenceEncoder, Store
 
 _COUNTED_AS = {
@@ -77,7 +80,8 @@ class _UserWork:
 class ApplyRecords:
     """Applies batches of records. Holds what the state store last said about progress; `resync` asks it again.
 
-    forgotten: who was forgotten up to where; whoever follows `forgets` adds to it. stores_states: False when only the
+    forgotten: who was forgotten up to where; whoever follows `forgets` adds to it. restore_users: brings back whom the
+    store lost; None: over a store that loses nobody. stores_states: False when only the
     attributions are wanted (a model's, over a store of their own). records_per_user: at most so many of one user are
     applied together. epoch: the store's, as of the last `resync`.
     """
@@ -88,11 +92,16 @@ class ApplyRecords:
     vocabulary: Vocabulary
     pseudonym_key: bytes
     forgotten: Forgotten = field(default_factory=Forgotten)
+    restore_users: RestoreUsers | None = None
     stores_states: bool = True
     records_per_user: int = MAX_RECORDS_PER_USER
     clock_ms: Callable[[], int] = now_ms
     epoch: str = field(default="", init=False)
     watermarks: dict[int, int] = field(default_factory=dict, init=False)
+    # By home partition: users written since its watermark moved.
+    _unfinished: dict[int, int] = field(default_factory=dict, init=False)
+    # How many keys the store had taken away when it was last looked for lost users.
+    _removed: int = field(default=-1, init=False)
     _attribute_from: dict[int, int] = field(default_factory=dict, init=False)
 
     def resync(self, stream: Reader) -> bool:
@@ -103,11 +112,12 @@ class ApplyRecords:
         Raises: PreconditionFailed when the store is ahead of the topic (it belongs to another one).
         """
         partitions = stream.partitions()
-        epoch, _ = self.store.ensure_epoch()
+        epoch, _ = self.store.ensure_epoch(stream.num_partitions())
         self.store.add_model(self.vocabulary.model_version)
         progress = self.store.progress(partitions, epoch)
         self._attribute_from = dict(stream.committed())
         self.watermarks = {partition: progress[partition].watermark for partition in partitions}
+        self._unfinished = {partition: progress[partition].unfinished for partition in partitions}
         _check_same_log(self.watermarks, stream.end_offsets())
         stream.seek({partition: watermark + 1 for partition, watermark in self.watermarks.items()})
         changed = epoch != self.epoch
@@ -119,6 +129,21 @@ class ApplyRecords:
         epoch = self.store.epoch()
         if epoch != self.epoch:
             raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
+
+    def restore(self, user_ids: Collection[str]) -> None:
+        """Bring back users of whom the store lost something."""
+        if self.restore_users is not None:
+            self.restore_users(user_ids, self.watermarks, self.epoch)
+
+    def find_lost(self, *, look: bool) -> Sequence[str]:
+        """Users of these partitions whom the store lost. look: also if it says that it has taken no keys away since
+        the last time (a key that somebody deleted is not counted)."""
+        removed = self.store.num_removed()
+        if removed == self._removed and not look:
+            return ()
+        lost = self.store.find_lost(self.watermarks.keys(), self.epoch)
+        self._removed = removed
+        return lost
 
     def is_held(self) -> bool:
         """Whether an import fills the store and the stream has to wait for it."""
@@ -132,6 +157,11 @@ class ApplyRecords:
             if watermark + 1 > self._attribute_from.get(partition, 0)
         }
 
+    def close(self) -> None:
+        """Give the connection to the log up."""
+        if self.restore_users is not None:
+            self.restore_users.close()
+
     def apply(self, records: Sequence[SourceRecord]) -> Applied:
         """Apply records in stream order; those at or below the watermark are skipped.
 
@@ -139,7 +169,7 @@ class ApplyRecords:
         nothing is lost or applied twice by either.
         """
         records = [record for record in records if record.offset > self.watermarks[record.partition]]
-        arrivals = [self._read(record) for record in records]
+        arrivals = [read_arrival(record) for record in records]
         users = [entry.interaction.user_id if isinstance(entry, Arrival) else "" for entry in arrivals]
         total = Applied()
         for part in chunks(users, self.records_per_user):
@@ -149,19 +179,6 @@ class ApplyRecords:
     def reject(self, record: SourceRecord, reason: str) -> Applied:
         """Dead-letter a record that the normal way cannot handle (a bug of ours)."""
         return self._apply_together([DeadLetter(record, reason)])
-
-    def _read(self, record: SourceRecord) -> Arrival | DeadLetter:
-        try:
-            interaction = decode_interaction(
-                record.value, record.headers, record.key, missing_time_ms=record.written_ms
-            )
-            # Judged by the broker's time of the record, so that reading it again judges the same.
-            validate(interaction, record.written_ms)
-        except InvalidRequest as exc:
-            return DeadLetter(record, exc.message)
-        if not interaction.event_id:
-            interaction = replace(interaction, event_id=f"{record.partition}-{record.offset}")
-        return Arrival(record.partition, record.offset, record.written_ms, interaction)
 
     def _apply_together(self, entries: Sequence[Arrival | DeadLetter]) -> Applied:
         result = Applied()
@@ -190,7 +207,11 @@ class ApplyRecords:
         updates = [
             self._update(user_id, user, states, applied_ms) for user_id, user in work.items() if user.merged.news
         ]
-        self.store.apply(updates, self.epoch)
+        self.store.apply(updates, self.epoch, self.watermarks)
+        for update in updates:
+            home = home_of(update.user_id, self.epoch).partition
+            if home in self._unfinished:
+                self._unfinished[home] += 1
         counts = self._count(entries, work)
         self._advance(entries, counts)
         for partition_counts in counts.values():
@@ -204,6 +225,9 @@ class ApplyRecords:
         for arrival in arrivals:
             by_user.setdefault(arrival.interaction.user_id, []).append(arrival)
         histories = self.store.load_users(by_user.keys(), self.epoch)
+        if lost := [user_id for user_id, history in histories.items() if history.is_lost]:
+            self.restore(lost)
+            histories = {**histories, **self.store.load_users(lost, self.epoch)}
         work: dict[str, _UserWork] = {}
         jobs: list[EncodeJob] = []
         for user_id, mine in by_user.items():
@@ -325,11 +349,13 @@ class ApplyRecords:
                 from_watermark=self.watermarks[partition],
                 to_watermark=offset,
                 counts=counts[partition],
+                unfinished=self._unfinished[partition],
             )
             for partition, offset in last.items()
         ]
         self.store.advance(steps, self.epoch)
         self.watermarks.update(last)
+        self._unfinished.update(dict.fromkeys(last, 0))
 
 
 def _check_same_log(watermarks: Mapping[int, int], ends: Mapping[int, int]) -> None:

@@ -25,6 +25,7 @@ HONEST_MARKS = {
     Degradation.STATE_STORE_DOWN,
     Degradation.NOT_FRESH,
     Degradation.TOKEN_NOT_HONOURED,
+    Degradation.HISTORY_INCOMPLETE,
 }
 
 
@@ -43,6 +44,7 @@ class StoredUsers:
             seen=sorted(seen, key=lambda item_id: (-seen[item_id], item_id)) if with_seen else [],
             epoch=epoch,
             watermark=self._store.progress([partition], epoch or "")[partition].watermark,
+            is_lost=self._store.load_users([user_id], epoch or "")[user_id].is_lost,
         )
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
