@@ -30,6 +30,7 @@ from services.cli.commands import (
     stack,
     train,
     train_text,
+    upgrade,
     watch,
 )
 from services.common.version import freshet_version
@@ -91,6 +92,7 @@ app.add_typer(data.app, rich_help_panel=_DATA)
 app.command("backup", rich_help_panel=_KEEP)(backup.backup)
 app.command("restore", rich_help_panel=_KEEP)(backup.restore)
 app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)
+app.command("upgrade", rich_help_panel=_KEEP)(upgrade.upgrade)
 app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
 app.command("attribute", hidden=True)(backfill_attributions.attribute)
 app.add_typer(dead_letters.app, rich_help_panel=_KEEP)

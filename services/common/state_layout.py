@@ -1,10 +1,15 @@
 """How user states, histories and stream progress lie in Redis: keys, packed values, and the Lua that changes them.
 
-Only `state_store` uses this. Values are bounded, user keys carry a TTL, and the literal braces around the user id
-are Redis Cluster's hash tag, so one user's keys stay together. A user's position is written as
-`epoch|partition:offset,...|partition:offset,...`: what an earlier epoch left behind (a half-emptied Redis) then reads
-as absent. The second list says up to where the user was forgotten: it is part of the text that every write compares,
-so a write that was prepared before a forget cannot bring back what the forget took away.
+Only `state_store` uses this. A user's keys lie with the partition that Kafka's partitioner gives to the user id, the
+user's home: all users of a partition, the table of who they are and the partition's progress share one hash slot, so
+they are on one node, fail over together, and one script can touch them. Values are bounded, and user keys carry a TTL.
+
+A user's position is written as `epoch|partition:offset,...|partition:offset,...`: what an earlier epoch left behind (a
+half-emptied Redis) then reads as absent. The second list says up to where the user was forgotten: it is part of the
+text that every write compares, so a write prepared before a forget cannot bring back what the forget took away.
+
+The table of users says of each one up to where her home partition was applied, and until when her keys live. A user
+whose keys are gone, or say less than the table, is lost: not new.
 """
 
 import hashlib
@@ -13,7 +18,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from services.common.errors import PreconditionFailed
+from services.common.kafka import partition_for
 
+# `random-N`: made when the store is filled for the first time. N is the number of partitions that homes are counted in.
 EPOCH_KEY = "stream:epoch"
 # Exists (with a TTL) while an import fills the store and the consumer has to wait.
 HOLD_KEY = "stream:hold"
@@ -21,8 +28,8 @@ HOLD_KEY = "stream:hold"
 MODELS_KEY = "stream:models"
 # Per reader of `forgets`, `epoch|offset` of the last record that it has applied to this store.
 FORGETS_KEY = "stream:forgets"
-# Every key of every user.
-USER_KEYS = "u:{*"
+# Every key that belongs to a partition: users, the table of them, progress.
+USER_KEYS = "{p[0-9]*}:*"
 COUNT_FIELDS = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten")
 STATE_FIELDS = (
     "components",
@@ -63,26 +70,62 @@ class RecentId(NamedTuple):
     item_id: str = ""
 
 
-def _tagged(user_id: str) -> str:
-    if "{" in user_id or "}" in user_id or "%" in user_id:
-        user_id = user_id.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
-    return "u:{" + user_id + "}"
+class Home(NamedTuple):
+    """Where a user's keys lie, and the user id."""
+
+    partition: int
+    user_id: str
 
 
-def history_key(user_id: str) -> str:
-    return _tagged(user_id) + ":history"
+def home_of(user_id: str, epoch: str) -> Home:
+    """The user's home in this epoch. Raises: ValueError for an epoch of an earlier layout."""
+    return Home(partition_for(user_id.encode(), num_partitions_of(epoch)), user_id)
 
 
-def seen_key(user_id: str) -> str:
-    return _tagged(user_id) + ":seen"
+def num_partitions_of(epoch: str) -> int:
+    """The number of partitions that homes are counted in. Raises: ValueError for an epoch of an earlier layout."""
+    _, dash, number = epoch.rpartition("-")
+    if not dash:
+        raise ValueError("the state store has the layout of an earlier version")
+    return int(number)
 
 
-def state_key(user_id: str, model_version: str) -> str:
-    return f"{_tagged(user_id)}:state:{model_version}"
+def history_key(home: Home) -> str:
+    return f"{{p{home.partition}}}:history:{home.user_id}"
+
+
+def seen_key(home: Home) -> str:
+    return f"{{p{home.partition}}}:seen:{home.user_id}"
+
+
+def state_key(home: Home, model_version: str) -> str:
+    return f"{{p{home.partition}}}:state:{model_version}:{home.user_id}"
+
+
+def users_key(partition: int) -> str:
+    return f"{{p{partition}}}:users"
 
 
 def progress_key(partition: int) -> str:
-    return f"stream:{partition}:progress"
+    return f"{{p{partition}}}:progress"
+
+
+# Field of the table of users (no user id is empty): the epoch that the table is of.
+TABLE_EPOCH = ""
+
+
+def pack_entry(offset: int, expires_s: int) -> str:
+    """A user's entry in the table: the last applied offset of the home partition (-1: none), and when the keys expire
+    (Unix seconds)."""
+    return f"{offset}:{expires_s}"
+
+
+def unpack_entry(entry: bytes | None, now_s: float) -> int | None:
+    """The offset of an entry; None when there is none or the user's keys have expired."""
+    if not entry:
+        return None
+    offset, expires_s = entry.split(b":")
+    return int(offset) if now_s < int(expires_s) else None
 
 
 def hash_event_id(event_id: str) -> int:
@@ -189,15 +232,34 @@ def _covers(reached: Mapping[int, int], wanted: Mapping[int, int]) -> bool:
     return all(reached.get(partition, -1) >= offset for partition, offset in wanted.items())
 
 
-# KEYS history, seen, state. ARGV: expected position, position, ttl seconds, events, recent, items of recent, most seen
-# items, state operation (set, drop or keep), number of items no longer seen, those items, number of seen items,
-# (time, item) each, then the state's fields and values.
+# KEYS history, seen, state, users, progress. ARGV: expected position, position, ttl seconds, events, recent, items of
+# recent, most seen items, state operation (set, drop or keep), user id, entry in the table, epoch, watermark that the
+# writer knows of the home partition (empty: it is another process's), number of items no longer seen, those items,
+# number of seen items, (time, item) each, then the state's fields and values.
+# A writer that missed a failover knows another watermark than the store: nothing of it is written. `unfinished` counts
+# the users written since the watermark moved; ADVANCE wants them all.
 APPLY = """
 local current = redis.call('HGET', KEYS[1], 'position') or ''
 if current ~= ARGV[1] then return 0 end
+if ARGV[12] ~= '' then
+  local found = redis.call('HMGET', KEYS[5], 'epoch', 'watermark')
+  if found[1] ~= ARGV[11] then
+    if ARGV[12] ~= '-1' then return 0 end
+    redis.call('DEL', KEYS[5])
+    redis.call('HSET', KEYS[5], 'epoch', ARGV[11], 'watermark', '-1')
+  elseif found[2] ~= ARGV[12] then
+    return 0
+  end
+  redis.call('HINCRBY', KEYS[5], 'unfinished', 1)
+end
+if redis.call('HGET', KEYS[4], '') ~= ARGV[11] then
+  redis.call('DEL', KEYS[4])
+  redis.call('HSET', KEYS[4], '', ARGV[11])
+end
+redis.call('HSET', KEYS[4], ARGV[9], ARGV[10])
 redis.call('HSET', KEYS[1], 'position', ARGV[2], 'events', ARGV[4], 'recent', ARGV[5], 'recent_items', ARGV[6])
 redis.call('EXPIRE', KEYS[1], ARGV[3])
-local at = 9
+local at = 13
 local gone = tonumber(ARGV[at])
 for i = 1, gone do redis.call('ZREM', KEYS[2], ARGV[at + i]) end
 at = at + gone + 1
@@ -228,17 +290,21 @@ redis.call('DEL', unpack(KEYS))
 return 1
 """
 
-# KEYS progress. ARGV: epoch, expected watermark, new watermark, anchors (empty: as they are), then (field, increment)
-# pairs.
+# KEYS progress. ARGV: epoch, expected watermark, new watermark, users written since the last one (empty: not known),
+# anchors (empty: as they are), then (field, increment) pairs. A node that took over and lacks one of those users lacks
+# this count, too.
 ADVANCE = """
-local found = redis.call('HMGET', KEYS[1], 'epoch', 'watermark')
-local current = '-1'
-if found[1] == ARGV[1] then current = found[2] or '-1' end
+local found = redis.call('HMGET', KEYS[1], 'epoch', 'watermark', 'unfinished')
+local current, unfinished = '-1', 0
+if found[1] == ARGV[1] then
+  current, unfinished = found[2] or '-1', tonumber(found[3] or '0')
+end
 if current ~= ARGV[2] then return 0 end
+if ARGV[4] ~= '' and unfinished ~= tonumber(ARGV[4]) then return 0 end
 if found[1] ~= ARGV[1] then redis.call('DEL', KEYS[1]) end
-redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'watermark', ARGV[3])
-if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'anchors', ARGV[4]) end
-for i = 5, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
+redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'watermark', ARGV[3], 'unfinished', 0)
+if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'anchors', ARGV[5]) end
+for i = 6, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
 return 1
 """
 
@@ -249,6 +315,39 @@ redis.call('SET', KEYS[1], ARGV[2])
 return 1
 """
 
-# One long string instead of thousands of small ones: redis-py parses replies in Python (2,000 items: 4 ms against
-# 0.1 ms). KEYS seen. Newest first.
-READ_SEEN = "return table.concat(redis.call('ZREVRANGE', KEYS[1], 0, -1), '\\0')"
+# One string instead of thousands of small ones: redis-py parses replies in Python (2,000 items: 4 ms against 0.1 ms).
+# KEYS history, seen, state, users. ARGV: user id, epoch, whether seen items are wanted (1), fields of the state.
+# Answers entry in the table, position, bytes of events, number of seen items, seen items newest first, the state.
+READ_USER = """
+local entry = false
+if redis.call('HGET', KEYS[4], '') == ARGV[2] then entry = redis.call('HGET', KEYS[4], ARGV[1]) end
+local seen = ''
+if ARGV[3] == '1' then seen = table.concat(redis.call('ZREVRANGE', KEYS[2], 0, -1), '\\0') end
+return {
+  entry, redis.call('HGET', KEYS[1], 'position'), redis.call('HSTRLEN', KEYS[1], 'events'),
+  redis.call('ZCARD', KEYS[2]), seen, redis.call('HMGET', KEYS[3], unpack(ARGV, 4))
+}
+"""
+
+# Who is in the table without keys, or has events without seen items. KEYS users. ARGV: cursor, about how many to look
+# at, the epoch, what history and seen keys begin with. Answers the next cursor, then user ids and entries in turn.
+FIND_LOST = """
+if redis.call('HGET', KEYS[1], '') ~= ARGV[3] then return {'0'} end
+local page = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2])
+local found = {page[1]}
+for i = 1, #page[2], 2 do
+  local user = page[2][i]
+  if user ~= '' then
+    local history = ARGV[4] .. user
+    local lost = redis.call('EXISTS', history) == 0
+    if not lost and redis.call('HSTRLEN', history, 'events') > 0 then
+      lost = redis.call('EXISTS', ARGV[5] .. user) == 0
+    end
+    if lost then
+      found[#found + 1] = user
+      found[#found + 1] = page[2][i + 1]
+    end
+  end
+end
+return found
+"""

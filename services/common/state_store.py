@@ -17,13 +17,13 @@ import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError
 from redis.retry import Retry
 
 from services.common import state_layout as layout
-from services.common.errors import Conflict, DependencyUnavailable
+from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.common.query_state import PackedQueryState
-from services.common.state_layout import RecentId, StoredEvent
+from services.common.state_layout import Home, RecentId, StoredEvent
 
 DEFAULT_TTL_SECONDS = 90 * 24 * 3600
 DEFAULT_MAX_SEEN = 2_000
@@ -45,6 +45,7 @@ class UserView:
     """What a recommendation needs to know of a user. seen: newest first. epoch None: no stream was applied yet.
 
     reaches_history: the state reflects the whole stored history; one of a model that was away for a while does not.
+    is_lost: the store lost some of what it held of the user, and the encoder process has not brought it back yet.
     """
 
     state: StoredState | None
@@ -53,6 +54,7 @@ class UserView:
     watermark: int | None
     has_history: bool = True
     reaches_history: bool = True
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class UserHistory:
     """A user's stored history as the writer needs it; `expected` is the position text that `apply` compares.
 
     forgotten: per partition, the last offset that was erased with the user; empty for who was never forgotten.
+    is_lost: the store once held more of the user than this.
     """
 
     events: list[StoredEvent] = field(default_factory=list)
@@ -67,6 +70,7 @@ class UserHistory:
     positions: dict[int, int] = field(default_factory=dict)
     forgotten: dict[int, int] = field(default_factory=dict)
     expected: bytes = b""
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,28 +107,37 @@ class Progress:
     """How far a partition is applied (-1: nothing yet), and what became of its records in this epoch.
 
     anchors: what the writer remembers of the partition's log, in its own form; "" where nothing is.
+    unfinished: how many users were written since the watermark moved.
     """
 
     watermark: int = -1
+    unfinished: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     anchors: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceStep:
-    """Moves one partition's watermark, adding the counts of the records in between. anchors: see `Progress`."""
+    """Moves one partition's watermark, adding the counts of the records in between.
+
+    unfinished: how many users the writer wrote at home here since the watermark moved; None: it does not know.
+    anchors: see `Progress`.
+    """
 
     partition: int
     from_watermark: int
     to_watermark: int
     counts: Mapping[str, int]
     anchors: str = ""
+    unfinished: int | None = None
 
 
 @contextmanager
 def _redis_errors() -> Iterator[None]:
     try:
         yield
+    except OutOfMemoryError as exc:
+        raise DependencyUnavailable("Redis is full and takes no writes: give it more memory (maxmemory)") from exc
     except (RedisError, OSError, TimeoutError) as exc:
         raise DependencyUnavailable(f"Redis does not answer: {type(exc).__name__}: {exc}") from exc
 
@@ -150,11 +163,28 @@ def _state(values: Sequence[bytes | None], model_version: str) -> StoredState | 
 
 
 def _progress(values: Sequence[bytes | None], epoch: bytes | None) -> Progress:
-    """values: epoch, watermark, then COUNT_FIELDS."""
+    """values: those of _PROGRESS_FIELDS."""
     if epoch is None or values[0] != epoch:
         return Progress()
-    counts = {name: int(value or 0) for name, value in zip(layout.COUNT_FIELDS, values[2:], strict=True)}
-    return Progress(watermark=int(values[1] or -1), counts=counts)
+    counts = {name: int(value or 0) for name, value in zip(layout.COUNT_FIELDS, values[4:], strict=True)}
+    return Progress(
+        watermark=int(values[1] or -1),
+        unfinished=int(values[2] or 0),
+        anchors=(values[3] or b"").decode(),
+        counts=counts,
+    )
+
+
+_PROGRESS_FIELDS = ("epoch", "watermark", "unfinished", "anchors", *layout.COUNT_FIELDS)
+
+
+def _lost(epoch: str, home: Home, entry: bytes | None, position: bytes | None, *, events: bool, seen: bool) -> bool:
+    """Whether the table of users knows more than the user's own keys. events, seen: whether there are any."""
+    applied = layout.unpack_entry(entry, time.time())
+    if applied is None:
+        return False
+    found = layout.unpack_positions(epoch, position)
+    return found is None or found[0].get(home.partition, -1) < applied or (events and not seen)
 
 
 class StateReader:
@@ -169,6 +199,9 @@ class StateReader:
             # One more try on a connection that Redis closed while it idled; never on a timeout.
             retry=AsyncRetry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         )
+        # As of the last answer. It says where users are at home, and changes hardly ever.
+        self._epoch = ""
+        self._script = ""
 
     async def read_user(
         self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
@@ -177,44 +210,81 @@ class StateReader:
 
         Raises: DependencyUnavailable.
         """
-        pipeline = self._redis.pipeline(transaction=False)
-        pipeline.get(layout.EPOCH_KEY)
-        # Before the state: other clients' commands may run in between, and a watermark read later than the state
-        # could promise an event that the state does not hold.
-        if partition is not None:
-            pipeline.hmget(layout.progress_key(partition), ("epoch", "watermark"))
-        # Before the state as well: a state that is newer than this position reaches it, an older one is told.
-        pipeline.hget(layout.history_key(user_id), "position")
-        pipeline.hmget(layout.state_key(user_id, model_version), (*layout.STATE_FIELDS, layout.STATE_POSITION))
-        if with_seen:
-            pipeline.eval(layout.READ_SEEN, 1, layout.seen_key(user_id))
+        if not self._epoch:
+            self._epoch = await self._current_epoch()
+        while self._epoch:
+            view, epoch = await self._read_user(user_id, model_version, with_seen, partition)
+            if epoch == self._epoch:
+                return view
+            self._epoch = epoch
+        return UserView(state=None, seen=[], epoch=None, watermark=None)
+
+    async def _read_user(
+        self, user_id: str, model_version: str, with_seen: bool, partition: int | None
+    ) -> tuple[UserView, str]:
+        """The view, and the epoch that is the current one; if it is another than before, the view says nothing."""
+        home = layout.home_of(user_id, self._epoch)
+        keys = (
+            layout.history_key(home),
+            layout.seen_key(home),
+            layout.state_key(home, model_version),
+            layout.users_key(home.partition),
+        )
+        wanted = (user_id, self._epoch, int(with_seen), *layout.STATE_FIELDS, layout.STATE_POSITION)
         with _redis_errors():
-            replies = await pipeline.execute()
-        seen: bytes = replies.pop() if with_seen else b""
-        *state_values, state_position = replies.pop()
-        history_position: bytes | None = replies.pop()
+            for attempt in (1, 2):
+                if not self._script:
+                    self._script = await self._redis.script_load(layout.READ_USER)
+                pipeline = self._redis.pipeline(transaction=False)
+                pipeline.get(layout.EPOCH_KEY)
+                # Before the state: other clients' commands may run in between, and a watermark read later than the
+                # state could promise an event that the state does not hold.
+                if partition is not None:
+                    pipeline.hmget(layout.progress_key(partition), ("epoch", "watermark"))
+                pipeline.evalsha(self._script, len(keys), *keys, *wanted)
+                try:
+                    replies = await pipeline.execute()
+                    break
+                except NoScriptError:
+                    self._script = ""
+                    if attempt == 2:
+                        raise
+        found_epoch: bytes | None = replies[0]
+        entry, position, event_bytes, num_seen, seen, (*state_values, state_position) = replies[-1]
         state = _state(state_values, model_version)
-        epoch: bytes | None = replies[0]
-        watermark = None
-        if partition is not None and epoch is not None:
-            found_epoch, found = replies[1]
-            watermark = int(found) if found_epoch == epoch and found is not None else -1
-        return UserView(
+        epoch, watermark = (found_epoch or b"").decode(), None
+        if partition is not None:
+            of_epoch, found = replies[1]
+            watermark = int(found) if of_epoch == found_epoch and found is not None else -1
+        view = UserView(
             state=state,
             seen=seen.decode().split("\0") if seen else [],
-            epoch=epoch.decode() if epoch is not None else None,
+            epoch=epoch,
             watermark=watermark,
-            has_history=bool(history_position),
+            has_history=bool(position),
             reaches_history=state is not None
-            and layout.reaches(state_position, state.partition, state.offset, history_position),
+            and layout.reaches(state_position, state.partition, state.offset, position),
+            is_lost=_lost(epoch, home, entry, position, events=event_bytes > 0, seen=num_seen > 0),
         )
+        return view, epoch
+
+    async def _current_epoch(self) -> str:
+        """Empty when there is none, or the store has the layout of an earlier version: nothing in it is read."""
+        with _redis_errors():
+            found = cast(bytes | None, await self._redis.get(layout.EPOCH_KEY))
+        epoch = (found or b"").decode()
+        return epoch if "-" in epoch else ""
+
+    async def _home(self, user_id: str) -> Home | None:
+        epoch = await self._current_epoch()
+        return layout.home_of(user_id, epoch) if epoch else None
 
     async def read_progress(self, num_partitions: int) -> tuple[str | None, dict[int, Progress]]:
         """The epoch and every partition's progress. Raises: DependencyUnavailable."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.get(layout.EPOCH_KEY)
         for partition in range(num_partitions):
-            pipeline.hmget(layout.progress_key(partition), ("epoch", "watermark", *layout.COUNT_FIELDS))
+            pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
         with _redis_errors():
             epoch, *rows = await pipeline.execute()
         progress = {partition: _progress(row, epoch) for partition, row in enumerate(rows)}
@@ -222,22 +292,28 @@ class StateReader:
 
     async def read_events(self, user_id: str) -> list[StoredEvent]:
         """The user's history, oldest first; empty when none is stored. Raises: DependencyUnavailable."""
+        home = await self._home(user_id)
+        if home is None:
+            return []
         with _redis_errors():
-            blob = await cast(Awaitable[bytes | None], self._redis.hget(layout.history_key(user_id), "events"))
+            blob = await cast(Awaitable[bytes | None], self._redis.hget(layout.history_key(home), "events"))
         return layout.unpack_events(blob)
 
     async def read_keys(self, user_id: str) -> UserKeys:
-        """What is stored of the user, in two round trips. Raises: DependencyUnavailable."""
+        """What is stored of the user, in three round trips. Raises: DependencyUnavailable."""
+        home = await self._home(user_id)
+        if home is None:
+            return UserKeys(history_events=0, seen_items=0, state_model_versions=())
         with _redis_errors():
             pipeline = self._redis.pipeline(transaction=False)
-            pipeline.hget(layout.history_key(user_id), "events")
-            pipeline.zcard(layout.seen_key(user_id))
+            pipeline.hget(layout.history_key(home), "events")
+            pipeline.zcard(layout.seen_key(home))
             pipeline.smembers(layout.MODELS_KEY)
             events, seen_items, models = await pipeline.execute()
             versions = sorted(model.decode() for model in models)
             pipeline = self._redis.pipeline(transaction=False)
             for version in versions:
-                pipeline.exists(layout.state_key(user_id, version))
+                pipeline.exists(layout.state_key(home, version))
             stored = await pipeline.execute() if versions else []
         return UserKeys(
             history_events=len(layout.unpack_events(events)),
@@ -282,14 +358,20 @@ class StateWriter:
             found = cast(bytes | None, self._redis.get(layout.EPOCH_KEY))
         return found.decode() if found is not None else None
 
-    def ensure_epoch(self) -> tuple[str, bool]:
-        """The current epoch, made when missing, and whether it was made now. Raises: DependencyUnavailable."""
+    def ensure_epoch(self, num_partitions: int) -> tuple[str, bool]:
+        """The current epoch, made when missing, and whether it was made now. num_partitions: of the stream.
+
+        Raises: DependencyUnavailable; PreconditionFailed when the store was filled by an earlier version, or from a
+        stream with another number of partitions.
+        """
         with _redis_errors():
-            made = bool(self._redis.set(layout.EPOCH_KEY, secrets.token_hex(8), nx=True))
+            made = bool(self._redis.set(layout.EPOCH_KEY, _new_epoch(num_partitions), nx=True))
             found = cast(bytes | None, self._redis.get(layout.EPOCH_KEY))
         if found is None:
             raise Conflict("the epoch vanished while it was made")
-        return found.decode(), made
+        epoch = found.decode()
+        check_epoch(epoch, num_partitions)
+        return epoch, made
 
     def hold(self, seconds: int) -> None:
         """Ask whoever applies the stream to wait, for so long unless asked again. Raises: DependencyUnavailable."""
@@ -310,15 +392,10 @@ class StateWriter:
         """Progress of the partitions in this epoch. Raises: DependencyUnavailable."""
         pipeline = self._redis.pipeline(transaction=False)
         for partition in partitions:
-            pipeline.hmget(layout.progress_key(partition), ("epoch", "watermark", *layout.COUNT_FIELDS, "anchors"))
+            pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
         with _redis_errors():
             rows = pipeline.execute() if partitions else []
-        return {
-            p: replace(
-                _progress(row, epoch.encode()), anchors=(anchors or b"").decode() if row[0] == epoch.encode() else ""
-            )
-            for p, (*row, anchors) in zip(partitions, rows, strict=True)
-        }
+        return {p: _progress(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
     def begin_anew(self, epoch: str) -> None:
         """Erase every user and put a new epoch in the place of `epoch`; nothing where that is not the current one.
@@ -334,52 +411,110 @@ class StateWriter:
                 if len(pipeline) >= 1000:
                     pipeline.execute()
             pipeline.execute()
-            self._redis.eval(layout.REPLACE_EPOCH, 1, layout.EPOCH_KEY, epoch, secrets.token_hex(8))
+            after = _new_epoch(layout.num_partitions_of(epoch))
+            self._redis.eval(layout.REPLACE_EPOCH, 1, layout.EPOCH_KEY, epoch, after)
 
     def load_users(self, user_ids: Collection[str], epoch: str) -> dict[str, UserHistory]:
         """The users' histories in one round trip; an unknown user's is empty. Raises: DependencyUnavailable."""
+        if not user_ids:
+            return {}
+        homes = [layout.home_of(user_id, epoch) for user_id in user_ids]
+        of_partition: dict[int, list[str]] = {}
+        for partition, user_id in homes:
+            of_partition.setdefault(partition, []).append(user_id)
         pipeline = self._redis.pipeline(transaction=False)
-        for user_id in user_ids:
-            pipeline.hmget(layout.history_key(user_id), ("position", "events", "recent", "recent_items"))
+        for partition, users in of_partition.items():
+            pipeline.hmget(layout.users_key(partition), [layout.TABLE_EPOCH, *users])
+        for home in homes:
+            pipeline.hmget(layout.history_key(home), ("position", "events", "recent", "recent_items"))
+            pipeline.exists(layout.seen_key(home))
         with _redis_errors():
-            rows = pipeline.execute() if user_ids else []
-        return {user_id: _history(epoch, *row) for user_id, row in zip(user_ids, rows, strict=True)}
+            replies = pipeline.execute()
+        entries: dict[str, bytes | None] = {}
+        for users, (of_epoch, *found) in zip(of_partition.values(), replies, strict=False):
+            if of_epoch == epoch.encode():
+                entries.update(zip(users, found, strict=True))
+        rest = replies[len(of_partition) :]
+        return {
+            home.user_id: _history(epoch, home, entries.get(home.user_id), row, has_seen=bool(has_seen))
+            for home, row, has_seen in zip(homes, rest[::2], rest[1::2], strict=True)
+        }
 
-    def apply(self, updates: Sequence[UserUpdate], epoch: str) -> None:
+    def find_lost(self, partitions: Collection[int], epoch: str) -> list[str]:
+        """Users at home in these partitions of whom the store lost keys. Looks at every user: a microsecond each.
+
+        Raises: DependencyUnavailable.
+        """
+        lost: list[str] = []
+        now_s = time.time()
+        with _redis_errors():
+            for partition in partitions:
+                cursor = b"0"
+                while True:
+                    cursor, *found = cast(
+                        list[bytes],
+                        self._redis.eval(
+                            layout.FIND_LOST,
+                            1,
+                            layout.users_key(partition),
+                            cursor,
+                            "1000",
+                            epoch,
+                            layout.history_key(Home(partition, "")),
+                            layout.seen_key(Home(partition, "")),
+                        ),
+                    )
+                    users = dict(zip(found[::2], found[1::2], strict=True))
+                    gone = [user for user, entry in users.items() if layout.unpack_entry(entry, now_s) is None]
+                    lost += [user.decode() for user in users.keys() - gone]
+                    if gone:  # they expired, as they were to
+                        self._redis.hdel(layout.users_key(partition), *gone)
+                    if cursor == b"0":
+                        break
+        return sorted({*lost})
+
+    def num_removed(self) -> int:
+        """How many keys Redis has evicted or let expire since it started. Raises: DependencyUnavailable."""
+        with _redis_errors():
+            found = cast(Mapping[str, int], self._redis.info("stats"))
+        return found["evicted_keys"] + found["expired_keys"]
+
+    def apply(self, updates: Sequence[UserUpdate], epoch: str, watermarks: Mapping[int, int]) -> None:
         """Write every update whose `expected` position still holds, each atomically, in one round trip.
 
-        Raises: Conflict when another writer was quicker with some of them (the others are written; merging the same
-        records again then skips what is applied); DependencyUnavailable.
+        watermarks: of the partitions that this writer moves; a user at home in one of them is written only if it stands
+        where the writer thinks.
+        Raises: Conflict when another writer was quicker with some of them, or the store is not the one that the writer
+        knows (the others are written; merging the same records again then skips what is applied);
+        DependencyUnavailable.
         """
 
         def queue(pipeline: Any, sha: str) -> None:
             for update in updates:
-                pipeline.evalsha(sha, 3, *self._apply_arguments(update, epoch))
+                pipeline.evalsha(sha, 5, *self._apply_arguments(update, epoch, watermarks))
 
         replies = self._run_script(layout.APPLY, queue) if updates else []
-        lost = sum(1 for reply in replies if reply != 1)
-        if lost:
-            raise Conflict(f"{lost} of {len(updates)} users were changed by another writer")
+        _check_written(replies)
 
-    def forget(self, updates: Sequence[UserUpdate], epoch: str) -> None:
+    def rewrite(self, updates: Sequence[UserUpdate], epoch: str) -> None:
         """Erase all that is stored of each user, states of every model version included, and write the update in its
-        place, in one transaction per user; a user without a history (`expected` is empty) is only erased.
+        place, in one transaction per user; a user without positions, before and after, is only erased.
 
         Raises: Conflict when another writer was quicker with some of them; DependencyUnavailable.
         """
-        lost = 0
+        replies: list[int] = []
         with _redis_errors():
             models = sorted(model.decode() for model in cast(set[bytes], self._redis.smembers(layout.MODELS_KEY)))
             for update in updates:
-                keys = [layout.history_key(update.user_id), layout.seen_key(update.user_id)]
-                keys += [layout.state_key(update.user_id, version) for version in {*models, update.model_version}]
+                home = layout.home_of(update.user_id, epoch)
+                keys = [layout.history_key(home), layout.seen_key(home)]
+                keys += [layout.state_key(home, version) for version in {*models, update.model_version}]
                 pipeline = self._redis.pipeline(transaction=True)
                 pipeline.eval(layout.ERASE, len(keys), *keys, update.expected)
-                if update.expected:
-                    pipeline.eval(layout.APPLY, 3, *self._apply_arguments(replace(update, expected=b""), epoch))
-                lost += any(reply != 1 for reply in pipeline.execute())
-        if lost:
-            raise Conflict(f"{lost} of {len(updates)} users were changed by another writer")
+                if update.expected or update.positions:
+                    pipeline.eval(layout.APPLY, 5, *self._apply_arguments(replace(update, expected=b""), epoch, {}))
+                replies.append(min(pipeline.execute()))
+        _check_written(replies)
 
     def add_model(self, model_version: str) -> None:
         """Name a model version before its first state is stored, so that a forget finds them all. Idempotent."""
@@ -408,7 +543,9 @@ class StateWriter:
             for step in steps:
                 counts = [word for name, count in step.counts.items() if count for word in (name, count)]
                 key = layout.progress_key(step.partition)
-                pipeline.evalsha(sha, 1, key, epoch, step.from_watermark, step.to_watermark, step.anchors, *counts)
+                unfinished = "" if step.unfinished is None else step.unfinished
+                moved = (step.from_watermark, step.to_watermark, unfinished, step.anchors)
+                pipeline.evalsha(sha, 1, key, epoch, *moved, *counts)
 
         replies = self._run_script(layout.ADVANCE, queue) if steps else []
         lost = [step.partition for step, reply in zip(steps, replies, strict=True) if reply != 1]
@@ -419,12 +556,14 @@ class StateWriter:
         """Close the connections."""
         self._redis.close()
 
-    def _apply_arguments(self, update: UserUpdate, epoch: str) -> list[Any]:
-        state = update.state
+    def _apply_arguments(self, update: UserUpdate, epoch: str, watermarks: Mapping[int, int]) -> list[Any]:
+        state, home = update.state, layout.home_of(update.user_id, epoch)
         arguments: list[Any] = [
-            layout.history_key(update.user_id),
-            layout.seen_key(update.user_id),
-            layout.state_key(update.user_id, update.model_version),
+            layout.history_key(home),
+            layout.seen_key(home),
+            layout.state_key(home, update.model_version),
+            layout.users_key(home.partition),
+            layout.progress_key(home.partition),
             update.expected,
             layout.pack_positions(epoch, update.positions, update.forgotten),
             self._ttl_seconds,
@@ -433,6 +572,10 @@ class StateWriter:
             layout.pack_recent_items(update.recent),
             self._max_seen,
             update.state_change,
+            update.user_id,
+            layout.pack_entry(update.positions.get(home.partition, -1), int(time.time()) + self._ttl_seconds),
+            epoch,
+            watermarks.get(home.partition, ""),
             len(update.unseen),
             *update.unseen,
             len(update.seen_times),
@@ -466,11 +609,13 @@ class StateWriter:
 
 
 def _history(
-    epoch: str, position: bytes | None, events: bytes | None, recent: bytes | None, recent_items: bytes | None
+    epoch: str, home: Home, entry: bytes | None, row: Sequence[bytes | None], *, has_seen: bool
 ) -> UserHistory:
+    position, events, recent, recent_items = row
+    is_lost = _lost(epoch, home, entry, position, events=bool(events), seen=has_seen)
     found = layout.unpack_positions(epoch, position)
     if found is None:
-        return UserHistory(expected=position or b"")
+        return UserHistory(expected=position or b"", is_lost=is_lost)
     positions, forgotten = found
     return UserHistory(
         events=layout.unpack_events(events),
@@ -478,7 +623,31 @@ def _history(
         positions=positions,
         forgotten=forgotten,
         expected=position or b"",
+        is_lost=is_lost,
     )
+
+
+def _check_written(replies: Sequence[int]) -> None:
+    lost = sum(1 for reply in replies if reply != 1)
+    if lost:
+        raise Conflict(f"{lost} of {len(replies)} users were changed by another writer, or the store went back")
+
+
+def _new_epoch(num_partitions: int) -> str:
+    return f"{secrets.token_hex(8)}-{num_partitions}"
+
+
+def check_epoch(epoch: str, num_partitions: int) -> None:
+    """Raises: PreconditionFailed unless the store was filled by this layout, from so many partitions."""
+    try:
+        stored = layout.num_partitions_of(epoch)
+    except ValueError as exc:
+        raise PreconditionFailed(f"{exc}: run `freshet upgrade`") from exc
+    if stored != num_partitions:
+        raise PreconditionFailed(
+            f"the state store was filled from {stored} partitions of `interactions`, which has {num_partitions} now: "
+            "users moved. Empty the state store, and it is filled again from the topic"
+        )
 
 
 def now_ms() -> int:

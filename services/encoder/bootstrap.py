@@ -28,6 +28,7 @@ from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory
 from services.encoder.handlers.forget_users import ForgetUsers
+from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.server import SERVICE, EncoderServicer
 
@@ -101,6 +102,18 @@ def kafka_stream(settings: EncoderSettings) -> TopicReader:
     )
 
 
+def log_of_users(settings: EncoderSettings) -> TopicReader:
+    """The configured partitions of `interactions` again, for reading lost users' records from the beginning."""
+    return TopicReader(
+        settings.kafka_bootstrap,
+        INTERACTIONS,
+        group_id=settings.group_id,
+        client_id="freshet-encoder-restore",
+        partitions=parse_partitions(settings.partitions),
+        max_poll_records=10_000,
+    )
+
+
 def forget_log(settings: EncoderSettings) -> ForgetTopic:
     """The topic `forgets`, which every process reads whole."""
     return ForgetTopic(
@@ -145,6 +158,14 @@ async def run(settings: EncoderSettings) -> None:
     reader = StateReader(settings.redis_url, timeout_s=DESCRIBE_TIMEOUT_S)
     key = pseudonym_key(settings)
     forgotten = Forgotten()
+    restore_users = RestoreUsers(
+        log=log_of_users(settings),
+        store=store,
+        encoder=encoder,
+        vocabulary=vocabulary,
+        forgotten=forgotten,
+        restored=metrics.restored.inc,
+    )
     forgets = ForgetUsers(
         log=forget_log(settings),
         store=store,
@@ -166,6 +187,7 @@ async def run(settings: EncoderSettings) -> None:
             vocabulary=vocabulary,
             pseudonym_key=key,
             forgotten=forgotten,
+            restore_users=restore_users,
         ),
         forgets=forgets,
         metrics=metrics,

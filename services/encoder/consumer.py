@@ -39,6 +39,8 @@ class ConsumerLimits:
     max_backoff_s: float = 1.0
     commit_every_s: float = 1.0
     check_every_s: float = 1.0
+    # A look at every user, a microsecond of Redis each; whenever keys were evicted it looks at once.
+    look_for_lost_every_s: float = 60.0
     lag_every_s: float = 1.0
 
 
@@ -80,7 +82,7 @@ class Consumer(Follower):
         self._is_held = False
         self._poll_records = limits.min_records
         self._committed: dict[int, int] = {}
-        self._next_commit = self._next_check = self._next_log_check = 0.0
+        self._next_commit = self._next_check = self._next_log_check = self._next_look = 0.0
 
     def finish(self) -> None:
         """Commit. Whatever is unfinished is simply read again next time."""
@@ -91,6 +93,7 @@ class Consumer(Follower):
         except FreshetError as exc:
             log.info("last_commit_failed", reason=str(exc))
         self._stream.close()
+        self._handler.close()
         self._forgets.close()
         self._outbox.close()
 
@@ -167,7 +170,7 @@ class Consumer(Follower):
         return total
 
     def _check_store(self, now: float) -> None:
-        """Notice an emptied store, and an import: nothing is polled while one holds the stream."""
+        """Notice an emptied store, lost users, and an import: nothing is polled while one holds the stream."""
         if now < self._next_check:
             return
         self._next_check = now + self._limits.check_every_s
@@ -177,6 +180,7 @@ class Consumer(Follower):
             self._synchronise()
         if not self._is_held:
             self._handler.check_epoch()
+            self._restore_lost(now)
         self._in_step = True
         if self._is_held != was_held:
             log.info("stream_held" if self._is_held else "stream_released", watermarks=self._handler.watermarks)
@@ -195,6 +199,14 @@ class Consumer(Follower):
             self._in_step = False
             self._handler.pass_over(self._stream.positions())
             self._in_step = True
+
+    def _restore_lost(self, now: float) -> None:
+        look = now >= self._next_look
+        lost = self._handler.find_lost(look=look)
+        if look:
+            self._next_look = now + self._limits.look_for_lost_every_s
+        if lost:
+            self._handler.restore(lost)
 
     def _commit(self) -> None:
         offsets = self._handler.committable()

@@ -12,7 +12,7 @@ d component width.
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -20,11 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.history import trim
+from services.common.errors import InvalidRequest
 from services.common.state_layout import RecentId, StoredEvent, hash_event_id
 from services.common.state_store import UserHistory
 from services.common.stream.position import Position
+from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import is_covered
-from services.common.stream.topics.interactions import Interaction
+from services.common.stream.topics.interactions import Interaction, decode_interaction, validate
 
 # Event ids of this many latest records of a user are remembered. What is applied together holds at most half as many
 # records of one user, so that whatever is delivered again is recognised whole.
@@ -90,6 +92,19 @@ class Arrival:
             "offset": self.offset,
             "user_pseudonym": user_pseudonym,
         }
+
+
+def read_arrival(record: SourceRecord) -> Arrival | DeadLetter:
+    """The interaction of a record, checked; or why it is none."""
+    try:
+        interaction = decode_interaction(record.value, record.headers, record.key, missing_time_ms=record.written_ms)
+        # Judged by the broker's time of the record, so that reading it again judges the same.
+        validate(interaction, record.written_ms)
+    except InvalidRequest as exc:
+        return DeadLetter(record, exc.message)
+    if not interaction.event_id:
+        interaction = replace(interaction, event_id=f"{record.partition}-{record.offset}")
+    return Arrival(record.partition, record.offset, record.written_ms, interaction)
 
 
 @dataclass(frozen=True, slots=True)

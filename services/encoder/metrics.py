@@ -50,6 +50,9 @@ class EncoderMetrics:
         text = "Records of the interactions topic by what became of them (those after dead_lettered are also applied)."
         records = figures.counter("freshet_encoder_records", text, "outcome")
         self._records = {outcome: records.labels(outcome) for outcome in COUNT_FIELDS}
+        self.restored = figures.counter(
+            "freshet_encoder_restored_users", "Users of whom the state store lost something, read again from the log."
+        )
         self._freshness = figures.histogram(
             "freshet_encoder_event_to_state_seconds",
             "Seconds from the broker's acknowledgement of an event to its state being readable.",

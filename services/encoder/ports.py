@@ -56,8 +56,11 @@ class Store(Protocol):
     def epoch(self) -> str | None:
         """The current epoch; None when the store has none (it is new or was emptied)."""
 
-    def ensure_epoch(self) -> tuple[str, bool]:
-        """The current epoch, made when missing, and whether it was made now."""
+    def ensure_epoch(self, num_partitions: int) -> tuple[str, bool]:
+        """The current epoch, made when missing, and whether it was made now. num_partitions: of the whole stream.
+
+        Raises: PreconditionFailed when the store was filled by an earlier version or with other partitions.
+        """
 
     def begin_anew(self, epoch: str) -> None:
         """Erase every user and put a new epoch in the place of `epoch`; nothing where that is not the current one."""
@@ -78,14 +81,25 @@ class Store(Protocol):
         """How far each partition is applied in this epoch."""
 
     def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
-        """The users' histories; an unknown user's is empty."""
+        """The users' histories; an unknown user's is empty, and that of who was lost says so."""
 
-    def apply(self, updates: Sequence[UserUpdate], epoch: str) -> None:
-        """Write every update whose `expected` position still holds. Raises: Conflict when some did not."""
+    def find_lost(self, partitions: Collection[int], epoch: str) -> Sequence[str]:
+        """Users at home in these partitions of whom something was lost. It looks at everybody."""
 
-    def forget(self, updates: Sequence[UserUpdate], epoch: str) -> None:
+    def num_removed(self) -> int:
+        """How many keys the store has evicted or let expire; when it changes, `find_lost` may find somebody."""
+
+    def apply(self, updates: Sequence[UserUpdate], epoch: str, watermarks: Mapping[int, int]) -> None:
+        """Write every update whose `expected` position still holds.
+
+        watermarks: of the partitions that this writer moves; a user at home in one of them is written only if it stands
+        where the writer thinks. Raises: Conflict when some were not written.
+        """
+
+    def rewrite(self, updates: Sequence[UserUpdate], epoch: str) -> None:
         """Erase all that is stored of each user, states of every model version included, and write the update in its
-        place (nothing, where `expected` is empty), atomically. Raises: Conflict when some were written in between."""
+        place (nothing, where neither it nor what was stored has positions), atomically. Raises: Conflict when some were
+        written in between."""
 
     def forgets_applied(self, reader: str, epoch: str) -> int:
         """The last record of `forgets` that `reader` applied to this store in this epoch; -1: none yet."""
@@ -94,7 +108,8 @@ class Store(Protocol):
         """Note that `reader` applied `forgets` up to this offset."""
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
-        """Move watermarks and add counts, once. Raises: Conflict when some had moved."""
+        """Move watermarks and add counts, once. Raises: Conflict when some had moved, or users written since the last
+        move are missing."""
 
 
 class SequenceEncoder(Protocol):

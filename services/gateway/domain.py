@@ -29,6 +29,7 @@ class Degradation(IntEnum):
     TOKEN_NOT_HONOURED = 7
     PARTIAL_SOURCES = 8
     NOT_PERSONALISED = 9
+    HISTORY_INCOMPLETE = 10
 
 
 class CertificateKind(IntEnum):

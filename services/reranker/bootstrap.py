@@ -76,7 +76,7 @@ async def run(settings: RerankerSettings) -> None:
     gate = CatalogueGate("reranker", health)
     merge = BackgroundMerge(catalogue.index)
     follower = CatalogueFollower(
-        catalogue_reader(settings.kafka_bootstrap, "reranker", makes_topics=True),
+        catalogue_reader(settings.kafka_bootstrap, "reranker", makes_topics=settings.replicas),
         CatalogueChanges(catalogue, metrics.catalogue, full_error=IndexFullError, merges=[merge]),
         model_version=catalogue.base.model_version,
         on_ready=gate.open,

@@ -21,6 +21,11 @@ from services.encoder.ports import Store, UserReader
 from services.offline.backfill.memory_store import MemoryStore
 
 MODEL = "model-1"
+NUM_PARTITIONS = 8
+# Epochs of three lives of a store.
+EARLIER, NOW, LATER = "earlier-8", "now-8", "later-8"
+ANN_HOME = state_layout.home_of("ann", NOW)
+ANN_HISTORY = state_layout.history_key(ANN_HOME)
 EVENTS = [StoredEvent(1_000 + n, 3, 40 + n, 2**63 + n, f"item-{n}") for n in range(3)]
 
 
@@ -58,14 +63,14 @@ def update(user_id: str = "ann", expected: bytes = b"", **changes: Any) -> UserU
 
 def test_an_epoch_is_made_once(store: Store) -> None:
     assert store.epoch() is None
-    epoch, made = store.ensure_epoch()
+    epoch, made = store.ensure_epoch(NUM_PARTITIONS)
     assert made
-    assert store.ensure_epoch() == (epoch, False)
+    assert store.ensure_epoch(NUM_PARTITIONS) == (epoch, False)
     assert store.epoch() == epoch
 
 
 def test_an_unknown_user_is_empty(store: Store) -> None:
-    epoch, _ = store.ensure_epoch()
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     found = store.load_users(["nobody"], epoch)["nobody"]
     assert (found.events, found.recent, found.positions, found.expected) == ([], [], {}, b"")
     assert store.load_users([], epoch) == {}
@@ -73,8 +78,8 @@ def test_an_unknown_user_is_empty(store: Store) -> None:
 
 @pytest.mark.parametrize("user_id", ["ann", "{}", "a}b{c", "100%", "日本語", "x" * 128])
 def test_what_is_written_is_read_again(store: Store, user_id: str) -> None:
-    epoch, _ = store.ensure_epoch()
-    store.apply([update(user_id)], epoch)
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.apply([update(user_id)], epoch, {})
     found = store.load_users([user_id, "other"], epoch)
     assert found[user_id].events == EVENTS
     assert found[user_id].recent == [RecentId(2**64 - 1, 3, 41, 1), RecentId(7, 3, 42, 0)]
@@ -83,34 +88,34 @@ def test_what_is_written_is_read_again(store: Store, user_id: str) -> None:
 
 
 def test_a_write_on_an_old_reading_is_refused_and_others_go_through(store: Store) -> None:
-    epoch, _ = store.ensure_epoch()
-    store.apply([update("ann")], epoch)
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.apply([update("ann")], epoch, {})
     with pytest.raises(Conflict, match="1 of 2"):
-        store.apply([update("ann", positions={3: 99}), update("bob")], epoch)
+        store.apply([update("ann", positions={3: 99}), update("bob")], epoch, {})
     found = store.load_users(["ann", "bob"], epoch)
     assert found["ann"].positions == {3: 42}
     assert found["bob"].positions == {3: 42}
 
 
 def test_a_write_on_the_latest_reading_replaces(store: Store) -> None:
-    epoch, _ = store.ensure_epoch()
-    store.apply([update("ann")], epoch)
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.apply([update("ann")], epoch, {})
     expected = store.load_users(["ann"], epoch)["ann"].expected
-    store.apply([update("ann", expected, positions={3: 43, 5: 1}, events=EVENTS[1:], recent=[])], epoch)
+    store.apply([update("ann", expected, positions={3: 43, 5: 1}, events=EVENTS[1:], recent=[])], epoch, {})
     found = store.load_users(["ann"], epoch)["ann"]
     assert (found.positions, found.events, found.recent) == ({3: 43, 5: 1}, EVENTS[1:], [])
 
 
 def test_what_an_earlier_epoch_left_reads_as_absent_and_can_be_replaced(store: Store) -> None:
-    store.apply([update("ann")], "earlier")
-    found = store.load_users(["ann"], "now")["ann"]
+    store.apply([update("ann")], EARLIER, {})
+    found = store.load_users(["ann"], NOW)["ann"]
     assert (found.events, found.positions) == ([], {})
-    store.apply([update("ann", found.expected, positions={0: 0})], "now")
-    assert store.load_users(["ann"], "now")["ann"].positions == {0: 0}
+    store.apply([update("ann", found.expected, positions={0: 0})], NOW, {})
+    assert store.load_users(["ann"], NOW)["ann"].positions == {0: 0}
 
 
 def test_progress_moves_once_and_adds_up(store: Store) -> None:
-    epoch, _ = store.ensure_epoch()
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     assert store.progress([0, 1], epoch)[1].watermark == -1
     first = AdvanceStep(partition=1, from_watermark=-1, to_watermark=9, counts={"applied": 8, "duplicates": 2})
     store.advance([first], epoch)
@@ -123,17 +128,99 @@ def test_progress_moves_once_and_adds_up(store: Store) -> None:
 
 
 def test_progress_of_an_earlier_epoch_counts_for_nothing(store: Store) -> None:
-    store.advance([AdvanceStep(partition=0, from_watermark=-1, to_watermark=9, counts={"applied": 10})], "earlier")
-    assert store.progress([0], "now")[0].watermark == -1
-    store.advance([AdvanceStep(partition=0, from_watermark=-1, to_watermark=0, counts={"applied": 1})], "now")
-    found = store.progress([0], "now")[0]
+    store.advance([AdvanceStep(partition=0, from_watermark=-1, to_watermark=9, counts={"applied": 10})], EARLIER)
+    assert store.progress([0], NOW)[0].watermark == -1
+    store.advance([AdvanceStep(partition=0, from_watermark=-1, to_watermark=0, counts={"applied": 1})], NOW)
+    found = store.progress([0], NOW)[0]
     assert (found.watermark, found.counts["applied"]) == (0, 1)
 
 
+def test_a_writer_that_missed_a_step_writes_nothing(store: Store) -> None:
+    """It took another store for this one: a replica that lagged took over, or another process moved the watermark."""
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    home = ANN_HOME.partition
+    store.apply([update("ann")], epoch, {home: -1})
+    store.advance([AdvanceStep(partition=home, from_watermark=-1, to_watermark=4, counts={}, unfinished=1)], epoch)
+    expected = store.load_users(["ann"], epoch)["ann"].expected
+    for known in (-1, 3, 5):
+        with pytest.raises(Conflict, match="1 of 1"):
+            store.apply([update("ann", expected, positions={home: 9})], epoch, {home: known})
+    store.apply([update("ann", expected, positions={home: 9})], epoch, {home: 4})
+    assert store.load_users(["ann"], epoch)["ann"].positions == {home: 9}
+
+
+def test_a_watermark_moves_only_over_all_users_that_were_written(store: Store) -> None:
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    home = ANN_HOME.partition
+    store.apply([update("ann")], epoch, {home: -1})
+    assert store.progress([home], epoch)[home].unfinished == 1
+    step = AdvanceStep(partition=home, from_watermark=-1, to_watermark=4, counts={"applied": 1})
+    for known in (0, 2):
+        with pytest.raises(Conflict):
+            store.advance([replace(step, unfinished=known)], epoch)
+    store.advance([replace(step, unfinished=1)], epoch)
+    found = store.progress([home], epoch)[home]
+    assert (found.watermark, found.unfinished) == (4, 0)
+
+
+def test_a_store_with_other_partitions_is_refused(store: Store) -> None:
+    store.ensure_epoch(NUM_PARTITIONS)
+    with pytest.raises(PreconditionFailed, match=r"8 partitions .* has 16 now"):
+        store.ensure_epoch(16)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("gone", ["history", "seen"])
+async def test_a_user_whose_keys_are_gone_is_lost_and_not_new(
+    gone: str, reader: StateReader, writer: StateWriter, redis_url: str
+) -> None:
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    home = ANN_HOME.partition
+    writer.apply([update("ann", positions={home: 7}), update("bob")], epoch, {home: -1})
+    assert writer.find_lost(range(NUM_PARTITIONS), epoch) == []
+    assert not (await reader.read_user("ann", MODEL)).is_lost
+    with redis.Redis.from_url(redis_url) as client:
+        client.delete(state_layout.history_key(ANN_HOME) if gone == "history" else state_layout.seen_key(ANN_HOME))
+    assert writer.find_lost(range(NUM_PARTITIONS), epoch) == ["ann"]
+    found = writer.load_users(["ann", "bob", "new"], epoch)
+    assert {user_id: history.is_lost for user_id, history in found.items()} == {"ann": True, "bob": False, "new": False}
+    assert (await reader.read_user("ann", MODEL)).is_lost
+    assert not (await reader.read_user("new", MODEL)).is_lost
+    writer.rewrite([update("ann", found["ann"].expected, positions={home: 7})], epoch)
+    assert writer.find_lost(range(NUM_PARTITIONS), epoch) == []
+    assert not (await reader.read_user("ann", MODEL)).is_lost
+
+
+@pytest.mark.integration
+async def test_a_user_whose_time_is_over_is_not_lost(reader: StateReader, redis_url: str) -> None:
+    writer = StateWriter(redis_url, ttl_seconds=1)
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    removed = writer.num_removed()
+    writer.apply([update("ann")], epoch, {})
+    eventually(lambda: writer.num_removed() > removed)
+    eventually(lambda: not writer.load_users(["ann"], epoch)["ann"].is_lost)
+    assert writer.find_lost(range(NUM_PARTITIONS), epoch) == []
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.hexists(state_layout.users_key(ANN_HOME.partition), "ann") is False
+    writer.close()
+
+
+@pytest.mark.integration
+async def test_a_reader_follows_to_another_epoch_with_other_partitions(
+    reader: StateReader, writer: StateWriter, redis_url: str
+) -> None:
+    for number in (NUM_PARTITIONS, 3):
+        with redis.Redis.from_url(redis_url) as client:
+            client.flushall()
+        epoch, _ = writer.ensure_epoch(number)
+        writer.apply([update(f"user-{n}") for n in range(8)], epoch, {})
+        assert [(await reader.read_user(f"user-{n}", MODEL)).state for n in range(8)] == [state()] * 8
+
+
 def test_recent_ids_keep_the_items_that_can_still_be_undone(store: Store) -> None:
-    epoch, _ = store.ensure_epoch()
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     recent = [RecentId(1, 3, 40, 0, "item-0"), RecentId(2, 3, 41, 1), RecentId(3, 3, 42, 0, "日本")]
-    store.apply([update("ann", recent=recent)], epoch)
+    store.apply([update("ann", recent=recent)], epoch, {})
     assert store.load_users(["ann"], epoch)["ann"].recent == recent
 
 
@@ -152,14 +239,14 @@ def forgotten(store: Store, user_id: str, epoch: str, **changes: Any) -> UserUpd
 
 @pytest.mark.parametrize("user_id", ["ann", "a}b{c"])
 def test_a_forgotten_user_leaves_positions_and_nothing_else(store: Store, user_id: str) -> None:
-    epoch, _ = store.ensure_epoch()
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     store.add_model(MODEL)
     store.add_model("model-2")
-    store.apply([update(user_id), update("bob")], epoch)
+    store.apply([update(user_id), update("bob")], epoch, {})
     second = state(model="model-2")
     expected = store.load_users([user_id], epoch)[user_id].expected
-    store.apply([replace(update(user_id, expected, state=second), model_version="model-2")], epoch)
-    store.forget([forgotten(store, user_id, epoch)], epoch)
+    store.apply([replace(update(user_id, expected, state=second), model_version="model-2")], epoch, {})
+    store.rewrite([forgotten(store, user_id, epoch)], epoch)
     found = store.load_users([user_id, "bob"], epoch)
     assert (found[user_id].events, found[user_id].recent) == ([], [RecentId(7, 3, 42, 0)])
     assert (found[user_id].positions, found[user_id].forgotten) == ({3: 42}, {3: 42, 5: 9})
@@ -167,58 +254,58 @@ def test_a_forgotten_user_leaves_positions_and_nothing_else(store: Store, user_i
 
 
 def test_a_write_prepared_before_a_forget_is_refused_after_it(store: Store) -> None:
-    epoch, _ = store.ensure_epoch()
-    store.apply([update("ann")], epoch)
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.apply([update("ann")], epoch, {})
     expected = store.load_users(["ann"], epoch)["ann"].expected
-    store.forget([forgotten(store, "ann", epoch)], epoch)
+    store.rewrite([forgotten(store, "ann", epoch)], epoch)
     with pytest.raises(Conflict, match="1 of 1"):
-        store.apply([update("ann", expected, positions={3: 43})], epoch)
+        store.apply([update("ann", expected, positions={3: 43})], epoch, {})
     assert store.load_users(["ann"], epoch)["ann"].events == []
 
 
 def test_a_forget_prepared_before_a_write_is_refused_after_it(store: Store) -> None:
-    epoch, _ = store.ensure_epoch()
-    store.apply([update("ann"), update("bob")], epoch)
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.apply([update("ann"), update("bob")], epoch, {})
     late = [forgotten(store, user_id, epoch) for user_id in ("ann", "bob")]
     expected = store.load_users(["ann"], epoch)["ann"].expected
-    store.apply([update("ann", expected, positions={3: 43})], epoch)
+    store.apply([update("ann", expected, positions={3: 43})], epoch, {})
     with pytest.raises(Conflict, match="1 of 2"):
-        store.forget(late, epoch)
+        store.rewrite(late, epoch)
     found = store.load_users(["ann", "bob"], epoch)
     assert (found["ann"].events, found["bob"].events) == (EVENTS, [])
 
 
 def test_what_comes_after_a_forget_is_kept_beside_it(store: Store) -> None:
-    epoch, _ = store.ensure_epoch()
-    store.apply([update("ann")], epoch)
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.apply([update("ann")], epoch, {})
     later = StoredEvent(9_000, 3, 43, 5, "item-9")
-    store.forget([forgotten(store, "ann", epoch, events=[later], positions={3: 43})], epoch)
+    store.rewrite([forgotten(store, "ann", epoch, events=[later], positions={3: 43})], epoch)
     found = store.load_users(["ann"], epoch)["ann"]
     assert (found.events, found.positions) == ([later], {3: 43})
-    store.apply([update("ann", found.expected, positions={3: 44}, forgotten=found.forgotten)], epoch)
+    store.apply([update("ann", found.expected, positions={3: 44}, forgotten=found.forgotten)], epoch, {})
     assert store.load_users(["ann"], epoch)["ann"].forgotten == {3: 42, 5: 9}
 
 
 def test_forgetting_who_was_never_there_leaves_no_trace(store: Store) -> None:
-    epoch, _ = store.ensure_epoch()
-    store.forget([forgotten(store, "nobody", epoch)], epoch)
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.rewrite([forgotten(store, "nobody", epoch, positions={})], epoch)
     assert store.load_users(["nobody"], epoch)["nobody"].expected == b""
 
 
 def test_what_an_earlier_epoch_left_of_a_user_is_erased(store: Store) -> None:
-    store.apply([update("ann")], "earlier")
-    store.forget([forgotten(store, "ann", "now", positions={})], "now")
-    assert store.load_users(["ann"], "earlier")["ann"].events == []
-    found = store.load_users(["ann"], "now")["ann"]
+    store.apply([update("ann")], EARLIER, {})
+    store.rewrite([forgotten(store, "ann", NOW, positions={})], NOW)
+    assert store.load_users(["ann"], EARLIER)["ann"].events == []
+    found = store.load_users(["ann"], NOW)["ann"]
     assert (found.events, found.positions, found.forgotten) == ([], {}, {3: 42, 5: 9})
 
 
 def test_how_far_forgets_are_applied_is_each_readers_own_and_of_its_epoch(store: Store) -> None:
-    epoch, _ = store.ensure_epoch()
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     assert store.forgets_applied("a", epoch) == -1
     store.set_forgets_applied("a", 7, epoch)
     assert (store.forgets_applied("a", epoch), store.forgets_applied("b", epoch)) == (7, -1)
-    assert store.forgets_applied("a", "later") == -1
+    assert store.forgets_applied("a", LATER) == -1
 
 
 def test_a_hold_lasts_until_it_is_released(store: Store) -> None:
@@ -246,17 +333,17 @@ async def user_reader(store: Store, request: pytest.FixtureRequest) -> AsyncIter
 
 
 async def test_what_is_stored_of_a_user_is_told_until_it_is_forgotten(store: Store, user_reader: UserReader) -> None:
-    epoch, _ = store.ensure_epoch()
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     for model in (MODEL, "model-2"):
         store.add_model(model)
         expected = store.load_users(["ann"], epoch)["ann"].expected
         stored = update("ann", expected, state=state(model=model), seen_times={"item-1": 1, "item-2": 2})
-        store.apply([replace(stored, model_version=model)], epoch)
-    store.apply([update("bob", state=None, state_change="keep")], epoch)
+        store.apply([replace(stored, model_version=model)], epoch, {})
+    store.apply([update("bob", state=None, state_change="keep")], epoch, {})
     keys = UserKeys(history_events=3, seen_items=2, state_model_versions=(MODEL, "model-2"))
     assert await user_reader.read_keys("ann") == keys
     assert await user_reader.read_keys("bob") == UserKeys(history_events=3, seen_items=1, state_model_versions=())
-    store.forget([forgotten(store, "ann", epoch)], epoch)
+    store.rewrite([forgotten(store, "ann", epoch)], epoch)
     nothing = UserKeys(history_events=0, seen_items=0, state_model_versions=())
     assert await user_reader.read_keys("ann") == nothing
     assert await user_reader.read_keys("nobody") == nothing
@@ -280,7 +367,7 @@ def writer(redis_url: str, reader: StateReader) -> Iterator[StateWriter]:
 
 @pytest.mark.integration
 async def test_a_reader_sees_what_became_of_each_partitions_records(reader: StateReader, writer: StateWriter) -> None:
-    epoch, _ = writer.ensure_epoch()
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
     writer.advance([AdvanceStep(partition=3, from_watermark=-1, to_watermark=42, counts={"applied": 43})], epoch)
     found, progress = await reader.read_progress(4)
     assert (found, progress[3].watermark, progress[3].counts["applied"], progress[0].watermark) == (epoch, 42, 43, -1)
@@ -288,40 +375,38 @@ async def test_a_reader_sees_what_became_of_each_partitions_records(reader: Stat
 
 @pytest.mark.integration
 def test_a_forget_takes_every_key_but_the_history_with_its_positions(writer: StateWriter, redis_url: str) -> None:
-    epoch, _ = writer.ensure_epoch()
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
     for model in (MODEL, "model-2"):
         writer.add_model(model)
         expected = writer.load_users(["ann"], epoch)["ann"].expected
         stored = state(model=model)
-        writer.apply([replace(update("ann", expected, state=stored), model_version=model)], epoch)
-    writer.forget([forgotten(writer, "ann", epoch)], epoch)
+        writer.apply([replace(update("ann", expected, state=stored), model_version=model)], epoch, {})
+    writer.rewrite([forgotten(writer, "ann", epoch)], epoch)
     with redis.Redis.from_url(redis_url) as client:
-        assert [key.decode() for key in client.scan_iter("u:*")] == ["u:{ann}:history"]
-        assert b"item" not in b"".join(client.hvals("u:{ann}:history"))  # type: ignore[arg-type]
-        assert 0 < client.ttl("u:{ann}:history") <= 1_000
+        assert [key.decode() for key in client.scan_iter("{p*}:[hs]*:*")] == [ANN_HISTORY]
+        assert b"item" not in b"".join(client.hvals(ANN_HISTORY))  # type: ignore[arg-type]
+        assert 0 < client.ttl(ANN_HISTORY) <= 1_000
 
 
 @pytest.mark.integration
-async def test_every_user_key_expires_and_shares_a_cluster_slot(writer: StateWriter, redis_url: str) -> None:
-    epoch, _ = writer.ensure_epoch()
-    writer.apply([update("ann}{")], epoch)
+async def test_every_user_key_expires(writer: StateWriter, redis_url: str) -> None:
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    writer.apply([update("ann}{")], epoch, {})
+    home = state_layout.home_of("ann}{", epoch).partition
     with redis.Redis.from_url(redis_url) as client:
-        keys = sorted(client.scan_iter("u:*"))
-        assert [key.decode() for key in keys] == [
-            "u:{ann%7D%7B}:history",
-            "u:{ann%7D%7B}:seen",
-            f"u:{{ann%7D%7B}}:state:{MODEL}",
-        ]
+        keys = sorted(client.scan_iter("{p*}:[hs]*:*"))
+        kinds = ("history", "seen", f"state:{MODEL}")
+        assert [key.decode() for key in keys] == [f"{{p{home}}}:{kind}:ann}}{{" for kind in kinds]
         assert all(0 < client.ttl(key) <= 1_000 for key in keys)
 
 
 @pytest.mark.integration
 async def test_a_redis_that_forgot_the_scripts_gets_them_again(writer: StateWriter, redis_url: str) -> None:
-    epoch, _ = writer.ensure_epoch()
-    writer.apply([update("ann")], epoch)
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    writer.apply([update("ann")], epoch, {})
     with redis.Redis.from_url(redis_url) as client:
         client.script_flush()
-    writer.apply([update("bob")], epoch)
+    writer.apply([update("bob")], epoch, {})
     assert writer.load_users(["bob"], epoch)["bob"].positions == {3: 42}
 
 
@@ -329,7 +414,7 @@ async def test_an_absent_redis_is_an_unavailable_dependency() -> None:
     url = f"redis://127.0.0.1:{Ports.free()['redis']}/0"
     writer, reader = StateWriter(url, timeout_s=0.5), StateReader(url, timeout_s=0.5)
     with pytest.raises(DependencyUnavailable, match="Redis"):
-        writer.ensure_epoch()
+        writer.ensure_epoch(NUM_PARTITIONS)
     with pytest.raises(DependencyUnavailable, match="Redis"):
         await reader.read_user("ann", MODEL)
     writer.close()

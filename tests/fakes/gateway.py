@@ -51,7 +51,8 @@ class _Failing:
 class MemoryUserStates(_Failing):
     """Users, their histories, and the watermarks of the stream. `on_read` runs before each read, counted from 1.
 
-    `behind`: users whose state does not reflect their history, as after a model came back; `lost`: those without one.
+    `behind`: users whose state does not reflect their history, as after a model came back; `lost`: those without one;
+    `incomplete`: those of whom the store says that it lost something.
     """
 
     states: dict[str, StoredState] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class MemoryUserStates(_Failing):
     current_epoch: str | None = "epoch-1"
     behind: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
+    incomplete: set[str] = field(default_factory=set)
     on_read: Callable[[int], None] | None = None
 
     async def read_user(self, user_id: str, *, with_seen: bool, partition: int) -> UserView:
@@ -73,6 +75,7 @@ class MemoryUserStates(_Failing):
             epoch=self.current_epoch,
             watermark=None if self.current_epoch is None else self.watermarks.get(partition, -1),
             has_history=user_id not in self.lost,
+            is_lost=user_id in self.incomplete,
             reaches_history=user_id in self.states and user_id not in self.behind | self.lost,
         )
 
@@ -110,6 +113,8 @@ class StoredUserStates(MemoryUserStates):
             for user, history in store._histories.items()
         }
         self.behind = {user for user, state in self.states.items() if not self._reaches_history(user, state)}
+        self.lost = {user for user in self.states if user not in store._positions}
+        self.incomplete = set(store.find_lost(range(NUM_PARTITIONS), self.current_epoch or ""))
         progress = store.progress(range(NUM_PARTITIONS), self.current_epoch or "")
         self.watermarks = {number: found.watermark for number, found in progress.items()}
 

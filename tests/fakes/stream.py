@@ -63,6 +63,9 @@ class MemoryTopics:
         self._log(topic)
         return sorted(self.assigned[topic or self.topic])
 
+    def num_partitions(self, topic: str = "") -> int:
+        return len(self._log(topic))
+
     def end_offsets(self, topic: str = "") -> Offsets:
         return {partition: len(self._log(topic)[partition]) for partition in self.partitions(topic)}
 

@@ -5,6 +5,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -31,7 +32,7 @@ from services.candidates.domain import SearchQuery, Stage
 from services.candidates.metrics import CandidatesMetrics
 from services.cli.stack import Ports, Stack
 from services.common.catalogue_changes import CatalogueChanges
-from services.common.errors import InvalidRequest
+from services.common.errors import InvalidRequest, PreconditionFailed
 from services.common.kafka import Record, partition_for
 from services.common.state_store import StateReader, StateWriter
 from services.common.stream import retraction
@@ -50,6 +51,7 @@ from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.ports import Store
 from services.offline.backfill.memory_store import MemoryStore
+from services.offline.backfill.store_upgrade import upgrade_store
 from services.offline.datasets import Interactions
 from services.offline.training import TrainConfig, train
 from services.offline.training.bundling import load_model
@@ -649,6 +651,11 @@ def test_the_same_stream_puts_the_same_records_on_the_other_topics() -> None:
 # -- Redis -------------------------------------------------------------------------------------------------------------
 
 
+def epoch_now() -> str:
+    """That commit's epoch as it is after the upgrade."""
+    return f"{stored('redis.json')['expected']['epoch']}-{PARTITIONS}"
+
+
 @pytest.fixture(scope="module")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Redis that holds what that commit's scripts wrote."""
@@ -657,6 +664,11 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with redis.Redis.from_url(stack.redis_url) as client:
         for key, dumped in stored("redis.json")["dump"].items():
             client.restore(bytes.fromhex(key), 0, bytes.fromhex(dumped))
+    with pytest.raises(PreconditionFailed, match="freshet upgrade"):
+        StateWriter(stack.redis_url).ensure_epoch(PARTITIONS)
+    for users in (len(stored("redis.json")["expected"]["users"]), 0):
+        done = upgrade_store(stack.redis_url, num_partitions=PARTITIONS, ttl_seconds=1_000, now_s=int(time.time()))
+        assert (done.epoch, done.users) == (epoch_now(), users)
     yield stack.redis_url
     stack.down()
 
@@ -667,7 +679,7 @@ async def test_the_gateways_reader_finds_every_user_in_redis(redis_url: str) -> 
     version = load_bundle(HERE / "mixture").model_version
     reader = StateReader(redis_url, timeout_s=5.0)
     epoch, progress = await reader.read_progress(PARTITIONS)
-    assert epoch == expected["epoch"]
+    assert epoch == epoch_now()
     for partition, plain in expected["progress"].items():
         assert progress[int(partition)].watermark == plain["watermark"]
         assert progress[int(partition)].counts == plain["counts"]
@@ -675,9 +687,10 @@ async def test_the_gateways_reader_finds_every_user_in_redis(redis_url: str) -> 
         view = await reader.read_user(user, version, partition=0)
         assert (view.seen, view.epoch, view.watermark) == (
             plain["seen"],
-            expected["epoch"],
+            epoch_now(),
             expected["progress"]["0"]["watermark"],
         )
+        assert not view.is_lost
         assert [list(event) for event in await reader.read_events(user)] == plain["events"]
         keys = await reader.read_keys(user)
         assert (keys.history_events, keys.seen_items, list(keys.state_model_versions)) == (
@@ -702,7 +715,8 @@ async def test_the_gateways_reader_finds_every_user_in_redis(redis_url: str) -> 
 def test_the_encoder_goes_on_from_what_redis_holds(redis_url: str) -> None:
     expected = stored("redis.json")["expected"]
     store, producer, stream = StateWriter(redis_url), Producer(), stream_of_interactions()
-    histories = store.load_users(list(expected["users"]), expected["epoch"])
+    histories = store.load_users(list(expected["users"]), epoch_now())
+    assert store.find_lost(range(PARTITIONS), epoch_now()) == []
     for user, plain in expected["histories"].items():
         history = histories[user]
         assert [list(entry) for entry in history.recent] == plain["recent"]
@@ -710,12 +724,13 @@ def test_the_encoder_goes_on_from_what_redis_holds(redis_url: str) -> None:
             offsets_of(plain["positions"]),
             offsets_of(plain["forgotten"]),
         )
-        assert history.expected.hex() == plain["expected"]
+        before = bytes.fromhex(plain["expected"]).decode()
+        assert history.expected.decode() == before.replace("|", f"-{PARTITIONS}|", 1)
 
     handler, forgets, log = handlers_on("mixture", store, producer)
     log.append(decode_forget(*key_value(topic("forgets")[0])))
     assert handler.resync(stream)
-    assert handler.epoch == expected["epoch"]
+    assert handler.epoch == epoch_now()
     # Applied before: nothing is done again.
     assert forgets.resync(handler.epoch, stream.end_offsets()) == 0
     assert stream.poll(0, 1000) == []

@@ -16,7 +16,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from services.algorithms.bundle import Bundle, load_bundle
 from services.cli.stack import Stack
 from services.common.kafka import partition_for
-from services.common.state_layout import seen_key, state_key
+from services.common.state_layout import home_of, seen_key, state_key
 from services.common.state_store import StateWriter
 from services.common.stream.topic import NUM_PARTITIONS
 from services.common.stream.topics.dead_letters import SUFFIX
@@ -124,10 +124,13 @@ class Outside:
 
     def stored_components(self, user: str) -> bytes | None:
         """The stored query state's bytes."""
-        return self.store._redis.hget(state_key(user, self.bundle.model_version), "components")
+        home = home_of(user, self.store.epoch() or "")
+        return self.store._redis.hget(state_key(home, self.bundle.model_version), "components")
 
     def seen(self, user: str) -> set[str]:
-        return {item.decode() for item in self.store._redis.zrange(seen_key(user), 0, -1)}
+        return {
+            item.decode() for item in self.store._redis.zrange(seen_key(home_of(user, self.store.epoch() or "")), 0, -1)
+        }
 
     def dead_letter(self, place: Place) -> Any:
         """The record on the dead-letter topic that came from this position."""

@@ -16,7 +16,7 @@ from services.common.kafka import BulkProducer, Record
 from services.common.state_store import AdvanceStep, StateWriter, UserUpdate
 from services.common.stream.reader import TopicReader
 from services.common.stream.record import SourceRecord
-from services.common.stream.topic import Topic
+from services.common.stream.topic import NUM_PARTITIONS, Topic
 from services.common.stream.topics import ensure_topics
 from services.common.stream.topics.interactions import Interaction, encode_interaction
 from services.encoder.encoding import Vocabulary
@@ -169,7 +169,7 @@ def test_redis_keeps_what_is_remembered_of_a_log_and_begins_anew(redis_url: str)
     writer = StateWriter(redis_url)
     with redis.Redis.from_url(redis_url) as client:
         client.flushdb()
-        epoch, _ = writer.ensure_epoch()
+        epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
         for name in ("ann", "{bob}"):
             update = UserUpdate(
                 user_id=name,
@@ -180,7 +180,7 @@ def test_redis_keeps_what_is_remembered_of_a_log_and_begins_anew(redis_url: str)
                 recent=[],
                 seen_times={"a": 1},
             )
-            writer.apply([update], epoch)
+            writer.apply([update], epoch, {})
         client.set("lease:0", "somebody")
         step = AdvanceStep(partition=0, from_watermark=-1, to_watermark=1, counts={"applied": 2}, anchors="0:aa,1:bb")
         writer.advance([step], epoch)

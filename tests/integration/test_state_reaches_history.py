@@ -11,6 +11,7 @@ from services.common import state_layout
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import StoredEvent
 from services.common.state_store import StateReader, StateWriter, StoredState, UserUpdate, UserView
+from services.common.stream.topic import NUM_PARTITIONS
 
 pytestmark = pytest.mark.integration
 
@@ -20,7 +21,7 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self.url, self.writer = url, StateWriter(url)
-        self.epoch, _ = self.writer.ensure_epoch()
+        self.epoch, _ = self.writer.ensure_epoch(NUM_PARTITIONS)
 
     def write(self, model: str, offset: int, change: str = "set", forgotten: Mapping[int, int] | None = None) -> None:
         """One more record of partition 3 is applied; `change` as in `UserUpdate.state_change`."""
@@ -41,9 +42,9 @@ class Store:
             **fields,
         )
         if forgotten is None:
-            self.writer.apply([update], self.epoch)
+            self.writer.apply([update], self.epoch, {})
         else:
-            self.writer.forget([update], self.epoch)
+            self.writer.rewrite([update], self.epoch)
 
     def view(self, model: str) -> UserView:
         async def read() -> UserView:
@@ -109,7 +110,12 @@ def test_what_came_after_a_forget_has_a_state_again_with_the_next_event(store: S
 def test_a_state_of_an_earlier_version_is_judged_by_its_own_offset(store: Store) -> None:
     store.write("m1", 1)
     with redis.Redis.from_url(store.url) as client:
-        assert client.hdel(state_layout.state_key("ann", "m1"), state_layout.STATE_POSITION) == 1
+        assert (
+            client.hdel(
+                state_layout.state_key(state_layout.home_of("ann", store.epoch), "m1"), state_layout.STATE_POSITION
+            )
+            == 1
+        )
     assert store.reaches("m1")
     store.write("m2", 2)
     assert not store.reaches("m1")
@@ -118,7 +124,7 @@ def test_a_state_of_an_earlier_version_is_judged_by_its_own_offset(store: Store)
 def test_a_state_without_a_history_says_so(store: Store) -> None:
     store.write("m1", 1)
     with redis.Redis.from_url(store.url) as client:
-        client.delete(state_layout.history_key("ann"))
+        client.delete(state_layout.history_key(state_layout.home_of("ann", store.epoch)))
     view = store.view("m1")
     assert (view.state is not None, view.has_history, view.reaches_history) == (True, False, False)
     assert not store.view("m9").has_history

@@ -19,6 +19,9 @@ class Reader(Protocol):
     def partitions(self, topic: str = "") -> Sequence[int]:
         """The assigned partitions."""
 
+    def num_partitions(self, topic: str = "") -> int:
+        """How many partitions the topic has, assigned or not."""
+
     def end_offsets(self, topic: str = "") -> Offsets:
         """One past the last record of each assigned partition."""
 

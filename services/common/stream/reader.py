@@ -80,6 +80,10 @@ class TopicReader:
         with self._errors() as consumer:
             return [tp.partition for tp in self._of(consumer, topic)]
 
+    def num_partitions(self, topic: str = "") -> int:
+        with self._errors() as consumer:
+            return len(consumer.partitions_for_topic(topic or self._topics[0]) or ())
+
     def end_offsets(self, topic: str = "") -> Offsets:
         with self._errors() as consumer:
             return {tp.partition: end for tp, end in consumer.end_offsets(self._of(consumer, topic)).items()}

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from services.common.errors import Conflict, DependencyUnavailable, InvalidRequest
+from services.common.errors import Conflict, DependencyUnavailable
+from services.common.state_layout import home_of
 from services.common.state_store import AdvanceStep, StoredState, UserHistory, UserUpdate, now_ms
 from services.common.stream.ports import Offsets, Reader
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import Undo
 from services.common.stream.topics.attributions import Attribution
-from services.common.stream.topics.interactions import SEARCH_CLICK, decode_interaction, validate
+from services.common.stream.topics.interactions import SEARCH_CLICK
 from services.common.stream.topics.search_clicks import SearchClick
 from services.encoder.domain import (
     MAX_RECORDS_PER_USER,
@@ -32,9 +33,11 @@ from services.encoder.domain import (
     Outcome,
     chunks,
     merge,
+    read_arrival,
 )
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
 from services.encoder.forgetting import Forgotten, pseudonym_of
+from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.log_identity import LogIdentity, LostTail
 from services.encoder.ports import Outbox, SequenceEncoder, Store
 
@@ -82,7 +85,8 @@ class _UserWork:
 class ApplyRecords:
     """Applies batches of records. Holds what the state store last said about progress; `resync` asks it again.
 
-    forgotten: who was forgotten up to where; whoever follows `forgets` adds to it. stores_states: False when only the
+    forgotten: who was forgotten up to where; whoever follows `forgets` adds to it. restore_users: brings back whom the
+    store lost; None: over a store that loses nobody. stores_states: False when only the
     attributions are wanted (a model's, over a store of their own). records_per_user: at most so many of one user are
     applied together. epoch: the store's, as of the last `resync`.
     """
@@ -93,6 +97,7 @@ class ApplyRecords:
     vocabulary: Vocabulary
     pseudonym_key: bytes
     forgotten: Forgotten = field(default_factory=Forgotten)
+    restore_users: RestoreUsers | None = None
     stores_states: bool = True
     records_per_user: int = MAX_RECORDS_PER_USER
     clock_ms: Callable[[], int] = now_ms
@@ -100,6 +105,10 @@ class ApplyRecords:
     watermarks: dict[int, int] = field(default_factory=dict, init=False)
     # How often a log had lost its end, so that a new epoch was begun.
     tails_lost: int = field(default=0, init=False)
+    # By home partition: users written since its watermark moved.
+    _unfinished: dict[int, int] = field(default_factory=dict, init=False)
+    # How many keys the store had taken away when it was last looked for lost users.
+    _removed: int = field(default=-1, init=False)
     _attribute_from: dict[int, int] = field(default_factory=dict, init=False)
     _identity: LogIdentity = field(default_factory=LogIdentity, init=False)
     _may_have_lost: bool = field(default=False, init=False)
@@ -113,7 +122,7 @@ class ApplyRecords:
         Raises: PreconditionFailed when the topic is another one than the one whose records were applied.
         """
         partitions = stream.partitions()
-        epoch, _ = self.store.ensure_epoch()
+        epoch, _ = self.store.ensure_epoch(stream.num_partitions())
         self.store.add_model(self.vocabulary.model_version)
         progress = self.store.progress(partitions, epoch)
         self._attribute_from = dict(stream.committed())
@@ -124,6 +133,7 @@ class ApplyRecords:
             self._begin_anew(stream, epoch, lost)
             return self.resync(stream)
         self._may_have_lost = False
+        self._unfinished = {partition: progress[partition].unfinished for partition in partitions}
         stream.seek({partition: watermark + 1 for partition, watermark in self.watermarks.items()})
         changed = epoch != self.epoch
         self.epoch = epoch
@@ -156,19 +166,41 @@ class ApplyRecords:
         """Nothing readable is left before these positions (aborted transactions and their marks, say): move the
         watermarks behind it. Raises: Conflict, DependencyUnavailable."""
         steps = [
-            AdvanceStep(partition=partition, from_watermark=watermark, to_watermark=positions[partition] - 1, counts={})
+            AdvanceStep(
+                partition=partition,
+                from_watermark=watermark,
+                to_watermark=positions[partition] - 1,
+                counts={},
+                unfinished=self._unfinished[partition],
+            )
             for partition, watermark in self.watermarks.items()
             if positions.get(partition, 0) - 1 > watermark
         ]
         if steps:
             self.store.advance(steps, self.epoch)
             self.watermarks.update({step.partition: step.to_watermark for step in steps})
+            self._unfinished.update({step.partition: 0 for step in steps})
 
     def check_epoch(self) -> None:
         """Raises: Conflict when the store lost or changed its epoch; DependencyUnavailable."""
         epoch = self.store.epoch()
         if epoch != self.epoch:
             raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
+
+    def restore(self, user_ids: Collection[str]) -> None:
+        """Bring back users of whom the store lost something."""
+        if self.restore_users is not None:
+            self.restore_users(user_ids, self.watermarks, self.epoch)
+
+    def find_lost(self, *, look: bool) -> Sequence[str]:
+        """Users of these partitions whom the store lost. look: also if it says that it has taken no keys away since
+        the last time (a key that somebody deleted is not counted)."""
+        removed = self.store.num_removed()
+        if removed == self._removed and not look:
+            return ()
+        lost = self.store.find_lost(self.watermarks.keys(), self.epoch)
+        self._removed = removed
+        return lost
 
     def is_held(self) -> bool:
         """Whether an import fills the store and the stream has to wait for it."""
@@ -182,6 +214,11 @@ class ApplyRecords:
             if watermark + 1 > self._attribute_from.get(partition, 0)
         }
 
+    def close(self) -> None:
+        """Give the connection to the log up."""
+        if self.restore_users is not None:
+            self.restore_users.close()
+
     def apply(self, records: Sequence[SourceRecord]) -> Applied:
         """Apply records in stream order; those at or below the watermark are skipped.
 
@@ -190,7 +227,7 @@ class ApplyRecords:
         """
         records = [record for record in records if record.offset > self.watermarks[record.partition]]
         self._identity.came(records)
-        arrivals = [self._read(record) for record in records]
+        arrivals = [read_arrival(record) for record in records]
         users = [entry.interaction.user_id if isinstance(entry, Arrival) else "" for entry in arrivals]
         total = Applied()
         for part in chunks(users, self.records_per_user):
@@ -199,7 +236,7 @@ class ApplyRecords:
 
     def rehearse(self, record: SourceRecord) -> None:
         """Do with a record what `apply` does, up to where something would be written. Raises: as `apply`."""
-        arrival = self._read(record)
+        arrival = read_arrival(record)
         if isinstance(arrival, DeadLetter):
             return
         user_id = arrival.interaction.user_id
@@ -215,19 +252,6 @@ class ApplyRecords:
     def reject(self, record: SourceRecord, reason: str) -> Applied:
         """Dead-letter a record that proved to be poison (`services.common.stream.poison`)."""
         return self._apply_together([DeadLetter(record, reason)])
-
-    def _read(self, record: SourceRecord) -> Arrival | DeadLetter:
-        try:
-            interaction = decode_interaction(
-                record.value, record.headers, record.key, missing_time_ms=record.written_ms
-            )
-            # Judged by the broker's time of the record, so that reading it again judges the same.
-            validate(interaction, record.written_ms)
-        except InvalidRequest as exc:
-            return DeadLetter(record, exc.message)
-        if not interaction.event_id:
-            interaction = replace(interaction, event_id=f"{record.partition}-{record.offset}")
-        return Arrival(record.partition, record.offset, record.written_ms, interaction)
 
     def _apply_together(self, entries: Sequence[Arrival | DeadLetter]) -> Applied:
         result = Applied()
@@ -256,7 +280,11 @@ class ApplyRecords:
         updates = [
             self._update(user_id, user, states, applied_ms) for user_id, user in work.items() if user.merged.news
         ]
-        self.store.apply(updates, self.epoch)
+        self.store.apply(updates, self.epoch, self.watermarks)
+        for update in updates:
+            home = home_of(update.user_id, self.epoch).partition
+            if home in self._unfinished:
+                self._unfinished[home] += 1
         counts = self._count(entries, work)
         self._advance(entries, counts)
         for partition_counts in counts.values():
@@ -270,6 +298,9 @@ class ApplyRecords:
         for arrival in arrivals:
             by_user.setdefault(arrival.interaction.user_id, []).append(arrival)
         histories = self.store.load_users(by_user.keys(), self.epoch)
+        if lost := [user_id for user_id, history in histories.items() if history.is_lost]:
+            self.restore(lost)
+            histories = {**histories, **self.store.load_users(lost, self.epoch)}
         work: dict[str, _UserWork] = {}
         jobs: list[EncodeJob] = []
         for user_id, mine in by_user.items():
@@ -392,8 +423,10 @@ class ApplyRecords:
                 to_watermark=offset,
                 counts=counts[partition],
                 anchors=self._identity.text(partition),
+                unfinished=self._unfinished[partition],
             )
             for partition, offset in last.items()
         ]
         self.store.advance(steps, self.epoch)
         self.watermarks.update(last)
+        self._unfinished.update(dict.fromkeys(last, 0))

@@ -104,7 +104,7 @@ class ForgetUsers:
                 messages += self._tainted(user_id, rest)
         dead_letters = [DeadLetter(record.record, record.reason) for record in self._unreadable]
         self.outbox.publish(messages, dead_letters, voided)
-        self.store.forget(updates, self._epoch)
+        self.store.rewrite(updates, self._epoch)
         self._drop_cached(users)
         offsets = [record.record.offset for record in (*records, *self._unreadable)]
         self.store.set_forgets_applied(self.reader, max(offsets), self._epoch)

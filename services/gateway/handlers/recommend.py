@@ -140,6 +140,9 @@ class Recommend:
             return None
         if token is not None and not _reached(view, token):
             self._token_failed(work)
+        if view.is_lost:
+            work.mark(Degradation.HISTORY_INCOMPLETE)
+            self._token_failed(work)
         if self.lag.behind(partition, view.watermark):
             work.mark(Degradation.NOT_FRESH)
         work.seen = view.seen

@@ -102,6 +102,8 @@ class Search:
         if view is None:
             work.mark(Degradation.STATE_STORE_DOWN)
         else:
+            if view.is_lost:
+                work.mark(Degradation.HISTORY_INCOMPLETE)
             work.seen = view.seen
         return view
 

@@ -227,7 +227,7 @@ class BulkImport:
 
     def _fill(self, past: PastInteractions, layout: Layout, recorded_ms: int) -> _Filled:
         """recorded_ms: when the broker had all of it."""
-        epoch, _ = self._store.ensure_epoch()
+        epoch, _ = self._store.ensure_epoch(len(layout.rows))
         self._store.add_model(self._vocabulary.model_version)
         progress = self._store.progress(range(len(layout.rows)), epoch)
         # What lies before went out, by an earlier import or the consumer, before the state store was lost.
@@ -242,8 +242,9 @@ class BulkImport:
             if layout.partition[order[s]] in behind
         ]
         filled = _Filled()
+        watermarks = {partition: found.watermark for partition, found in progress.items()}
         for part in _parts(todo):
-            self._fill_users(past, layout, epoch, part, attribute_from, recorded_ms, filled)
+            self._fill_users(past, layout, epoch, part, attribute_from, recorded_ms, filled, watermarks)
             self._store.hold(HOLD_SECONDS)
             filled.users += len(part)
             self._progress("states", filled.users, len(todo))
@@ -288,6 +289,7 @@ class BulkImport:
         attribute_from: Mapping[int, int],
         recorded_ms: int,
         filled: _Filled,
+        watermarks: Mapping[int, int],
     ) -> None:
         stored = self._store.load_users([user.user_id for user in users], epoch)
         jobs: list[EncodeJob] = []
@@ -311,7 +313,7 @@ class BulkImport:
         self._outbox.publish(attributions, ())
         filled.attributions += len(attributions)
         try:
-            self._store.apply([self._with_state(work, states, applied_ms) for work in pending], epoch)
+            self._store.apply([self._with_state(work, states, applied_ms) for work in pending], epoch, watermarks)
         except Conflict as exc:
             raise PreconditionFailed(_CONSUMED) from exc
 

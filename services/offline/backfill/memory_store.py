@@ -6,8 +6,17 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from services.common import state_layout
 from services.common.errors import Conflict
-from services.common.state_store import AdvanceStep, Progress, StoredState, UserHistory, UserKeys, UserUpdate
+from services.common.state_store import (
+    AdvanceStep,
+    Progress,
+    StoredState,
+    UserHistory,
+    UserKeys,
+    UserUpdate,
+    check_epoch,
+)
 
 
 class MemoryStore:
@@ -20,6 +29,9 @@ class MemoryStore:
         self._positions: dict[str, tuple[str, dict[int, int], dict[int, int]]] = {}
         self._histories: dict[str, UserHistory] = {}
         self._progress: dict[int, tuple[str, Progress]] = {}
+        # The table of users: epoch, and the last applied offset of the home partition.
+        self._users: dict[str, tuple[str, int]] = {}
+        self._removed = 0
         self._forgets: dict[str, tuple[str, int]] = {}
         self.seen: dict[str, dict[str, int]] = {}
         self.states: dict[tuple[str, str], StoredState] = {}
@@ -31,16 +43,17 @@ class MemoryStore:
     def epoch(self) -> str | None:
         return self._epoch
 
-    def ensure_epoch(self) -> tuple[str, bool]:
+    def ensure_epoch(self, num_partitions: int) -> tuple[str, bool]:
         made = self._epoch is None
         if self._epoch is None:
-            self._epoch = secrets.token_hex(8)
+            self._epoch = f"{secrets.token_hex(8)}-{num_partitions}"
+        check_epoch(self._epoch, num_partitions)
         return self._epoch, made
 
     def begin_anew(self, epoch: str) -> None:
         if self._epoch == epoch:
             self.wipe()
-            self.ensure_epoch()
+            self.ensure_epoch(state_layout.num_partitions_of(epoch))
 
     def add_model(self, model_version: str) -> None:
         """Every state names its model here."""
@@ -62,6 +75,7 @@ class MemoryStore:
         for user_id in user_ids:
             current = self._positions.get(user_id)
             expected = repr(current).encode() if current else b""
+            is_lost = self._is_lost(user_id, epoch)
             if current and current[0] == epoch:
                 stored = self._histories[user_id]
                 found[user_id] = UserHistory(
@@ -70,18 +84,45 @@ class MemoryStore:
                     positions=dict(current[1]),
                     forgotten=dict(current[2]),
                     expected=expected,
+                    is_lost=is_lost,
                 )
             else:
-                found[user_id] = UserHistory(expected=expected)
+                found[user_id] = UserHistory(expected=expected, is_lost=is_lost)
         return found
 
-    def apply(self, updates: Sequence[UserUpdate], epoch: str) -> None:
+    def find_lost(self, partitions: Collection[int], epoch: str) -> Sequence[str]:
+        return [
+            user_id
+            for user_id in self._users
+            if state_layout.home_of(user_id, epoch).partition in partitions and self._is_lost(user_id, epoch)
+        ]
+
+    def num_removed(self) -> int:
+        return self._removed
+
+    def _is_lost(self, user_id: str, epoch: str) -> bool:
+        entry = self._users.get(user_id)
+        if entry is None or entry[0] != epoch:
+            return False
+        written, positions, _ = self._positions.get(user_id, ("", {}, {}))
+        has_events = user_id in self._histories and bool(self._histories[user_id].events)
+        home = state_layout.home_of(user_id, epoch).partition
+        return written != epoch or positions.get(home, -1) < entry[1] or (has_events and not self.seen.get(user_id))
+
+    def apply(self, updates: Sequence[UserUpdate], epoch: str, watermarks: Mapping[int, int]) -> None:
         lost = 0
         for update in updates:
             current = self._positions.get(update.user_id)
-            if (repr(current).encode() if current else b"") != update.expected:
+            home = state_layout.home_of(update.user_id, epoch).partition
+            progress = self._progress_of(home, epoch)
+            if (repr(current).encode() if current else b"") != update.expected or (
+                home in watermarks and watermarks[home] != progress.watermark
+            ):
                 lost += 1
                 continue
+            if home in watermarks:
+                self._progress[home] = (epoch, replace(progress, unfinished=progress.unfinished + 1))
+            self._users[update.user_id] = (epoch, update.positions.get(home, -1))
             self._positions[update.user_id] = (epoch, dict(update.positions), dict(update.forgotten))
             self._histories[update.user_id] = UserHistory(events=list(update.events), recent=list(update.recent))
             self._note_seen(update)
@@ -91,9 +132,9 @@ class MemoryStore:
             elif update.state_change == "drop":
                 self.states.pop(key, None)
         if lost:
-            raise Conflict(f"{lost} of {len(updates)} users were changed by another writer")
+            raise Conflict(f"{lost} of {len(updates)} users were changed by another writer, or the store went back")
 
-    def forget(self, updates: Sequence[UserUpdate], epoch: str) -> None:
+    def rewrite(self, updates: Sequence[UserUpdate], epoch: str) -> None:
         lost = 0
         for update in updates:
             current = self._positions.get(update.user_id)
@@ -105,8 +146,8 @@ class MemoryStore:
             self.seen.pop(update.user_id, None)
             for key in [key for key in self.states if key[0] == update.user_id]:
                 del self.states[key]
-            if update.expected:
-                self.apply([replace(update, expected=b"")], epoch)
+            if update.expected or update.positions:
+                self.apply([replace(update, expected=b"")], epoch, {})
         if lost:
             raise Conflict(f"{lost} of {len(updates)} users were changed by another writer")
 
@@ -129,7 +170,7 @@ class MemoryStore:
         lost = []
         for step in steps:
             current = self._progress_of(step.partition, epoch)
-            if current.watermark != step.from_watermark:
+            if current.watermark != step.from_watermark or step.unfinished not in (None, current.unfinished):
                 lost.append(step.partition)
                 continue
             counts = Counter(current.counts)

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.crc import key_slot
 
 from services.common import state_layout as layout
 from services.common.state_layout import RecentId, StoredEvent
@@ -70,19 +71,21 @@ def test_a_state_reaches_a_history_that_it_reflects_whole(
     assert layout.reaches(state, 3, 7, history) is reached
 
 
-@given(ids, ids)
-def test_users_never_share_a_key(one: str, other: str) -> None:
-    keys = {layout.history_key(one), layout.history_key(other), layout.seen_key(one), layout.state_key(one, "m")}
+@given(ids, ids, st.integers(1, 64))
+def test_users_never_share_a_key(one: str, other: str, partitions: int) -> None:
+    homes = [layout.home_of(user_id, f"e-{partitions}") for user_id in (one, other)]
+    keys = {layout.history_key(homes[0]), layout.history_key(homes[1]), layout.seen_key(homes[0])}
+    keys.add(layout.state_key(homes[0], "m"))
     assert len(keys) == (3 if one == other else 4)
 
 
-@given(ids)
-def test_the_hash_tag_holds_the_whole_user(user_id: str) -> None:
-    for key in (layout.history_key(user_id), layout.seen_key(user_id), layout.state_key(user_id, "m")):
-        tag = key[key.index("{") + 1 : key.index("}")]
-        assert tag
-        assert key.startswith("u:{" + tag + "}:")
-        assert "}" not in key[key.index("}") + 1 :]
+@given(ids, st.integers(1, 64))
+def test_a_users_keys_share_the_slot_of_the_home_partition(user_id: str, partitions: int) -> None:
+    home = layout.home_of(user_id, f"e-{partitions}")
+    assert 0 <= home.partition < partitions
+    slot = key_slot(layout.progress_key(home.partition).encode())
+    keys = (layout.history_key(home), layout.seen_key(home), layout.state_key(home, "m"))
+    assert {key_slot(key.encode()) for key in (*keys, layout.users_key(home.partition))} == {slot}
 
 
 def test_event_ids_are_told_apart_by_64_bits() -> None:

@@ -24,6 +24,7 @@ HONEST_MARKS = {
     Degradation.STATE_STORE_DOWN,
     Degradation.NOT_FRESH,
     Degradation.TOKEN_NOT_HONOURED,
+    Degradation.HISTORY_INCOMPLETE,
 }
 
 

@@ -22,6 +22,7 @@ from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
+from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.metrics import EncoderMetrics
 from services.offline.backfill.memory_store import MemoryStore
 
@@ -75,6 +76,7 @@ class FragileStore(MemoryStore):
 
     def evict(self, user_ids: Iterable[str]) -> None:
         for user_id in user_ids:
+            self._removed += 1
             self._positions.pop(user_id, None)
             self._histories.pop(user_id, None)
             self.seen.pop(user_id, None)
@@ -91,7 +93,7 @@ class FragileStore(MemoryStore):
             self._positions, self._histories = older._positions, older._histories
             self.seen, self.states = older.seen, older.states
         if progress:
-            self._progress, self._forgets = older._progress, older._forgets
+            self._progress, self._forgets, self._users = older._progress, older._forgets, older._users
 
     def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
         found = super().load_users(user_ids, epoch)
@@ -119,6 +121,13 @@ class FragileStore(MemoryStore):
             }
             for user_id in user_ids
         }
+
+
+def another_reader(stream: Any) -> Any:
+    """A reader of the same log with positions of its own."""
+    reader = copy.copy(stream)
+    reader._next = {}
+    return reader
 
 
 class EncoderProcess:
@@ -149,6 +158,14 @@ class EncoderProcess:
                 vocabulary=words,
                 pseudonym_key=pseudonym_key,
                 forgotten=forgotten,
+                restore_users=RestoreUsers(
+                    log=another_reader(stream),
+                    store=store,
+                    encoder=self.model,
+                    vocabulary=words,
+                    forgotten=forgotten,
+                    clock_ms=lambda: NOW_MS,
+                ),
                 clock_ms=lambda: NOW_MS,
             ),
             forgets=ForgetUsers(

@@ -6,7 +6,6 @@ as `volatile-ttl` does; epoch and watermarks have no time to live and stay.
 
 from pathlib import Path
 
-import pytest
 import yaml
 from answers import recommend, silently_shown
 from fakes.encoder import MemoryStream
@@ -30,14 +29,12 @@ def evicted() -> tuple[MemoryStream, FragileStore]:
     return stream, store
 
 
-@pytest.mark.xfail(strict=True, reason="an evicted history is not restored: nothing is read again below the watermark")
 def test_an_evicted_user_is_whole_again_after_a_restart() -> None:
     stream, store = evicted()
     EncoderProcess(stream, store).settle()
     assert store.contents() == replay(stream)
 
 
-@pytest.mark.xfail(strict=True, reason="an evicted history begins anew with the next event; what came before is gone")
 def test_the_next_event_of_an_evicted_user_continues_the_whole_history() -> None:
     stream, store = evicted()
     append_all(stream, "f", first=5)
@@ -45,7 +42,6 @@ def test_the_next_event_of_an_evicted_user_continues_the_whole_history() -> None
     assert store.contents() == replay(stream)
 
 
-@pytest.mark.xfail(strict=True, reason="the recent event ids are evicted too, so a producer's retry counts again")
 def test_a_retry_of_an_event_of_an_evicted_user_does_not_count_again() -> None:
     stream, store = evicted()
     retry = append(stream, interaction("b", event_id="ann-1", second=1))
@@ -54,7 +50,6 @@ def test_a_retry_of_an_event_of_an_evicted_user_does_not_count_again() -> None:
     assert ("b", retry) not in counted
 
 
-@pytest.mark.xfail(strict=True, reason="the answer shows seen items and honours the token, although the user is lost")
 async def test_an_answer_for_an_evicted_user_is_right_or_says_that_it_is_not() -> None:
     _, store = evicted()
     answer, _ = await recommend(store, offset=4)
@@ -76,9 +71,6 @@ def first_evicted(policy: str, ttl_ms: dict[str, int]) -> str | None:
     return min(ttl_ms, key=lambda key: ttl_ms[key]) if policy == "volatile-ttl" else None
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a full Redis evicts the lease of a live refresher first: it has the shortest TTL"
-)
 def test_a_full_redis_takes_no_lease_from_a_live_refresher() -> None:
     """Two refreshers and one partition. The policy is the one that the compose file starts Redis with; the times to
     live are the defaults of the processes that write the keys."""

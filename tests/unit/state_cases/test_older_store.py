@@ -7,7 +7,6 @@ copy of itself; the conditions of every write are those of the Lua scripts.
 
 from collections.abc import Callable
 
-import pytest
 from answers import recommend, silently_shown
 from fakes.encoder import MemoryStream
 from state_scene import EncoderProcess, FragileStore, append_all, replay
@@ -34,23 +33,18 @@ def _after(lose: Callable[[FragileStore, FragileStore], None]) -> tuple[MemorySt
     return stream, store
 
 
-@pytest.mark.xfail(strict=True, reason="events between the replica's copy and the failover are missing for good")
 def test_a_failover_to_a_replica_that_lags_loses_no_event() -> None:
     """The counts agree: six records are counted as applied, three of them are in the history."""
     stream, store = after_failover()
     assert store.contents() == replay(stream)
 
 
-@pytest.mark.xfail(strict=True, reason="the answer shows items that were seen before the failover, and says nothing")
 async def test_after_a_failover_an_answer_shows_nothing_seen_or_says_so() -> None:
     _, store = after_failover()
     answer, _ = await recommend(store, offset=5)
     assert silently_shown(answer, seen="abcdef") == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="users' keys go back while the watermark stays, so nothing reads the events again"
-)
 def test_users_that_go_back_while_the_progress_stays_are_restored() -> None:
     """The users' keys and the progress key lie in different hash slots, so on different nodes of a cluster; one of them
     fails over."""
