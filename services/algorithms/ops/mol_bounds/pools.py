@@ -20,7 +20,7 @@ def best_averages(
     size: int,
     allowed: npt.NDArray[np.bool_] | None = None,
     *,
-    kernels: ctypes.CDLL | str | None = "best",
+    kernels: ctypes.CDLL | None = None,
 ) -> list[npt.NDArray[np.int64]]:
     """The `size` allowed items whose mean component lies nearest to each query's: B arrays of rows, ascending.
 
@@ -32,9 +32,7 @@ def best_averages(
     reach = np.abs(means).max(axis=1, keepdims=True, initial=0.0)
     codes = np.zeros((len(queries), 4 * averages.quads), dtype=np.int8)
     codes[:, :width] = np.rint(means / np.where(reach > 0, reach, 1) * LEVELS)
-    library = load_kernels("mol_bounds") if isinstance(kernels, str) else kernels
-    if library is None:
-        return _in_numpy(averages, codes, size, allowed)
+    library = kernels or load_kernels("mol_bounds")
     corrections = -128 * codes.astype(np.int32).sum(axis=1, dtype=np.int32)
     mask = None if allowed is None else np.ascontiguousarray(allowed)
     rows = np.empty((len(queries), size), dtype=np.int64)
@@ -52,14 +50,3 @@ def best_averages(
         compute_threads(),
     )
     return [np.sort(row[row >= 0]) for row in rows]
-
-
-def _in_numpy(
-    averages: AverageItems, codes: npt.NDArray[np.int8], size: int, allowed: npt.NDArray[np.bool_] | None
-) -> list[npt.NDArray[np.int64]]:
-    items = averages.codes.swapaxes(1, 2).reshape(-1, 4 * averages.quads)[: averages.num_items]
-    scores = codes.astype(np.float32) @ (items.astype(np.float32) - 128).T
-    if allowed is not None:
-        scores[~np.broadcast_to(allowed, scores.shape)] = -np.inf
-    found = np.argpartition(scores, averages.num_items - size, axis=1)[:, averages.num_items - size :]
-    return [np.sort(rows[row[rows] > -np.inf]) for row, rows in zip(scores, found, strict=True)]

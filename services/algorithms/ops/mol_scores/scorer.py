@@ -1,13 +1,12 @@
 """Item states prepared for scoring: float32 scores with a proven error bound, and float64 re-evaluation.
 
-The compiled kernel does the work where the install built one (cpu.cpp), NumPy elsewhere (tiled.py); the bound holds for
-both. Plain dot products of everything (P = 1) are a matrix product, which NumPy's BLAS does best.
+The compiled kernel (cpu.cpp) does the work. Plain dot products of everything (P = 1) are a matrix product, which BLAS
+does best; the bound holds for both.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,6 @@ from services.algorithms.lazy import lazy_property
 from services.algorithms.native import load_kernels
 from services.algorithms.ops.mol_scores import rounding
 from services.algorithms.ops.mol_scores.native import NativeScores
-from services.algorithms.ops.mol_scores.tiled import DEFAULT_TILE_BYTES, TiledScores
 from services.algorithms.state_shapes import shape_of
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
@@ -25,36 +23,26 @@ FloatVector = npt.NDArray[np.float32]
 DoubleVector = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
+_DOT_FLOATS = 1 << 16  # of dot products at a time: their transposition stays in cache
+
 
 class MolScorer:
     """X items ready to be scored. Safe to use from several threads.
 
     `components` (X, P_x, d) and `item_gate` (X, P), or None, are the arrays as given, memory maps included, not to be
     written to; `shape` is what they and the pair gate imply.
-    Memory beside results: about 200 KB per thread (the kernel), or `tile_bytes` per array (NumPy).
+    Memory beside results: about 200 KB per thread.
     """
 
-    def __init__(
-        self,
-        items: ItemStates,
-        pair_gate: PairGate | None,
-        *,
-        tile_bytes: int = DEFAULT_TILE_BYTES,
-        backend: Literal["auto", "numpy"] = "auto",
-    ) -> None:
-        """Prepare X items; `backend` "numpy" leaves the kernel out.
-
-        Raises: ValueError if gates and components disagree, or if one pair exceeds `tile_bytes`.
-        """
+    def __init__(self, items: ItemStates, pair_gate: PairGate | None) -> None:
+        """Prepare X items. Raises: ValueError if gates and components disagree."""
         self.shape = shape_of(items, pair_gate)
         self.num_pairs, self.num_query_components = self.shape.num_pairs, self.shape.num_query_components
         self.num_items, self.num_item_components, self.width = (int(size) for size in items.components.shape)
         self.pair_gate = pair_gate
         self.components = np.ascontiguousarray(items.components)
         self.item_gate = items.gate
-        self._tiled = TiledScores(items, pair_gate, tile_bytes=tile_bytes)
-        library = load_kernels("mol_scores") if backend == "auto" else None
-        self._native = None if library is None else NativeScores(library, items, pair_gate)
+        self._native = NativeScores(load_kernels("mol_scores"), items, pair_gate)
         self._last_bounds: tuple[QueryStates, DoubleVector] | None = None
 
     @lazy_property
@@ -78,9 +66,8 @@ class MolScorer:
     @lazy_property
     def magnitudes(self) -> rounding.ItemMagnitudes:
         """The largest item values, which error bounds and certificates rest on."""
-        backend = self._tiled if self._native is None else self._native
         gate = None if self.gate_range is None else np.maximum(-self.gate_range[0], self.gate_range[1])
-        return rounding.ItemMagnitudes(norms=backend.largest_norms(), gate=gate, width=self.width)
+        return rounding.ItemMagnitudes(norms=self._native.largest_norms(), gate=gate, width=self.width)
 
     def check(self, queries: QueryStates) -> None:
         """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
@@ -89,22 +76,21 @@ class MolScorer:
     def scores(self, queries: QueryStates) -> FloatMatrix:
         """Score every item: (B, X) float32, each within `error_bounds` of the exact value."""
         self.check(queries)
-        if self._native is None or self.num_pairs == 1:
-            return self._tiled.scores(queries)
-        return self._native.scores(queries)
+        if self.num_pairs > 1:
+            return self._native.scores(queries)
+        return _dot_products(queries.components[:, 0], self.components[:, 0])
 
     def scores_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[FloatVector]:
         """Score the items `rows[b]` (n_b,) for each query b in float32: (n_b,) each, within `error_bounds`."""
         self.check(queries)
         self._check_rows(queries, rows)
-        return self._tiled.scores_at(queries, rows) if self._native is None else self._native.scores_at(queries, rows)
+        return self._native.scores_at(queries, rows)
 
     def scores_float64_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[DoubleVector]:
         """The same in float64 over the stored float32 states, within `error_bounds_float64`."""
         self.check(queries)
         self._check_rows(queries, rows)
-        backend = self._tiled if self._native is None else self._native
-        return backend.scores_float64_at(queries, rows)
+        return self._native.scores_float64_at(queries, rows)
 
     def scores_float64(self, queries: QueryStates, query: int, rows: Rows) -> DoubleVector:
         """Score item `rows` for query number `query` in float64: (len(rows),)."""
@@ -130,3 +116,19 @@ class MolScorer:
         for chosen in rows:
             if len(chosen) and (chosen.min() < 0 or chosen.max() >= self.num_items):
                 raise ValueError(f"rows={chosen.min()}..{chosen.max()} allowed: 0 to {self.num_items - 1}")
+
+
+def _dot_products(queries: FloatMatrix, items: FloatMatrix) -> FloatMatrix:
+    """Queries (B, d) times items (X, d): (B, X).
+
+    The items come first in the product: OpenBLAS is slow where few rows meet many columns.
+    """
+    out = np.empty((len(queries), len(items)), dtype=np.float32)
+    if len(queries) == 1:
+        np.matmul(items, queries[0], out=out[0])
+    elif len(queries):
+        transposed = np.ascontiguousarray(queries.T)
+        step = max(256, _DOT_FLOATS // len(queries))
+        for start in range(0, len(items), step):
+            out[:, start : start + step] = (items[start : start + step] @ transposed).T
+    return out

@@ -1,7 +1,4 @@
-"""The compiled scan of `cpu.cpp`: its arguments as C structures, and the call.
-
-Knows memory layouts only; `reference.py` says what the numbers mean.
-"""
+"""The compiled scan of `cpu.cpp`: its arguments as C structures, and the call. Knows memory layouts only."""
 
 import ctypes
 
