@@ -190,7 +190,7 @@ class BoundPass:
     def tables(
         self, queries: QueryStates, thresholds: npt.NDArray[np.float64], centres: npt.NDArray[np.float64]
     ) -> QueryTables:
-        """What the kernel reads of each query; one whose numbers overflow float32, which proves nothing, keeps all items."""
+        """What the kernel reads of each query; one that overflows float32 proves nothing and keeps all items."""
         tables = query_tables(queries, self.items, self._network, self._int8, thresholds, centres)
         sound = np.isfinite(thresholds) & (tables.largest < _ABSURD) & self._is_sound
         tables.scalars[~sound, 0] = -np.inf

@@ -15,7 +15,6 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from services.algorithms.text_bundle import TextBundle, TextBundleWriter
-from services.algorithms.word_pieces import WordPieces
 from services.offline.training.int8_graphs import add_int8_graphs
 from services.offline.training.models.text_mol import TextMol
 from services.offline.training.onnx_graphs import export_text_encoder
@@ -36,8 +35,6 @@ def write_text_mol(
     Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if the body reads no
     word pieces, or `queries` is empty.
     """
-    if not isinstance(fit.tokenizer, WordPieces):
-        raise ValueError("the body's tokenizer is no word list; a text bundle's queries are word pieces (BERT, MiniLM)")
     model = fit.model
     with (
         TextBundleWriter(path, item_ids=item_ids, texts=texts, words=fit.tokenizer.words) as to,

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from services.algorithms.models.sentence_encoder import model_folder
-from services.algorithms.models.text_bodies import TextBody
-from services.algorithms.models.text_model_folder import TextTokenizer, load_body, load_tokenizer
+from services.algorithms.models.text_model_folder import load_body
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
+from services.algorithms.word_pieces import WordPieces
 from services.offline.training.loss import mutual_information
 from services.offline.training.models.text_mol import Aggregation, TextMol
 from services.offline.training.text_mol.kept import KeptTexts
@@ -67,8 +67,8 @@ class Prepared:
         if asked.min() < 0 or asked.max() >= len(documents):
             raise ValueError(f"pairs name documents {asked.min()}..{asked.max()}; allowed: 0..{len(documents) - 1}")
         folder = folder or model_folder()
-        self.body: TextBody = load_body(folder).requires_grad_(False)
-        self.tokenizer: TextTokenizer = load_tokenizer(folder)
+        self.body = load_body(folder).requires_grad_(False)
+        self.tokenizer = WordPieces.read(folder / "vocab.txt")
         layers, trained = self.body.shape.layers, settings.trained_layers
         if trained is not None and trained > layers:
             raise ValueError(f"trained_layers={trained}; the body in {folder} has {layers}")
@@ -100,7 +100,7 @@ class TextFit:
     """A fine-tuned encoder with its documents' states. `losses` per step, `seconds` of the steps alone."""
 
     model: TextMol
-    tokenizer: TextTokenizer
+    tokenizer: WordPieces
     settings: TextMolSettings
     item_states: ItemStates
     pair_gate: PairGate | None
