@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli import options
-from services.cli.durations import duration
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors, table, usage_error
+from services.cli.output import (
+    CommandError,
+    ExitStatus,
+    console,
+    duration,
+    emit_json,
+    reports_errors,
+    table,
+    usage_error,
+)
 from services.common.processes import PROCESSES
 
 if TYPE_CHECKING:

@@ -11,17 +11,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 from services.algorithms.bundle import ENCODER_ONNX, Bundle, BundleError, load_bundle
-from services.cli.output import CommandError, ExitStatus
+from services.cli.output import CommandError, ExitStatus, wait_without_spinning
 from services.cli.stack import Ports, Stack, StackError
-from services.cli.threads import wait_without_spinning
 from services.common.errors import FreshetError
 from services.common.ports import PortTaken
 from services.common.version import freshet_version
 from services.offline.datasets import Interactions
 from services.offline.demo.display import Display, Stopwatch
 from services.offline.demo.options import DemoOptions
-from services.offline.demo.stored_states import StreamStalledError
-from services.offline.demo.stream import ReplayFailedError
+from services.offline.demo.stream import ReplayFailedError, StreamStalledError
 
 # Positions that training may take when nobody says how many epochs: two minutes at the 28,000 a second measured on two
 # cores, five and a half at 10,000.

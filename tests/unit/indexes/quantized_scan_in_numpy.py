@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.ops.quantized_scan.cells import LANES, CellCodes, FloatMatrix
-from services.algorithms.ops.quantized_scan.question import CellAnswer, CellQuestion
+from services.algorithms.ops.quantized_scan.native import CellAnswer, CellQuestion
 
 _UNIT = 2.0**-24
 _CELLS_AT_ONCE = 16

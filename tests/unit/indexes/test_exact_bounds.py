@@ -10,7 +10,7 @@ from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, Survivors, best_averages
 from services.algorithms.ops.mol_bounds.int8_network import int8_network
-from services.algorithms.ops.mol_bounds.lanes import Lanes
+from services.algorithms.ops.mol_bounds.items import Lanes
 from services.algorithms.ops.mol_bounds.network import NetworkBounds
 from services.algorithms.ops.mol_bounds.tables import TURN
 from services.algorithms.ops.mol_scores import MolScorer

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.ops.token_scores.rows import ZERO, CodedRows, CodedVectors, HalfRows
+from services.algorithms.ops.token_scores import ZERO, CodedRows, CodedVectors, HalfRows
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]

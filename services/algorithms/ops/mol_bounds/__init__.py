@@ -8,7 +8,6 @@ Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, 
 """
 
 from services.algorithms.ops.mol_bounds.items import AverageItems, BoundItems
-from services.algorithms.ops.mol_bounds.pools import best_averages
-from services.algorithms.ops.mol_bounds.survivors import BoundPass, Survivors
+from services.algorithms.ops.mol_bounds.survivors import BoundPass, Survivors, best_averages
 
 __all__ = ["AverageItems", "BoundItems", "BoundPass", "Survivors", "best_averages"]

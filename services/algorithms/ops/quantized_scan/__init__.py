@@ -22,8 +22,7 @@ from services.algorithms.ops.quantized_scan.cells import (
     principal_directions,
     train_centres,
 )
-from services.algorithms.ops.quantized_scan.native import NativeCells
-from services.algorithms.ops.quantized_scan.question import CellAnswer, CellQuestion, Visit
+from services.algorithms.ops.quantized_scan.native import CellAnswer, CellQuestion, NativeCells, Visit
 
 __all__ = ["CellAnswer", "CellScan", "Cells", "Visit", "default_cells"]
 

@@ -3,17 +3,21 @@
 The sentences are in page.template.md; here are cells. It measures nothing.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 
+from services.offline.evaluation.common.report import Report, Request, report_of, written
+from services.offline.evaluation.quality import table
+
 matplotlib.use("Agg")  # no window, wherever it runs
 
 from matplotlib import pyplot as plt
 
-from services.offline.evaluation.common.tables import filled, markdown
+from services.offline.evaluation.common.report import filled, markdown
 from services.offline.evaluation.quality.arms import ARMS, NUM_TRIALS, Trial
 
 Row = Mapping[str, Any]
@@ -145,3 +149,19 @@ def _trial_cells(row: Row) -> list[str]:
         f"{row['best_epoch']} of {row['epochs']}",
         f"{row['cpu_seconds'] / 60:.1f}",
     ]
+
+
+def quality(
+    request: Request, *, data: Sequence[table.MeasuredData], store: Path, seeds: int | None, hours: float | None
+) -> Report:
+    """Encoders and heads beside tuned baselines; writes quality.{md,json,png}. Finished runs in `store` are not done
+    again; no run begins after `hours`. Raises: DatasetUnavailableError for a set that is not on this machine.
+    """
+    began = time.perf_counter()
+    work = table.Work(store=store, say=request.say, until=None if hours is None else time.monotonic() + 3600 * hours)
+    table.measure(work, data, seeds=seeds)
+    request.say("intervals")
+    found = table.report(work, data, seeds=seeds)
+    rows = [row for section in found["sections"] for row in section["rows"]]
+    report = report_of("quality", request, rows, began) | found
+    return written(request, report, page, lambda report, out: plot_curves(report, out / "quality.png"))

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.offline.evaluation.common.ranking import target_ranks
+from services.offline.evaluation.common.recall import target_ranks
 from services.offline.evaluation.stream.setting import BoolArray, IntArray, StreamSetting
 
 Scores = npt.NDArray[np.floating]
