@@ -29,7 +29,7 @@ from services.algorithms.states import ItemStates
 from services.algorithms.text_bundle import HeadShape, TextBundleWriter
 from services.algorithms.word_pieces import WordPieces
 from services.offline.training.onnx_graphs import write_text_graph
-from services.offline.training.text_mol.export import QueryGraph
+from services.offline.training.text_catalogue import QueryGraph
 from services.offline.training.text_server import add_server_folders
 
 words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "space", "movie", "##s", "cat", "dog", "a", "the", "!"]

@@ -49,7 +49,7 @@ def up(
     """
     from services.cli.stack import Ports, Stack, StackError
     from services.cli.stack.display import showing
-    from services.cli.stack.parts import PARTS
+    from services.cli.stack.ports import PARTS
 
     parts = [part.strip() for part in only.split(",") if part.strip()] or list(PARTS)
     with showing(None if as_json else console(stderr=True)) as say:

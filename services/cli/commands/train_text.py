@@ -95,7 +95,7 @@ def _train(
     from services.offline.training.onnx_graphs import ExportError
     from services.offline.training.phrases.fit import PhraseSettings
     from services.offline.training.text_catalogue import train_phrases_part, train_text_mol_part
-    from services.offline.training.text_mol.settings import TextMolSettings
+    from services.offline.training.text_mol.fit import TextMolSettings
 
     made: dict[str, dict[str, Any]] = {}
     with sentences(ExportError), _bar(console(stderr=as_json)) as progress:

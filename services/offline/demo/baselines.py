@@ -16,11 +16,9 @@ import numpy.typing as npt
 from services.algorithms.bundle import Bundle
 from services.algorithms.states import QueryStates
 from services.offline.datasets import Interactions
-from services.offline.demo.measurement import HITS_AT
-from services.offline.demo.plan import ReplayEvent
+from services.offline.demo.plan import HITS_AT, ReplayEvent
 from services.offline.evaluation.stream.baselines import NeighbourSettings, StreamingItemNeighbours, StreamingPopularity
-from services.offline.evaluation.stream.setting import StreamSetting
-from services.offline.evaluation.stream.walk import EventBatch, Ranker
+from services.offline.evaluation.stream.walk import EventBatch, Ranker, StreamSetting
 
 
 def top_k(order: Iterable[str], seen: set[str], *, k: int = HITS_AT) -> list[str]:

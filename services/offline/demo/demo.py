@@ -28,9 +28,9 @@ from services.offline.demo import (
 )
 from services.offline.demo.calls import connected
 from services.offline.demo.display import Display, Stopwatch, figures
-from services.offline.demo.options import DEFAULT_STATE_DIR, DemoOptions
 from services.offline.demo.plan import ReplayPlan, ReplayResult
 from services.offline.demo.schedule import NUM_ACTIVE_USERS, replay_schedule
+from services.offline.demo.steps import DEFAULT_STATE_DIR, DemoOptions
 from services.offline.demo.stream import (
     past_items,
     planned_events,

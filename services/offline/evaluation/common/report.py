@@ -32,8 +32,8 @@ def filled(template: Path, **values: Any) -> str:
 def cell(value: Any, spec: str = "") -> str:
     """A value as a page shows it: None as "–", lists of lines joined, else by Python's format specification.
 
-    Further specifications: `short` three digits; `interval` (`+interval` signed) of [mean, low, high]; `M` and `G`
-    before another one millions and billions; `±` before another one " ± x" or "".
+    Further specifications: `short` three digits; `share` four without a leading zero; `interval` (`+interval` signed)
+    of [mean, low, high]; `M` and `G` before another one millions and billions; `±` before another one " ± x" or "".
     """
     if spec.startswith("±"):
         return "" if value is None else f" ± {cell(value, spec[1:])}"
@@ -42,6 +42,8 @@ def cell(value: Any, spec: str = "") -> str:
     if spec.endswith("interval"):
         mean, low, high = (format(one, f"{spec[:-8]}.4f") for one in value)
         return f"{mean} [{low}, {high}]"
+    if spec == "share":
+        return f"{value:.4f}".replace("0.", ".", 1)
     if spec == "short":
         return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     if spec[:1] in ("M", "G"):

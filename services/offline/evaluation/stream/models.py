@@ -19,8 +19,15 @@ from services.algorithms.item_buckets import item_buckets
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.datasets import Interactions
-from services.offline.evaluation.stream.setting import BoolArray, IntArray, StreamSetting, TrainingPart, training_part
-from services.offline.evaluation.stream.walk import EventBatch, Scores
+from services.offline.evaluation.stream.walk import (
+    BoolArray,
+    EventBatch,
+    IntArray,
+    Scores,
+    StreamSetting,
+    TrainingPart,
+    training_part,
+)
 from services.offline.training.models.sequential import PADDING, SequentialModel
 
 _WINDOWS_PER_BATCH = 64
