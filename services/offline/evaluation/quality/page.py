@@ -38,7 +38,7 @@ def page(report: Mapping[str, Any]) -> str:
     expected = sum(section["finals"]["expected"] for section in sections)
     progress = "The table is complete." if done >= expected else f"{done} of {expected} final runs are done so far."
     values = {"num_trials": NUM_TRIALS, "progress": progress, "sections": [_section(section) for section in sections]}
-    return filled(_FOLDER / "page.template.md", **report | values)
+    return filled(_FOLDER / "page.template.md", **{**report, **values})
 
 
 def plot_curves(report: Mapping[str, Any], path: Path) -> None:
@@ -67,7 +67,7 @@ def _section(section: Row) -> str:
         "strata": list(_strata(section["strata"])),
         "trials": [_minutes(row) | {"setting": Trial(**row["trial"]).text} for row in section["trials"]],
     }
-    return filled(_FOLDER / "section.template.md", **section | rows)
+    return filled(_FOLDER / "section.template.md", **{**section, **rows})
 
 
 def _name(row: Row) -> str:
