@@ -17,6 +17,6 @@ class InstallHook(BuildHookInterface):  # type: ignore[misc]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         build_stubs(Path(self.root))
-        if build_kernels(Path(self.root)):
-            build_data["pure_python"] = False
-            build_data["infer_tag"] = True
+        build_kernels(Path(self.root))
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True

@@ -1,8 +1,7 @@
 """Compile the CPU kernels at install time (called by `build_hook.py`, or `python deploy/build_kernels.py [op ...]`).
 
 Each `services/algorithms/ops/<op>/cpu.cpp` becomes `cpu-<instruction set>.so` beside it; `services.algorithms.native`
-loads the best one that the running processor has. Without a compiler the install goes on: the PyTorch paths, which the
-kernels are tested against, do the same work more slowly.
+loads the best one that the running processor has.
 """
 
 import os
@@ -25,15 +24,14 @@ X86_FLAGS = {
 
 
 def build_kernels(root: Path = ROOT, ops: Sequence[str] = ()) -> list[Path]:
-    """The libraries written, of all ops or of those named; none, and a line on stderr, without a C++ compiler.
+    """The libraries written, of all ops or of those named.
 
-    Raises: RuntimeError with the compiler's message when a source does not compile.
+    Raises: RuntimeError without a C++ compiler, or with its message when a source does not compile.
     """
     algorithms = root / "services" / "algorithms"
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
-        sys.stderr.write("freshet: no C++ compiler (g++): CPU kernels are left out, PyTorch does their work\n")
-        return []
+        raise RuntimeError("no C++ compiler (g++, c++ or CXX): Freshet's CPU kernels are compiled when it is installed")
     flags = X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else {"baseline": ()}
     sources = [source for source in sorted(algorithms.glob("ops/*/cpu.cpp")) if not ops or source.parent.name in ops]
     work = [(source, source.with_name(f"cpu-{name}.so"), flags[name]) for source in sources for name in flags]

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from services.offline.evaluation.common.tables import filled, machine
+from services.offline.evaluation.common.report import filled, machine
 
 HERE = Path(__file__).parent
 # Preset quick: pairs scored per position, component pairs P, width d, gate hidden G, blocks, model width D, window L.

@@ -26,12 +26,11 @@ from freshet.v1 import common_pb2, events_pb2, gateway_pb2
 
 from loadtest import contract
 from loadtest.calls import gateway, recommended, streams
+from loadtest.contract import ProbeBoard
 from loadtest.engine import LoadPlan
-from loadtest.neighbours import neighbourhoods, read_vectors
 from loadtest.open_loop import FloatArray, arrivals
 from loadtest.options import Option, add_options, check_options
-from loadtest.population import Draws, Population, read_items
-from loadtest.probes import ProbeBoard
+from loadtest.population import Draws, Population, neighbourhoods, read_items, read_vectors
 from loadtest.results import Conclusion, Outcome, RunResults, SetUpError
 from loadtest.windows import Window, interleaved, percentile_per_window
 

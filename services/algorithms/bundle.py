@@ -25,14 +25,19 @@ from services.algorithms.manifest import BundleError, EncoderShape, FileEntry, H
 from services.algorithms.sealed_files import (
     MANIFEST,
     check_file,
+    check_pair_gate,
+    check_table,
+    check_tensors,
     file_entry,
     folder_aside,
     put_file,
+    read_pair_gate,
+    save_pair_gate,
     save_tensors,
     swap,
 )
 from services.algorithms.states import FloatArray, ItemStates, PairGate
-from services.algorithms.tensor_file import read_tensors, tensor_places
+from services.algorithms.tensor_file import read_tensors
 
 __all__ = [
     "Bundle",
@@ -56,7 +61,6 @@ ENCODER_ONNX = "encoder.onnx"
 ENCODER_STEP_ONNX = "encoder_step.onnx"
 INFERENCE_SERVER_MODEL = "inference_server/encoder"
 
-_PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
 _ITEM_SCHEMA = pa.schema(
     [("item_id", pa.string()), ("title", pa.string()), ("categories", pa.list_(pa.string())), ("count", pa.int64())]
 )
@@ -140,10 +144,7 @@ class Bundle:
 
     @cached_property
     def pair_gate(self) -> PairGate | None:
-        if not self.manifest.head.is_mixture:
-            return None
-        tensors = read_tensors(self.path / PAIR_GATE)
-        return PairGate(**{name: tensors[name] for name in _PAIR_GATE_ARRAYS})
+        return read_pair_gate(self.path / PAIR_GATE) if self.manifest.head.is_mixture else None
 
     def weights(self) -> dict[str, npt.NDArray[Any]]:
         """The model's weights by name, memory-mapped (read-only)."""
@@ -247,26 +248,10 @@ def _check_shapes(bundle: Bundle) -> None:
     expected: dict[str, tuple[int, ...]] = {"components": components}
     if head.is_mixture:
         expected["gate"] = (manifest.num_items, head.num_pairs)
-        hidden, pairs = head.gate_hidden, head.num_pairs
-        gate_shapes = ((hidden, pairs), (hidden,), (pairs, hidden), (pairs,))
-        _check_tensors(root / PAIR_GATE, dict(zip(_PAIR_GATE_ARRAYS, gate_shapes, strict=True)))
-    _check_tensors(root / ITEM_STATES, expected)
-    for name, schema, rows in ((ITEMS, _ITEM_SCHEMA, manifest.num_items), (USERS, _USER_SCHEMA, manifest.num_users)):
-        try:
-            metadata = pq.read_metadata(root / name)
-        except pa.ArrowInvalid as exc:
-            raise BundleError(f"{root / name}: not a Parquet file ({exc})") from exc
-        columns = metadata.schema.to_arrow_schema().names
-        if metadata.num_rows != rows or columns != schema.names:
-            raise BundleError(f"{root / name} has {metadata.num_rows} rows of {columns}; "
-                              f"expected {rows} rows of {schema.names}")  # fmt: skip
-
-
-def _check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-    found = {name: (dtype.name, shape) for name, (dtype, shape, _) in tensor_places(path).items()}
-    wanted = {name: ("float32", shape) for name, shape in expected.items()}
-    if found != wanted:
-        raise BundleError(f"{path} holds {found}; {MANIFEST} says {wanted}")
+        check_pair_gate(root / PAIR_GATE, head)
+    check_tensors(root / ITEM_STATES, expected)
+    check_table(root / ITEMS, _ITEM_SCHEMA, manifest.num_items)
+    check_table(root / USERS, _USER_SCHEMA, manifest.num_users)
 
 
 def _content_files(head: HeadShape) -> tuple[str, ...]:
@@ -293,8 +278,7 @@ def _write_content(root: Path, content: BundleContent) -> None:
         states["gate"] = np.ascontiguousarray(content.item_states.gate, np.float32)
     save_tensors(states, root / ITEM_STATES)
     if content.pair_gate is not None:
-        gate = {name: np.ascontiguousarray(getattr(content.pair_gate, name), np.float32) for name in _PAIR_GATE_ARRAYS}
-        save_tensors(gate, root / PAIR_GATE)
+        save_pair_gate(content.pair_gate, root / PAIR_GATE)
     columns = {
         "item_id": list(content.item_ids),
         "title": list(content.titles),

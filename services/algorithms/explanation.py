@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.state_shapes import check_shapes
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.states import ItemStates, PairGate, QueryStates, check_shapes
 
 Doubles = npt.NDArray[np.float64]
 

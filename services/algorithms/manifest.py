@@ -168,40 +168,55 @@ class Manifest:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Raises: BundleError if the file is missing, is no JSON object, or has other fields than these."""
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as exc:
-            raise BundleError(f"{path} is missing; a bundle is a directory that holds one") from exc
-        except ValueError as exc:
-            raise BundleError(f"{path} is not JSON: {exc}") from exc
-        if not isinstance(raw, dict):
-            raise BundleError(f"{path} holds a JSON {type(raw).__name__}; expected an object")
+        raw = read_fields(path, "a bundle")
         check_names(path, "manifest", raw, cls)
         if raw["format"] != FORMAT:
             raise BundleError(f"{path}: format={raw['format']}; this program reads format {FORMAT}")
         try:
             encoder = None if raw["encoder"] is None else build_part(path, "encoder", raw["encoder"], EncoderShape)
             head = build_part(path, "head", raw["head"], HeadShape)
-            files = {name: build_part(path, f"files.{name}", entry, FileEntry) for name, entry in raw["files"].items()}
-            return cls(**{**raw, "encoder": encoder, "head": head, "files": files})
+            return cls(**{**raw, "encoder": encoder, "head": head, "files": build_files(path, raw["files"])})
         except (TypeError, AttributeError) as exc:
             raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
 
     def write(self, path: Path) -> None:
         """Write aside, then rename into place."""
-        aside = path.with_name(f".{path.name}.writing")
         plain = asdict(self) | {"encoder": None if self.encoder is None else self.encoder.described()}
         plain["head"] = self.head.described()
         if self.new_item_length is None:
             del plain["new_item_length"]
-        aside.write_text(json.dumps(plain, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
-        aside.replace(path)
+        write_fields(path, plain)
 
 
 def _described(shape: EncoderShape | HeadShape) -> dict[str, Any]:
     defaults = {of.name: of.default for of in fields(shape)}
     plain = asdict(shape)
     return {name: value for name, value in plain.items() if name not in _ADDED_LATER or value != defaults[name]}
+
+
+def read_fields(path: Path, whose: str) -> dict[str, Any]:
+    """The manifest at `path` as it stands. Raises: BundleError if it is missing or no JSON object."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise BundleError(f"{path} is missing; {whose} is a directory that holds one") from exc
+    except ValueError as exc:
+        raise BundleError(f"{path} is not JSON: {exc}") from exc
+    if not isinstance(raw, dict):
+        raise BundleError(f"{path} holds a JSON {type(raw).__name__}; expected an object")
+    return raw
+
+
+def write_fields(path: Path, plain: Mapping[str, Any]) -> None:
+    """Write aside, then rename into place."""
+    aside = path.with_name(f".{path.name}.writing")
+    aside.write_text(json.dumps(plain, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+    aside.replace(path)
+
+
+def build_files(path: Path, raw: Mapping[str, Any]) -> dict[str, FileEntry]:
+    """The entries of `files`. Raises: BundleError as `build_part`."""
+    return {name: build_part(path, f"files.{name}", entry, FileEntry) for name, entry in raw.items()}
 
 
 def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:

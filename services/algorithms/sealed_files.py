@@ -1,19 +1,27 @@
 """Folders whose every file is listed with size and checksum, and how one is put into place whole.
 
-What the model bundle and the text bundle share. It knows nothing of what the files hold.
+What the model bundle and the text bundle share, a table's and a gate's form among it. Otherwise it knows nothing of
+what the files hold.
 """
 
 import hashlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 
-from services.algorithms.manifest import BundleError, FileEntry
+from services.algorithms.manifest import BundleError, FileEntry, HeadShape
+from services.algorithms.states import PairGate
+from services.algorithms.tensor_file import read_tensors, tensor_places
 
 MANIFEST = "manifest.json"
+_PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
 
 
 def check_file(root: Path, name: str, entry: FileEntry, *, verify: bool) -> None:
@@ -37,6 +45,42 @@ def save_tensors(arrays: dict[str, Any], path: Path) -> None:
     a container runs as another user."""
     save_file(arrays, path)
     path.chmod(path.parent.stat().st_mode & 0o666)
+
+
+def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises: BundleError unless the file holds float32 arrays of these names and shapes alone."""
+    found = {name: (dtype.name, shape) for name, (dtype, shape, _) in tensor_places(path).items()}
+    wanted = {name: ("float32", shape) for name, shape in expected.items()}
+    if found != wanted:
+        raise BundleError(f"{path} holds {found}; {MANIFEST} says {wanted}")
+
+
+def check_table(path: Path, schema: pa.Schema, rows: int) -> None:
+    """Raises: BundleError unless the file is a Parquet table of these columns and so many rows."""
+    try:
+        metadata = pq.read_metadata(path)
+    except pa.ArrowInvalid as exc:
+        raise BundleError(f"{path}: not a Parquet file ({exc})") from exc
+    columns = metadata.schema.to_arrow_schema().names
+    if metadata.num_rows != rows or columns != schema.names:
+        raise BundleError(f"{path} has {metadata.num_rows} rows of {columns}; expected {rows} rows of {schema.names}")
+
+
+def save_pair_gate(gate: PairGate, path: Path) -> None:
+    save_tensors({name: np.ascontiguousarray(getattr(gate, name), np.float32) for name in _PAIR_GATE_ARRAYS}, path)
+
+
+def read_pair_gate(path: Path) -> PairGate:
+    """Memory-mapped."""
+    tensors = read_tensors(path)
+    return PairGate(**{name: tensors[name] for name in _PAIR_GATE_ARRAYS})
+
+
+def check_pair_gate(path: Path, head: HeadShape) -> None:
+    """Raises: BundleError unless the file holds the gate of such a head."""
+    hidden, pairs = head.gate_hidden, head.num_pairs
+    shapes = ((hidden, pairs), (hidden,), (pairs, hidden), (pairs,))
+    check_tensors(path, dict(zip(_PAIR_GATE_ARRAYS, shapes, strict=True)))
 
 
 def put_file(root: Path, name: str, source: Path) -> FileEntry:

@@ -25,14 +25,19 @@ from services.algorithms.manifest import BundleError, HeadShape
 from services.algorithms.sealed_files import (
     MANIFEST,
     check_file,
+    check_pair_gate,
+    check_table,
+    check_tensors,
     file_entry,
     folder_aside,
     put_file,
+    read_pair_gate,
+    save_pair_gate,
     save_tensors,
     swap,
 )
 from services.algorithms.states import FloatArray, ItemStates, PairGate
-from services.algorithms.tensor_file import read_tensors, tensor_places
+from services.algorithms.tensor_file import read_tensors
 from services.algorithms.text_manifest import PhrasesPart, TextManifest, TextMolPart
 from services.algorithms.word_pieces import WordPieces
 
@@ -63,7 +68,6 @@ INT8 = "int8"
 SHARED_INT8 = f"{INT8}/shared.onnx"
 _DERIVED = (f"{INFERENCE_SERVER}/", f"{INT8}/")
 
-_PAIR_GATE_ARRAYS = ("hidden_weight", "hidden_bias", "out_weight", "out_bias")
 _DOCUMENT_SCHEMA = pa.schema([("item_id", pa.string()), ("text", pa.string())])
 
 
@@ -128,10 +132,7 @@ class TextBundle:
     @cached_property
     def pair_gate(self) -> PairGate | None:
         """The text MoL's gate, from the P cosines alone; None for a dot product."""
-        if not self.text_mol.head.is_mixture:
-            return None
-        tensors = read_tensors(self.path / TEXT_PAIR_GATE)
-        return PairGate(**{name: tensors[name] for name in _PAIR_GATE_ARRAYS})
+        return read_pair_gate(self.path / TEXT_PAIR_GATE) if self.text_mol.head.is_mixture else None
 
     def file(self, name: str) -> Path:
         """Path of a file that the manifest lists. Raises: BundleError if it lists none of that name."""
@@ -168,7 +169,7 @@ def load_text_bundle(path: Path | str, *, verify: bool = True) -> TextBundle:
     if version != manifest.text_version:
         raise BundleError(f"{root / MANIFEST}: text_version={manifest.text_version}; the content hashes to {version}")
     bundle = TextBundle(path=root, manifest=manifest)
-    _check_documents(bundle)
+    check_table(bundle.file(DOCUMENTS), _DOCUMENT_SCHEMA, bundle.num_items)
     _check_tokenizers(bundle)
     _check_text_mol(bundle)
     if manifest.phrases is not None:
@@ -241,13 +242,12 @@ class TextBundleWriter:
         self, encoder: Path, states: ItemStates, pair_gate: PairGate | None, *, head: HeadShape, max_tokens: int
     ) -> None:
         """The text MoL: its exported encoder, the documents' states in their order, and the gate (None: dot)."""
-        folder = self._fresh(TEXT_MOL)
+        self._fresh(TEXT_MOL)
         shutil.copyfile(encoder, self._aside / TEXT_ENCODER)
         arrays: dict[str, FloatArray] = {"components": np.ascontiguousarray(states.components, np.float32)}
         save_tensors(arrays, self._aside / TEXT_STATES)
         if pair_gate is not None:
-            gate = {name: np.ascontiguousarray(getattr(pair_gate, name), np.float32) for name in _PAIR_GATE_ARRAYS}
-            save_tensors(gate, folder / Path(TEXT_PAIR_GATE).name)
+            save_pair_gate(pair_gate, self._aside / TEXT_PAIR_GATE)
         part = TextMolPart(head=head, tokenizer=self._tokenizer, max_tokens=max_tokens)
         self._manifest = replace(self._manifest, text_mol=part)
 
@@ -301,13 +301,12 @@ class TextBundleWriter:
         swap(self._aside, self._target)
         return load_text_bundle(self._target, verify=False)
 
-    def _fresh(self, part: str) -> Path:
+    def _fresh(self, part: str) -> None:
         """An empty folder for a part; what an older training left there goes."""
         folder = self._aside / part
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir()
-        return folder
 
     def _keep_parts(self) -> None:
         if not (self._target / MANIFEST).is_file():
@@ -332,20 +331,6 @@ def _text_version(manifest: TextManifest) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _check_documents(bundle: TextBundle) -> None:
-    path = bundle.file(DOCUMENTS)
-    try:
-        metadata = pq.read_metadata(path)
-    except pa.ArrowInvalid as exc:
-        raise BundleError(f"{path}: not a Parquet file ({exc})") from exc
-    columns = metadata.schema.to_arrow_schema().names
-    if metadata.num_rows != bundle.num_items or columns != _DOCUMENT_SCHEMA.names:
-        raise BundleError(
-            f"{path} has {metadata.num_rows} rows of {columns}; expected {bundle.num_items} rows of "
-            f"{_DOCUMENT_SCHEMA.names}"
-        )
-
-
 def _check_tokenizers(bundle: TextBundle) -> None:
     found = bundle.word_pieces.fingerprint
     for name, part in ((TEXT_MOL, bundle.manifest.text_mol), (PHRASES, bundle.manifest.phrases)):
@@ -362,15 +347,6 @@ def _check_text_mol(bundle: TextBundle) -> None:
     bundle.file(TEXT_ENCODER)
     head = part.head
     states = (bundle.num_items, head.num_item_components, head.component_width)
-    _check_tensors(bundle.file(TEXT_STATES), {"components": states})
+    check_tensors(bundle.file(TEXT_STATES), {"components": states})
     if head.is_mixture:
-        hidden, pairs = head.gate_hidden, head.num_pairs
-        shapes = ((hidden, pairs), (hidden,), (pairs, hidden), (pairs,))
-        _check_tensors(bundle.file(TEXT_PAIR_GATE), dict(zip(_PAIR_GATE_ARRAYS, shapes, strict=True)))
-
-
-def _check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-    found = {name: (dtype.name, shape) for name, (dtype, shape, _) in tensor_places(path).items()}
-    wanted = {name: ("float32", shape) for name, shape in expected.items()}
-    if found != wanted:
-        raise BundleError(f"{path} holds {found}; {MANIFEST} says {wanted}")
+        check_pair_gate(bundle.file(TEXT_PAIR_GATE), head)

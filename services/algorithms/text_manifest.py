@@ -4,12 +4,20 @@ Typed on both sides, as the model bundle's: an unknown, missing or out-of-range 
 knows nothing of the files' content.
 """
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from services.algorithms.manifest import BundleError, FileEntry, HeadShape, build_part, check_names
+from services.algorithms.manifest import (
+    BundleError,
+    FileEntry,
+    HeadShape,
+    build_files,
+    build_part,
+    check_names,
+    read_fields,
+    write_fields,
+)
 
 KIND = "text"
 FORMAT = 1
@@ -69,14 +77,7 @@ class TextManifest:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Raises: BundleError if the file is missing, is no JSON object, of another kind, or has other fields."""
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as exc:
-            raise BundleError(f"{path} is missing; a text bundle is a directory that holds one") from exc
-        except ValueError as exc:
-            raise BundleError(f"{path} is not JSON: {exc}") from exc
-        if not isinstance(raw, dict):
-            raise BundleError(f"{path} holds a JSON {type(raw).__name__}; expected an object")
+        raw = read_fields(path, "a text bundle")
         if raw.get("kind") != KIND:
             raise BundleError(f"{path}: kind={raw.get('kind')!r}; a text bundle's is {KIND!r}")
         if raw.get("format") != FORMAT:
@@ -90,16 +91,14 @@ class TextManifest:
             phrases = raw["phrases"]
             if phrases is not None:
                 phrases = build_part(path, "phrases", phrases, PhrasesPart)
-            files = {name: build_part(path, f"files.{name}", entry, FileEntry) for name, entry in raw["files"].items()}
+            files = build_files(path, raw["files"])
             return cls(**{**raw, "text_mol": text_mol, "phrases": phrases, "files": files})
         except (TypeError, AttributeError) as exc:
             raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
 
     def write(self, path: Path) -> None:
         """Write aside, then rename into place."""
-        aside = path.with_name(f".{path.name}.writing")
-        aside.write_text(json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
-        aside.replace(path)
+        write_fields(path, asdict(self))
 
 
 def _require(holds: bool, name: str, value: object, allowed: str) -> None:

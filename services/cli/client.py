@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import grpc
     from freshet.v1 import candidates_pb2_grpc, common_pb2, gateway_pb2_grpc
     from google.protobuf.message import Message
+from pathlib import Path
 
 Response = TypeVar("Response")
 
@@ -171,3 +172,14 @@ def plain(message: "Message", *, without: Sequence[str] = ()) -> dict[str, Any]:
         if field.name not in without
         for value in (getattr(message, field.name),)
     }
+
+
+def read_titles(bundle: Path) -> dict[str, str]:
+    """Item id -> title of every item that has one; empty when `bundle` cannot be read (titles are a courtesy)."""
+    from services.algorithms.bundle import BundleError, load_bundle
+
+    try:
+        opened = load_bundle(bundle, verify=False)
+        return {item_id: title for item_id, title in zip(opened.item_ids, opened.titles, strict=True) if title}
+    except (BundleError, OSError):
+        return {}

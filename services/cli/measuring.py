@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors
-from services.cli.threads import wait_without_spinning
+from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors, wait_without_spinning
 
 if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Request

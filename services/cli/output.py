@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
+import os
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -155,3 +156,24 @@ def _log_to_stderr() -> None:
 
     # The stream as it is when something is logged: a test's, for one, ends with the test.
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+
+
+_UNITS = (("y", 365 * 86400), ("d", 86400), ("h", 3600), ("min", 60))
+
+
+def duration(seconds: float) -> str:
+    """`"3.2 d"`, `"45.0 s"`, `"120 ms"`."""
+    for unit, size in _UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 or seconds <= 0 else f"{seconds * 1000:.0f} ms"
+
+
+def wait_without_spinning() -> None:
+    """Let OpenMP threads sleep at barriers instead of spinning; whoever set OMP_WAIT_POLICY has the last word.
+
+    A spinning thread takes the core that the other one needs as soon as anything else runs on the machine. Preset
+    quick on two cores beside other work, five runs each: 25,300 to 32,600 positions/s sleeping, 2,200 to 37,600
+    spinning. It acts only on an OpenMP that is not loaded yet.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -16,8 +16,7 @@ from services.cli.stack.components.kafka import JARS as KAFKA_JARS
 from services.cli.stack.components.kafka import server_properties
 from services.cli.stack.compose import COMPOSE_FILE, local_environment, localize, read_compose
 from services.cli.stack.folders import REPOSITORY
-from services.cli.stack.parts import PARTS
-from services.cli.stack.ports import DEFAULTS, Ports, owner
+from services.cli.stack.ports import DEFAULTS, PARTS, Ports, owner
 from services.common.config import ProcessSettings, load_settings
 from services.common.processes import BUNDLE, CHECKPOINTS, PROCESSES, TEXT, Process
 from services.generator.config import GeneratorSettings

@@ -9,8 +9,7 @@ from services.algorithms.indexes.protocol import take_queries
 from services.algorithms.ops.grouped_top_k.device import best_of_groups
 from services.algorithms.ops.mol_scores.device import DeviceScorer, Precision
 from services.offline.evaluation.catalogues.generator import generate
-from services.offline.evaluation.catalogues.scene import Scene
-from services.offline.evaluation.catalogues.shapes import SHAPES
+from services.offline.evaluation.catalogues.scene import SHAPES, Scene
 
 _SCENES: dict[tuple[str, int], Scene] = {}
 

@@ -9,7 +9,6 @@ import pytest
 from freshet.v1 import events_pb2
 
 from services.algorithms.bundle import load_bundle
-from services.cli.past import import_interactions
 from services.cli.stack import Ports, Stack
 from services.common.kafka import BulkProducer, Record, partition_for
 from services.common.state_store import StateWriter
@@ -19,6 +18,7 @@ from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
 from services.encoder.bootstrap import vocabulary_of
 from services.encoder.encoding import UNKNOWN
+from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 
 pytestmark = pytest.mark.integration

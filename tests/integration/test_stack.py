@@ -22,7 +22,7 @@ from kafka.consumer.fetcher import ConsumerRecord
 
 from services.algorithms.bundle import ENCODER_ONNX, load_bundle
 from services.cli.stack import Ports, Stack, StackError
-from services.cli.stack.parts import PARTS
+from services.cli.stack.ports import PARTS
 from services.common.stream.topics import ensure_topics
 from services.common.stream.topics.dead_letters import SUFFIX
 from services.common.stream.topics.interactions import INTERACTIONS

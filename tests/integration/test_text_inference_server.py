@@ -29,13 +29,13 @@ from services.algorithms.states import ItemStates
 from services.algorithms.text_bundle import HeadShape, TextBundleWriter
 from services.algorithms.word_pieces import WordPieces
 from services.offline.training.onnx_graphs import write_text_graph
-from services.offline.training.text_mol.export import QueryGraph
+from services.offline.training.text_catalogue import QueryGraph
 from services.offline.training.text_server import add_server_folders
 
 words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "space", "movie", "##s", "cat", "dog", "a", "the", "!"]
 folder, queries = Path(sys.argv[1]), json.loads(sys.argv[2])
 torch.manual_seed(0)
-shape = BodyShape(vocabulary=len(words), width=32, layers=2, heads=4, head_width=8, inner=64, activation="gelu",
+shape = BodyShape(vocabulary=len(words), width=32, layers=2, heads=4, inner=64,
                   epsilon=1e-12, max_positions=24)
 head = HeadShape(kind="mol", num_query_components=3, num_item_components=2, component_width=32, tau=0.05, gate_hidden=4)
 mol = TextMol(BertBody(shape), head, joined=1, max_tokens=24).eval()

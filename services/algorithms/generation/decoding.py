@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.generation.trie import PADDING, IdentifierTrie
-from services.algorithms.ops.trie_search import MAX_POSITIONS, Backend, ItemRows, TrieQuestion, search_trie
+from services.algorithms.ops.trie_search import MAX_POSITIONS, ItemRows, TrieQuestion, search_trie
 
 Mode = Literal["permutation", "fixed"]
 MODES: tuple[Mode, ...] = ("permutation", "fixed")
@@ -60,7 +60,6 @@ def decode(
     mode: Mode = "permutation",
     items: ItemRows | None = None,
     allowed: npt.NDArray[np.bool_] | None = None,
-    backend: Backend = "auto",
 ) -> Decoded:
     """The `results` best identifiers whose tokens are all among `tokens`.
 
@@ -95,7 +94,7 @@ def decode(
         in_order=mode == "fixed",
     )
     view = trie.view()
-    found = search_trie(view.parts, view.deleted, question, items=items, allowed=allowed, backend=backend)
+    found = search_trie(view.parts, view.deleted, question, items=items, allowed=allowed)
     base = float(padding.sum(dtype=np.float64))
     return Decoded(found.identifiers, base + found.gains.astype(np.float64), base + found.bound, results)
 

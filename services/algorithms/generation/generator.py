@@ -22,7 +22,6 @@ from services.algorithms.generation.output_layer import OutputLayer
 from services.algorithms.generation.shortlist import Shortlist
 from services.algorithms.generation.trie import PADDING, IdentifierTrie
 from services.algorithms.manifest import BundleError
-from services.algorithms.ops.token_scores import Backend
 from services.algorithms.ops.trie_search import laid_end_to_end
 
 FILES = ("output_layer", "shortlist", "trie", "identifiers", "decoding")
@@ -173,8 +172,6 @@ class Generator:
         x: npt.NDArray[np.float32],
         k: int,
         allowed: npt.NDArray[np.bool_] | None = None,
-        *,
-        backend: Backend = "auto",
     ) -> Generated:
         """The `k` best identifiers with an allowed item. Shapes: x (1 + s, D), x_0 first; allowed (X,) over item rows.
 
@@ -183,14 +180,14 @@ class Generator:
         """
         if x.ndim != 2 or len(x) < 2:
             raise ValueError(f"x has shape {x.shape}; allowed: (1 + s, {self.output_layer.width})")
-        tokens = self.shortlist.tokens(x[0], self.settings.sets, backend=backend)
-        scores = self.output_layer.scores(x[1:], tokens, backend=backend)
+        tokens = self.shortlist.tokens(x[0], self.settings.sets)
+        scores = self.output_layer.scores(x[1:], tokens)
         items = self.identifiers.items()  # before the trie: identifiers come to the table first
         beams = self.settings.beams
         while True:
             found = decode(
                 scores, tokens, self.trie, beams=beams, results=k, mode=self.settings.mode,
-                items=items, allowed=allowed, backend=backend,
+                items=items, allowed=allowed,
             )  # fmt: skip
             if len(found) == k or found.exact:
                 break

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from services.algorithms.generation.array_file import read_arrays, write_arrays
 from services.algorithms.manifest import BundleError
-from services.algorithms.ops.token_scores import Backend, CodedRows, HalfRows, code_rows, token_scores
+from services.algorithms.ops.token_scores import CodedRows, HalfRows, code_rows, token_scores
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
@@ -63,18 +63,18 @@ class OutputLayer:
     def precision(self) -> Literal["int8", "float16"]:
         return "int8" if isinstance(self._rows, CodedRows) else "float16"
 
-    def scores(self, x: Floats, tokens: Tokens, *, backend: Backend = "auto") -> Floats:
+    def scores(self, x: Floats, tokens: Tokens) -> Floats:
         """<x_t, w_v> at every position for some tokens: x (s, D), tokens (U,) -> (s, U), a view of (U, s).
 
         Raises: ValueError for another width, a value that is not finite, or a token outside the vocabulary.
         """
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < len(self)):
             raise ValueError(f"tokens {tokens.min()} to {tokens.max()}; allowed: 0 to {len(self) - 1}")
-        return token_scores(self._rows, self._checked(x), np.ascontiguousarray(tokens, dtype=np.int32), backend=backend)
+        return token_scores(self._rows, self._checked(x), np.ascontiguousarray(tokens, dtype=np.int32))
 
-    def full_scores(self, x: Floats, *, backend: Backend = "auto") -> Floats:
+    def full_scores(self, x: Floats) -> Floats:
         """The same for the whole vocabulary: (s, V). What a shortlist is measured against."""
-        return token_scores(self._rows, self._checked(x), None, backend=backend)
+        return token_scores(self._rows, self._checked(x), None)
 
     def decoded(self, begin: int = 0, end: int | None = None) -> Floats:
         """Rows `begin` to `end` as float32."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from services.algorithms.generation.array_file import Arrays, read_arrays, write_arrays
 from services.algorithms.manifest import BundleError
-from services.algorithms.ops.token_scores import Backend, products, union
+from services.algorithms.ops.token_scores import products, union
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
@@ -43,7 +43,7 @@ class Shortlist:
     def nbytes(self) -> int:
         return self.centers.nbytes + self.sets.nbytes
 
-    def tokens(self, x0: Floats, k: int, *, backend: Backend = "auto") -> Tokens:
+    def tokens(self, x0: Floats, k: int) -> Tokens:
         """x0 (D,) -> the union of the k nearest sets and the padding token: (U,) int32, sorted, unique.
 
         k above m takes all sets. Ties of products go to the lower number. Raises: ValueError for another width, k
@@ -55,9 +55,9 @@ class Shortlist:
             raise ValueError(f"k={k} allowed: at least 1")
         if not np.isfinite(x0).all():
             raise ValueError("x0 holds a value that is not finite")
-        near = products(self.centers, x0.astype(np.float32), backend=backend)
+        near = products(self.centers, x0.astype(np.float32))
         nearest = np.argsort(-near, kind="stable")[:k]
-        return union(self.sets, nearest, self.num_tokens, backend=backend)
+        return union(self.sets, nearest, self.num_tokens)
 
     def save(self, path: Path) -> None:
         arrays: Arrays = {

@@ -1,7 +1,7 @@
-"""The compiled CPU kernels, where the install could build them: one library per op and instruction set.
+"""The compiled CPU kernels, which the install builds: one library per op and instruction set.
 
 An op's `cpu.cpp` exports plain C functions; the op declares their argument types and calls them (ctypes lets go of the
-interpreter lock meanwhile). Where `load_kernels` returns None an op uses its NumPy path. Nothing here knows any op.
+interpreter lock meanwhile). Nothing here knows any op.
 """
 
 import ctypes
@@ -18,22 +18,15 @@ _CACHE_LINE = 64
 
 
 @cache
-def instruction_set() -> str | None:
-    """The best of `INSTRUCTION_SETS` that this processor has; None where the install built no kernels."""
-    probe = Path(__file__).with_name("processor.so")
-    if not probe.exists():
-        return None
-    return INSTRUCTION_SETS[int(ctypes.CDLL(str(probe)).freshet_instruction_set())]
+def instruction_set() -> str:
+    """The best of `INSTRUCTION_SETS` that this processor has. Raises: RuntimeError where no kernels were built."""
+    return INSTRUCTION_SETS[int(_opened(Path(__file__).with_name("processor.so")).freshet_instruction_set())]
 
 
 @cache
-def load_kernels(op: str) -> ctypes.CDLL | None:
-    """The library of `ops/<op>/cpu.cpp` for this processor; None where the install built no kernels."""
-    best = instruction_set()
-    if best is None:
-        return None
-    path = Path(__file__).parent.parent / "ops" / op / f"cpu-{best}.so"
-    return ctypes.CDLL(str(path)) if path.exists() else None
+def load_kernels(op: str) -> ctypes.CDLL:
+    """The library of `ops/<op>/cpu.cpp` for this processor. Raises: RuntimeError where no kernels were built."""
+    return _opened(Path(__file__).parent.parent / "ops" / op / f"cpu-{instruction_set()}.so")
 
 
 def address(array: npt.NDArray[np.generic] | None) -> ctypes.c_void_p:
@@ -51,3 +44,9 @@ def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[A
     space = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
     start = -space.ctypes.data % _CACHE_LINE
     return space[start : start + size].view(dtype).reshape(shape)
+
+
+def _opened(library: Path) -> ctypes.CDLL:
+    if not library.exists():
+        raise RuntimeError(f"{library} is missing; build the CPU kernels: python deploy/build_kernels.py")
+    return ctypes.CDLL(str(library))

@@ -1,1 +1,1 @@
-"""Numeric operations, one folder each: a public function, its plain PyTorch reference, and faster backends."""
+"""Numeric operations, one folder each: a public function and what it runs on, compiled for the CPU or for a card."""

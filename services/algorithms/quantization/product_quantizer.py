@@ -126,7 +126,7 @@ def train_product_quantizer(
     """Learn codebooks for points (X, d).
 
     threshold is T as a share of the points' root mean square norm; 0 gives plain l2. `centres` (X, d) and
-    `weights` (quadrature_weights, measured_weights) as in `encode`, which then wants them too.
+    `weights` (quadrature_weights) as in `encode`, which then wants them too.
     `rotate` first turns the points so that subspaces share the variance (MiniLM at 192 bits: recall 1@10 .95 in place
     of .91); it costs d^2 multiplications per query.
     `on_step` hears the mean loss after each step ("encode", "solve"). Equal points and seed give equal codebooks on one

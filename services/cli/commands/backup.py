@@ -82,7 +82,7 @@ def restore(
     """
     from services.cli.backup import BackupError, read_backup, restore_backup
     from services.cli.stack import Stack
-    from services.cli.stack.parts import PARTS
+    from services.cli.stack.ports import PARTS
 
     stack = Stack(state, bundle=bundle)
     notes: list[str] = []

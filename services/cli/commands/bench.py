@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli.measuring import AsJson, Out, Quick, Seed, benchmark, in_sentences, measured
-from services.cli.output import CommandError, ExitStatus, reports_errors
-from services.cli.threads import wait_without_spinning
+from services.cli.output import CommandError, ExitStatus, reports_errors, wait_without_spinning
 
 if TYPE_CHECKING:
     from services.offline.evaluation.common.report import Report, Request
@@ -62,8 +61,8 @@ def table_3(
     """
     wait_without_spinning()
     from services.offline.datasets.locate import Locator
-    from services.offline.evaluation import benchmarks
     from services.offline.evaluation.common.timing import use_threads
+    from services.offline.evaluation.quality import page
     from services.offline.evaluation.quality.table import DATA
 
     known = {one.key: one for one in DATA}
@@ -74,7 +73,7 @@ def table_3(
         use_threads(threads)
     with in_sentences(when_memory_ends="--data ml-latest-small"):
         measured(
-            lambda request: benchmarks.quality(
+            lambda request: page.quality(
                 request,
                 data=[one for one in DATA if not data or one.key in data],
                 store=store or Locator().cache_dir().with_name("quality"),
@@ -123,7 +122,7 @@ def retrieval(
 
     Example:  freshet bench retrieval --shape books --batch 32 --json
     """
-    from services.offline.evaluation.catalogues.shapes import SHAPES, shape_named
+    from services.offline.evaluation.catalogues.scene import SHAPES, shape_named
     from services.offline.evaluation.retrieval import rows
 
     if device != "cpu":

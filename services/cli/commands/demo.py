@@ -42,8 +42,7 @@ def demo(
     """
     from services.offline.demo.demo import run_demo
     from services.offline.demo.display import Display
-    from services.offline.demo.options import DemoOptions
-    from services.offline.demo.steps import explain
+    from services.offline.demo.steps import DemoOptions, explain
 
     if state_dir is not None:
         sys.stderr.write("warning: --state-dir is called --state now; the old name ends with the next release\n")

@@ -10,8 +10,7 @@ import typer
 
 from services.cli import client, options
 from services.cli.commands.recommend import history_of
-from services.cli.durations import duration
-from services.cli.output import CommandError, console, emit_json, reports_errors, table
+from services.cli.output import CommandError, console, duration, emit_json, reports_errors, table
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2

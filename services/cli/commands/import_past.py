@@ -34,8 +34,8 @@ def import_past(
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from services.cli.past import import_interactions
     from services.cli.stack import Stack
+    from services.offline.backfill.jobs import import_interactions
     from services.offline.datasets import global_time_split, load_dataset
 
     columns = (

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import client, options
-from services.cli.durations import duration
-from services.cli.output import console, emit_json, reports_errors, table, usage_error
-from services.cli.titles import read_titles
+from services.cli.client import read_titles
+from services.cli.output import console, duration, emit_json, reports_errors, table, usage_error
 
 if TYPE_CHECKING:
     from freshet.v1 import common_pb2, gateway_pb2

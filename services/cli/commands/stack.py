@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli import options
-from services.cli.durations import duration
-from services.cli.output import CommandError, ExitStatus, console, emit_json, reports_errors, table, usage_error
+from services.cli.output import (
+    CommandError,
+    ExitStatus,
+    console,
+    duration,
+    emit_json,
+    reports_errors,
+    table,
+    usage_error,
+)
 from services.common.processes import PROCESSES
 
 if TYPE_CHECKING:
@@ -41,7 +49,7 @@ def up(
     """
     from services.cli.stack import Ports, Stack, StackError
     from services.cli.stack.display import showing
-    from services.cli.stack.parts import PARTS
+    from services.cli.stack.ports import PARTS
 
     parts = [part.strip() for part in only.split(",") if part.strip()] or list(PARTS)
     with showing(None if as_json else console(stderr=True)) as say:

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from services.cli import options
-from services.cli.output import console, emit_json, reports_errors, sentences
-from services.cli.threads import wait_without_spinning
+from services.cli.output import console, emit_json, reports_errors, sentences, wait_without_spinning
 
 
 @reports_errors

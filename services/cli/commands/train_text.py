@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import options
-from services.cli.output import console, emit_json, reports_errors, sentences
-from services.cli.threads import wait_without_spinning
+from services.cli.output import console, emit_json, reports_errors, sentences, wait_without_spinning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,7 +95,7 @@ def _train(
     from services.offline.training.onnx_graphs import ExportError
     from services.offline.training.phrases.fit import PhraseSettings
     from services.offline.training.text_catalogue import train_phrases_part, train_text_mol_part
-    from services.offline.training.text_mol.settings import TextMolSettings
+    from services.offline.training.text_mol.fit import TextMolSettings
 
     made: dict[str, dict[str, Any]] = {}
     with sentences(ExportError), _bar(console(stderr=as_json)) as progress:

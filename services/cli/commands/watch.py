@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import client, options
-from services.cli.durations import duration
-from services.cli.output import ExitStatus, console, emit_json, reports_errors, table
+from services.cli.output import ExitStatus, console, duration, emit_json, reports_errors, table
 
 if TYPE_CHECKING:
     from freshet.v1 import gateway_pb2

@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from services.cli.stack.folders import REPOSITORY
-from services.cli.stack.parts import PARTS
-from services.cli.stack.ports import LOOPBACK, Ports
+from services.cli.stack.ports import LOOPBACK, PARTS, Ports
 from services.common.processes import FULL_CPU_SHARES, PROCESSES
 
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"

@@ -18,7 +18,7 @@ from services.cli.stack.errors import StackError
 from services.cli.stack.folders import cache_root
 from services.cli.stack.launcher import Stack
 from services.cli.stack.memory import needed_bytes
-from services.cli.stack.parts import INFRASTRUCTURE, PARTS
+from services.cli.stack.ports import INFRASTRUCTURE, PARTS
 from services.common.memory import available_bytes
 
 Severity = Literal["ok", "warning", "error"]

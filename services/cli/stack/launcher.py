@@ -25,8 +25,7 @@ from services.cli.stack.compose import read_compose
 from services.cli.stack.errors import StackError, tail
 from services.cli.stack.folders import DEFAULT_STATE, StateFolder
 from services.cli.stack.memory import require_stack_memory
-from services.cli.stack.parts import PARTS, stop_order
-from services.cli.stack.ports import LOOPBACK, Ports
+from services.cli.stack.ports import LOOPBACK, PARTS, Ports, stop_order
 from services.common.ports import held_for_servers
 from services.common.processes import PROCESSES, TEXT
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from services.cli.stack.errors import StackError
-from services.cli.stack.parts import PARTS
+from services.cli.stack.ports import PARTS
 from services.common.memory import available_bytes
 
 _MIB = 1 << 20

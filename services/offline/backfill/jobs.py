@@ -2,6 +2,8 @@
 names concrete adapters."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.algorithms.bundle import load_bundle
 from services.common.kafka import BulkProducer
@@ -21,9 +23,14 @@ from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.past_interactions import PastInteractions
 from services.offline.backfill.reattribution import POLL_RECORDS, Reattribution, ReattributionReport
 from services.offline.backfill.rebuild import Rebuild, RebuildReport
+from services.offline.datasets import Interactions
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.bootstrap import checkpoint_folder, fold_rules, kafka_log
 from services.refresher.config import RefresherSettings
+
+if TYPE_CHECKING:
+    from services.offline.backfill.bulk_import import ImportReport
+
 
 BULK_TIMEOUT_S = 120.0
 
@@ -124,3 +131,41 @@ def run_rebuild(
 def bulk_producer(settings: EncoderSettings, client_id: str) -> BulkProducer:
     """A producer for many records at once."""
     return BulkProducer(settings.kafka_bootstrap, client_id=client_id, linger_ms=50, delivery_timeout_ms=60_000)
+
+
+def import_interactions(
+    past: Interactions,
+    *,
+    bundle: Path,
+    kafka: str,
+    redis_url: str,
+    inference_server: str,
+    attributes: bool = True,
+    progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
+) -> "ImportReport":
+    """Write `past` onto the stream and fill histories, seen items and states; `progress(phase, done, total)`.
+
+    Without `attributes` it teaches items nothing (what a model was trained on is in it already).
+
+    Raises: BundleError; InvalidRequest, PreconditionFailed (the stream holds something else), DependencyUnavailable.
+    """
+    from services.encoder.config import EncoderSettings
+    from services.offline.backfill.jobs import run_import
+    from services.offline.backfill.past_interactions import PastInteractions
+
+    settings = EncoderSettings(
+        bundle=bundle, kafka_bootstrap=kafka, redis_url=redis_url, inference_server=inference_server
+    )
+    columns = PastInteractions(
+        # Equal data, equal event ids: an import that broke off is found again.
+        name=f"{past.name}-{past.fingerprint()}",
+        users=past.users,
+        items=past.items,
+        timestamps=past.timestamps,
+        values=past.values,
+        types=past.types,
+        user_ids=past.user_ids,
+        item_ids=past.item_ids,
+        type_names=past.type_names,
+    )
+    return run_import(settings, columns, progress, attributes=attributes)

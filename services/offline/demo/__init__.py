@@ -1,6 +1,6 @@
 """`freshet demo`: the whole system at work on real people's interactions, measured while it runs.
 
 Read in this order: `schedule` (who sends what, when), `replay` (the outside client that sends and asks on a clock),
-`baselines`, `streaming_baselines`, `sittings` and `measurement` (what the answers are worth), `summary`, and `demo`,
+`baselines`, `sittings` (what the answers are worth), `summary`, and `demo`,
 which puts the steps together.
 """

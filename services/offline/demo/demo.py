@@ -14,7 +14,7 @@ import numpy as np
 
 from services.algorithms.bundle import Bundle
 from services.algorithms.states import QueryStates
-from services.cli.scrape import Buckets, quantile_ms, read_histogram
+from services.cli.lag import Buckets, quantile_ms, read_histogram
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.offline.datasets import GlobalTimeSplit, Interactions, global_time_split, load_dataset
 from services.offline.demo import (
@@ -24,16 +24,22 @@ from services.offline.demo import (
     searching,
     sittings,
     steps,
-    stored_states,
     story,
-    streaming_baselines,
 )
 from services.offline.demo.calls import connected
 from services.offline.demo.display import Display, Stopwatch, figures
-from services.offline.demo.options import DEFAULT_STATE_DIR, DemoOptions
 from services.offline.demo.plan import ReplayPlan, ReplayResult
 from services.offline.demo.schedule import NUM_ACTIVE_USERS, replay_schedule
-from services.offline.demo.stream import past_items, planned_events, run_replay
+from services.offline.demo.steps import DEFAULT_STATE_DIR, DemoOptions
+from services.offline.demo.stream import (
+    past_items,
+    planned_events,
+    run_replay,
+    stored_query_states,
+    stream_progress,
+    total_counts,
+    wait_until_applied,
+)
 from services.offline.demo.summary import NOTES, event_counts, hit_rates, in_order, over_best_baseline, stream_figures
 
 if TYPE_CHECKING:
@@ -127,8 +133,8 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
     users = {event.user_id for event in events}
     past = past_items(split.train, users)
     gateway = stack.address("gateway")
-    epoch, before = stored_states.stream_progress(stack.redis_url)
-    states = stored_states.stored_query_states(stack.redis_url, sorted(users), bundle.model_version)
+    epoch, before = stream_progress(stack.redis_url)
+    states = stored_query_states(stack.redis_url, sorted(users), bundle.model_version)
     plan = ReplayPlan(
         gateway=gateway,
         bootstrap=stack.kafka_bootstrap,
@@ -153,14 +159,14 @@ def _stream(options: DemoOptions, split: GlobalTimeSplit, bundle: Bundle, stack:
 
         encodes = _stream_encodes(stack)
         result = run_replay(plan, options.folder, on_progress)
-    after = stored_states.wait_until_applied(stack.redis_url, result.last_offsets, timeout_s=_APPLY_TIMEOUT_S)
+    after = wait_until_applied(stack.redis_url, result.last_offsets, timeout_s=_APPLY_TIMEOUT_S)
     encodes_after = _stream_encodes(stack)
     if person is not None:
         person.after = _top_ten(person.user_id, gateway)
     return Streamed(
         plan=plan,
         result=result,
-        counts=event_counts(result, stored_states.total_counts(before), stored_states.total_counts(after)),
+        counts=event_counts(result, total_counts(before), total_counts(after)),
         past=past,
         frozen=states,
         stream_encode_ms={
@@ -241,7 +247,7 @@ def _evaluate(
             "model": [answer.item_ids for answer in in_order(result.predictions)],
             "model_with_token": [answer.item_ids for answer in in_order(result.predictions_with_token)],
             **baselines.baseline_answers(bundle, past, baselines.rankings(bundle, streamed.frozen), plan.events),
-            **streaming_baselines.streaming_answers(split.train, plan.events, past),
+            **baselines.streaming_answers(split.train, plan.events, past),
         },
     )
     kinds = sittings.kinds_of_predictions(plan.events, sittings.last_times(split.train))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.offline.demo.measurement import percentile, rolling_rate
+from services.offline.demo.plan import percentile, rolling_rate
 
 _COLOURS = {
     "model": "#0b6e4f",

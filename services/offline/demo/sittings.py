@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.offline.datasets import Interactions
-from services.offline.demo.measurement import hit_rate
-from services.offline.demo.plan import ReplayEvent
+from services.offline.demo.plan import ReplayEvent, hit_rate
 
 SITTING_MINUTES = 60
 _DAY_S = 86_400

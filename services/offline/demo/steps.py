@@ -7,21 +7,46 @@ import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from services.algorithms.bundle import ENCODER_ONNX, Bundle, BundleError, load_bundle
-from services.cli.output import CommandError, ExitStatus
+from services.cli.output import CommandError, ExitStatus, wait_without_spinning
 from services.cli.stack import Ports, Stack, StackError
-from services.cli.threads import wait_without_spinning
 from services.common.errors import FreshetError
 from services.common.ports import PortTaken
 from services.common.version import freshet_version
 from services.offline.datasets import Interactions
 from services.offline.demo.display import Display, Stopwatch
-from services.offline.demo.options import DemoOptions
-from services.offline.demo.stored_states import StreamStalledError
-from services.offline.demo.stream import ReplayFailedError
+from services.offline.demo.stream import ReplayFailedError, StreamStalledError
+
+DEFAULT_STATE_DIR = Path(".freshet")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoOptions:
+    """What a person may choose; defaults are the replay protocol's."""
+
+    dataset: str = "auto"
+    events: int = 24_000
+    rate_per_s: float = 200.0
+    epochs: int | None = None
+    seed: int = 0
+    state_dir: Path = DEFAULT_STATE_DIR
+    keep: bool = False
+    reuse: bool = False
+    port_offset: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Where the summary, the plots and the replay's record go."""
+        return self.state_dir / "demo"
+
+    @property
+    def bundle(self) -> Path:
+        return self.state_dir / "bundle"
+
 
 # Positions that training may take when nobody says how many epochs: two minutes at the 28,000 a second measured on two
 # cores, five and a half at 10,000.
@@ -172,7 +197,7 @@ def explain(logs: Path) -> Iterator[None]:
 
 def import_past(past: Interactions, stack: Stack, display: Display) -> None:
     """Write the past onto the stream and fill the state store with everybody's history, seen items and state."""
-    from services.cli.past import import_interactions
+    from services.offline.backfill.jobs import import_interactions
 
     with display.progress() as bar:
         tasks = {"write": bar.add_task("to Kafka", total=None), "states": bar.add_task("to Redis", total=None)}

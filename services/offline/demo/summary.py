@@ -13,8 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.offline.demo.measurement import HITS_AT, hit_rate, hits, percentile, percentiles
-from services.offline.demo.plan import Prediction, ReplayPlan, ReplayResult
+from services.offline.demo.plan import (
+    HITS_AT,
+    Prediction,
+    ReplayPlan,
+    ReplayResult,
+    hit_rate,
+    hits,
+    percentile,
+    percentiles,
+)
 from services.offline.demo.sittings import DEFINITION
 
 STAGES = ("queue", "encode", "first_stage", "rerank", "transport")

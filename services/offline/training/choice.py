@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.offline.datasets import Interactions, leave_one_out_split
-from services.offline.evaluation.common.ranking import Ranks
+from services.offline.evaluation.common.recall import Ranks
 from services.offline.statistics import Difference, paired_difference
 from services.offline.training.evaluation import ModelScorer, rank_events
 from services.offline.training.loop import train

@@ -17,7 +17,7 @@ import torch
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import QueryStates
 from services.offline.datasets import Interactions
-from services.offline.evaluation.common.ranking import Ranks, summary, target_ranks
+from services.offline.evaluation.common.recall import Ranks, summary, target_ranks
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.sequences import Histories, IntArray, windows_before
 

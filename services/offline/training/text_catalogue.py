@@ -5,21 +5,116 @@ Each step adds its part to the folder and keeps the other's. It knows no termina
 given.
 """
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from services.algorithms.bundle import Bundle, load_bundle
-from services.algorithms.generation.vocabulary import FIXED_TOKENS
-from services.algorithms.text_bundle import TextBundle
-from services.offline.training.phrases.export import write_phrases
-from services.offline.training.phrases.fit import PhraseSettings, train_phrases
+from services.algorithms.generation.phrases_part import PhraseParts, save_phrases
+from services.algorithms.generation.vocabulary import FIXED_TOKENS, PhraseVocabulary
+from services.algorithms.text_bundle import TextBundle, TextBundleWriter
+from services.offline.training.int8_graphs import add_int8_graphs
+from services.offline.training.models.text_mol import TextMol
+from services.offline.training.onnx_graphs import export_text_encoder
+from services.offline.training.phrases.fit import PhraseSettings, TrainedPhrases, train_phrases
 from services.offline.training.phrases.pseudo_queries import CatalogueTexts, catalogue_texts
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
-from services.offline.training.text_mol.export import write_text_mol
-from services.offline.training.text_mol.fit import train_text_mol
-from services.offline.training.text_mol.settings import TextMolSettings
+from services.offline.training.text_mol.fit import TextFit, TextMolSettings, train_text_mol
+from services.offline.training.text_server import add_server_folders
+
+_TEXT_MOL_OUTPUT = "components"
+
+
+def write_text_mol(
+    path: Path | str, fit: TextFit, *, item_ids: Sequence[str], texts: Sequence[str], queries: Sequence[str]
+) -> TextBundle:
+    """A text bundle with this fit as its text MoL, and the inference server's folders.
+
+    The phrases of a text bundle there are kept where it stands over the same documents.
+
+    `item_ids`, `texts`: of the documents that the fit encoded, in their order.
+    Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if the body reads no
+    word pieces, or `queries` is empty.
+    """
+    model = fit.model
+    with (
+        TextBundleWriter(path, item_ids=item_ids, texts=texts, words=fit.tokenizer.words) as to,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        onnx_file = Path(scratch) / "encoder.onnx"
+        worst = export_text_encoder(
+            QueryGraph(model),
+            onnx_file,
+            output=_TEXT_MOL_OUTPUT,
+            max_tokens=model.max_tokens,
+            pieces=fit.tokenizer,
+            queries=queries,
+        )
+        to.add_text_mol(onnx_file, fit.item_states, fit.pair_gate, head=model.head, max_tokens=model.max_tokens)
+        to.seal(
+            data={"text_mol": asdict(fit.settings)},
+            metrics={"text_mol": {"export_error": worst, "loss": float(fit.losses[-20:].mean())}},
+        )
+    add_int8_graphs(path)
+    return add_server_folders(path)
+
+
+class QueryGraph(nn.Module):
+    """The query side of the model, with the exported signature."""
+
+    def __init__(self, model: TextMol) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.model.query_components(input_ids, attention_mask != 0)
+
+
+OUTPUT = "x"
+
+
+def write_phrases(
+    path: Path | str,
+    trained: TrainedPhrases,
+    *,
+    item_ids: Sequence[str],
+    texts: Sequence[str],
+    queries: Sequence[str],
+    data: Mapping[str, Any],
+) -> TextBundle:
+    """A text bundle with this model as its phrases (its text MoL is kept where it stands over the same documents).
+
+    `item_ids`, `texts`: the documents in the order of the training's rows; `data`: where its queries came from.
+    Raises: ExportError if the graph's answers to `queries` differ by more than 1e-4; ValueError if `queries` is empty,
+    or the target tokenizer is a baseline.
+    """
+    if not isinstance(trained.tokenizer, PhraseVocabulary):
+        raise ValueError(f"the tokenizer is a {type(trained.tokenizer).__name__}; a bundle's is a PhraseVocabulary")
+    shape = trained.encoder.shape
+    with (
+        TextBundleWriter(path, item_ids=item_ids, texts=texts, words=trained.pieces.words) as to,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        graph = Path(scratch) / "encoder.onnx"
+        worst = export_text_encoder(
+            trained.encoder, graph, output=OUTPUT, max_tokens=shape.max_tokens, pieces=trained.pieces, queries=queries
+        )
+        to.add_phrases(
+            save_phrases(Path(scratch), PhraseParts(trained.generator(), trained.tokenizer), graph),
+            vocabulary=trained.tokenizer.fingerprint,
+            vocabulary_size=len(trained.tokenizer),
+            positions=shape.positions,
+            width=shape.width,
+            max_tokens=shape.max_tokens,
+        )
+        to.seal(data={"phrases": dict(data)}, metrics={"phrases": {**trained.report, "export_error": worst}})
+    add_int8_graphs(path)
+    return add_server_folders(path)
+
 
 # What a bar shows: what is done, how much of how much, and the loss where there is one.
 Progress = Callable[[str, int, int, float], None]

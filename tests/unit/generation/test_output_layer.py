@@ -35,7 +35,8 @@ def test_scores_follow_the_reference() -> None:
     weights, x = normal(50, 96), normal(3, 96, seed=1)
     for precision in ("int8", "float16"):
         layer = OutputLayer.from_weights(weights, precision=precision)
-        np.testing.assert_allclose(layer.full_scores(x), layer.full_scores(x, backend="numpy"), atol=1e-4)
+        off = 0.2 if precision == "int8" else 0.02
+        np.testing.assert_allclose(layer.full_scores(x), x @ layer.decoded().T, atol=off)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +73,10 @@ def test_the_shortlist_is_the_union_of_the_nearest_sets_with_padding() -> None:
         np.eye(4, dtype=np.float32), np.array([[3, 9], [9, 4], [7, 7], [1, 2]], dtype=np.int32), num_tokens=10
     )
     x0 = np.array([2.0, 3.0, -1.0, 1.0], dtype=np.float32)
-    for backend in ("auto", "numpy"):
-        assert shortlist.tokens(x0, 1, backend=backend).tolist() == [0, 4, 9]
-        assert shortlist.tokens(x0, 2, backend=backend).tolist() == [0, 3, 4, 9]
-        assert shortlist.tokens(x0, 99, backend=backend).tolist() == [0, 1, 2, 3, 4, 7, 9]
-        assert shortlist.tokens(np.zeros(4, dtype=np.float32), 1, backend=backend).tolist() == [0, 3, 9]
+    assert shortlist.tokens(x0, 1).tolist() == [0, 4, 9]
+    assert shortlist.tokens(x0, 2).tolist() == [0, 3, 4, 9]
+    assert shortlist.tokens(x0, 99).tolist() == [0, 1, 2, 3, 4, 7, 9]
+    assert shortlist.tokens(np.zeros(4, dtype=np.float32), 1).tolist() == [0, 3, 9]
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,6 @@ def test_only_allowed_items_come_out_and_a_filter_does_not_starve_the_answer(
         assert places == list(range(len(places)))
 
 
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_numpy_alone_gives_the_same_answer(generator: Generator, seed: int) -> None:
-    x, allowed = outputs(seed), np.random.default_rng(seed).random(2 * COUNT) < 0.5
-    assert plain(generator.generate(x, 10, allowed)) == plain(generator.generate(x, 10, allowed, backend="numpy"))
-
-
 def test_an_inserted_identifier_is_the_next_querys_best_and_a_deleted_one_is_gone() -> None:
     generator = small_generator(1, count=COUNT, positions=POSITIONS, width=WIDTH)
     x = outputs(3)

@@ -32,7 +32,6 @@ from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
-from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Cells, Visit
 from services.algorithms.states import ItemStates, PairGate
 from services.offline.evaluation.retrieval.adaptive import AdaptiveTopK
@@ -55,11 +54,6 @@ class Builder:
 
 BUILDERS: list[Builder] = [
     Builder("brute_force", BruteForce, exact=True),
-    Builder(
-        "brute_force_numpy",
-        lambda items, gate, **o: BruteForce(MolScorer(items, gate, backend="numpy"), **o),
-        exact=True,
-    ),
     # A pool that is the whole catalogue must make an exact answer, too.
     Builder("top_k_avg_all", lambda items, gate, **o: TopKAvg(items, gate, pool_size=len(items) + 1, **o), exact=True),
     Builder("top_k_avg_8", lambda items, gate, **o: TopKAvg(items, gate, pool_size=8, **o), exact=False),

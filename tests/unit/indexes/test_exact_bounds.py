@@ -1,38 +1,33 @@
 """The bound pass: nothing that reaches the threshold is ever dropped, on every instruction set and in NumPy."""
 
-import ctypes
-from pathlib import Path
-
 import numpy as np
 import pytest
+from bound_pass_in_numpy import exp_silu, interval_weights, survivors_in_numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_builds import native_builds
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
-import services.algorithms.ops.mol_bounds as mol_bounds
-from services.algorithms.native import INSTRUCTION_SETS, instruction_set
-from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, best_averages
+from services.algorithms.ops.mol_bounds import AverageItems, BoundPass, Survivors, best_averages
 from services.algorithms.ops.mol_bounds.int8_network import int8_network
-from services.algorithms.ops.mol_bounds.lanes import Lanes
+from services.algorithms.ops.mol_bounds.items import Lanes
 from services.algorithms.ops.mol_bounds.network import NetworkBounds
-from services.algorithms.ops.mol_bounds.reference import TURN, exp_silu, interval_weights
+from services.algorithms.ops.mol_bounds.tables import TURN
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 
-def _libraries() -> dict[str, ctypes.CDLL | None]:
-    """NumPy, and every build that this processor can run."""
-    found: dict[str, ctypes.CDLL | None] = {"numpy": None}
-    best = instruction_set()
-    if best is not None:
-        for name in INSTRUCTION_SETS[: INSTRUCTION_SETS.index(best) + 1]:
-            path = Path(mol_bounds.__file__).parent / f"cpu-{name}.so"
-            found[name] = ctypes.CDLL(str(path))
-    return found
+def survivors(
+    library: str, bound: BoundPass, queries: QueryStates, thresholds: np.ndarray, centres: np.ndarray, *mask: np.ndarray
+) -> Survivors:
+    """Of the pass by one library, or in NumPy."""
+    if library == "numpy":
+        return survivors_in_numpy(bound, queries, thresholds, centres, *mask)
+    return bound.survivors(queries, thresholds, centres, *mask)
 
 
-LIBRARIES = _libraries()
+LIBRARIES = {"numpy": None, **native_builds("mol_bounds")}
 EVERYWHERE = pytest.mark.parametrize("library", LIBRARIES)
 STRATEGIES = pytest.mark.parametrize(
     "options",
@@ -96,7 +91,7 @@ def test_no_item_that_reaches_the_threshold_is_dropped(
     allowed = np.random.default_rng(seed).random((2, count)) < 0.8
     centres = np.random.default_rng(seed).normal(size=(2, p_q * p_x)) * 0.3
     bound = BoundPass(MolScorer(items, gate), kernels=LIBRARIES[library], **options)
-    found = bound.survivors(queries, thresholds, centres, allowed)
+    found = survivors(library, bound, queries, thresholds, centres, allowed)
     for query in range(2):
         reaching = np.flatnonzero((exact[query] >= thresholds[query]) & allowed[query])
         assert set(reaching.tolist()) <= set(found.rows[query].tolist())
@@ -111,9 +106,8 @@ def test_what_is_far_below_the_threshold_is_dropped(library: str, options: dict[
     exact = mol_scores_reference(queries, items, gate).numpy()
     thresholds = np.sort(exact, axis=1)[:, -5]
     centres = np.full((3, 16), 0.5)
-    found = BoundPass(MolScorer(items, gate), kernels=LIBRARIES[library], **options).survivors(
-        queries, thresholds, centres
-    )
+    bound = BoundPass(MolScorer(items, gate), kernels=LIBRARIES[library], **options)
+    found = survivors(library, bound, queries, thresholds, centres)
     limit = 2000 if not options["by_gates"] else 200
     assert max(len(rows) for rows in found.rows) <= limit * 0.9
 
@@ -130,7 +124,7 @@ def test_every_build_keeps_the_same_items_but_for_roundings(low_precision: bool,
     kept = {}
     for name, library in LIBRARIES.items():
         bound = BoundPass(MolScorer(items, gate), low_precision=low_precision, kernels=library)
-        found = bound.survivors(queries, thresholds, centres)
+        found = survivors(name, bound, queries, thresholds, centres)
         kept[name] = [set(rows.tolist()) for rows in found.rows]
     for name, sets in kept.items():
         for mine, reference in zip(sets, kept["numpy"], strict=True):
@@ -143,10 +137,10 @@ def test_absurd_weights_drop_nothing_rather_than_a_right_item() -> None:
         queries, items, gate = scene(7, num_queries=2, count=300, p_q=2, p_x=2, d=8, hidden=8, gates=1.0, network=scale)
         thresholds = np.sort(mol_scores_reference(queries, items, gate).numpy(), axis=1)[:, -5]
         exact = mol_scores_reference(queries, items, gate).numpy()
-        for library in LIBRARIES.values():
+        for name, library in LIBRARIES.items():
             for low_precision in (False, True):
                 bound = BoundPass(MolScorer(items, gate), low_precision=low_precision, kernels=library)
-                found = bound.survivors(queries, thresholds, np.zeros((2, 4)))
+                found = survivors(name, bound, queries, thresholds, np.zeros((2, 4)))
                 for query in range(2):
                     assert set(np.flatnonzero(exact[query] >= thresholds[query])) <= set(found.rows[query].tolist())
 
@@ -237,7 +231,7 @@ def test_an_average_pool_is_the_best_by_coded_averages() -> None:
     averages = AverageItems(MolScorer(items, make_pair_gate(rng, 12, 4)))
     allowed = rng.random((3, 1203)) < 0.5
     means = items.components.mean(axis=1) @ queries.components.mean(axis=1).T
-    for name, library in LIBRARIES.items():
+    for name, library in native_builds("mol_bounds").items():
         pools = best_averages(averages, queries, 60, allowed, kernels=library)
         for query, pool in enumerate(pools):
             assert len(pool) == 60

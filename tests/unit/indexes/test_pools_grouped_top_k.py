@@ -1,41 +1,23 @@
-"""Grouped top-N against its reference: natively for every instruction set that this processor has, and in NumPy.
+"""Grouped top-N against its reference: for every instruction set that this processor has.
 
 Vectors hold small whole numbers, so that every order of summation gives the same score and ties abound.
 """
 
 import ctypes
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from grouped_top_k_reference import grouped_top_k_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_builds import native_builds
 
-from services.algorithms.native import INSTRUCTION_SETS, instruction_set
 from services.algorithms.native.threads import compute_threads, set_compute_threads
-from services.algorithms.ops import grouped_top_k as op
-from services.algorithms.ops.grouped_top_k import GroupedBest, GroupedTopK
-from services.algorithms.ops.grouped_top_k.reference import grouped_top_k_reference
+from services.algorithms.ops.grouped_top_k import GroupedBest, GroupedTopK, Storage
 
-
-def libraries() -> list[ctypes.CDLL | None]:
-    """The NumPy path (None), and what the install built for instruction sets up to this processor's."""
-    best = instruction_set()
-    names = () if best is None else INSTRUCTION_SETS[: INSTRUCTION_SETS.index(best) + 1]
-    paths = [Path(op.__file__).with_name(f"cpu-{name}.so") for name in names]
-    return [None, *(ctypes.CDLL(str(path)) for path in paths if path.exists())]
-
-
-every_backend = pytest.mark.parametrize(
-    "library", libraries(), ids=lambda library: Path(getattr(library, "_name", "numpy")).stem
-)
-
-
-def search(
-    index: GroupedTopK, library: ctypes.CDLL | None, queries: np.ndarray, size: int, allowed: np.ndarray | None = None
-) -> GroupedBest:
-    return index.search(queries, size, allowed, backend="numpy" if library is None else "auto", kernels=library)
+_BUILDS = native_builds("grouped_top_k")
+every_build = pytest.mark.parametrize("library", _BUILDS.values(), ids=_BUILDS)
 
 
 def check(
@@ -53,7 +35,7 @@ def whole(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.integers(-3, 4, size=shape).astype(np.float32)
 
 
-@every_backend
+@every_build
 @settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -65,11 +47,11 @@ def whole(rng: np.random.Generator, *shape: int) -> np.ndarray:
     ranked=st.booleans(),
 )
 def test_every_path_equals_the_reference_ties_included(
-    library: ctypes.CDLL | None,
+    library: ctypes.CDLL,
     seed: int,
     shape: tuple[int, ...],
     size: int,
-    storage: op.Storage,
+    storage: Storage,
     share: float,
     per_query: bool,
     ranked: bool,
@@ -80,18 +62,16 @@ def test_every_path_equals_the_reference_ties_included(
     ranks = rng.permutation(count) if ranked else np.arange(count)
     mask = rng.random((num_queries, count) if per_query else count) < share
     index = GroupedTopK(items, tie_ranks=ranks if ranked else None, storage=storage)
-    found = search(index, library, queries, size, mask)
+    found = index.search(queries, size, mask, kernels=library)
     check(found, queries, items, size, np.broadcast_to(mask, (num_queries, count)).copy(), ranks)
 
 
-@every_backend
+@every_build
 @pytest.mark.parametrize(
     "order", ["random", "rising", "falling", "the sample holds the best", "the sample holds the worst"]
 )
 @pytest.mark.parametrize("share", [0.01, 1.0])
-def test_a_large_catalogue_in_any_order_has_the_same_best(
-    library: ctypes.CDLL | None, order: str, share: float
-) -> None:
+def test_a_large_catalogue_in_any_order_has_the_same_best(library: ctypes.CDLL, order: str, share: float) -> None:
     # Above 65,536 items the native scan starts at thresholds guessed from every 64th panel of 64.
     rng = np.random.default_rng(1)
     count = 70_000
@@ -107,15 +87,15 @@ def test_a_large_catalogue_in_any_order_has_the_same_best(
     queries = np.array([[[1, 0], [-1, 7]], [[0, 0], [2, -5]]], dtype=np.float32)
     allowed = rng.random(count) < share
     ranks = rng.permutation(count)
-    found = search(GroupedTopK(items, tie_ranks=ranks), library, queries, 2000, allowed)
+    found = GroupedTopK(items, tie_ranks=ranks).search(queries, 2000, allowed, kernels=library)
     check(found, queries, items, 2000, np.broadcast_to(allowed, (2, count)).copy(), ranks)
 
 
-@every_backend
-def test_real_numbers_stay_within_float32_of_the_reference(library: ctypes.CDLL | None) -> None:
+@every_build
+def test_real_numbers_stay_within_float32_of_the_reference(library: ctypes.CDLL) -> None:
     rng = np.random.default_rng(2)
     items, queries = rng.normal(size=(5000, 3, 33)).astype(np.float32), rng.normal(size=(7, 5, 33)).astype(np.float32)
-    found = search(GroupedTopK(items), library, queries, 50)
+    found = GroupedTopK(items).search(queries, 50, kernels=library)
     exact = np.einsum("bqd,xsd->bqsx", queries.astype(float), items.astype(float))
     wanted = np.sort(exact, axis=-1)[..., ::-1]
     assert np.abs(found.scores - wanted[..., :50]).max() < 1e-4
@@ -123,13 +103,13 @@ def test_real_numbers_stay_within_float32_of_the_reference(library: ctypes.CDLL 
     assert np.abs(found.scores - np.take_along_axis(exact, found.rows, axis=-1)).max() < 1e-4
 
 
-@pytest.mark.parametrize("library", [library for library in libraries() if library])
+@every_build
 def test_an_item_has_the_same_score_wherever_it_lies(library: ctypes.CDLL) -> None:
     # Order by id among equal items rests on it: equal bits in a full panel and at the ragged end.
     rng = np.random.default_rng(3)
     items = np.repeat(rng.normal(size=(1, 1, 77)).astype(np.float32), 131, axis=0)
     queries = rng.normal(size=(9, 3, 77)).astype(np.float32)
-    found = search(GroupedTopK(items), library, queries, 131)
+    found = GroupedTopK(items).search(queries, 131, kernels=library)
     assert (found.scores == found.scores[..., :1]).all()
     assert (found.rows == np.arange(131)).all()
 
@@ -167,9 +147,10 @@ def test_rounded_storage_scores_the_rounded_vectors_with_half_the_bytes() -> Non
     assert GroupedTopK(items).nbytes == 0
 
 
-@every_backend
-def test_no_queries_make_empty_answers(library: ctypes.CDLL | None) -> None:
-    found = search(GroupedTopK(np.ones((5, 2, 3), dtype=np.float32)), library, np.empty((0, 4, 3), dtype=np.float32), 2)
+@every_build
+def test_no_queries_make_empty_answers(library: ctypes.CDLL) -> None:
+    index = GroupedTopK(np.ones((5, 2, 3), dtype=np.float32))
+    found = index.search(np.empty((0, 4, 3), dtype=np.float32), 2, kernels=library)
     assert found.rows.shape == (0, 4, 2, 2)
     assert found.following.shape == (0, 4, 2)
 

@@ -1,29 +1,20 @@
 """The scan of coded cells: every instruction set against the NumPy reference, and both against float64."""
 
-import ctypes
-from pathlib import Path
+import functools
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_builds import native_builds
+from quantized_scan_in_numpy import search_in_numpy
 
-from services.algorithms.native import INSTRUCTION_SETS, instruction_set
-from services.algorithms.ops import quantized_scan
 from services.algorithms.ops.quantized_scan import CellAnswer, Cells, CellScan, Visit, default_cells
 from services.algorithms.ops.quantized_scan.cells import assign, encode, principal_directions, train_centres
-from services.algorithms.ops.quantized_scan.native import NativeCells
-from services.algorithms.ops.quantized_scan.question import CellQuestion
-from services.algorithms.ops.quantized_scan.reference import search_reference
 
-_BUILT = instruction_set()
-_RUNNABLE = () if _BUILT is None else INSTRUCTION_SETS[: INSTRUCTION_SETS.index(_BUILT) + 1]
-every_kernel = pytest.mark.parametrize("kernel", _RUNNABLE)
-
-
-def library(kernel: str) -> ctypes.CDLL:
-    return ctypes.CDLL(str(Path(quantized_scan.__file__).with_name(f"cpu-{kernel}.so")))
+BUILDS = native_builds("quantized_scan")
+every_kernel = pytest.mark.parametrize("kernel", BUILDS)
 
 
 def clustered(seed: int, count: int, width: int) -> npt.NDArray[np.float32]:
@@ -36,10 +27,11 @@ def clustered(seed: int, count: int, width: int) -> npt.NDArray[np.float32]:
 
 
 def search(kernel: str | None, vectors: np.ndarray, cells: Cells, queries: np.ndarray, **wanted: object) -> CellAnswer:
-    """A search by one kernel, or by the reference for None."""
-    scan = CellScan(vectors, cells=cells, seed=0, native=False)
-    if kernel is not None:
-        scan._native = NativeCells(library(kernel), scan.codes, vectors, np.arange(len(vectors)))
+    """A search by one kernel, or in NumPy for None."""
+    scan = CellScan(vectors, cells=cells, seed=0, kernels=BUILDS[kernel or "baseline"])
+    if kernel is None:
+        ask = functools.partial(search_in_numpy, scan.codes, vectors, np.arange(len(vectors)))
+        scan._native.search = lambda question, answer, threads: ask(question, answer)  # type: ignore[method-assign]
     how = str(wanted.pop("how"))
     answer: CellAnswer = getattr(scan, how)(queries, **wanted)
     return answer
@@ -89,7 +81,7 @@ def test_the_best_by_code_are_those_of_the_reference_with_its_bound(kernel: str)
 
 @settings(max_examples=40, deadline=None)
 @given(
-    kernel=st.sampled_from([None, *_RUNNABLE]),
+    kernel=st.sampled_from([None, *BUILDS]),
     seed=st.integers(0, 2**32 - 1),
     count=st.integers(1, 300),
     width=st.integers(1, 40),
@@ -143,7 +135,7 @@ def test_answers_are_sound_and_bounds_hold(
             assert exact[query][left_out].max() <= max(best.bounds[query], worst) + 1e-12
 
 
-@pytest.mark.parametrize("kernel", [None, *_RUNNABLE])
+@pytest.mark.parametrize("kernel", [None, *BUILDS])
 def test_ties_go_to_the_smaller_rank_even_when_everything_ties(kernel: str | None) -> None:
     vectors = np.tile(np.array([[0.6, 0.8]], dtype=np.float32), (3_000, 1))
     answer = search(
@@ -207,21 +199,3 @@ def test_the_defaults_keep_about_a_byte_per_dimension_and_less_where_vectors_are
 def test_settings_that_make_no_sense_are_refused_by_name(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
-
-
-def test_the_reference_is_what_the_scan_falls_back_to() -> None:
-    vectors, queries = clustered(7, 200, 8), clustered(8, 2, 8)
-    cells = Cells(num_cells=4, bits=8)
-    fallback = CellScan(vectors, cells=cells, seed=0, native=False)
-    answer = fallback.best(queries, 5, pool=20, visit=Visit(probes=2))
-    wanted = CellAnswer(
-        rows=np.full((2, 5), -1),
-        scores=np.full((2, 5), -np.inf),
-        bounds=np.empty(2),
-        touched=np.zeros((2, 2), dtype=np.int64),
-    )
-    question = CellQuestion(
-        queries, None, np.full(2, 200), np.zeros(2), k=5, pool=20, visit=Visit(probes=2), prove=False, rescore=True
-    )
-    search_reference(fallback.codes, vectors, np.arange(200), question, wanted)
-    assert answer.rows.tolist() == wanted.rows.tolist()

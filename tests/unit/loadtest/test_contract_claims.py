@@ -7,8 +7,8 @@ import pytest
 from freshet.v1 import common_pb2, gateway_pb2
 
 from loadtest import contract
-from loadtest.neighbours import neighbourhoods
-from loadtest.probes import ProbeBoard
+from loadtest.contract import ProbeBoard
+from loadtest.population import neighbourhoods
 from loadtest.results import OK, Call
 from loadtest.windows import interleaved, percentile_per_window, ratio
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_builds import native_builds
+from trie_search_in_numpy import search_in_numpy
 
 from services.algorithms.ops.trie_search import ItemRows, TrieArrays, TrieQuestion, laid_end_to_end, search_trie
-from services.algorithms.ops.trie_search.native import search_native
 
 
 def part(sequences: list[list[int]], first: int) -> TrieArrays:
@@ -65,12 +65,12 @@ def test_native_and_numpy_agree_to_the_bit(
             offsets[known:] - offsets[known],
         )
         allowed = rng.random(45) < filtered  # rows beyond it are newer than the filter
-    wanted = search_trie(parts, deleted, question, items=items, allowed=allowed, backend="numpy")
+    wanted = search_in_numpy(parts, deleted, question, items, allowed)
     assert not deleted[wanted.identifiers].any()
     if items is not None and allowed is not None:
         assert all(allowed[of[of < 45]].any() for of in map(items.of, wanted.identifiers.tolist()))
     for library in native_builds("trie_search").values():
-        found = search_native(library, parts, deleted, question, items, allowed)
+        found = search_trie(parts, deleted, question, items=items, allowed=allowed, kernels=library)
         assert found.identifiers.tolist() == wanted.identifiers.tolist()
         assert found.gains.tobytes() == wanted.gains.tobytes()
         assert found.bound == wanted.bound
@@ -101,11 +101,9 @@ def test_identifiers_that_the_items_do_not_reach_yet_are_left_out_under_a_filter
         results=5,
         in_order=False,
     )
-    for backend in ("auto", "numpy"):
-        found = search_trie(
-            (part([[1], [1]], 0),), np.zeros(2, bool), question, items=items, allowed=np.ones(1, bool), backend=backend
-        )
-        assert found.identifiers.tolist() == [0]
+    parts, deleted, allowed = (part([[1], [1]], 0),), np.zeros(2, bool), np.ones(1, bool)
+    assert search_trie(parts, deleted, question, items=items, allowed=allowed).identifiers.tolist() == [0]
+    assert search_in_numpy(parts, deleted, question, items, allowed).identifiers.tolist() == [0]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from embedding_scene import clustered
+from measured_queries import measured_loss, measured_weights
 
 from services.algorithms.quantization import train_product_quantizer
 from services.algorithms.quantization.score_aware import residual_parts, score_aware_loss, threshold_weights
-from services.offline.evaluation.quantization.measured_queries import measured_loss, measured_weights
 
 
 def even_queries(count: int, width: int, seed: int) -> np.ndarray:

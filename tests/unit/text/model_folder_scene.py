@@ -1,4 +1,4 @@
-"""Model folders in the usual format with random weights: BERT's and T5's, small enough for any test."""
+"""Model folders in the usual format with random weights: BERT's, small enough for any test."""
 
 import json
 from pathlib import Path
@@ -17,18 +17,6 @@ BERT = {
     "intermediate_size": 24,
     "max_position_embeddings": 40,
     "hidden_act": "gelu",
-}
-T5 = {
-    "model_type": "t5",
-    "vocab_size": len(WORDS),
-    "d_model": 12,
-    "num_layers": 2,
-    "num_heads": 3,
-    "d_kv": 5,
-    "d_ff": 20,
-    "feed_forward_proj": "gated-gelu",
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 16,
 }
 
 
@@ -64,34 +52,6 @@ def bert_weights(config: dict[str, object] = BERT, seed: int = 0) -> dict[str, t
             shapes |= {f"{name}{part}.weight": (rows, columns), f"{name}{part}.bias": (rows,)}
         for part in ("attention.output.LayerNorm", "output.LayerNorm"):
             shapes |= {f"{name}{part}.weight": (width,), f"{name}{part}.bias": (width,)}
-    return _random(shapes, seed)
-
-
-def t5_weights(config: dict[str, object] = T5, seed: int = 0) -> dict[str, torch.Tensor]:
-    width, inner = int(str(config["d_model"])), int(str(config["d_ff"]))
-    heads = int(str(config["num_heads"]))
-    joined = heads * int(str(config["d_kv"]))
-    shapes: dict[str, tuple[int, ...]] = {
-        "shared.weight": (int(str(config["vocab_size"])), width),
-        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight": (
-            int(str(config["relative_attention_num_buckets"])),
-            heads,
-        ),
-        "encoder.final_layer_norm.weight": (width,),
-        "decoder.final_layer_norm.weight": (width,),
-    }
-    gated = str(config["feed_forward_proj"]).startswith("gated-")
-    for layer in range(int(str(config["num_layers"]))):
-        name = f"encoder.block.{layer}.layer."
-        shapes |= {f"{name}0.SelfAttention.{part}.weight": (joined, width) for part in ("q", "k", "v")}
-        shapes |= {
-            f"{name}0.SelfAttention.o.weight": (width, joined),
-            f"{name}0.layer_norm.weight": (width,),
-            f"{name}1.layer_norm.weight": (width,),
-            f"{name}1.DenseReluDense.wo.weight": (width, inner),
-        }
-        inner_names = ("wi_0", "wi_1") if gated else ("wi",)
-        shapes |= {f"{name}1.DenseReluDense.{part}.weight": (inner, width) for part in inner_names}
     return _random(shapes, seed)
 
 

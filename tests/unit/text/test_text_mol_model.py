@@ -13,7 +13,7 @@ from services.algorithms.models.text_model_folder import load_body
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import ItemStates, QueryStates
 from services.offline.training.models.text_mol import TextMol
-from tests.unit.text.model_folder_scene import T5, bert_folder, t5_weights, write_folder
+from tests.unit.text.model_folder_scene import bert_folder
 
 HEAD = HeadShape(kind="mol", num_query_components=2, num_item_components=3, component_width=16, tau=0.05, gate_hidden=5)
 DOT = HeadShape(kind="dot", num_query_components=1, num_item_components=1, component_width=16, tau=0.05)
@@ -113,16 +113,6 @@ def test_what_the_lower_layers_gave_may_be_handed_in(folder: Path) -> None:
     torch.testing.assert_close(kept, model.query_components(ids, real))
     at_the_vocabulary = model_of(folder, joined=0)
     torch.testing.assert_close(at_the_vocabulary.lower(ids, real), at_the_vocabulary.body.embed(ids))
-
-
-def test_a_t5_body_carries_the_mixture_as_well(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, dict(T5), t5_weights())
-    model = model_of(folder, replace(HEAD, component_width=12))
-    ids, real = texts(3)
-    alone = model.query_components(ids[:1, :2], torch.ones(1, 2, dtype=torch.bool))
-    padded = model.query_components(torch.nn.functional.pad(ids[:1, :2], (0, 5)), torch.arange(7)[None] < 2)
-    torch.testing.assert_close(alone, padded, atol=1e-5, rtol=0)
-    assert model.document_components(ids, real).shape == (3, 3, 12)
 
 
 def test_a_head_that_does_not_fit_the_body_is_refused(folder: Path) -> None:

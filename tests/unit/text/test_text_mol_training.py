@@ -19,8 +19,8 @@ from services.generator.adapters.text_encoders import InProcessText
 from services.offline.training import int8_graphs, onnx_graphs
 from services.offline.training.int8_graphs import LEAST_COSINE
 from services.offline.training.onnx_graphs import ExportError, session
+from services.offline.training.text_catalogue import write_text_mol
 from services.offline.training.text_mol import Step, TextFit, TextMolSettings, train_text_mol
-from services.offline.training.text_mol.export import write_text_mol
 from services.offline.training.text_mol.fit import Prepared, encoded
 from tests.unit.text.model_folder_scene import bert_folder
 

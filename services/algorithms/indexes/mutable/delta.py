@@ -21,8 +21,7 @@ from services.algorithms.indexes.mutable.segment_merge import Source, gather, or
 from services.algorithms.indexes.protocol import Indices, Mask, Scores
 from services.algorithms.indexes.rescoring import within_reach
 from services.algorithms.lazy import lazy_property
-from services.algorithms.state_shapes import ItemShape
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.states import ItemShape, ItemStates, PairGate, QueryStates
 
 TAIL_ROWS = 256
 _GROWTH = 8

@@ -25,8 +25,7 @@ from services.algorithms.indexes.mutable.segment_merge import Pause, Source, gat
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.protocol import Index, Indices
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.state_shapes import shape_of
-from services.algorithms.states import PairGate, QueryStates
+from services.algorithms.states import PairGate, QueryStates, shape_of
 
 # A merge is wanted when this share of the main segment's rows are delta or dead: searches score at most so much more
 # than needed, and an update pays for the copying and building of 10 rows.

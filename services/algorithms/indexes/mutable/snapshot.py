@@ -27,8 +27,7 @@ from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.segment_merge import gather_categories, gather_ids, state_slices
 from services.algorithms.manifest import BundleError, FileEntry
 from services.algorithms.sealed_files import MANIFEST, check_file
-from services.algorithms.state_shapes import ItemShape
-from services.algorithms.states import ItemStates, PairGate
+from services.algorithms.states import ItemShape, ItemStates, PairGate
 from services.algorithms.tensor_file import read_tensors, tensor_places
 from services.algorithms.tensor_writer import SlicedTensor, write_tensors
 

@@ -26,8 +26,7 @@ from services.algorithms.indexes.mutable.merged_answer import (
 from services.algorithms.indexes.mutable.segment import HashedFilter, Segment
 from services.algorithms.indexes.mutable.segment_merge import Order, Pause, Source, order_by_id
 from services.algorithms.indexes.protocol import EXACT, Index, Mask, Pass, check_request, empty_answer
-from services.algorithms.state_shapes import ItemShape
-from services.algorithms.states import QueryStates
+from services.algorithms.states import ItemShape, QueryStates
 
 Wanted = tuple[HashedFilter | None, ...]  # one for all queries, or one per query
 

@@ -2,15 +2,14 @@
 
 What arXiv:2407.15462 leaves to a library call per component pair (its Algorithm 2, line 8): every query vector against
 every item component in one pass, with a running threshold per pair, so that (B, Q, S, X) never exists. With one vector
-per query and one component per item it is plain top-N by dot product. `reference.py` is what both paths here, native
-and NumPy, are tested against. Nothing here knows mixtures, gates or certificates.
+per query and one component per item it is plain top-N by dot product. Nothing here knows mixtures, gates or
+certificates.
 
 Letters: B queries, Q vectors per query (P_q), X items, S item components (P_x), d width, N results per pair.
 """
 
 import ctypes
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -18,7 +17,6 @@ import numpy.typing as npt
 
 from services.algorithms.native import address, load_kernels
 from services.algorithms.native.threads import compute_threads
-from services.algorithms.ops.grouped_top_k.tiled import tiled_top_k
 
 __all__ = ["GroupedBest", "GroupedTopK", "Storage", "from_bfloat16", "to_bfloat16"]
 
@@ -97,7 +95,6 @@ class GroupedTopK:
         size: int,
         allowed: npt.NDArray[np.bool_] | None = None,
         *,
-        backend: Literal["auto", "numpy"] = "auto",
         kernels: ctypes.CDLL | None = None,
     ) -> GroupedBest:
         """The `size` best allowed items of each query vector and item component.
@@ -117,7 +114,7 @@ class GroupedTopK:
         )
         if not num_queries or not num_vectors:
             return best
-        library = kernels if kernels is not None else load_kernels("grouped_top_k") if backend == "auto" else None
+        library = kernels or load_kernels("grouped_top_k")
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         threads = compute_threads()
         per_query = num_vectors * self.num_groups * threads * 8 * (2 * (size + 1) + _PANEL)
@@ -126,10 +123,7 @@ class GroupedTopK:
             some = slice(start, start + step)
             mask = allowed if allowed is None or allowed.ndim == 1 else allowed[some]
             part = GroupedBest(rows=best.rows[some], scores=best.scores[some], following=best.following[some])
-            if library is None:
-                self._search_numpy(queries[some], size, mask, part)
-            else:
-                self._search_native(library, queries[some], size, mask, part, threads)
+            self._search(library, queries[some], size, mask, part, threads)
         return best
 
     def _check(self, queries: FloatArray, size: int, allowed: npt.NDArray[np.bool_] | None) -> None:
@@ -142,7 +136,7 @@ class GroupedTopK:
                 f"allowed has shape {allowed.shape}; expected ({self.num_items},) or ({len(queries)}, {self.num_items})"
             )
 
-    def _search_native(
+    def _search(
         self,
         library: ctypes.CDLL,
         queries: FloatArray,
@@ -167,40 +161,6 @@ class GroupedTopK:
             *(address(array) for array in (best.rows, best.scores, best.following)),
             ctypes.c_int(threads),
         )
-
-    def _search_numpy(
-        self, queries: FloatArray, size: int, allowed: npt.NDArray[np.bool_] | None, best: GroupedBest
-    ) -> None:
-        num_queries, num_vectors, width = queries.shape
-        keep = min(size + 1, self.num_items)
-        ranks = np.arange(self.num_items) if self._ranks is None else self._ranks.astype(np.int64)
-
-        def mask(start: int, stop: int) -> npt.NDArray[np.bool_]:
-            rows = np.atleast_2d(np.asarray(allowed))[:, None, start:stop]
-            return np.broadcast_to(rows, (num_queries, num_vectors, stop - start)).reshape(-1, stop - start)
-
-        for group in range(self.num_groups):
-            rows, scores = tiled_top_k(
-                queries.reshape(-1, width),
-                partial(self._rows, group=group),
-                None if allowed is None else mask,
-                ranks,
-                keep,
-            )
-            shape = (num_queries, num_vectors, keep)
-            best.rows[:, :, group] = rows.reshape(shape)[..., :size]
-            best.scores[:, :, group] = scores.reshape(shape)[..., :size]
-            if keep > size:
-                best.following[:, :, group] = scores.reshape(shape)[..., size]
-
-    def _rows(self, start: int, stop: int, group: int) -> FloatArray:
-        """Vectors start..stop-1 of one component in float32, (n, d); `start` is a multiple of the panel."""
-        if self.storage == "rows":
-            return np.asarray(self._items[start:stop, group], dtype=np.float32)
-        panels = self._items[start // _PANEL : -(-stop // _PANEL), group].transpose(0, 2, 1)
-        if self.storage == "bfloat16":
-            panels = from_bfloat16(panels)
-        return np.asarray(panels.reshape(-1, self.width)[: stop - start], dtype=np.float32)
 
 
 def _panels(items: FloatArray, storage: Storage) -> npt.NDArray[np.generic]:

@@ -1,14 +1,13 @@
 """Which items can score at least a threshold under a Mixture of Logits: one pass of certified bounds over a catalogue.
 
 `BoundPass` prepares the items once; `BoundPass.survivors` drops only items whose s is provably below the threshold.
-The compiled kernel and `reference.py` do the same mathematics; docs/decisions/006-exact-top-k.md proves it. Every gate
-here is a softmax, hence a distribution: that, and nothing else about training, is what the bounds rest on.
+docs/decisions/006-exact-top-k.md proves the mathematics. Every gate here is a softmax, hence a distribution: that, and
+nothing else about training, is what the bounds rest on.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, L lanes.
 """
 
 from services.algorithms.ops.mol_bounds.items import AverageItems, BoundItems
-from services.algorithms.ops.mol_bounds.pools import best_averages
-from services.algorithms.ops.mol_bounds.survivors import BoundPass, Survivors
+from services.algorithms.ops.mol_bounds.survivors import BoundPass, Survivors, best_averages
 
 __all__ = ["AverageItems", "BoundItems", "BoundPass", "Survivors", "best_averages"]

@@ -12,8 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.ops.mol_bounds.items import LEVELS
-from services.algorithms.ops.mol_bounds.lanes import VECTOR, Lanes, bounded
+from services.algorithms.ops.mol_bounds.items import LEVELS, VECTOR, Lanes, bounded
 from services.algorithms.states import PairGate
 
 Doubles = npt.NDArray[np.float64]

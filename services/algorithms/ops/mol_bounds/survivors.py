@@ -1,4 +1,4 @@
-"""The bound pass over a whole catalogue, by the compiled kernel where there is one, else in NumPy.
+"""The bound pass over a whole catalogue, by the compiled kernel.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, L lanes.
 """
@@ -12,9 +12,8 @@ import numpy.typing as npt
 from services.algorithms.native import address, aligned_zeros, load_kernels
 from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.mol_bounds.int8_network import NETWORK_ARRAYS, Int8Network, int8_network
-from services.algorithms.ops.mol_bounds.items import BoundItems
+from services.algorithms.ops.mol_bounds.items import LEVELS, AverageItems, BoundItems
 from services.algorithms.ops.mol_bounds.network import NetworkBounds
-from services.algorithms.ops.mol_bounds.reference import cannot_be_dropped
 from services.algorithms.ops.mol_bounds.tables import ARRAYS, TURN, QueryTables, query_tables
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import QueryStates
@@ -22,7 +21,6 @@ from services.algorithms.states import QueryStates
 _ITEM_ARRAYS = ("codes", "scales", "component_errors", "item_errors", "gates")
 _WORD = 64  # items per word of the kernel's answer
 _COSINE_BYTES = 8 << 20  # one tile of (B, P_q, x, P_x) float32 cosines
-_REFERENCE_ITEMS = 4096
 _ABSURD = 1e15  # numbers beyond could overflow float32 once multiplied
 
 
@@ -74,14 +72,14 @@ class BoundPass:
         by_gates: bool = True,
         expanded: bool = False,
         items: BoundItems | None = None,
-        kernels: ctypes.CDLL | str | None = "best",
+        kernels: ctypes.CDLL | None = None,
     ) -> None:
         """Prepare the scorer's items.
 
         `low_precision`: int8 cosines with their error, and the gate's network in int8, or `expanded` around a centre;
         else float32 cosines, tile by tile, and the expansion. `by_gates` False stops at the largest cosine (plain
-        Algorithm 1). `items`: codes of the same scorer and precision, to be shared. `kernels`: a library, None for
-        NumPy, "best" for this processor's.
+        Algorithm 1). `items`: codes of the same scorer and precision, to be shared. `kernels`: another
+        library than this processor's.
         """
         self.scorer = scorer
         self.by_gates = by_gates and scorer.num_pairs > 1
@@ -110,7 +108,7 @@ class BoundPass:
             )
         around_centres = scorer.pair_gate if self.by_gates and self._int8 is None else None
         self._network = NetworkBounds(around_centres, scorer.num_pairs)
-        self._kernels = load_kernels("mol_bounds") if isinstance(kernels, str) else kernels
+        self._kernels = kernels or load_kernels("mol_bounds")
 
     @property
     def reads_centres(self) -> bool:
@@ -134,28 +132,11 @@ class BoundPass:
         `centres` (B, P), if the pass `reads_centres`: the cosines around which gates are bounded; any value is right,
         those of items near the threshold are best. `allowed` (X,) or (B, X).
         """
-        num_queries = len(queries)
-        tables = query_tables(queries, self.items, self._network, self._int8, thresholds, centres)
+        items, num_queries, kernels = self.items, len(queries), self._kernels
         if not num_queries:
             return Survivors(rows=[], tested=np.zeros(0, dtype=np.int64))
-        # What overflowed float32 proves nothing; such a query keeps every item.
-        sound = np.isfinite(thresholds)
-        sound &= (tables.largest < _ABSURD) & self._is_sound
-        tables.scalars[~sound, 0] = -np.inf
-        tables.scalars[~sound, 1:5] = 0
-        if self._kernels is None:
-            return self._in_numpy(queries, tables, allowed)
-        return self._compiled(self._kernels, queries, tables, allowed)
-
-    def _compiled(
-        self,
-        kernels: ctypes.CDLL,
-        queries: QueryStates,
-        tables: QueryTables,
-        allowed: npt.NDArray[np.bool_] | None,
-    ) -> Survivors:
-        items, num_queries = self.items, len(queries)
         lanes, num_items = items.lanes, items.num_items
+        tables = self.tables(queries, thresholds, centres)
         native_queries = _Queries(
             **{name: address(getattr(tables, name)) for name in ARRAYS},
             num_queries=num_queries,
@@ -206,35 +187,56 @@ class BoundPass:
             kernels.freshet_list_rows(address(kept[query]), ctypes.c_int64(words), address(found))
         return Survivors(rows=rows, tested=tested)
 
-    def _in_numpy(self, queries: QueryStates, tables: QueryTables, allowed: npt.NDArray[np.bool_] | None) -> Survivors:
-        num_queries = len(queries)
-        found: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(num_queries)]
-        tested = np.zeros(num_queries, dtype=np.int64)
-        for start in range(0, self.items.num_items, _REFERENCE_ITEMS):
-            stop = min(start + _REFERENCE_ITEMS, self.items.num_items)
-            for query in range(num_queries):
-                rows = np.arange(start, stop)
-                if allowed is not None:
-                    rows = rows[(allowed if allowed.ndim == 1 else allowed[query])[start:stop]]
-                if not len(rows):
-                    continue
-                cosines = None
-                if self.items.codes is None:
-                    components = self.scorer.components[rows]
-                    flat = queries.components[query] @ components.reshape(-1, components.shape[2]).T
-                    cosines = flat.reshape(len(flat), *components.shape[:2])
-                # What overflows compares as nothing with 0: such an item is kept.
-                with np.errstate(over="ignore", invalid="ignore"):
-                    kept, count = cannot_be_dropped(
-                        self.items, self._int8, tables, query, rows, cosines, by_gates=self.by_gates
-                    )
-                found[query].append(kept)
-                tested[query] += count
-        nothing = np.zeros(0, dtype=np.int64)
-        return Survivors(rows=[np.concatenate([nothing, *parts]) for parts in found], tested=tested)
+    def tables(
+        self, queries: QueryStates, thresholds: npt.NDArray[np.float64], centres: npt.NDArray[np.float64]
+    ) -> QueryTables:
+        """What the kernel reads of each query; one that overflows float32 proves nothing and keeps all items."""
+        tables = query_tables(queries, self.items, self._network, self._int8, thresholds, centres)
+        sound = np.isfinite(thresholds) & (tables.largest < _ABSURD) & self._is_sound
+        tables.scalars[~sound, 0] = -np.inf
+        tables.scalars[~sound, 1:5] = 0
+        return tables
 
 
 def _aligned(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     out = aligned_zeros(array.shape, array.dtype)
     out[...] = array
     return out
+
+
+def best_averages(
+    averages: AverageItems,
+    queries: QueryStates,
+    size: int,
+    allowed: npt.NDArray[np.bool_] | None = None,
+    *,
+    kernels: ctypes.CDLL | None = None,
+) -> list[npt.NDArray[np.int64]]:
+    """The `size` allowed items whose mean component lies nearest to each query's: B arrays of rows, ascending.
+
+    All allowed items where there are at most `size`. `kernels` as in `BoundPass`.
+    """
+    size = min(size, averages.num_items)
+    width = averages.width
+    means = queries.components.mean(axis=1)
+    reach = np.abs(means).max(axis=1, keepdims=True, initial=0.0)
+    codes = np.zeros((len(queries), 4 * averages.quads), dtype=np.int8)
+    codes[:, :width] = np.rint(means / np.where(reach > 0, reach, 1) * LEVELS)
+    library = kernels or load_kernels("mol_bounds")
+    corrections = -128 * codes.astype(np.int32).sum(axis=1, dtype=np.int32)
+    mask = None if allowed is None else np.ascontiguousarray(allowed)
+    rows = np.empty((len(queries), size), dtype=np.int64)
+    library.freshet_best_averages(
+        address(averages.codes),
+        ctypes.c_int64(averages.num_items),
+        averages.quads,
+        address(codes),
+        address(corrections),
+        len(queries),
+        address(mask),
+        ctypes.c_int64(0 if mask is None or mask.ndim == 1 else averages.num_items),
+        ctypes.c_int64(size),
+        address(rows),
+        compute_threads(),
+    )
+    return [np.sort(row[row >= 0]) for row in rows]

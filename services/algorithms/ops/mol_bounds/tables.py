@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from services.algorithms.native import aligned_zeros
 from services.algorithms.ops.mol_bounds.int8_network import Int8Network
-from services.algorithms.ops.mol_bounds.items import LEVELS, BoundItems
-from services.algorithms.ops.mol_bounds.lanes import bounded
+from services.algorithms.ops.mol_bounds.items import LEVELS, BoundItems, bounded
 from services.algorithms.ops.mol_bounds.network import NetworkBounds
 from services.algorithms.states import QueryStates
 

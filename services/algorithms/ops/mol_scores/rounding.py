@@ -1,7 +1,7 @@
 """How far a Mixture-of-Logits score computed in floating point can be from its exact value.
 
 The bound is a priori: it follows the formula step by step with the magnitudes of one query and the largest of all
-items, so it holds for every item, any order of summation (Higham's gamma_n) and both backends. Exact search
+items, so it holds for every item, any order of summation (Higham's gamma_n), the kernel's and BLAS's. Exact search
 re-evaluates in float64 whatever lies within it. Vectors are followed by their Euclidean norms, through matrices by
 spectral norms: with c the P cosines and M_p = ||f|| ||g|| their magnitudes,
 
@@ -12,7 +12,7 @@ spectral norms: with c the P cosines and M_p = ||f|| ||g|| their magnitudes,
 
 and so on through the softmax. Adding up absolute values instead gives 1.3 times as much at a trained 4x2x32 gate and
 1.8 times at 8x4x64 (1e-4 and 4e-4 here; observed errors are 1e-7, but nothing a priori proves that). It assumes that
-exp and SiLU are within 8 units of roundoff; vector.hpp states 4 and 6, NumPy 5 and so 7. Below exp(-87.3) weights
+exp and SiLU are within 8 units of roundoff; vector.hpp states 4 and 6. Below exp(-87.3) weights
 saturate instead; that and denormal numbers are covered by 1e-35.
 
 Letters: B queries, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.

@@ -1,29 +1,135 @@
 """Item states prepared for scoring: float32 scores with a proven error bound, and float64 re-evaluation.
 
-The compiled kernel does the work where the install built one (cpu.cpp), NumPy elsewhere (tiled.py); the bound holds for
-both. Plain dot products of everything (P = 1) are a matrix product, which NumPy's BLAS does best.
+The compiled kernel (cpu.cpp) does the work. Plain dot products of everything (P = 1) are a matrix product, which BLAS
+does best; the bound holds for both.
 
 Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d component width, G gate hidden width.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.lazy import lazy_property
-from services.algorithms.native import load_kernels
+from services.algorithms.native import address, load_kernels
+from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.mol_scores import rounding
-from services.algorithms.ops.mol_scores.native import NativeScores
-from services.algorithms.ops.mol_scores.tiled import DEFAULT_TILE_BYTES, TiledScores
-from services.algorithms.state_shapes import shape_of
-from services.algorithms.states import ItemStates, PairGate, QueryStates
+from services.algorithms.states import ItemStates, PairGate, QueryStates, shape_of
+
+Rows = npt.NDArray[np.int64]
+
+# A second thread pays from about here (60 us of work against 20 us to start it).
+_MULTIPLY_ADDS_PER_THREAD = 4_000_000
+
+
+class _Problem(ctypes.Structure):
+    """`FreshetMolProblem` of cpu.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query_components", "query_gate", "item_components", "item_gate")),
+        *((name, ctypes.c_void_p) for name in ("hidden_weight", "hidden_bias", "out_weight", "out_bias")),
+        *((name, ctypes.c_int64) for name in ("num_queries", "num_items", "query_parts", "item_parts")),
+        *((name, ctypes.c_int64) for name in ("width", "hidden_width", "threads")),
+    )
+
+
+class NativeScores:
+    """The kernels of one library over one catalogue. Holds the items' arrays as given (copied if not C-contiguous)."""
+
+    def __init__(self, library: ctypes.CDLL, items: ItemStates, pair_gate: PairGate | None) -> None:
+        """Prepare X items, which fit `pair_gate`.
+
+        The softmax over a single pair is 1 whatever the gates say, so they are left out there.
+        """
+        self._library = library
+        self._components = np.ascontiguousarray(items.components, dtype=np.float32)
+        self._gate: npt.NDArray[np.float32] | None = None
+        self._weights: tuple[npt.NDArray[np.float32], ...] = ()
+        if items.gate is not None and items.gate.shape[1] > 1:
+            self._gate = np.ascontiguousarray(items.gate, dtype=np.float32)
+        if pair_gate is not None and pair_gate.num_pairs > 1:
+            self._weights = (
+                self._packed(pair_gate.hidden_weight),
+                np.ascontiguousarray(pair_gate.hidden_bias, dtype=np.float32),
+                self._packed(pair_gate.out_weight),
+                np.ascontiguousarray(pair_gate.out_bias, dtype=np.float32),
+            )
+
+    def scores(self, queries: QueryStates) -> npt.NDArray[np.float32]:
+        """Score every item for every query: (B, X)."""
+        out = np.empty((len(queries), len(self._components)), dtype=np.float32)
+        with self._problem(queries, out.size) as problem:
+            self._library.freshet_mol_scores(problem, address(out))
+        return out
+
+    def scores_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[npt.NDArray[np.float32]]:
+        """Score the items `rows[b]` (n_b,) for each query b: (n_b,) each."""
+        flat, offsets = self._flatten(rows)
+        out = np.empty(len(flat), dtype=np.float32)
+        with self._problem(queries, len(flat)) as problem:
+            self._library.freshet_mol_scores_at(problem, address(flat), address(offsets), address(out))
+        return [out[start:stop] for start, stop in pairwise(offsets)]
+
+    def scores_float64_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[npt.NDArray[np.float64]]:
+        """The same in double precision."""
+        flat, offsets = self._flatten(rows)
+        out = np.empty(len(flat), dtype=np.float64)
+        with self._problem(queries, len(flat)) as problem:
+            self._library.freshet_mol_scores_at_float64(problem, address(flat), address(offsets), address(out))
+        return [out[start:stop] for start, stop in pairwise(offsets)]
+
+    def largest_norms(self) -> npt.NDArray[np.float64]:
+        """The largest norm over all items of each component: (P_x,)."""
+        num_items, parts, width = self._components.shape
+        norms = np.zeros(parts)
+        sizes = (num_items, parts, width, compute_threads())
+        self._library.freshet_largest_norms(address(self._components), *map(ctypes.c_int64, sizes), address(norms))
+        return norms
+
+    def _flatten(self, rows: Sequence[Rows]) -> tuple[Rows, Rows]:
+        """All rows in one array and where each query's begin: (N,), (B + 1,)."""
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum([len(chosen) for chosen in rows], out=offsets[1:])
+        flat = np.concatenate([*rows, np.empty(0, dtype=np.int64)]).astype(np.int64, copy=False)
+        return flat, offsets
+
+    @contextmanager
+    def _problem(self, queries: QueryStates, num_pairs_scored: int) -> Iterator[object]:
+        """The arguments of one call, whose arrays live as long as the context."""
+        num_items, item_parts, width = self._components.shape
+        query_parts = queries.components.shape[1]
+        pairs = query_parts * item_parts
+        hidden_width = len(self._weights[1]) if self._weights else 0
+        work = num_pairs_scored * pairs * (width + 2 * hidden_width)
+        threads = min(compute_threads(), 1 + work // _MULTIPLY_ADDS_PER_THREAD)
+        gated = self._gate is not None and queries.gate is not None
+        arrays = (
+            np.ascontiguousarray(queries.components, dtype=np.float32),
+            np.ascontiguousarray(queries.gate, dtype=np.float32) if gated else None,
+            self._components,
+            self._gate if gated else None,
+            *(self._weights or (None,) * 4),
+        )
+        sizes = (len(queries), num_items, query_parts, item_parts, width, hidden_width, threads)
+        yield ctypes.byref(_Problem(*map(address, arrays), *sizes))
+
+    def _packed(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        source = np.ascontiguousarray(weights, dtype=np.float32)
+        packed = np.empty_like(source)
+        rows, depth = source.shape
+        self._library.freshet_pack(address(source), ctypes.c_int64(rows), ctypes.c_int64(depth), address(packed))
+        return packed
+
 
 FloatMatrix = npt.NDArray[np.float32]
 FloatVector = npt.NDArray[np.float32]
 DoubleVector = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.int64]
+
+_DOT_FLOATS = 1 << 16  # of dot products at a time: their transposition stays in cache
 
 
 class MolScorer:
@@ -31,30 +137,18 @@ class MolScorer:
 
     `components` (X, P_x, d) and `item_gate` (X, P), or None, are the arrays as given, memory maps included, not to be
     written to; `shape` is what they and the pair gate imply.
-    Memory beside results: about 200 KB per thread (the kernel), or `tile_bytes` per array (NumPy).
+    Memory beside results: about 200 KB per thread.
     """
 
-    def __init__(
-        self,
-        items: ItemStates,
-        pair_gate: PairGate | None,
-        *,
-        tile_bytes: int = DEFAULT_TILE_BYTES,
-        backend: Literal["auto", "numpy"] = "auto",
-    ) -> None:
-        """Prepare X items; `backend` "numpy" leaves the kernel out.
-
-        Raises: ValueError if gates and components disagree, or if one pair exceeds `tile_bytes`.
-        """
+    def __init__(self, items: ItemStates, pair_gate: PairGate | None) -> None:
+        """Prepare X items. Raises: ValueError if gates and components disagree."""
         self.shape = shape_of(items, pair_gate)
         self.num_pairs, self.num_query_components = self.shape.num_pairs, self.shape.num_query_components
         self.num_items, self.num_item_components, self.width = (int(size) for size in items.components.shape)
         self.pair_gate = pair_gate
         self.components = np.ascontiguousarray(items.components)
         self.item_gate = items.gate
-        self._tiled = TiledScores(items, pair_gate, tile_bytes=tile_bytes)
-        library = load_kernels("mol_scores") if backend == "auto" else None
-        self._native = None if library is None else NativeScores(library, items, pair_gate)
+        self._native = NativeScores(load_kernels("mol_scores"), items, pair_gate)
         self._last_bounds: tuple[QueryStates, DoubleVector] | None = None
 
     @lazy_property
@@ -78,9 +172,8 @@ class MolScorer:
     @lazy_property
     def magnitudes(self) -> rounding.ItemMagnitudes:
         """The largest item values, which error bounds and certificates rest on."""
-        backend = self._tiled if self._native is None else self._native
         gate = None if self.gate_range is None else np.maximum(-self.gate_range[0], self.gate_range[1])
-        return rounding.ItemMagnitudes(norms=backend.largest_norms(), gate=gate, width=self.width)
+        return rounding.ItemMagnitudes(norms=self._native.largest_norms(), gate=gate, width=self.width)
 
     def check(self, queries: QueryStates) -> None:
         """Raise ValueError, naming both values, if these queries cannot be scored against these items."""
@@ -89,22 +182,21 @@ class MolScorer:
     def scores(self, queries: QueryStates) -> FloatMatrix:
         """Score every item: (B, X) float32, each within `error_bounds` of the exact value."""
         self.check(queries)
-        if self._native is None or self.num_pairs == 1:
-            return self._tiled.scores(queries)
-        return self._native.scores(queries)
+        if self.num_pairs > 1:
+            return self._native.scores(queries)
+        return _dot_products(queries.components[:, 0], self.components[:, 0])
 
     def scores_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[FloatVector]:
         """Score the items `rows[b]` (n_b,) for each query b in float32: (n_b,) each, within `error_bounds`."""
         self.check(queries)
         self._check_rows(queries, rows)
-        return self._tiled.scores_at(queries, rows) if self._native is None else self._native.scores_at(queries, rows)
+        return self._native.scores_at(queries, rows)
 
     def scores_float64_at(self, queries: QueryStates, rows: Sequence[Rows]) -> list[DoubleVector]:
         """The same in float64 over the stored float32 states, within `error_bounds_float64`."""
         self.check(queries)
         self._check_rows(queries, rows)
-        backend = self._tiled if self._native is None else self._native
-        return backend.scores_float64_at(queries, rows)
+        return self._native.scores_float64_at(queries, rows)
 
     def scores_float64(self, queries: QueryStates, query: int, rows: Rows) -> DoubleVector:
         """Score item `rows` for query number `query` in float64: (len(rows),)."""
@@ -130,3 +222,19 @@ class MolScorer:
         for chosen in rows:
             if len(chosen) and (chosen.min() < 0 or chosen.max() >= self.num_items):
                 raise ValueError(f"rows={chosen.min()}..{chosen.max()} allowed: 0 to {self.num_items - 1}")
+
+
+def _dot_products(queries: FloatMatrix, items: FloatMatrix) -> FloatMatrix:
+    """Queries (B, d) times items (X, d): (B, X).
+
+    The items come first in the product: OpenBLAS is slow where few rows meet many columns.
+    """
+    out = np.empty((len(queries), len(items)), dtype=np.float32)
+    if len(queries) == 1:
+        np.matmul(items, queries[0], out=out[0])
+    elif len(queries):
+        transposed = np.ascontiguousarray(queries.T)
+        step = max(256, _DOT_FLOATS // len(queries))
+        for start in range(0, len(items), step):
+            out[:, start : start + step] = (items[start : start + step] @ transposed).T
+    return out

@@ -1,12 +1,12 @@
 """The best of X vectors by dot product, from small integer codes in cells: what an index over many vectors scans.
 
-`CellScan` trains, codes and searches; `cells.py` says what is kept, `reference.py` in NumPy what a search answers, and
-`cpu.cpp` does the same in one native call (queries of 0.1 ms leave no time for an interpreter). Ids, gates and
-certificates live above.
+`CellScan` trains and codes; `cells.py` says what is kept, and `cpu.cpp` searches it in one native call (queries of 0.1
+ms leave no time for an interpreter). Ids, gates and certificates live above.
 
 Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
 """
 
+import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,9 +22,7 @@ from services.algorithms.ops.quantized_scan.cells import (
     principal_directions,
     train_centres,
 )
-from services.algorithms.ops.quantized_scan.native import NativeCells
-from services.algorithms.ops.quantized_scan.question import CellAnswer, CellQuestion, Visit
-from services.algorithms.ops.quantized_scan.reference import search_reference
+from services.algorithms.ops.quantized_scan.native import CellAnswer, CellQuestion, NativeCells, Visit
 
 __all__ = ["CellAnswer", "CellScan", "Cells", "Visit", "default_cells"]
 
@@ -67,12 +65,12 @@ class CellScan:
         seed: int,
         tie_ranks: npt.NDArray[np.int64] | None = None,
         keep_vectors: bool = True,
-        native: bool = True,
+        kernels: ctypes.CDLL | None = None,
     ) -> None:
         """Train on a sample and code X vectors (X, d) float32, C-contiguous. Equal seeds make equal codes.
 
         `keep_vectors` False lets the vectors go (else they are held, not copied): then `pool` is all there is.
-        `native` False keeps to the NumPy reference. Raises: ValueError for no vectors or a coded_width above d.
+        `kernels`: another library than this processor's. Raises: ValueError for no vectors or a coded_width above d.
         """
         num_items, width = vectors.shape
         if num_items < 1:
@@ -88,8 +86,8 @@ class CellScan:
             projection = principal_directions(vectors, centres, owner, width=cells.coded_width, seed=seed)
         self.codes: CellCodes = encode(vectors, centres, owner, bits=cells.bits, projection=projection)
         self._vectors = vectors if keep_vectors else None
-        library = load_kernels("quantized_scan") if native else None
-        self._native = None if library is None else NativeCells(library, self.codes, self._vectors, self._ranks)
+        library = kernels or load_kernels("quantized_scan")
+        self._native = NativeCells(library, self.codes, self._vectors, self._ranks)
 
     @property
     def num_items(self) -> int:
@@ -186,8 +184,5 @@ class CellScan:
             bounds=np.empty(num_queries),
             touched=np.zeros((num_queries, 2), dtype=np.int64),
         )
-        if self._native is None:
-            search_reference(self.codes, self._vectors, self._ranks, question, answer)
-        else:
-            self._native.search(question, answer, compute_threads())
+        self._native.search(question, answer, compute_threads())
         return answer

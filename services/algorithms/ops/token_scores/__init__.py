@@ -1,29 +1,83 @@
 """Dot products of a few vectors with chosen rows of a large matrix in int8 or half precision, and unions of row sets.
 
 What an output layer over millions of phrases asks for: 25,000 rows scattered over gigabytes, read once, all positions
-at a time. `reference.py` says in NumPy what the numbers are; `cpu.cpp` gathers and multiplies in one native call.
-Which rows are worth asking for is not known here.
+at a time, gathered and multiplied in one native call (`cpu.cpp`). Which rows are worth asking for is not known here.
 
 Letters: V rows, D width, s vectors (positions), U rows asked for.
 """
 
-from typing import Literal
+import ctypes
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.native import load_kernels
-from services.algorithms.ops.token_scores.native import (
-    half_scores_native,
-    integer_scores_native,
-    products_native,
-    union_native,
-)
-from services.algorithms.ops.token_scores.reference import half_scores, integer_scores, union_reference
-from services.algorithms.ops.token_scores.rows import CodedRows, CodedVectors, HalfRows, code_rows, code_vectors
+from services.algorithms.native import address, load_kernels
+
+Floats = npt.NDArray[np.float32]
+
+ZERO = 128
+LARGEST = 127
+
+
+@dataclass(frozen=True, slots=True)
+class CodedRows:
+    """Row v is (weights[v] - 128) * scales[v]. Shapes: weights (V, D) uint8, scales (V,) float32."""
+
+    weights: npt.NDArray[np.uint8]
+    scales: Floats
+
+    @property
+    def nbytes(self) -> int:
+        return self.weights.nbytes + self.scales.nbytes
+
+    def decoded(self, which: slice | npt.NDArray[np.integer]) -> Floats:
+        part: Floats = self.weights[which].astype(np.float32) - ZERO
+        return part * self.scales[which][:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRows:
+    """Shapes: weights (V, D) float16."""
+
+    weights: npt.NDArray[np.float16]
+
+    @property
+    def nbytes(self) -> int:
+        return self.weights.nbytes
+
+    def decoded(self, which: slice | npt.NDArray[np.integer]) -> Floats:
+        return self.weights[which].astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class CodedVectors:
+    """Vector t is codes[t] * steps[t]. Shapes: codes (s, D) int8, steps (s,) float32."""
+
+    codes: npt.NDArray[np.int8]
+    steps: Floats
+
+
+def code_rows(weights: Floats) -> CodedRows:
+    """(V, D) float32 by rows, a million at a time or fewer."""
+    codes = np.empty(weights.shape, dtype=np.uint8)
+    scales = np.empty(len(weights), dtype=np.float32)
+    step = max(1, (1 << 24) // weights.shape[1])
+    for begin in range(0, len(weights), step):
+        part = weights[begin : begin + step]
+        scale = np.maximum(np.abs(part).max(axis=1), np.float32(1e-30)) / np.float32(LARGEST)
+        codes[begin : begin + step] = np.rint(part / scale[:, None]) + ZERO
+        scales[begin : begin + step] = scale
+    return CodedRows(codes, scales)
+
+
+def code_vectors(vectors: Floats) -> CodedVectors:
+    """(s, D) float32, each with a step of its own."""
+    steps = np.maximum(np.abs(vectors).max(axis=1), np.float32(1e-30)) / np.float32(LARGEST)
+    return CodedVectors(np.rint(vectors / steps[:, None]).astype(np.int8), steps.astype(np.float32))
+
 
 __all__ = [
-    "Backend",
     "CodedRows",
     "CodedVectors",
     "HalfRows",
@@ -34,37 +88,48 @@ __all__ = [
     "union",
 ]
 
-Backend = Literal["auto", "numpy"]
-Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
+
+_INT64 = ctypes.c_int64
 
 
 def token_scores(
-    rows: CodedRows | HalfRows, vectors: Floats, chosen: Ints | None, *, backend: Backend = "auto"
+    rows: CodedRows | HalfRows, vectors: Floats, chosen: Ints | None, *, kernels: ctypes.CDLL | None = None
 ) -> Floats:
     """Products of `vectors` (s, D) with the `chosen` rows (U,), None for all -> (s, U), a view of a (U, s) array.
 
     int8: the vectors are coded too (a step each of largest / 127), the integer product is exact. float16: products and
-    sums in float32.   Cost: U D bytes read (twice that in float16), U D s multiply-adds.
+    sums in float32. `kernels`: another library than this processor's.
+    Cost: U D bytes read (twice that in float16), U D s multiply-adds.
     """
-    library = load_kernels("token_scores") if backend == "auto" else None
+    library = kernels or load_kernels("token_scores")
+    count = len(rows.weights) if chosen is None else len(chosen)
+    out = np.empty((count, len(vectors)), dtype=np.float32)
+    arrays: tuple[npt.NDArray[np.generic], ...]
     if isinstance(rows, CodedRows):
         coded = code_vectors(vectors)
-        if library is None:
-            return integer_scores(rows, coded, chosen)
-        return integer_scores_native(library, rows, coded, chosen)
-    if library is None:
-        return half_scores(rows, vectors, chosen)
-    return half_scores_native(library, rows, vectors, chosen)
+        function, arrays = library.freshet_integer_scores, (rows.weights, rows.scales, coded.codes, coded.steps)
+    else:
+        function, arrays = library.freshet_half_scores, (rows.weights, vectors)
+    places = (address(array) for array in arrays)
+    function(*places, *map(_INT64, vectors.shape), address(chosen), _INT64(count), address(out))
+    return out.T
 
 
-def products(rows: Floats, vector: Floats, *, backend: Backend = "auto") -> Floats:
+def products(rows: Floats, vector: Floats, *, kernels: ctypes.CDLL | None = None) -> Floats:
     """Products of float32 rows (m, D) with one vector (D,): (m,). One thread: BLAS would wake others for 0.1 ms."""
-    library = load_kernels("token_scores") if backend == "auto" else None
-    return rows @ vector if library is None else products_native(library, rows, np.ascontiguousarray(vector))
+    library = kernels or load_kernels("token_scores")
+    vector, out = np.ascontiguousarray(vector), np.empty(len(rows), dtype=np.float32)
+    library.freshet_products(address(rows), address(vector), *map(_INT64, rows.shape), address(out))
+    return out
 
 
-def union(sets: Ints, chosen: npt.NDArray[np.int64], num_rows: int, *, backend: Backend = "auto") -> Ints:
+def union(sets: Ints, chosen: npt.NDArray[np.int64], num_rows: int, *, kernels: ctypes.CDLL | None = None) -> Ints:
     """The sorted union of rows of `sets` (m, r), numbers 0 to num_rows - 1, and 0: (U,)."""
-    library = load_kernels("token_scores") if backend == "auto" else None
-    return union_reference(sets, chosen) if library is None else union_native(library, sets, chosen, num_rows)
+    function = (kernels or load_kernels("token_scores")).freshet_union
+    function.restype = _INT64
+    out = np.empty(min(len(chosen) * sets.shape[1] + 1, num_rows), dtype=np.int32)
+    count = function(
+        address(sets), _INT64(sets.shape[1]), address(chosen), *map(_INT64, (len(chosen), num_rows)), address(out)
+    )
+    return out[:count].copy() if 2 * count < len(out) else out[:count]

@@ -2,7 +2,7 @@
 //
 // A row is read once for up to eight vectors, two rows at a time, and asked for a dozen rows ahead: the time is the
 // memory's. Integer products are exact, so every build gives the same numbers; half precision is summed in float32.
-// Mirrored by services/algorithms/ops/token_scores/native.py.
+// Mirrored by services/algorithms/ops/token_scores/__init__.py.
 
 #include <algorithm>
 #include <cstdint>

@@ -7,7 +7,6 @@ Letters: B queries, X items.
 """
 
 import ctypes
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,31 +25,18 @@ def top_rows(
     slack: npt.NDArray[np.float64],
     allowed: npt.NDArray[np.bool_] | None = None,
     *,
-    backend: Literal["auto", "numpy"] = "auto",
+    kernels: ctypes.CDLL | None = None,
 ) -> list[Rows]:
     """For each query the rows whose score reaches the `k`-th best allowed one less `slack` (at most one float less).
 
     Shapes: scores (B, X) float32, slack (B,) at least 0, allowed (X,) or (B, X), None for all -> B arrays of rows in
             ascending order; all allowed rows where there are no more than k. Rows at -inf are never taken.
     Cost:   one pass over B X scores; memory about 12 bytes per row that was ever in reach.
-    Raises: ValueError if k is below 1.
+    `kernels`: another library than this processor's. Raises: ValueError if k is below 1.
     """
     if k < 1:
         raise ValueError(f"k={k} allowed: at least 1")
-    library = load_kernels("top_rows") if backend == "auto" else None
-    if library is None:
-        return _by_partition(scores, k, slack, allowed)
-    return top_rows_native(library, scores, k, slack, allowed)
-
-
-def top_rows_native(
-    library: ctypes.CDLL,
-    scores: npt.NDArray[np.float32],
-    k: int,
-    slack: npt.NDArray[np.float64],
-    allowed: npt.NDArray[np.bool_] | None,
-) -> list[Rows]:
-    """`top_rows` by one compiled library."""
+    library = kernels or load_kernels("top_rows")
     scores = np.ascontiguousarray(scores, dtype=np.float32)
     slack = np.ascontiguousarray(slack, dtype=np.float64)
     mask = None if allowed is None else np.ascontiguousarray(allowed)
@@ -63,7 +49,8 @@ def top_rows_native(
         *map(ctypes.c_int64, (num_queries, num_items, k)),
         address(slack),
         address(mask),
-        *map(ctypes.c_int64, (0 if mask is None or mask.ndim == 1 else num_items, _threads(scores.size))),
+        ctypes.c_int64(0 if mask is None or mask.ndim == 1 else num_items),
+        ctypes.c_int64(min(compute_threads(), 1 + scores.size // _SCORES_PER_THREAD)),
         address(counts),
     )
     if memory is None:
@@ -74,24 +61,3 @@ def top_rows_native(
     finally:
         library.freshet_free(ctypes.c_void_p(memory))
     return np.split(rows, np.cumsum(counts)[:-1]) if num_queries else []
-
-
-def _threads(num_scores: int) -> int:
-    return min(compute_threads(), 1 + num_scores // _SCORES_PER_THREAD)
-
-
-def _by_partition(
-    scores: npt.NDArray[np.float32], k: int, slack: npt.NDArray[np.float64], allowed: npt.NDArray[np.bool_] | None
-) -> list[Rows]:
-    found = []
-    for query, row_scores in enumerate(scores):
-        mask = row_scores > -np.inf
-        if allowed is not None:
-            mask &= allowed if allowed.ndim == 1 else allowed[query]
-        rows = np.flatnonzero(mask)
-        if len(rows) > k:
-            best = row_scores[rows]
-            kth = float(np.partition(best, len(best) - k)[len(best) - k])
-            rows = rows[best >= np.nextafter(np.float32(kth - slack[query]), np.float32(-np.inf))]
-        found.append(rows)
-    return found

@@ -1,25 +1,22 @@
 """The identifiers of a trie that score best when their tokens may take the positions in any order.
 
-A level-by-level search with an exact score and an exact bound per node. `reference.py` says in NumPy what comes out;
-`cpu.cpp` does the same in one native call. What tokens, identifiers and items are is not known here.
+A level-by-level search with an exact score and an exact bound per node, in one native call (`cpu.cpp`). What tokens,
+identifiers and items are is not known here.
 
 Letters: s positions, U tokens scored, I identifiers, K results.
 """
 
-from typing import Literal
+import ctypes
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.native import load_kernels
+from services.algorithms.native import address, load_kernels
 from services.algorithms.ops.trie_search.arrays import Ints, ItemRows, TrieArrays, laid_end_to_end
-from services.algorithms.ops.trie_search.native import search_native
-from services.algorithms.ops.trie_search.question import MAX_POSITIONS, Found, TrieQuestion
-from services.algorithms.ops.trie_search.reference import search_reference
 
 __all__ = [
     "MAX_POSITIONS",
-    "Backend",
     "Found",
     "Ints",
     "ItemRows",
@@ -29,7 +26,62 @@ __all__ = [
     "search_trie",
 ]
 
-Backend = Literal["auto", "numpy"]
+MAX_POSITIONS = 12  # a node keeps a score for each set of as many used positions as it is deep: C(12, 6) = 924
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrieQuestion:
+    """Tokens (U,) int32, rising, and gains (U, s) float32, C-contiguous: what token u adds at position t.
+
+    `beams` nodes are kept per level and part, `results` identifiers come back. `in_order`: token i at position i alone.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    gains: npt.NDArray[np.float32]
+    beams: int
+    results: int
+    in_order: bool
+
+    def __post_init__(self) -> None:
+        if self.gains.shape[0] != len(self.tokens) or not 1 <= self.gains.shape[1] <= MAX_POSITIONS:
+            raise ValueError(
+                f"gains have shape {self.gains.shape}; allowed: ({len(self.tokens)}, 1 to {MAX_POSITIONS})"
+            )
+        for name in ("beams", "results"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} allowed: at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Best first: identifiers (n,) int32, gains (n,) float32, n at most K. No identifier that was left out gains more
+    than `bound`: -inf where no node was dropped for lack of beams."""
+
+    identifiers: npt.NDArray[np.int32]
+    gains: npt.NDArray[np.float32]
+    bound: float
+
+
+_INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+class _Trie(ctypes.Structure):
+    _fields_ = (
+        ("num_root_words", _INT64),
+        *((name, _POINTER) for name in ("tokens", "children", "ends", "identifiers", "root_bits", "root_ranks")),
+    )
+
+
+class _Question(ctypes.Structure):
+    _fields_ = (
+        *((name, _INT64) for name in ("num_tokens", "positions", "beams", "results", "in_order")),
+        *((name, _POINTER) for name in ("tokens", "gains")),
+        ("num_identifiers", _INT64),
+        ("deleted", _POINTER),
+        *((name, _INT64) for name in ("first_added", "num_added", "num_items")),
+        *((name, _POINTER) for name in ("rows", "offsets", "added_rows", "added_offsets", "allowed")),
+        *((name, _POINTER) for name in ("out_identifiers", "out_gains", "out_bound")),
+    )
 
 
 def search_trie(
@@ -39,15 +91,52 @@ def search_trie(
     *,
     items: ItemRows | None = None,
     allowed: npt.NDArray[np.bool_] | None = None,
-    backend: Backend = "auto",
+    kernels: ctypes.CDLL | None = None,
 ) -> Found:
     """The best identifiers of several tries together, best first, ties by identifier.
 
     Shapes: deleted (I,), allowed (X,) over the rows of `items`: an identifier needs one allowed item.
     Cost:   per level, s operations for each child of the at most `beams` nodes that a part keeps, s C(s, level) for
             those themselves.
+    `kernels`: another library than this processor's.
     """
-    library = load_kernels("trie_search") if backend == "auto" else None
-    if library is None:
-        return search_reference(parts, deleted, question, items, allowed)
-    return search_native(library, parts, deleted, question, items, allowed)
+    tries = (_Trie * len(parts))(
+        *(
+            _Trie(
+                len(part.root_bits),
+                *(address(array) for array in (part.tokens, part.children, part.ends, part.identifiers)),
+                address(part.root_bits),
+                address(part.root_ranks),
+            )
+            for part in parts
+        )
+    )
+    results = min(question.results, sum(len(part.identifiers) for part in parts))
+    identifiers = np.empty(results, dtype=np.int32)
+    gains = np.empty(results, dtype=np.float32)
+    bound = np.empty(1, dtype=np.float32)
+    if results == 0:
+        return Found(identifiers, gains, -np.inf)
+    filtered = None if allowed is None or items is None else np.ascontiguousarray(allowed)
+    ask = _Question(
+        *question.gains.shape,
+        question.beams,
+        results,
+        question.in_order,
+        *map(address, (question.tokens, question.gains)),
+        len(deleted),
+        address(deleted),
+        0 if items is None else len(items.offsets) - 1,
+        0 if items is None else len(items.added_offsets) - 1,
+        0 if filtered is None else len(filtered),
+        *(
+            address(None if items is None else getattr(items, name))
+            for name in ("rows", "offsets", "added_rows", "added_offsets")
+        ),
+        address(filtered),
+        *map(address, (identifiers, gains, bound)),
+    )
+    function = (kernels or load_kernels("trie_search")).freshet_search_trie
+    function.restype = _INT64
+    count = function(tries, _INT64(len(parts)), ctypes.byref(ask))
+    return Found(identifiers[:count], gains[:count], float(bound[0]))

@@ -1,9 +1,10 @@
-// The best identifiers of tries in one native call: `reference.py` bit for bit, without its arrays of all children.
+// The best identifiers of tries in one native call: tests/unit/ops/trie_search_in_numpy.py bit for
+// bit, without its arrays of all children.
 //
 // A node's table holds, for each set of as many positions as the node is deep, the best that its tokens gain there.
 // Children are met by their tokens' places in a bit per token of the vocabulary; each costs s operations for its gain
 // and s for its bound, and only the `beams` of a level that go on get a table. Sums and maxima alone, always in the
-// same order, so every build and NumPy agree to the bit. Mirrored by services/algorithms/ops/trie_search/native.py.
+// same order, so every build and NumPy agree to the bit. Mirrored by services/algorithms/ops/trie_search/__init__.py.
 
 #include <algorithm>
 #include <cmath>

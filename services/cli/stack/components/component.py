@@ -1,7 +1,9 @@
 """What the launcher needs from a part, and what every recipe shares: the stack's place, and running an installer."""
 
 import os
+import shutil
 import subprocess
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,3 +85,25 @@ def run_installer(
     if done.returncode != 0:
         lines = done.stdout.decode(errors="replace").strip().splitlines()
         raise StackError(part, f"{' '.join(argv[:3])} ... failed:\n" + "\n".join(lines[-12:]), advice=advice)
+
+
+def uv() -> str | None:
+    """The uv of the running environment, or on the path."""
+    beside = Path(sys.executable).parent / "uv"
+    return str(beside) if beside.exists() else shutil.which("uv")
+
+
+def venv_command(folder: Path) -> list[str]:
+    """Make an environment of the running Python at `folder`."""
+    program = uv()
+    if program is not None:
+        return [program, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder)]
+    return [sys.executable, "-m", "venv", str(folder)]
+
+
+def install_command(python: str) -> list[str]:
+    """Install into the environment of `python`; arguments follow."""
+    program = uv()
+    if program is not None:
+        return [program, "pip", "install", "--quiet", "--python", python]
+    return [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -12,8 +12,15 @@ from pathlib import Path
 from shutil import copy2
 
 from services.cli.stack.children import Launch
-from services.cli.stack.components.component import Component, Place, Say, inherited_environment, run_installer
-from services.cli.stack.components.packages import install_command, venv_command
+from services.cli.stack.components.component import (
+    Component,
+    Place,
+    Say,
+    inherited_environment,
+    install_command,
+    run_installer,
+    venv_command,
+)
 from services.cli.stack.compose import local_environment
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import REPOSITORY, build_once, cache_root, recipe_key

@@ -8,8 +8,14 @@ import sys
 from pathlib import Path
 
 from services.cli.stack.children import Launch
-from services.cli.stack.components.component import Component, Place, Say, inherited_environment, run_installer
-from services.cli.stack.components.packages import install_command
+from services.cli.stack.components.component import (
+    Component,
+    Place,
+    Say,
+    inherited_environment,
+    install_command,
+    run_installer,
+)
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import REPOSITORY, build_once, cache_root, recipe_key
 from services.cli.stack.ports import LOOPBACK

@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
 from services.offline.evaluation.catalogues.fitted import PAPER, Fitted
-from services.offline.evaluation.catalogues.scene import Scene
-from services.offline.evaluation.catalogues.shapes import Shape
+from services.offline.evaluation.catalogues.scene import Scene, Shape
 
 _CHUNK = 65_536  # items made at a time: the catalogue itself is the only array of its size
 _LARGEST_LATENT = 64

@@ -1,13 +1,99 @@
 """A benchmark's request and its report: plain values, written as a page for people and as JSON for machines."""
 
 import json
+import os
+import platform
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.offline.evaluation.common.tables import filled, machine, tables
+Row = Mapping[str, Any]
+
+_MISSING = "–"
+_FIELD = re.compile(r"\$(\w+)|\{([^{}:]+)(?::([^{}]*))?\}")
+_LINE = re.compile(r"(?:([@?])(\w+) )?(.*)")
+
+
+def filled(template: Path, **values: Any) -> str:
+    """The page. Raises: KeyError for a value that the template names and is not given, except in rows: there "–"."""
+    lines = []
+    for line in template.read_text(encoding="utf-8").splitlines():
+        mark, name, text = _LINE.fullmatch(line).groups()  # type: ignore[union-attr]
+        if mark == "@":
+            lines += [_in_place(text, lambda name, row=row: _field(row, name)) for row in values[name]]  # type: ignore[misc]
+        elif not mark or values[name]:
+            lines.append(_in_place(text, lambda name: _field({name.split(".")[0]: values[name.split(".")[0]]}, name)))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n"
+
+
+def cell(value: Any, spec: str = "") -> str:
+    """A value as a page shows it: None as "–", lists of lines joined, else by Python's format specification.
+
+    Further specifications: `short` three digits; `share` four without a leading zero; `interval` (`+interval` signed)
+    of [mean, low, high]; `M` and `G` before another one millions and billions; `±` before another one " ± x" or "".
+    """
+    if spec.startswith("±"):
+        return "" if value is None else f" ± {cell(value, spec[1:])}"
+    if value is None:
+        return _MISSING
+    if spec.endswith("interval"):
+        mean, low, high = (format(one, f"{spec[:-8]}.4f") for one in value)
+        return f"{mean} [{low}, {high}]"
+    if spec == "share":
+        return f"{value:.4f}".replace("0.", ".", 1)
+    if spec == "short":
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    if spec[:1] in ("M", "G"):
+        return format(value / {"M": 1e6, "G": 1e9}[spec[0]], spec[1:])
+    if spec:
+        return format(value, spec)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return "\n".join(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {cell(one)}" for name, one in value.items())
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)
+
+
+def tables(rows: Sequence[Row]) -> list[str]:
+    """A table per set of columns, for rows that say everything by themselves."""
+    lines: list[str] = []
+    for names in dict.fromkeys(map(tuple, rows)):
+        lines += [*markdown(names, ([cell(row[name]) for name in names] for row in rows if tuple(row) == names)), ""]
+    return lines
+
+
+def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    return [
+        "| " + " | ".join(name.replace("_", " ") for name in header) + " |",
+        "|" + "---|" * len(header),
+        *("| " + " | ".join(line) + " |" for line in lines),
+    ]
+
+
+def machine() -> str:
+    """The processor and the number of cores in use."""
+    info = Path("/proc/cpuinfo")
+    names = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    model = next((line.split(":")[1].strip() for line in names if "model name" in line), platform.processor())
+    return f"{os.cpu_count()} cores ({model})"
+
+
+def _in_place(text: str, value: Callable[[str], Any]) -> str:
+    return _FIELD.sub(lambda found: cell(value(found[1] or found[2]), found[3] or ""), text)
+
+
+def _field(values: Row, name: str) -> Any:
+    found: Any = values
+    for one in name.split("."):
+        found = (found or {}).get(one)
+    return found
+
 
 Report = dict[str, Any]
 Say = Callable[[str], None]

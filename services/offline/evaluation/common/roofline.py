@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from services.offline.evaluation.catalogues.shapes import Shape
+from services.offline.evaluation.catalogues.scene import Shape
 from services.offline.evaluation.common.timing import Times
 
 

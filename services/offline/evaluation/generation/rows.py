@@ -10,6 +10,7 @@ Letters: V vocabulary size, D width, s positions, U tokens scored, K results.
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,9 @@ from services.algorithms.quantization import train_inverted_file
 from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
 from services.algorithms.quantization.k_means import nearest, product_k_means
 from services.offline.evaluation.common.recall import recall
-from services.offline.evaluation.common.report import Report, Request, Say, report_of, written
+from services.offline.evaluation.common.report import Report, Request, Say, filled, report_of, written
 from services.offline.evaluation.common.roofline import Rates, measure_rates
 from services.offline.evaluation.common.timing import Times
-from services.offline.evaluation.generation.page import FULL, SHORTLIST, page
 from services.offline.evaluation.generation.proof import prove_catalogue
 from services.offline.evaluation.generation.softmax_baselines import (
     Clustered,
@@ -35,7 +35,23 @@ from services.offline.evaluation.generation.softmax_baselines import (
     TokenSource,
     WholeVocabulary,
 )
-from services.offline.evaluation.generation.world import PhraseWorld, WorldShape, make_world
+from services.offline.evaluation.generation.world import MAKING, PhraseWorld, WorldShape, make_world
+
+FULL, SHORTLIST = "full softmax", "shortlist"
+_FOLDER = Path(__file__).parent
+
+
+def page(report: dict[str, Any]) -> str:
+    """generation.md; a `remark` is what a person adds to the stored report."""
+    sizes = []
+    for size in dict.fromkeys(row["phrases"] for row in report["rows"]):
+        rows = [row for row in report["rows"] if row["phrases"] == size]
+        full, short = (next((row for row in rows if row["method"] == name), None) for name in (FULL, SHORTLIST))
+        compared = full is not None and short is not None
+        values = rows[0] | {"rows": rows, "full": full, "short": short, "compared": compared}
+        sizes.append(filled(_FOLDER / "size.template.md", **values))
+    return filled(_FOLDER / "page.template.md", **{"remark": ""} | report | {"making": MAKING, "sizes": sizes})
+
 
 Row = dict[str, Any]
 Floats = npt.NDArray[np.float32]

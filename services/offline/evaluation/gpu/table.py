@@ -31,8 +31,7 @@ from services.algorithms.indexes.gpu.index import (
 from services.algorithms.indexes.protocol import TopK, take_queries
 from services.algorithms.ops.mol_scores.device import DeviceScorer
 from services.offline.evaluation.catalogues.generator import generate
-from services.offline.evaluation.catalogues.scene import Scene
-from services.offline.evaluation.catalogues.shapes import Shape, shape_named
+from services.offline.evaluation.catalogues.scene import Scene, Shape, shape_named
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.roofline import Work, average_scan, pair_scan, searched
 from services.offline.evaluation.common.timing import Times

@@ -20,7 +20,7 @@ import torch
 from services.algorithms.ops.mol_scores import mol_scores
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.catalogues.generator import generate
-from services.offline.evaluation.catalogues.shapes import Shape, shape_named
+from services.offline.evaluation.catalogues.scene import Shape, shape_named
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
 from services.offline.evaluation.common.timing import Times, use_threads
 from services.offline.evaluation.mutation.indexes import Faiss, FloatArray, Hnsw, IntArray, Mutable, Start, Subject

@@ -16,8 +16,7 @@ from services.offline.datasets import Interactions, MeasuredSplit, load_dataset,
 from services.offline.datasets.splits import SPLITS
 from services.offline.evaluation.quality.arms import ARMS, Arm, Trial
 from services.offline.evaluation.quality.baselines import GRIDS, make_baseline
-from services.offline.evaluation.quality.runs import Finished, Plan, Row, Store, run_arm, run_baseline
-from services.offline.evaluation.quality.strata import strata
+from services.offline.evaluation.quality.runs import Finished, Plan, Row, Store, run_arm, run_baseline, strata
 from services.offline.statistics import Difference, holm, paired_difference, spread
 from services.offline.training.evaluation import RankedEvents
 from services.offline.training.loop import Step

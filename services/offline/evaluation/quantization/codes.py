@@ -22,8 +22,7 @@ from services.algorithms.quantization.score_aware import score_aware_loss
 from services.algorithms.states import FloatArray
 from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, minilm_queries, mnist, sift
 from services.offline.evaluation.common.plots import panels, titled
-from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
-from services.offline.evaluation.common.tables import tables
+from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, tables, written
 from services.offline.evaluation.quantization import search
 
 Row = dict[str, Any]

@@ -24,7 +24,7 @@ from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
 from services.algorithms.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.catalogues.fitted import QUICK
 from services.offline.evaluation.catalogues.generator import World, average_items, make_queries
-from services.offline.evaluation.catalogues.shapes import SHAPES
+from services.offline.evaluation.catalogues.scene import SHAPES
 from services.offline.evaluation.common.embeddings import EmbeddingSource, minilm_queries, mnist
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.timing import Times, use_threads

@@ -19,7 +19,7 @@ from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.states import ItemStates, QueryStates
 from services.offline.evaluation.catalogues.generator import average_items, generate
-from services.offline.evaluation.catalogues.shapes import SHAPES
+from services.offline.evaluation.catalogues.scene import SHAPES
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.roofline import Rates, Work, average_scan, pool_scores
 from services.offline.evaluation.common.timing import Times

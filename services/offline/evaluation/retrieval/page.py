@@ -9,7 +9,7 @@ from typing import Any
 
 from services.offline.evaluation.catalogues.scene import SYNTHETIC
 from services.offline.evaluation.common.plots import panels, titled
-from services.offline.evaluation.common.tables import filled
+from services.offline.evaluation.common.report import filled
 from services.offline.evaluation.retrieval.algorithms import TRANSCRIPTION
 
 Row = dict[str, Any]

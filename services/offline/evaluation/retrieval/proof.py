@@ -27,7 +27,7 @@ from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.ops.quantized_scan import Cells
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.catalogues.generator import generate
-from services.offline.evaluation.catalogues.shapes import SHAPES
+from services.offline.evaluation.catalogues.scene import SHAPES
 from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.retrieval.algorithms import EXACT
 

@@ -25,8 +25,7 @@ from services.algorithms.indexes.protocol import TopK, take_queries
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import QueryStates
 from services.offline.evaluation.catalogues.generator import generate
-from services.offline.evaluation.catalogues.scene import SYNTHETIC, IntArray, Scene
-from services.offline.evaluation.catalogues.shapes import SHAPES, Shape
+from services.offline.evaluation.catalogues.scene import SHAPES, SYNTHETIC, IntArray, Scene, Shape
 from services.offline.evaluation.catalogues.trained import trained_scene
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, Say, report_of, written

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.offline.evaluation.stream.setting import IntArray, StreamSetting
-from services.offline.evaluation.stream.walk import EventBatch, Scores
+from services.offline.evaluation.stream.walk import EventBatch, IntArray, Scores, StreamSetting
 
 
 class StreamingPopularity:

@@ -19,8 +19,7 @@ from services.offline.evaluation.stream.baselines import NeighbourSettings, Stre
 from services.offline.evaluation.stream.measures import METRICS, columns, kinds
 from services.offline.evaluation.stream.models import StreamModel, TrainedModels
 from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
-from services.offline.evaluation.stream.setting import StreamSetting
-from services.offline.evaluation.stream.walk import EventBatch, Ranker, Scores, walk
+from services.offline.evaluation.stream.walk import EventBatch, Ranker, Scores, StreamSetting, walk
 
 Row = dict[str, Any]
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from services.offline.evaluation.stream.setting import BoolArray, IntArray, StreamSetting
+from services.offline.evaluation.stream.walk import BoolArray, IntArray, StreamSetting
 
 DoubleArray = npt.NDArray[np.float64]
 Estimate = list[float]  # a mean over events with its 95 % interval from drawing items: mean, low, high

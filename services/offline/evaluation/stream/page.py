@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from services.offline.evaluation.common.plots import panels, titled
-from services.offline.evaluation.common.tables import cell, filled, markdown
+from services.offline.evaluation.common.report import cell, filled, markdown
 from services.offline.evaluation.stream.measures import EventColumns
-from services.offline.evaluation.stream.setting import BoolArray, IntArray
+from services.offline.evaluation.stream.walk import BoolArray, IntArray
 
 Row = dict[str, Any]
 

@@ -23,8 +23,7 @@ from services.algorithms.pefa.sums import ItemSums, SumsOf
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.stream.models import StreamModel
-from services.offline.evaluation.stream.setting import BoolArray, IntArray, StreamSetting
-from services.offline.evaluation.stream.walk import EventBatch, Ranker, Scores
+from services.offline.evaluation.stream.walk import BoolArray, EventBatch, IntArray, Ranker, Scores, StreamSetting
 
 _PAST_EVENTS_PER_BATCH = 4096
 _ENOUGH_INTERACTIONS = 10

@@ -27,8 +27,7 @@ from services.offline.evaluation.stream.measures import (
 from services.offline.evaluation.stream.models import Fit, TrainedModels, stream_model
 from services.offline.evaluation.stream.page import ALL, NEW, WalkedSet, page, plot_new_items, plot_stream
 from services.offline.evaluation.stream.pefa import RefreshedItems, Refreshing, WithVotes
-from services.offline.evaluation.stream.setting import IntArray, StreamSetting, before_the_stream, stream_setting
-from services.offline.evaluation.stream.walk import walk
+from services.offline.evaluation.stream.walk import IntArray, StreamSetting, before_the_stream, stream_setting, walk
 
 Row = dict[str, Any]
 

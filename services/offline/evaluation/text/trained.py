@@ -6,9 +6,11 @@ that users have. How answers are judged, it does not know.
 Letters: B questions, V tokens.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,8 @@ from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.models.sentence_encoder import model_folder
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import FloatArray
+from services.offline.datasets.locate import Locator
+from services.offline.datasets.texts import IDENTIFIER_TEXTS, identifier_texts
 from services.offline.evaluation.common.recall import MOST
 from services.offline.evaluation.text.baselines import Answerer, Answering, Asked, Encoded, Ranked, with_pefa
 from services.offline.evaluation.text.target_tokenizers import (
@@ -200,3 +204,63 @@ def _in_full(generator: Generator, x: FloatArray) -> list[int]:
 
 def _word_list() -> list[str]:
     return (model_folder() / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+Row = dict[str, Any]
+
+SIZES = {
+    "medquad-questions": (2_000, 8_000, 32_000),
+    "ml-25m-titles": (8_000, 32_000, 128_000),
+    "queries": (8_000, 32_000, 128_000),
+}
+_QUICK_TEXTS = 4_000
+_QUICK_SIZES = (2_000,)
+_PIECES = "word pieces"
+
+
+def length_rows(
+    *, quick: bool, locator: Locator | None = None, say: Callable[[str], None] = lambda line: None
+) -> list[Row]:
+    """Mean and 99th percentile of the lengths, per set, tokenizer and size; the share of the word pieces' mean."""
+    found = []
+    for name in IDENTIFIER_TEXTS:
+        texts = identifier_texts(name, locator)
+        texts = texts[:_QUICK_TEXTS] if quick else texts
+        say(f"{name}: word pieces")
+        pieces = _length_row(name, texts, _PIECES, 0, base=None)
+        base = float(pieces["mean"])
+        found.append(pieces | {"share_of_word_pieces": 1.0})
+        for size in _QUICK_SIZES if quick else SIZES[name]:
+            for kind in TOKENIZERS:
+                if kind != _PIECES:
+                    say(f"{name}: {kind}, {size:,}")
+                    found.append(_length_row(name, texts, kind, size, base=base))
+    return found
+
+
+def lengths(tokenizer: TargetTokenizer, texts: Sequence[str]) -> tuple[float, float]:
+    """Mean and 99th percentile of the numbers of tokens. Raises: ValueError for no texts."""
+    if not texts:
+        raise ValueError("texts has 0 entries; allowed: 1 or more")
+    counts = np.array([len(tokens) for tokens in tokenizer.encode_all(texts)])
+    return float(counts.mean()), float(np.percentile(counts, 99))
+
+
+def _length_row(name: str, texts: Sequence[str], kind: str, size: int, *, base: float | None) -> Row:
+    began = time.perf_counter()
+    tokenizer = TOKENIZERS[kind](texts, size)
+    built = time.perf_counter()
+    mean, high = lengths(tokenizer, texts)
+    return {
+        "table": "lengths",
+        "data": name,
+        "texts": len(texts),
+        "tokenizer": kind,
+        "asked_size": size or None,
+        "size": len(tokenizer),
+        "mean": mean,
+        "p99": high,
+        "share_of_word_pieces": mean / base if base else None,
+        "build_seconds": round(built - began, 1),
+        "encode_seconds": round(time.perf_counter() - built, 1),
+    }

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from services.algorithms.manifest import HeadShape
-from services.algorithms.models.text_bodies import TextBody
+from services.algorithms.models.text_bodies import BertBody
 from services.algorithms.models.text_model_folder import mean_of_tokens
 from services.algorithms.states import PairGate
 from services.offline.training.models.mol import PairGateMlp
@@ -49,7 +49,7 @@ class TextMol(nn.Module):
     Raises: ValueError if `joined` is no layer, or the head's component width is not the body's.
     """
 
-    def __init__(self, body: TextBody, head: HeadShape, *, joined: int, max_tokens: int) -> None:
+    def __init__(self, body: BertBody, head: HeadShape, *, joined: int, max_tokens: int) -> None:
         super().__init__()
         width, layers = body.shape.width, body.shape.layers
         if not 0 <= joined < layers:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from services.algorithms.quantization.k_means import product_k_means
-from services.offline.training.phrases.partition import log_partition
+from services.offline.training.phrases.losses import log_partition
 
 _STEPS_OF_A_TURN = 5
 _RATE = 0.02

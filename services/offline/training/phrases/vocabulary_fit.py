@@ -1,12 +1,87 @@
 """A phrase vocabulary fitted to a set of texts: candidates, then pruning to the size asked for (PIXAR, section 4.1)."""
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from services.algorithms.generation.vocabulary import FIXED_TOKENS, NUM_BYTE_TOKENS, PhraseVocabulary, ascii_pieces
+from services.algorithms.generation.vocabulary_lattice import Lattice, Shown, Way
+from services.algorithms.generation.vocabulary_segments import Integers
+from services.algorithms.generation.vocabulary_text import Piece
 from services.offline.training.phrases.vocabulary_candidates import Corpus, candidates
-from services.offline.training.phrases.vocabulary_pruning import pruned
+
+_TESTS = 3  # test vocabularies a round
+_SHARE = 0.6  # of the candidates in each of them
+_KEPT = 0.8  # of the candidates after a round
+_LAST_KEPT = 0.97  # near the goal all candidates are tested together, and few go at a time
+_GOLDEN = 0.6180339887498949  # the draws of one test and the next have nothing in common
+
+
+def pruned(
+    lattice: Lattice,
+    weights: Integers,
+    pieces: Sequence[Piece],
+    *,
+    size: int,
+    required: int,
+) -> Shown:
+    """Which `size` of the C pieces of the lattice stay (C,); the first `required` ones always do.
+
+    `weights` (N,): how often each position's text came.
+    """
+    draws = _draws(pieces)
+    lengths = np.array([len(text) for text, _ in pieces], dtype=np.int64)
+    left = np.ones(len(pieces), dtype=bool)
+    goal = max(size, required)
+    remaining = len(pieces)
+    rounds = 0
+    while remaining > goal:
+        near = remaining * _KEPT <= goal
+        target = max(goal, int(remaining * (_LAST_KEPT if near else _KEPT)))
+        if near:
+            scores = (_uses(lattice, lattice.cheapest(left), weights) * lengths).astype(np.float64)
+        else:
+            scores = np.zeros(len(pieces))
+            shown_often = np.zeros(len(pieces), dtype=np.int64)
+            for test in range(rounds * _TESTS, (rounds + 1) * _TESTS):
+                shown = left & ((draws + test * _GOLDEN) % 1.0 < _SHARE)
+                shown[:required] = True
+                scores += _uses(lattice, lattice.cheapest(shown), weights) * lengths
+                shown_often += shown
+            scores /= np.maximum(shown_often, 1)
+            scores[shown_often == 0] = np.inf  # not tested in this round: not judged in it
+        scores[:required] = np.inf
+        rows = np.flatnonzero(left & np.isfinite(scores))
+        # Of equal scores the longer piece goes, then the later in the alphabet: pieces are sorted.
+        order = np.lexsort((-rows, -lengths[rows], scores[rows]))
+        left[rows[order[: remaining - target]]] = False
+        remaining = int(left.sum())
+        rounds += 1
+    return left
+
+
+def _draws(pieces: Sequence[Piece]) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each piece, by its text and flag alone."""
+    return np.array(
+        [
+            int.from_bytes(hashlib.blake2b(f"{flag:d}{text}".encode(), digest_size=6).digest(), "little") / 2.0**48
+            for text, flag in pieces
+        ]
+    )
+
+
+def _uses(lattice: Lattice, way: Way, weights: Integers) -> Integers:
+    """How often each piece (C,) stands in the way; `weights` (N,) are the positions'."""
+    num_pieces, num_forms = len(lattice.counts), len(way.costs)
+    many, alone = np.flatnonzero(way.steps > 1), np.flatnonzero(way.steps == 1)
+    # Of nothing NumPy makes integers, whatever the weights.
+    used = np.bincount(way.phrases[many], weights=weights[many], minlength=num_pieces).astype(np.float64)
+    of_form = np.bincount(lattice.form_of[alone], weights=weights[alone], minlength=num_forms)
+    there = way.parts >= 0
+    used += np.bincount(way.parts[there], weights=of_form[way.part_form[there]], minlength=num_pieces)
+    return used.astype(np.int64)
 
 
 def build_vocabulary(texts: Iterable[str], *, size: int, min_count: int) -> PhraseVocabulary:

@@ -1,6 +1,5 @@
 """Fine-tuning a text encoder: text MoL, and the mean-pooled dot product at the same budget."""
 
-from services.offline.training.text_mol.fit import Step, TextFit, train_text_mol
-from services.offline.training.text_mol.settings import TextMolSettings
+from services.offline.training.text_mol.fit import Step, TextFit, TextMolSettings, train_text_mol
 
 __all__ = ["Step", "TextFit", "TextMolSettings", "train_text_mol"]

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.algorithms.models.text_bodies import TextBody
-from services.algorithms.models.text_model_folder import TextTokenizer
+from services.algorithms.models.text_bodies import BertBody
+from services.algorithms.word_pieces import WordPieces
 
 _BATCH_TOKENS = 8192
 _TEXTS_AT_ONCE = 4096
@@ -26,8 +26,8 @@ class KeptTexts:
     def __init__(
         self,
         texts: Sequence[str],
-        tokenizer: TextTokenizer,
-        body: TextBody,
+        tokenizer: WordPieces,
+        body: BertBody,
         *,
         joined: int,
         max_tokens: int,
@@ -49,7 +49,7 @@ class KeptTexts:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def batch(self, rows: npt.NDArray[np.int64], body: TextBody) -> tuple[Tensor, Tensor]:
+    def batch(self, rows: npt.NDArray[np.int64], body: BertBody) -> tuple[Tensor, Tensor]:
         """rows (B,) -> what layer `joined` reads (B, L, D), float32, and which positions are tokens (B, L).
 
         `body` embeds where joined = 0: the one in training, not the one that this was made with.
@@ -77,7 +77,7 @@ class KeptTexts:
         return np.where(real, self._offsets[rows][:, None] + steps, 0), real
 
     @torch.no_grad()
-    def _computed(self, body: TextBody, joined: int, progress: Callable[[int], None]) -> npt.NDArray[np.float16]:
+    def _computed(self, body: BertBody, joined: int, progress: Callable[[int], None]) -> npt.NDArray[np.float16]:
         hidden = np.empty((len(self._ids), body.shape.width), dtype=np.float16)
         done = 0
         for rows in self.by_length():

@@ -12,9 +12,9 @@ from services.offline.datasets import global_time_split
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.offline.demo.demo import Streamed, _evaluate
 from services.offline.demo.display import figures
-from services.offline.demo.options import DemoOptions
 from services.offline.demo.plan import Prediction, ReplayPlan, ReplayResult
 from services.offline.demo.schedule import replay_schedule
+from services.offline.demo.steps import DemoOptions
 from services.offline.demo.stream import past_items, planned_events
 
 CONTENDERS = {"model", "model_with_token", "frozen_state", "popularity", "recent_popularity", "item_knn"}

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from services.offline.demo.measurement import hit_rate, hits, percentile, percentiles, rolling_rate
+from services.offline.demo.plan import hit_rate, hits, percentile, percentiles, rolling_rate
 
 
 def test_a_hit_is_the_item_among_the_first_ten() -> None:

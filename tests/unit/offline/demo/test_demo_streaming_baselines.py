@@ -4,9 +4,9 @@ import numpy as np
 
 from services.offline.datasets import Interactions
 from services.offline.datasets.interactions import from_columns
-from services.offline.demo import streaming_baselines
+from services.offline.demo import baselines
+from services.offline.demo.baselines import ITEM_KNN, RECENT_POPULARITY, streaming_answers, top_rows
 from services.offline.demo.plan import ReplayEvent
-from services.offline.demo.streaming_baselines import ITEM_KNN, RECENT_POPULARITY, streaming_answers, top_rows
 
 ITEMS = ["a", "b", "c", "d", "e"]
 USERS = ["u", "v", "w", "x"]
@@ -85,12 +85,12 @@ def test_batches_change_no_answer(monkeypatch) -> None:
     rng = np.random.default_rng(0)
     pairs = [(USERS[rng.integers(4)], ITEMS[rng.integers(5)]) for _ in range(60)]
     whole = streaming_answers(past_of(PAST), events_of(pairs), {})
-    monkeypatch.setattr(streaming_baselines, "_BATCH_EVENTS", 7)
+    monkeypatch.setattr(baselines, "_BATCH_EVENTS", 7)
     assert streaming_answers(past_of(PAST), events_of(pairs), {}) == whole
 
 
 def test_above_the_most_items_item_knn_is_left_out(monkeypatch) -> None:
-    monkeypatch.setattr(streaming_baselines, "MOST_ITEMS", 3)
+    monkeypatch.setattr(baselines, "MOST_ITEMS", 3)
     assert set(streaming_answers(past_of(PAST), events_of([("x", "d")]), {})) == {RECENT_POPULARITY}
 
 

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from services.cli.scrape import quantile_ms
+from services.cli.lag import quantile_ms
 from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult
 from services.offline.demo.replay import timeline
 from services.offline.demo.story import choose_person, movement

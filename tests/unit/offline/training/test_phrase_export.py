@@ -11,9 +11,9 @@ from services.algorithms.generation.phrases_part import PhraseParts, load_phrase
 from services.algorithms.generation.vocabulary import FIXED_TOKENS
 from services.algorithms.text_bundle import BundleError, TextBundleWriter, load_text_bundle
 from services.offline.training.onnx_graphs import TEXT_INPUTS, TOLERANCE, max_text_difference, session
-from services.offline.training.phrases.export import OUTPUT, write_phrases
 from services.offline.training.phrases.fit import PhraseSettings, train_phrases
 from services.offline.training.phrases.vocabulary_fit import build_vocabulary
+from services.offline.training.text_catalogue import OUTPUT, write_phrases
 
 SETTINGS = PhraseSettings(positions=3, max_tokens=16, epochs=2, least_steps=0, batch=25, encoder_rate=3e-3,
                          output_rate=5e-2)  # fmt: skip

@@ -7,8 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.offline.training.phrases.losses import LossSettings, Sampling, log_sampled_partition, phrase_losses
-from services.offline.training.phrases.partition import log_partition
+from services.offline.training.phrases.losses import (
+    LossSettings,
+    Sampling,
+    log_partition,
+    log_sampled_partition,
+    phrase_losses,
+)
 
 
 def drawn(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:

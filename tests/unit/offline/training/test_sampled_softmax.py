@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from sampled_softmax_by_pytorch import mol_sampled_softmax_reference
 from torch import Tensor
 
 from services.offline.training.mol_sampled_softmax import GateWeights, Negatives, States, mol_sampled_softmax
-from services.offline.training.mol_sampled_softmax.reference import mol_sampled_softmax_reference
 
 Inputs = tuple[list[Tensor], Negatives]
 

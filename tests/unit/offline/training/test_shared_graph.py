@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from services.offline.training.int8_graphs import write_shared
 from services.offline.training.models.phrase_nar import PhraseEncoder, PhraseShape
 from services.offline.training.onnx_graphs import session, write_text_graph
-from services.offline.training.shared_graph import write_shared
 
 MAX_TOKENS, POSITIONS, NUM_PIECES = 16, 5, 40
 

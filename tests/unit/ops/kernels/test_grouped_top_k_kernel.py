@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from grouped_top_k_reference import grouped_top_k_reference
 
 from services.algorithms.ops.grouped_top_k.device import DeviceBest, at_least, best_of_groups
-from services.algorithms.ops.grouped_top_k.reference import grouped_top_k_reference
 
 # (B, Q, X, S, d, N): sizes that nothing divides; the last two leave tiles of 16 and 32 items.
 SHAPES = [(1, 1, 130, 1, 3, 1), (3, 2, 700, 3, 20, 5), (2, 1, 1000, 1, 70, 7), (2, 3, 1300, 2, 16, 9)]

@@ -11,7 +11,7 @@ from services.algorithms.ops.mol_scores.device import DeviceScorer, Precision
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.catalogues.generator import generate
-from services.offline.evaluation.catalogues.shapes import shape_named
+from services.offline.evaluation.catalogues.scene import shape_named
 
 # (B, X, P_q, P_x, d, G): the papers' component counts, then sizes that nothing divides, one row and one query.
 SHAPES = [

@@ -9,16 +9,15 @@ from types import ModuleType
 import pytest
 
 from services.offline.evaluation.catalogues import fit
-from services.offline.evaluation.common.report import Report
-from services.offline.evaluation.common.tables import cell, filled, tables
-from services.offline.evaluation.generation.page import page as generation_page
+from services.offline.evaluation.common.report import Report, cell, filled, tables
+from services.offline.evaluation.generation.rows import page as generation_page
 from services.offline.evaluation.mutation.rows import page as mutation_page
-from services.offline.evaluation.pefa.page import page as pefa_page
+from services.offline.evaluation.pefa.report import page as pefa_page
 from services.offline.evaluation.quality.page import page as quality_page
 from services.offline.evaluation.retrieval.page import page as retrieval_page
 from services.offline.evaluation.retrieval.universality import page as universality_page
 from services.offline.evaluation.stream.page import page as freshness_page
-from services.offline.evaluation.text.page import page as text_page
+from services.offline.evaluation.text.report import page as text_page
 
 DOCS = Path(__file__).resolve().parents[5] / "docs" / "benchmarks"
 PAGES: dict[str, Callable[[Report], str]] = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.offline.evaluation.catalogues.shapes import SHAPES
+from services.offline.evaluation.catalogues.scene import SHAPES
 from services.offline.evaluation.common.roofline import (
     Rates,
     Work,

@@ -5,9 +5,8 @@ import pytest
 
 from services.algorithms.generation.generator import Generator
 from services.offline.evaluation.generation import proof as generation_proof
-from services.offline.evaluation.generation.page import page
 from services.offline.evaluation.generation.proof import Proof, prove_catalogue, query
-from services.offline.evaluation.generation.rows import FULL, SHORTLIST, growth
+from services.offline.evaluation.generation.rows import FULL, SHORTLIST, growth, page
 
 
 def test_five_hundred_queries_with_changes_between_answer_only_with_the_catalogue() -> None:

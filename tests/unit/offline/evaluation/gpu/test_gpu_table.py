@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.offline.evaluation.catalogues.shapes import Shape
+from services.offline.evaluation.catalogues.scene import Shape
 from services.offline.evaluation.gpu.rates import CardRates
 from services.offline.evaluation.gpu.table import NO_CARD, Card, algorithms, shape_rows, table_line
 

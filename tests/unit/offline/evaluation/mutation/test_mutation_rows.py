@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
-from services.offline.evaluation.catalogues.shapes import Shape
+from services.offline.evaluation.catalogues.scene import Shape
 from services.offline.evaluation.mutation.indexes import Faiss, Hnsw, Mutable
 from services.offline.evaluation.mutation.rows import World, measure
 from services.offline.evaluation.mutation.stream import make_stream

@@ -15,7 +15,6 @@ from services.cli.main import app
 from services.offline.evaluation.common.embeddings import EmbeddingSource
 from services.offline.evaluation.common.recall import pair_ranks, ranks_of_answers, recalls
 from services.offline.evaluation.common.report import Request
-from services.offline.evaluation.pefa import page as pefa_text_page
 from services.offline.evaluation.pefa import report as pefa_text
 from services.offline.evaluation.pefa.data import Judged, TextSet, folds, load, sampled
 from services.offline.evaluation.pefa.indexes import (
@@ -275,7 +274,7 @@ def test_files_become_documents_cut_at_600_characters_and_judged_queries(tmp_pat
     assert (len(data.train), len(data.test)) == (40, 20)
     assert data.train.pairs[:3].tolist() == [[0, 0], [0, 99], [1, 1]]
     assert data.unseen.tolist() == [True] * 19 + [False]  # case and spaces make no other query
-    assert data.decided_by == tuple(pefa_text_page.TRANSCRIBED["scifact"])
+    assert data.decided_by == tuple(pefa_text.TRANSCRIBED["scifact"])
 
 
 def test_the_report_has_every_table_and_a_page_with_plots(tmp_path: Path) -> None:
@@ -286,7 +285,7 @@ def test_the_report_has_every_table_and_a_page_with_plots(tmp_path: Path) -> Non
     assert {row["share"] for row in report["rows"] if row["table"] == "share"} == {0.05, 0.1, 0.25, 0.5, 0.75, 0.95}
     assert json.loads((tmp_path / "out" / "pefa.json").read_text())["rows"] == report["rows"]
     page = (tmp_path / "out" / "pefa.md").read_text()
-    assert page == pefa_text_page.page(report).rstrip() + "\n"
+    assert page == pefa_text.page(report).rstrip() + "\n"
     assert (tmp_path / "out" / "pefa.png").stat().st_size > 0
     assert (tmp_path / "out" / "pefa_shares.png").stat().st_size > 0
     content = {
@@ -299,9 +298,9 @@ def test_the_report_has_every_table_and_a_page_with_plots(tmp_path: Path) -> Non
     }
     content |= {"cosine_to_trained": 0.5, "hit_rate@50": 0.25, "chance": 0.1}
     rows_with_titles = [*report["rows"], content]
-    assert "| from the title | 0.500 | 0.2500 |" in pefa_text_page.page({**report, "rows": rows_with_titles})
-    pefa_text_page.plot_sweep(rows_with_titles, tmp_path / "sweep.png")
-    pefa_text_page.plot_shares(rows_with_titles, tmp_path / "shares.png")
+    assert "| from the title | 0.500 | 0.2500 |" in pefa_text.page({**report, "rows": rows_with_titles})
+    pefa_text.plot_sweep(rows_with_titles, tmp_path / "sweep.png")
+    pefa_text.plot_shares(rows_with_titles, tmp_path / "shares.png")
 
 
 def test_an_unknown_set_is_a_usage_error_that_names_the_known_ones() -> None:

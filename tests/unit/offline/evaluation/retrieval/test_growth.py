@@ -3,7 +3,7 @@
 import numpy as np
 
 from services.offline.evaluation.catalogues.generator import average_items, generate
-from services.offline.evaluation.catalogues.shapes import SHAPES
+from services.offline.evaluation.catalogues.scene import SHAPES
 
 
 def test_averages_are_those_of_the_generated_items() -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.offline.evaluation.catalogues.scene import SYNTHETIC
-from services.offline.evaluation.catalogues.shapes import SHAPES, Shape
+from services.offline.evaluation.catalogues.scene import SHAPES, SYNTHETIC, Shape
 from services.offline.evaluation.common.roofline import Rates
 from services.offline.evaluation.retrieval.algorithms import TRANSCRIPTION, algorithms
 from services.offline.evaluation.retrieval.page import page as retrieval_page

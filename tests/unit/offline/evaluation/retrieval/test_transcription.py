@@ -10,8 +10,7 @@ from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.offline.evaluation.catalogues.generator import generate
-from services.offline.evaluation.catalogues.scene import Scene
-from services.offline.evaluation.catalogues.shapes import SHAPES
+from services.offline.evaluation.catalogues.scene import SHAPES, Scene
 from services.offline.evaluation.retrieval.transcription import Transcription
 
 

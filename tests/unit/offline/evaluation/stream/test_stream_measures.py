@@ -6,7 +6,7 @@ import pytest
 from services.offline.datasets import Interactions
 from services.offline.evaluation.stream.measures import EventColumns, columns, differences, estimates, joined, kinds
 from services.offline.evaluation.stream.page import sliding_rate
-from services.offline.evaluation.stream.setting import IntArray, StreamSetting, stream_setting
+from services.offline.evaluation.stream.walk import IntArray, StreamSetting, stream_setting
 
 
 def _table(items: list[int]) -> EventColumns:

@@ -16,11 +16,17 @@ from services.offline.evaluation.stream.baselines import (
     StreamingItemNeighbours,
     StreamingPopularity,
 )
-from services.offline.evaluation.stream.models import StreamModel, TrainedModels, stream_model
+from services.offline.evaluation.stream.models import StreamModel, TrainedModels, states_before, stream_model
 from services.offline.evaluation.stream.pefa import Feedback, RefreshedItems, Refreshing, VoteSettings, WithVotes
-from services.offline.evaluation.stream.setting import StreamSetting, stream_setting, training_part
-from services.offline.evaluation.stream.states import states_before
-from services.offline.evaluation.stream.walk import EventBatch, Ranker, Scores, walk
+from services.offline.evaluation.stream.walk import (
+    EventBatch,
+    Ranker,
+    Scores,
+    StreamSetting,
+    stream_setting,
+    training_part,
+    walk,
+)
 
 
 @pytest.fixture(scope="module")

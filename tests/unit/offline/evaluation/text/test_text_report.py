@@ -12,7 +12,6 @@ from services.offline.datasets.texts import TextCollection
 from services.offline.evaluation.common.embeddings import EmbeddingSource
 from services.offline.evaluation.common.recall import measures
 from services.offline.evaluation.common.report import Request
-from services.offline.evaluation.text import page as text_page
 from services.offline.evaluation.text import report as text_report
 from services.offline.evaluation.text.baselines import Answerer, Answering, Asked, Encoded, bm25, with_pefa
 from services.offline.evaluation.text.report import rows
@@ -21,10 +20,10 @@ from services.offline.evaluation.text.trained import (
     QUICK,
     TOKENIZERS,
     Budget,
+    lengths,
     scaled_min_count,
     trained,
 )
-from services.offline.evaluation.text.vocabularies import lengths
 from services.offline.training.phrases.fit import PhraseSettings, TrainedPhrases, train_phrases
 from services.offline.training.phrases.shortlist_fit import ShortlistSize
 from tests.unit.offline.training.phrase_scene import WordTokens, corpus, tiny_encoder
@@ -142,8 +141,8 @@ def test_the_page_shows_every_contender_and_plots_sizes_and_latency(tmp_path: Pa
     report = {"rows": [*found, length], "parts": parts, "machine": "m", "seconds": 1.0, "quick": True,
               "remark": "Beside other work."}  # fmt: skip
 
-    page = text_page.page(report)
-    text_page.plot(report, tmp_path)
+    page = text_report.page(report)
+    text_report.plot(report, tmp_path)
 
     assert "| BM25 | 1 |" in page
     assert "500 tokens, 2.5 per identifier, 9 steps, trained 3 s" in page
@@ -167,7 +166,7 @@ def test_a_run_that_ended_early_goes_on_with_what_is_missing(tmp_path: Path, mon
 
     monkeypatch.setattr(text_report, "BASELINES", (contender("first"), contender("second")))
     monkeypatch.setattr(text_report, "load_texts", lambda name, _: replace(collection(), name=name))
-    monkeypatch.setattr(text_report.vocabularies, "rows", lambda **_: [])
+    monkeypatch.setattr(text_report, "length_rows", lambda **_: [])
     request = Request(how="freshet", out=tmp_path, quick=False, seed=0)
 
     with pytest.raises(ValueError, match="power"):

@@ -1,4 +1,4 @@
-"""The bound pass in NumPy: the same mathematics as cpu.cpp, for tests and where no kernel was built.
+"""The bound pass in NumPy: the same mathematics as cpu.cpp, which is compared with it.
 
 It materialises (b, x, P) for a tile of queries and items.
 
@@ -10,12 +10,42 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.ops.mol_bounds import BoundPass, Survivors
 from services.algorithms.ops.mol_bounds.int8_network import Int8Network
 from services.algorithms.ops.mol_bounds.items import BoundItems
 from services.algorithms.ops.mol_bounds.tables import TURN, QueryTables
+from services.algorithms.states import QueryStates
 
 Floats = npt.NDArray[Any]  # float32, or float64 in tests
 FloatArray = npt.NDArray[np.float32]
+
+
+def survivors_in_numpy(
+    bound: BoundPass,
+    queries: QueryStates,
+    thresholds: npt.NDArray[np.float64],
+    centres: npt.NDArray[np.float64],
+    allowed: npt.NDArray[np.bool_] | None = None,
+) -> Survivors:
+    """As `BoundPass.survivors`."""
+    tables = bound.tables(queries, thresholds, centres)
+    kept, tested = [], np.zeros(len(queries), dtype=np.int64)
+    for query in range(len(queries)):
+        rows = np.arange(bound.items.num_items)
+        if allowed is not None:
+            rows = rows[allowed if allowed.ndim == 1 else allowed[query]]
+        cosines = None
+        if bound.items.codes is None:
+            components = bound.scorer.components[rows]
+            flat = queries.components[query] @ components.reshape(-1, components.shape[2]).T
+            cosines = flat.reshape(len(flat), *components.shape[:2])
+        # What overflows compares as nothing with 0: such an item is kept.
+        with np.errstate(over="ignore", invalid="ignore"):
+            found, tested[query] = cannot_be_dropped(
+                bound.items, bound._int8, tables, query, rows, cosines, by_gates=bound.by_gates
+            )
+        kept.append(found)
+    return Survivors(rows=kept, tested=tested)
 
 
 def exp_silu(values: Floats) -> Floats:

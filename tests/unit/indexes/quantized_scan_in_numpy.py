@@ -1,5 +1,4 @@
-"""What a search of coded cells answers, in NumPy and float64: the definition `cpu.cpp` is tested against, and the
-fallback where no kernels were built. It decodes nothing it can avoid, but it visits cell by cell in Python.
+"""What a search of coded cells answers, in NumPy and float64: the definition that `cpu.cpp` is tested against.
 
 Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
 """
@@ -8,13 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.ops.quantized_scan.cells import LANES, CellCodes, FloatMatrix
-from services.algorithms.ops.quantized_scan.question import CellAnswer, CellQuestion
+from services.algorithms.ops.quantized_scan.native import CellAnswer, CellQuestion
 
 _UNIT = 2.0**-24
 _CELLS_AT_ONCE = 16
 
 
-def search_reference(
+def search_in_numpy(
     codes: CellCodes,
     vectors: FloatMatrix | None,
     ranks: npt.NDArray[np.int64],

@@ -1,4 +1,4 @@
-"""The search in NumPy: what `cpu.cpp` is compared with, bit for bit, and what runs where it could not be built.
+"""The trie search in NumPy: what `cpu.cpp` is compared with, bit for bit.
 
 A node at depth n keeps, for each set of n positions, the best that its tokens gain there in any order: so an
 identifier's gain is its best assignment, not an approximation of it. With M_t = max(0, the largest gain at t), an
@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.ops.trie_search.arrays import ItemRows, TrieArrays
-from services.algorithms.ops.trie_search.question import Found, TrieQuestion
+from services.algorithms.ops.trie_search import Found, ItemRows, TrieArrays, TrieQuestion
 
 Floats = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
@@ -54,7 +53,7 @@ class _Best:
         self.identifiers, self.gains = identifiers[order], gains[order]
 
 
-def search_reference(
+def search_in_numpy(
     parts: tuple[TrieArrays, ...],
     deleted: npt.NDArray[np.bool_],
     question: TrieQuestion,

@@ -1,4 +1,4 @@
-"""The products and the union in NumPy: what `cpu.cpp` is compared with, and what runs where it could not be built.
+"""The products in NumPy: what `cpu.cpp` is compared with.
 
 Integer products are taken in float32, where they are exact up to width 1032 (127 * 128 * 1032 < 2^24), in float64
 beyond. Knows only arrays.
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.ops.token_scores.rows import ZERO, CodedRows, CodedVectors, HalfRows
+from services.algorithms.ops.token_scores import ZERO, CodedRows, CodedVectors, HalfRows
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -43,8 +43,3 @@ def half_scores(rows: HalfRows, vectors: Floats, chosen: Ints | None) -> Floats:
         which = part if chosen is None else chosen[part]
         out[part] = rows.weights[which].astype(np.float32) @ vectors.T
     return out.T
-
-
-def union_reference(sets: Ints, chosen: npt.NDArray[np.int64]) -> Ints:
-    """Sorted, unique, with 0: (U,) int32."""
-    return np.unique(np.append(sets[chosen].ravel(), np.int32(0)))

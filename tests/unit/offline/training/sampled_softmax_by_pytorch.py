@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.offline.training.mol_sampled_softmax.types import GateWeights, Negatives, States
+from services.offline.training.mol_sampled_softmax import GateWeights, Negatives, States
 
 
 def mol_sampled_softmax_reference(
