@@ -6,6 +6,7 @@ found, and their owners named, by services/common/ports.
 
 import os
 import random
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -77,8 +78,9 @@ DEFAULTS: Mapping[str, int] = MappingProxyType(
     {name: number for part in PARTS.values() for name, number in part.ports.items()}
 )
 _OWNERS = {name: part.name for part in PARTS.values() for name in part.ports}
-# Below the ports that the system hands to outgoing connections (32768-60999 on Linux).
-_FREE_BLOCKS = range(20_000, 32_000, len(DEFAULTS))
+# Below the ports that the system hands to outgoing connections (32768-60999 on Linux), and outside of the demo's under
+# test (tests/e2e). A block's last port is its guard.
+_FREE_BLOCKS = range(20_000, 27_000, len(DEFAULTS) + 1)
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,18 @@ class Ports:
 
     @classmethod
     def free(cls) -> "Ports":
-        """A block that nobody listens on now; blocks are tried in an order of this process's own."""
+        """A block that nobody listens on now, and that no other call gets until this process ends.
+
+        Its guard port stays bound, so that tests that run side by side don't take each other's ports while the part
+        that listens there is down. Blocks are tried in an order of this process's own.
+        """
         blocks = list(_FREE_BLOCKS)
         random.Random(f"{os.getpid()} {os.urandom(4).hex()}").shuffle(blocks)
         for start in blocks:
             ports = cls({name: start + place for place, name in enumerate(DEFAULTS)})
-            if not any(ports.taken()):
+            if not any(ports.taken()) and _reserve(start + len(DEFAULTS)):
                 return ports
-        raise ValueError(f"no block of {len(DEFAULTS)} free ports between 20000 and 32000")
+        raise ValueError(f"no block of {len(DEFAULTS)} free ports between 20000 and 27000")
 
     def taken(self, part: str | None = None) -> Iterator[PortTaken]:
         """A problem per port, of `part` or of all, that somebody listens on."""
@@ -134,3 +140,14 @@ class Ports:
 def owner(name: str) -> str:
     """The part whose port this is: "encoder-metrics" belongs to "encoder"."""
     return _OWNERS[name]
+
+
+def _reserve(guard: int) -> bool:
+    """Bind this port until the process ends; False where somebody has it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
+        try:
+            holder.bind((LOOPBACK, guard))
+        except OSError:
+            return False
+        holder.detach()
+    return True

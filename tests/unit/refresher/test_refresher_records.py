@@ -126,7 +126,7 @@ def test_what_breaks_a_limit_is_unreadable_and_names_the_field(field: str, chang
     assert found.offset == 9
 
 
-@pytest.mark.parametrize("value", [None, b"", b"\xff\xff\xff", secrets.token_bytes(40)])
+@pytest.mark.parametrize("value", [None, b"", b"\xff\xff\xff", pytest.param(secrets.token_bytes(40), id="random")])
 def test_bytes_of_nothing_are_unreadable(value: bytes | None) -> None:
     record = SourceRecord("attributions", 0, 1, 0, b"k", value)
     assert decode_attribution(record, SHAPE).offset == 1

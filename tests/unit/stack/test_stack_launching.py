@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -159,6 +160,20 @@ def test_free_ports_are_free_and_of_one_block() -> None:
     assert list(ports.taken()) == []
     assert len(set(ports.numbers.values())) == len(DEFAULTS)
     assert max(ports.numbers.values()) < 32_768
+
+
+def test_free_ports_are_given_once_while_whoever_asked_lives() -> None:
+    code = "from services.cli.stack import Ports; print(*Ports.free().numbers.values(), flush=True); input()"
+    command = [sys.executable, "-c", code]
+    # Without a guard, two of fifty random blocks would be the same in most runs: nobody listens on any of them.
+    mine = [set(Ports.free().numbers.values()) for _ in range(40)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        theirs = {int(number) for number in other.stdout.readline().split()}
+        assert len(theirs) == len(DEFAULTS)
+        mine += [set(Ports.free().numbers.values()) for _ in range(10)]
+        other.communicate("\n")
+    assert len(set.union(theirs, *mine)) == 51 * len(DEFAULTS)
 
 
 def test_every_port_belongs_to_a_part() -> None:
