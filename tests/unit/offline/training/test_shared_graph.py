@@ -50,10 +50,9 @@ def encoder(seed: int) -> PhraseEncoder:
     return built.eval()
 
 
-def exported(folder: Path, wide: PhraseEncoder, narrow: nn.Module) -> tuple[Path, Path]:
-    write_text_graph(wide, folder / "wide.onnx", output="x", max_tokens=MAX_TOKENS)
+def narrow_graph(folder: Path, narrow: Narrow) -> Path:
     write_text_graph(narrow, folder / "narrow.onnx", output="found", max_tokens=MAX_TOKENS)
-    return folder / "wide.onnx", folder / "narrow.onnx"
+    return folder / "narrow.onnx"
 
 
 def queries(lengths: Sequence[int]) -> list[dict[str, np.ndarray]]:
@@ -66,8 +65,10 @@ def queries(lengths: Sequence[int]) -> list[dict[str, np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    wide = encoder(0)
-    return exported(tmp_path_factory.mktemp("graphs"), wide, Narrow(wide, encoder(1)))
+    """Those of encoder(0), and of a narrow one over its lower layers."""
+    folder, wide = tmp_path_factory.mktemp("graphs"), encoder(0)
+    write_text_graph(wide, folder / "wide.onnx", output="x", max_tokens=MAX_TOKENS)
+    return folder / "wide.onnx", narrow_graph(folder, Narrow(wide, encoder(1)))
 
 
 def test_one_graph_answers_as_both_and_reads_the_common_layers_once(graphs: tuple[Path, Path], tmp_path: Path) -> None:
@@ -88,16 +89,16 @@ def test_one_graph_answers_as_both_and_reads_the_common_layers_once(graphs: tupl
     assert products[2] < products[0] + products[1] - products[0] // 2
 
 
-def test_encoders_with_other_lower_layers_stay_two(tmp_path: Path) -> None:
-    wide, narrow = exported(tmp_path, encoder(0), Narrow(encoder(2), encoder(1)))
+def test_encoders_with_other_lower_layers_stay_two(graphs: tuple[Path, Path], tmp_path: Path) -> None:
+    wide, narrow = graphs[0], narrow_graph(tmp_path, Narrow(encoder(2), encoder(1)))
     assert not write_shared(("wide", wide), ("narrow", narrow), tmp_path / "shared.onnx", queries([2, 8]))
     assert not (tmp_path / "shared.onnx").exists()
 
 
-def test_equal_embeddings_alone_are_not_worth_a_graph(tmp_path: Path) -> None:
+def test_equal_embeddings_alone_are_not_worth_a_graph(graphs: tuple[Path, Path], tmp_path: Path) -> None:
     first, second = encoder(0), encoder(2)
     for name in ("pieces", "places", "norm"):
         getattr(second, name).load_state_dict(getattr(first, name).state_dict())
     second.segment.data.copy_(first.segment.data)
-    wide, narrow = exported(tmp_path, first, Narrow(second, encoder(1)))
+    wide, narrow = graphs[0], narrow_graph(tmp_path, Narrow(second, encoder(1)))
     assert not write_shared(("wide", wide), ("narrow", narrow), tmp_path / "shared.onnx", queries([2, 8]))
