@@ -14,7 +14,6 @@ from services.common.catalogue_follower import CatalogueFollower, catalogue_read
 from services.common.kafka import EventProducer
 from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader
-from services.common.stream.topic import NUM_PARTITIONS
 from services.common.stream.topics.items import ITEMS
 from services.common.tracing import configure_tracing
 from services.gateway.adapters.processes import (
@@ -64,9 +63,8 @@ def make_servicer(
     titles: Mapping[str, str],
     metrics: GatewayMetrics,
     model_version: str,
-    num_partitions: int = NUM_PARTITIONS,
 ) -> GatewayServicer:
-    """Every handler on these ports. `titles`: by item id, live; `num_partitions`: of `attributions`."""
+    """Every handler on these ports. `titles`: by item id, live."""
     stages = Stages(ports, limits)
     text = TextRetrieval(ports.sources, limits)
     return GatewayServicer(
@@ -92,7 +90,7 @@ def make_servicer(
         explain=Explain(ports=ports, titles=titles, model_version=model_version, limits=limits),
         get_freshness=GetFreshness(ports=ports, model_version=model_version),
         put_items=PutItems(log=ports.items, append_timeout_s=limits.append_timeout_s),
-        forget_user=ForgetUser(ports=ports, num_partitions=num_partitions, append_timeout_s=limits.append_timeout_s),
+        forget_user=ForgetUser(ports=ports, append_timeout_s=limits.append_timeout_s),
     )
 
 

@@ -115,6 +115,9 @@ class StreamEnds(Protocol):
     async def interactions(self, timeout_s: float) -> Mapping[int, int]:
         """Per partition of `interactions`, the offset that the next record will get."""
 
+    async def attribution_partitions(self, timeout_s: float) -> int:
+        """How many partitions `attributions` has now."""
+
 
 class InteractionLog(Protocol):
     """The stream of interactions (Kafka)."""

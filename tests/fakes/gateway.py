@@ -314,10 +314,16 @@ class MemoryStreamEnds(_Failing):
     """Set by hand; other partitions are empty."""
 
     ends: dict[int, int] = field(default_factory=dict)
+    num_attribution_partitions: int = NUM_PARTITIONS
 
     async def interactions(self, timeout_s: float) -> Mapping[int, int]:
         await self._behave()
         return {number: self.ends.get(number, 0) for number in range(NUM_PARTITIONS)}
+
+    async def attribution_partitions(self, timeout_s: float) -> int:
+        if self.failure is not None:
+            raise self.failure
+        return self.num_attribution_partitions
 
 
 @dataclass

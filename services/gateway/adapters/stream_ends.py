@@ -1,12 +1,16 @@
 """Where the stream ends, asked with kafka-python in a thread of its own: its client waits, an event loop must not."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from services.common.errors import DeadlineExceeded
 from services.common.stream.reader import TopicReader
+from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.stream.topics.interactions import INTERACTIONS
+
+T = TypeVar("T")
 
 
 class KafkaStreamEnds:
@@ -29,16 +33,28 @@ class KafkaStreamEnds:
         Raises: DependencyUnavailable; DeadlineExceeded when the broker took longer than `timeout_s`.
         """
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.get_running_loop().run_in_executor(self._thread, self._reader.end_offsets)
-            # Nobody may be left to read it when it fails.
-            self._asking.add_done_callback(lambda done: done.cancelled() or done.exception())
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(self._asking)
-        except TimeoutError as exc:
-            raise DeadlineExceeded(f"Kafka did not say within {timeout_s * 1000:.0f} ms where it ends") from exc
+            self._asking = self._submit(self._reader.end_offsets)
+        return await _within(self._asking, timeout_s)
+
+    async def attribution_partitions(self, timeout_s: float) -> int:
+        """As the client's metadata has it, which is renewed every few minutes. Raises: as `interactions`."""
+        return await _within(self._submit(lambda: self._reader.num_partitions(ATTRIBUTIONS)), timeout_s)
+
+    def _submit(self, ask: Callable[[], T]) -> asyncio.Future[T]:
+        asking = asyncio.get_running_loop().run_in_executor(self._thread, ask)
+        # Nobody may be left to read it when it fails.
+        asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return asking
 
     async def close(self) -> None:
         """Let the thread end; an answer still on its way is not waited for."""
         self._thread.submit(self._reader.close)
         self._thread.shutdown(wait=False)
+
+
+async def _within(asking: asyncio.Future[T], timeout_s: float) -> T:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.shield(asking)
+    except TimeoutError as exc:
+        raise DeadlineExceeded(f"Kafka did not answer within {timeout_s * 1000:.0f} ms") from exc

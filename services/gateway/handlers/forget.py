@@ -61,10 +61,9 @@ class _Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetUser:
-    """The handler. num_partitions: of `attributions`; each must have been spoken for."""
+    """The handler. Every partition of `attributions` must have been spoken for."""
 
     ports: Ports
-    num_partitions: int
     append_timeout_s: float = 1.5
     ask_timeout_s: float = 1.0
 
@@ -85,7 +84,7 @@ class ForgetUser:
         forget = await self._write(user_id)
         while True:
             now = await self._look(user_id)
-            applied = self._is_applied(now, forget)
+            applied = await self._is_applied(now, forget)
             if applied or time.monotonic() + _LOOK_AGAIN_S >= deadline:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
@@ -122,7 +121,7 @@ class ForgetUser:
         contributions, all_answered = await self.ports.refreshers.contributions(stored.pseudonym, self.ask_timeout_s)
         return _Holdings(stored, contributions, all_answered)
 
-    def _is_applied(self, found: _Holdings, forget: Forget) -> bool:
+    async def _is_applied(self, found: _Holdings, forget: Forget) -> bool:
         if found.stored is None or not covers(found.stored.forgotten_up_to, forget.up_to):
             return False
         spoken_for = {
@@ -131,4 +130,11 @@ class ForgetUser:
             if covers(held.forgotten_up_to, forget.up_to)
             for partition in held.partitions
         }
-        return found.all_answered and spoken_for >= set(range(self.num_partitions))
+        if not found.all_answered:
+            return False
+        try:
+            # Each time: partitions may be added while the gateway runs.
+            number = await self.ports.ends.attribution_partitions(self.append_timeout_s)
+        except (DependencyUnavailable, DeadlineExceeded):
+            return False
+        return spoken_for >= set(range(number))

@@ -6,11 +6,13 @@ not reach. What readers may hold from a life that is given up stays noted, so th
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import structlog
 
 from services.common.errors import PreconditionFailed
 from services.common.kafka import partition_for
+from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.refresher.checkpoint import CheckpointError
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.rules import Rules
@@ -19,6 +21,8 @@ from services.refresher.handlers.content import ContentStates
 from services.refresher.ports import Checkpoints, Log
 
 logger = structlog.get_logger()
+
+_HOMES_LOOKED_AT = 64
 
 
 @dataclass(kw_only=True, eq=False)
@@ -36,10 +40,12 @@ class HoldPartition:
     def open(self, number: int, bounds: tuple[int, int], num_partitions: int) -> Partition:
         """The partition's state; its log now has records from bounds[0] to before bounds[1].
 
-        Raises: DependencyUnavailable when the checkpoints cannot be reached.
+        Raises: DependencyUnavailable when the checkpoints cannot be reached; PreconditionFailed when partitions were
+        added since.
         """
         first, end = bounds
         state, reason = self._restored(number, first, end)
+        self._check_homes(state, num_partitions)
         if state.folded_offset + 1 < first:
             # Retention took what nobody folded. Nothing can bring it back; what is left is folded.
             logger.error("attributions_lost", partition=number, folded=state.folded_offset, first=first)
@@ -117,6 +123,17 @@ class HoldPartition:
             and self._home(item_id, num_partitions) == state.number
             for item_id in self.withdrawn
         )
+
+    def _check_homes(self, state: Partition, num_partitions: int) -> None:
+        """A topic that grew puts at least half of all items elsewhere: a few of them tell."""
+        for item_id in islice(state.sums, _HOMES_LOOKED_AT):
+            home = self._home(item_id, num_partitions)
+            if home != state.number:
+                raise PreconditionFailed(
+                    f"partition {state.number} of {ATTRIBUTIONS!r} holds sums of item {item_id!r}, whose records go to "
+                    f"partition {home} now: partitions were added (there are {num_partitions}). Make the topic anew, "
+                    "remove the refresher's checkpoints, and run `freshet backfill-attributions`"
+                )
 
     def _home(self, item_id: str, num_partitions: int) -> int:
         home = self._homes.get(item_id)

@@ -64,7 +64,9 @@ class Scene:
     reranker: MemoryReranker = field(default_factory=lambda: MemoryReranker(titles=dict(TITLES) | {"new": "New"}))
     interactions: MemoryInteractionLog = field(default_factory=MemoryInteractionLog)
     stream: MemoryStreamStatus = field(default_factory=MemoryStreamStatus)
-    ends: MemoryStreamEnds = field(default_factory=lambda: MemoryStreamEnds(ends={3: 9, 4: 2}))
+    ends: MemoryStreamEnds = field(
+        default_factory=lambda: MemoryStreamEnds(ends={3: 9, 4: 2}, num_attribution_partitions=2)
+    )
     refreshers: MemoryRefreshers = field(
         default_factory=lambda: MemoryRefreshers(held=[PartitionProgress(partition=0, applied_offset=4, end_offset=5)])
     )
@@ -91,7 +93,6 @@ class Scene:
             titles=self.titles,
             metrics=self.metrics,
             model_version="m1",
-            num_partitions=2,
         )
         self.search, self.recommend, self.explain = self.servicer.search, self.servicer.recommend, self.servicer.explain
         self.record, self.get_freshness = self.servicer.record, self.servicer.get_freshness

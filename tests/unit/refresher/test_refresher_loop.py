@@ -32,7 +32,7 @@ from services.common.errors import DependencyUnavailable
 from services.common.kafka import partition_for
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.turn_clock import TurnClock
-from services.refresher.domain.records import Forgetting, Undo
+from services.refresher.domain.records import Entry, Forgetting, Undo
 from services.refresher.handlers.content import ContentStates
 
 RULES = make_rules()
@@ -379,11 +379,21 @@ def test_items_are_published_again_as_stream_time_goes_on() -> None:
     assert aged == running.describe.item("item-1").model_share
 
 
+def at_home(record: Entry, partition: int, num_partitions: int) -> Entry:
+    """The same record about an item whose records go to this partition."""
+    if isinstance(record, Forgetting):
+        return record
+    names = (f"{record.item_id}~{number}" for number in itertools.count())
+    return dataclasses.replace(
+        record, item_id=next(name for name in names if partition_for(name.encode(), num_partitions) == partition)
+    )
+
+
 def test_partitions_are_shared_given_up_to_a_newcomer_and_taken_over_from_the_dead() -> None:
     world = World(RULES, log=MemoryLog(4))
     for number in range(4):
         for record in random_records(20 + number, 60):
-            world.log.append(number, record)
+            world.log.append(number, at_home(record, number, 4))
     wanted = {number: fold_all(RULES, world.log, number).digest() for number in range(4)}
     first = world.refresher("first")
     first.settle()

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pytest
 from fakes.refresher import MemoryLog
 from gateway.gateway_scene import Scene
 from refresher.refresher_scene import NUM_ITEMS, World, fold_all, interaction, make_rules, readers_view
@@ -20,7 +19,6 @@ from services.common.kafka import partition_for
 from services.common.stream.topic import NUM_PARTITIONS
 from services.common.stream.topics.index_deltas import IndexDelta, ItemDelta
 from services.gateway.forgetting import Contributions, StoredUser
-from services.gateway.handlers.forget import ForgetUser
 
 # An item whose records move from partition 0 to partition 1 when there are two.
 MOVED = next(f"item-{row}" for row in range(NUM_ITEMS) if partition_for(f"item-{row}".encode(), 2) == 1)
@@ -37,9 +35,6 @@ def delta(partition: int, offset: int, components: np.ndarray) -> IndexDelta:
     )
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a moved item's new deltas are dropped: their offsets are small in the new partition"
-)
 def test_readers_take_the_deltas_of_an_item_that_changed_its_partition() -> None:
     old, new = np.ones((2, 4), np.float32), -np.ones((2, 4), np.float32)
     items, _ = readers_view([delta(0, 100, old), delta(1, 5, new)])
@@ -59,7 +54,6 @@ def sums_of(world: World) -> Mapping[int, Any]:
     return found
 
 
-@pytest.mark.xfail(strict=True, reason="an item's old sums stay in its old partition and never join the new ones")
 def test_an_item_that_changes_its_partition_takes_its_sums_along() -> None:
     """A refresher that refuses the new number of partitions by name would do, too."""
     rng, world, whole = np.random.default_rng(3), World(make_rules()), MemoryLog()
@@ -81,10 +75,9 @@ def test_an_item_that_changes_its_partition_takes_its_sums_along() -> None:
     assert found == {1: wanted}
 
 
-@pytest.mark.xfail(strict=True, reason="ForgetUser says done while partitions that were added later hold the user")
 async def test_a_forget_is_not_done_while_an_added_partition_holds_the_user() -> None:
     """`attributions` has sixteen partitions: one refresher has forgotten in the first eight, another holds the other
-    eight and has not come to it. The handler is built as the gateway's bootstrap builds it."""
+    eight and has not come to it."""
     scene = Scene()
     up_to = {partition: end - 1 for partition, end in scene.ends.ends.items()}
     scene.encoder.users["ann"] = StoredUser(pseudonym="p-ann", forgotten_up_to=up_to)
@@ -92,11 +85,11 @@ async def test_a_forget_is_not_done_while_an_added_partition_holds_the_user() ->
         Contributions(forgotten_up_to=up_to, partitions=range(NUM_PARTITIONS)),
         Contributions(summed_interactions=5, forgotten_up_to={}, partitions=range(NUM_PARTITIONS, 2 * NUM_PARTITIONS)),
     ]
-    forget_user = ForgetUser(ports=scene.ports, num_partitions=NUM_PARTITIONS)
+    scene.ends.num_attribution_partitions = 2 * NUM_PARTITIONS
     # Ask with little time, so that a forget that is not applied is reported soon.
     token = request_context.deadline.set(time.monotonic() + 0.3)
     try:
-        report = await forget_user("ann", preview=False)
+        report = await scene.forget_user("ann", preview=False)
     finally:
         request_context.deadline.reset(token)
     assert (report.left["summed_interactions"], report.is_applied) == (5, False)

@@ -201,13 +201,14 @@ class Batches:
 
     A batch is closed by its last record, by the next batch of its writer (whoever wrote it ended in the middle, or
     compaction took its last record), or at `MAX_BATCH_RECORDS`. Nothing needs the topic's end: compaction takes a
-    record only once a later batch of the same writer holds its key. Per key, a change that reflects less than what was
-    handed out before is left out, so a writer that was replaced and does not know it yet changes nothing.
+    record only once a later batch of the same writer holds its key. Per key, a change that reflects less than what
+    its partition handed out before is left out, so a writer that was replaced and does not know it yet changes nothing.
+    Positions of two partitions say nothing of each other: where a key has moved, the topic's order decides.
     """
 
     def __init__(self) -> None:
         self._open: dict[int, list[IndexDelta]] = {}
-        self._reflected: dict[bytes, int] = {}
+        self._reflected: dict[bytes, tuple[int, int]] = {}
 
     @property
     def num_open(self) -> int:
@@ -232,8 +233,9 @@ class Batches:
         newest: dict[bytes, IndexDelta] = {}
         for delta in deltas:
             key = delta.key
-            if delta.offset >= self._reflected.get(key, -1):
-                self._reflected[key] = delta.offset
+            known_partition, known_offset = self._reflected.get(key, (partition, -1))
+            if known_partition != partition or delta.offset >= known_offset:
+                self._reflected[key] = (partition, delta.offset)
                 newest.pop(key, None)  # a batch that was begun twice: the later one counts, in its place
                 newest[key] = delta
         return Batch(offset=offset, deltas=tuple(newest.values()), newest_recorded_ms=_newest_ms(deltas))
