@@ -67,11 +67,14 @@ class Live:
         ((_, offset),) = self.producer.send_many([Record(INDEX_DELTAS, delta.key, encode(delta))])
         return offset
 
-    def search(self) -> Any:
+    def search(self, *, waits: bool = False) -> Any:
+        """waits: until the process listens."""
         with grpc.insecure_channel(self.stack.address("candidates")) as channel:
             stub = candidates_pb2_grpc.CandidatesServiceStub(channel)
             return stub.Search(
-                candidates_pb2.SearchRequest(query_state=self.state, k=20, stage=candidates_pb2.STAGE_FIRST), timeout=10
+                candidates_pb2.SearchRequest(query_state=self.state, k=20, stage=candidates_pb2.STAGE_FIRST),
+                timeout=30,
+                wait_for_ready=waits,
             )
 
     def rerank(self, pool: Any) -> Any:
@@ -149,17 +152,18 @@ def test_a_restarted_process_has_caught_up_before_it_says_that_it_is_ready(live:
     assert "kept" in live.search().item_ids
 
 
-def test_without_kafka_the_bundle_is_served_under_its_own_version_until_it_is_back(live: Live) -> None:
+def test_without_kafka_what_is_known_is_served_but_a_restart_answers_only_when_it_is_back(live: Live) -> None:
     live.put("survivor", "Survivor")
     offset = live.refresh("survivor")
     live.wait_for(offset)
     live.stack.kill("kafka")
     assert "survivor" in live.search().item_ids
     live.stack.stop("candidates")
-    live.stack.start("candidates")
-    bundle = live.search()
-    assert "+" not in bundle.index_version
-    assert bundle.index_freshness.deltas_offset == -1
-    assert "survivor" not in bundle.item_ids
+    live.stack.start("candidates", wait=False)
+    with pytest.raises(grpc.RpcError) as refused:
+        live.search(waits=True)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "what is withdrawn is not known" in (refused.value.details() or "")
     live.stack.start("kafka")
+    live.stack.wait_healthy("candidates", timeout_s=60)
     assert "survivor" in live.wait_for(offset).item_ids

@@ -47,21 +47,26 @@ def record(stack: Stack, users: int) -> int:
     return 5 * users
 
 
+def wait_until_whole(stub: Any, at_least: int) -> None:
+    """All eight partitions are held, and nothing comes any more."""
+    deadline, before = time.monotonic() + 60, (-1, -1)
+    while True:
+        partitions = stub.GetStatus(refresher_pb2.GetStatusRequest(), timeout=10).partitions
+        now = (len(partitions), sum(one.counts["folded"] for one in partitions))
+        if now == before and now[0] == 8 and now[1] >= at_least:
+            return
+        assert time.monotonic() < deadline, (now, at_least)
+        before = now
+        time.sleep(1)
+
+
 def test_a_rebuild_beside_the_running_refresher_ends_in_its_digests(stack: Stack, tmp_path: Path) -> None:
     stub_type: Any = refresher_pb2_grpc.RefresherServiceStub
     with grpc.insecure_channel(stack.address("refresher")) as channel:
-
-        def folded() -> int:
-            status = stub_type(channel).GetStatus(refresher_pb2.GetStatusRequest(), timeout=10)
-            return int(sum(one.counts["folded"] for one in status.partitions))
-
-        # What tests before this one wrote may still be on its way: all of it is folded when nothing comes any more.
-        expected = folded() + record(stack, 40)
-        deadline, before = time.monotonic() + 60, -1
-        while (now := folded()) < expected or now != before:
-            assert time.monotonic() < deadline, (now, expected)
-            before = now
-            time.sleep(1)
+        status = stub_type(channel).GetStatus(refresher_pb2.GetStatusRequest(), timeout=10)
+        # What tests before this one wrote may still be on its way.
+        expected = sum(one.counts["folded"] for one in status.partitions) + record(stack, 40)
+        wait_until_whole(stub_type(channel), expected)
     report = rebuild(stack)
     assert not report["kept"]
     assert [row["equal"] for row in report["partitions"]] == [True] * 8
@@ -69,4 +74,7 @@ def test_a_rebuild_beside_the_running_refresher_ends_in_its_digests(stack: Stack
     # Killed and started again it stands where it stood.
     stack.kill("refresher")
     stack.start("refresher")
+    with grpc.insecure_channel(stack.address("refresher")) as channel:
+        # The lease of the one that was killed runs out first.
+        wait_until_whole(stub_type(channel), 0)
     assert [row["equal"] for row in rebuild(stack)["partitions"]] == [True] * 8

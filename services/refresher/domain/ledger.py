@@ -157,8 +157,11 @@ class Ledger:
         return (self._mix % (1 << 128)).to_bytes(16, "little")
 
     def to_arrays(self) -> dict[str, IntArray]:
-        """The content as arrays, users in order of name: `from_arrays` is the inverse. Users' names: `users`."""
-        accounts = [self._accounts[user] for user in sorted(self._accounts)]
+        """The content as arrays, users in the order of `users`: `from_arrays` is the inverse.
+
+        Nothing is sorted: one call over a million names would hold the interpreter, and with it the lease's thread.
+        """
+        accounts = list(self._accounts.values())
         positions, offsets = array("q"), array("q")
         for account in accounts:
             positions += account.positions
@@ -174,8 +177,8 @@ class Ledger:
         }
 
     def users(self) -> list[str]:
-        """The users' pseudonyms, sorted."""
-        return sorted(self._accounts)
+        """The users' pseudonyms, in the order in which they came."""
+        return list(self._accounts)
 
     @classmethod
     def from_arrays(cls, users: Iterable[str], arrays: Mapping[str, IntArray]) -> "Ledger":
