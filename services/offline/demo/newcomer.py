@@ -195,4 +195,9 @@ def forgetting(news: Newcomer) -> list[str]:
     return said
 
 
-_SOURCES = {"none": "popular items, nothing is known", "stored": "a stored state", "request": "the request"}
+_SOURCES = {
+    "none": "popular items, nothing is known",
+    "stored": "a stored state",
+    "stored_history": "the stored history",
+    "request": "the request",
+}
