@@ -1,8 +1,9 @@
-"""A loss over sampled negatives' mixture-of-logits scores, with its gradients, in one pass over cache-sized tiles.
+"""A loss over sampled negatives' mixture-of-logits scores, with its gradients, in one pass over groups of positions.
 
-A position's loss needs its own K + 1 logits and nothing else, so a tile of positions can run forward and backward
-while its activations are still in cache: nothing of size N * K * G is ever stored or computed twice. Pairs lie along
-the fast axis, components along the slow one, which makes the softmax over components a few long vector operations.
+A position's loss needs its own K + 1 logits and nothing else, so a group of positions can run forward and backward
+at once: nothing of size N * K * G is ever stored. On a CPU, in float32, a kernel does it (`ops.mol_gradients`);
+elsewhere it is PyTorch over tiles, with pairs along the fast axis and components along the slow one, which makes the
+softmax over components a few long vector operations.
 Gradients are accumulated for a sum of losses with equal weight, which is what training asks for.
 
 Letters: N positions, R positions per group (one tile), K negatives, M items, n = R * K pairs, P_q, P_x components,
@@ -12,9 +13,11 @@ P = P_q * P_x, d component width, G gate hidden width.
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from services.algorithms.ops.mol_gradients import GroupScores
 from services.offline.training.sampled_objectives import Objective, sampled_softmax
 
 
@@ -94,6 +97,10 @@ class _MolSampledSoftmax(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> Tensor:
         positive, components, query_gate, item_components, item_gate, w1, b1, w2, b2 = args[:9]
         rows, target_rows, group_size, tau, gate_dropout, pair_dropout, objective = args[9:]
+        if positive.device.type == "cpu" and positive.dtype == torch.float32:
+            summed, found = _by_kernel(*args)
+            ctx.save_for_backward(*found)
+            return summed
         gradients = _Gradients.zeros(args[:9])
         network = _PairNetwork.of(w1, b1, w2, b2)
         tile = _Tile.empty(network, group_size, rows.shape[1])
@@ -130,6 +137,50 @@ class _MolSampledSoftmax(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [gradient * grads[0] for gradient in ctx.saved_tensors]
         return (*scaled, *([None] * 7))
+
+
+def _by_kernel(
+    positive: Tensor,
+    components: Tensor,
+    query_gate: Tensor,
+    item_components: Tensor,
+    item_gate: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, list[Tensor]]:
+    """The loss, and its gradients with respect to the first nine arguments."""
+    weights = [tensor.contiguous().numpy() for tensor in rest[:4]]
+    rows, target_rows, group_size, tau, gate_dropout, pair_dropout, objective = rest[4:]
+    components, query_gate, items, gates = (
+        tensor.contiguous() for tensor in (components, query_gate, item_components, item_gate)
+    )
+    found = [torch.zeros_like(tensor) for tensor in (positive, components, query_gate, items, gates)]
+    d_positive, d_components, d_query_gate, d_items, d_gates = found
+    network = {name: np.zeros_like(weight) for name, weight in zip(GateWeights._fields, weights, strict=True)}
+    loss = positive.new_zeros(())
+    for group, chosen in enumerate(rows):
+        part = slice(group * group_size, min((group + 1) * group_size, len(positive)))
+        kernel = GroupScores(
+            query=components[part].numpy(),
+            query_gate=query_gate[part].numpy(),
+            items=items.numpy(),
+            item_gate=gates.numpy(),
+            chosen=chosen.numpy(),
+            **dict(zip(GateWeights._fields, weights, strict=True)),
+            gate_dropout=gate_dropout,
+            pair_dropout=pair_dropout,
+            seed=int(torch.randint(2**62, ())) if gate_dropout or pair_dropout else 0,
+            threads=torch.get_num_threads(),
+        )
+        collision = chosen.unsqueeze(0) == target_rows[part].unsqueeze(1)
+        logits = torch.from_numpy(kernel.scores()).div_(tau).masked_fill_(collision, float("-inf"))
+        group_loss, of_positive, of_logits = objective(positive[part] / tau, logits)
+        loss += group_loss
+        d_positive[part] = of_positive / tau
+        parts = map(torch.from_numpy, kernel.add_gradients(of_logits.div_(tau).numpy(), network))
+        d_components[part], d_query_gate[part], of_items, of_gates = parts
+        d_items.index_add_(0, chosen, of_items)
+        d_gates.index_add_(0, chosen, of_gates)
+    return loss, [*found, *map(torch.from_numpy, network.values())]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,11 +10,20 @@ from services.offline.training.mol_sampled_softmax import GateWeights, Negatives
 Inputs = tuple[list[Tensor], Negatives]
 
 
-def inputs_of(positions: int, group: int, negatives: int, items: int, query: int, item: int, hidden: int) -> Inputs:
+def inputs_of(
+    positions: int,
+    group: int,
+    negatives: int,
+    items: int,
+    query: int,
+    item: int,
+    hidden: int,
+    dtype: torch.dtype = torch.float64,
+) -> Inputs:
     pairs, normalize = query * item, torch.nn.functional.normalize
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64)
+        return torch.randn(*shape, dtype=torch.float64).to(dtype)
 
     tensors = [
         random(positions) * 0.3,
@@ -52,6 +61,28 @@ def test_loss_and_gradients_equal_the_reference(shape: tuple[int, ...]) -> None:
         torch.autograd.grad(3 * ours, inputs[0]), torch.autograd.grad(3 * theirs, inputs[0]), strict=True
     ):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(37, 8, 5, 11, 3, 2, 7), (65, 64, 3, 4, 1, 4, 3)], ids=str)
+def test_the_kernel_in_float32_equals_the_reference(shape: tuple[int, ...]) -> None:
+    inputs = inputs_of(*shape, dtype=torch.float32)
+    ours = loss_of(mol_sampled_softmax, inputs)
+    theirs = loss_of(mol_sampled_softmax_reference, inputs).sum()
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for found, expected in zip(
+        torch.autograd.grad(3 * ours, inputs[0]), torch.autograd.grad(3 * theirs, inputs[0]), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dropouts", [{"gate_dropout": 0.4}, {"pair_dropout": 0.4}], ids=["gate", "pair"])
+def test_the_kernels_dropout_follows_the_global_generator(dropouts: dict[str, float]) -> None:
+    inputs = inputs_of(37, 8, 5, 11, 3, 2, 7, dtype=torch.float32)
+    losses = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        losses.append(loss_of(mol_sampled_softmax, inputs, **dropouts).item())
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_a_position_whose_every_negative_is_its_target_costs_nothing() -> None:
