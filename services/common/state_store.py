@@ -22,8 +22,10 @@ from redis.retry import Retry
 
 from services.common import state_layout as layout
 from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
+from services.common.kafka import partition_for
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import Home, RecentId, StoredEvent
+from services.common.stream.topic import NUM_PARTITIONS
 
 DEFAULT_TTL_SECONDS = 90 * 24 * 3600
 DEFAULT_MAX_SEEN = 2_000
@@ -44,6 +46,7 @@ class StoredState:
 class UserView:
     """What a recommendation needs to know of a user. seen: newest first. epoch None: no stream was applied yet.
 
+    watermark: of `partition`, the one that was asked for, else the user's home.
     reaches_history: the state reflects the whole stored history; one of a model that was away for a while does not.
     is_lost: the store lost some of what it held of the user, and the encoder process has not brought it back yet.
     """
@@ -52,6 +55,7 @@ class UserView:
     seen: list[str]
     epoch: str | None
     watermark: int | None
+    partition: int
     has_history: bool = True
     reaches_history: bool = True
     is_lost: bool = False
@@ -206,7 +210,7 @@ class StateReader:
     async def read_user(
         self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
     ) -> UserView:
-        """State, seen items, epoch and (with a partition) that partition's watermark, in one round trip.
+        """State, seen items, epoch and a partition's watermark (None: of the user's home), in one round trip.
 
         Raises: DependencyUnavailable.
         """
@@ -217,13 +221,16 @@ class StateReader:
             if epoch == self._epoch:
                 return view
             self._epoch = epoch
-        return UserView(state=None, seen=[], epoch=None, watermark=None)
+        if partition is None:
+            partition = partition_for(user_id.encode(), NUM_PARTITIONS)
+        return UserView(state=None, seen=[], epoch=None, watermark=None, partition=partition)
 
     async def _read_user(
         self, user_id: str, model_version: str, with_seen: bool, partition: int | None
     ) -> tuple[UserView, str]:
         """The view, and the epoch that is the current one; if it is another than before, the view says nothing."""
         home = layout.home_of(user_id, self._epoch)
+        asked = home.partition if partition is None else partition
         keys = (
             layout.history_key(home),
             layout.seen_key(home),
@@ -239,8 +246,7 @@ class StateReader:
                 pipeline.get(layout.EPOCH_KEY)
                 # Before the state: other clients' commands may run in between, and a watermark read later than the
                 # state could promise an event that the state does not hold.
-                if partition is not None:
-                    pipeline.hmget(layout.progress_key(partition), ("epoch", "watermark"))
+                pipeline.hmget(layout.progress_key(asked), ("epoch", "watermark"))
                 pipeline.evalsha(self._script, len(keys), *keys, *wanted)
                 try:
                     replies = await pipeline.execute()
@@ -250,17 +256,16 @@ class StateReader:
                     if attempt == 2:
                         raise
         found_epoch: bytes | None = replies[0]
+        of_epoch, applied = replies[1]
         entry, position, event_bytes, num_seen, seen, (*state_values, state_position) = replies[-1]
         state = _state(state_values, model_version)
-        epoch, watermark = (found_epoch or b"").decode(), None
-        if partition is not None:
-            of_epoch, found = replies[1]
-            watermark = int(found) if of_epoch == found_epoch and found is not None else -1
+        epoch = (found_epoch or b"").decode()
         view = UserView(
             state=state,
             seen=seen.decode().split("\0") if seen else [],
             epoch=epoch,
-            watermark=watermark,
+            watermark=int(applied) if of_epoch == found_epoch and applied is not None else -1,
+            partition=asked,
             has_history=bool(position),
             reaches_history=state is not None
             and layout.reaches(state_position, state.partition, state.offset, position),
@@ -279,16 +284,22 @@ class StateReader:
         epoch = await self._current_epoch()
         return layout.home_of(user_id, epoch) if epoch else None
 
-    async def read_progress(self, num_partitions: int) -> tuple[str | None, dict[int, Progress]]:
-        """The epoch and every partition's progress. Raises: DependencyUnavailable."""
+    async def epoch(self) -> str | None:
+        """The current epoch; None before anything was applied, and for the layout of an earlier version.
+
+        Raises: DependencyUnavailable.
+        """
+        return await self._current_epoch() or None
+
+    async def read_progress(self) -> tuple[str | None, dict[int, Progress]]:
+        """The epoch and every partition's progress; none where nothing was applied. Raises: DependencyUnavailable."""
+        epoch = await self._current_epoch()
         pipeline = self._redis.pipeline(transaction=False)
-        pipeline.get(layout.EPOCH_KEY)
-        for partition in range(num_partitions):
+        for partition in range(layout.num_partitions_of(epoch) if epoch else 0):
             pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
         with _redis_errors():
-            epoch, *rows = await pipeline.execute()
-        progress = {partition: _progress(row, epoch) for partition, row in enumerate(rows)}
-        return (epoch.decode() if epoch is not None else None), progress
+            rows = await pipeline.execute()
+        return epoch or None, {partition: _progress(row, epoch.encode()) for partition, row in enumerate(rows)}
 
     async def read_events(self, user_id: str) -> list[StoredEvent]:
         """The user's history, oldest first; empty when none is stored. Raises: DependencyUnavailable."""

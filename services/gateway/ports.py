@@ -24,8 +24,9 @@ from services.gateway.searching import SourceHits
 class UserStates(Protocol):
     """The user state store (Redis)."""
 
-    async def read_user(self, user_id: str, *, with_seen: bool, partition: int) -> UserView:
-        """One round trip: state, seen items (if asked for), epoch, and `partition`'s applied watermark."""
+    async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
+        """One round trip: state, seen items (if asked for), epoch, and a partition's applied watermark: the one that
+        is named, else that of the user's home."""
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
         """The stored history, oldest first; empty for an unknown user."""
@@ -34,7 +35,7 @@ class UserStates(Protocol):
         """The stream's current epoch; None when there is none yet."""
 
     async def progress(self) -> tuple[str | None, Mapping[int, int]]:
-        """The epoch, and every partition's applied watermark (-1: nothing yet)."""
+        """The epoch, and every partition's applied watermark (-1: nothing yet); else (None, {})."""
 
 
 class Encoder(Protocol):
@@ -121,9 +122,6 @@ class StreamEnds(Protocol):
 
 class InteractionLog(Protocol):
     """The stream of interactions (Kafka)."""
-
-    def partition_of(self, user_id: str) -> int:
-        """Where this user's interactions go."""
 
     async def append(self, interaction: Interaction, timeout_s: float) -> Position:
         """Write one, durably; return where it lies."""

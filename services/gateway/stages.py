@@ -127,12 +127,11 @@ class Stages:
     async def read_user(self, work: Work[Any], *, with_seen: bool, partition: int | None = None) -> UserView | None:
         """What the state store knows of the user. `partition`: whose watermark is asked for, the user's by default."""
         user_id = work.query.user_id
-        asked = self._ports.interactions.partition_of(user_id) if partition is None else partition
         return await self._attempt(
             work,
             "state_store",
             self._limits.state_timeout_s,
-            lambda _: self._ports.states.read_user(user_id, with_seen=with_seen, partition=asked),
+            lambda _: self._ports.states.read_user(user_id, with_seen=with_seen, partition=partition),
         )
 
     async def encode(self, work: Work[Any], history: Sequence[HistoryEvent]) -> Encoded | None:

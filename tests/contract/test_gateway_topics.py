@@ -64,10 +64,10 @@ def interaction(event_id: str, user_id: str = "eve") -> Interaction:
 
 
 @pytest.mark.parametrize("user_id", ["ann", "日本語", "x" * 128])
-async def test_a_users_interactions_lie_in_the_users_partition_in_the_order_written(scene: Scene, user_id: str) -> None:
+async def test_a_users_interactions_lie_in_one_partition_in_the_order_written(scene: Scene, user_id: str) -> None:
     sent = [interaction(f"e{number}", user_id) for number in range(3)]
     found = [await scene.interactions.append(one, WAIT_S) for one in sent]
-    assert {partition for partition, _ in found} == {scene.interactions.partition_of(user_id)}
+    assert len({partition for partition, _ in found}) == 1
     first = found[0].offset
     assert [offset for _, offset in found] == [first, first + 1, first + 2]
     assert scene.values(INTERACTIONS, 3) == [encode_interaction(one) for one in sent]

@@ -369,7 +369,7 @@ def writer(redis_url: str, reader: StateReader) -> Iterator[StateWriter]:
 async def test_a_reader_sees_what_became_of_each_partitions_records(reader: StateReader, writer: StateWriter) -> None:
     epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
     writer.advance([AdvanceStep(partition=3, from_watermark=-1, to_watermark=42, counts={"applied": 43})], epoch)
-    found, progress = await reader.read_progress(4)
+    found, progress = await reader.read_progress()
     assert (found, progress[3].watermark, progress[3].counts["applied"], progress[0].watermark) == (epoch, 42, 43, -1)
 
 

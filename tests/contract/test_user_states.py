@@ -11,6 +11,7 @@ import redis
 from fakes.gateway import StoredUserStates
 from suites import either
 
+from services.common.kafka import partition_for
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import RecentId, StoredEvent
 from services.common.state_store import AdvanceStep, StateReader, StateWriter, StoredState, UserUpdate, UserView
@@ -80,7 +81,7 @@ async def test_of_an_empty_store_nothing_is_known(scene: Scene) -> None:
     assert told(await scene.view()) == (None, [], None, None)
     assert list(await scene.states.read_history("ann")) == []
     assert await scene.states.epoch() is None
-    assert await scene.states.progress() == (None, NOTHING_APPLIED)
+    assert await scene.states.progress() == (None, {})
 
 
 async def test_one_reading_brings_state_seen_items_epoch_and_watermark(scene: Scene) -> None:
@@ -126,6 +127,16 @@ async def test_a_state_that_is_dropped_is_gone_and_one_that_is_kept_stays(scene:
     assert (await scene.view()).state == state
     scene.apply(epoch, positions={3: 44}, state=None, state_change="drop")
     assert (await scene.view()).state is None
+
+
+async def test_no_partition_means_the_users_home_as_the_epoch_counts_partitions(scene: Scene) -> None:
+    home = partition_for(b"ann", 5)
+    assert home != partition_for(b"ann", NUM_PARTITIONS)
+    epoch, _ = scene.store.ensure_epoch(5)
+    scene.store.advance([AdvanceStep(partition=home, from_watermark=-1, to_watermark=42, counts={})], epoch)
+    found = await scene.states.read_user("ann", with_seen=False, partition=None)
+    assert (found.partition, found.watermark) == (home, 42)
+    assert (await scene.states.progress())[1].keys() == set(range(5))
 
 
 async def test_what_an_earlier_epoch_left_is_read_until_it_is_replaced_but_its_progress_is_not(scene: Scene) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, NotFound, PreconditionFailed
+from services.common.kafka import partition_for
 from services.common.query_state import PackedQueryState
-from services.common.state_layout import pack_positions, reaches
+from services.common.state_layout import num_partitions_of, pack_positions, reaches
 from services.common.state_store import StoredState, UserView
 from services.common.stream.position import Position
 from services.common.stream.topic import NUM_PARTITIONS
@@ -52,7 +53,7 @@ class MemoryUserStates(_Failing):
     """Users, their histories, and the watermarks of the stream. `on_read` runs before each read, counted from 1.
 
     `behind`: users whose state does not reflect their history, as after a model came back; `lost`: those without one;
-    `incomplete`: those of whom the store says that it lost something.
+    `incomplete`: those of whom the store says that it lost something. `home`: of every user; None: Kafka's.
     """
 
     states: dict[str, StoredState] = field(default_factory=dict)
@@ -63,17 +64,22 @@ class MemoryUserStates(_Failing):
     behind: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
     incomplete: set[str] = field(default_factory=set)
+    home: int | None = 3
+    num_partitions: int = NUM_PARTITIONS
     on_read: Callable[[int], None] | None = None
 
-    async def read_user(self, user_id: str, *, with_seen: bool, partition: int) -> UserView:
+    async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
         await self._behave()
         if self.on_read is not None:
             self.on_read(self.calls)
+        home = partition_for(user_id.encode(), self.num_partitions) if self.home is None else self.home
+        asked = home if partition is None else partition
         return UserView(
             state=self.states.get(user_id),
             seen=list(self.seen.get(user_id, ())) if with_seen else [],
             epoch=self.current_epoch,
-            watermark=None if self.current_epoch is None else self.watermarks.get(partition, -1),
+            watermark=None if self.current_epoch is None else self.watermarks.get(asked, -1),
+            partition=asked,
             has_history=user_id not in self.lost,
             is_lost=user_id in self.incomplete,
             reaches_history=user_id in self.states and user_id not in self.behind | self.lost,
@@ -89,7 +95,9 @@ class MemoryUserStates(_Failing):
 
     async def progress(self) -> tuple[str | None, Mapping[int, int]]:
         await self._behave()
-        return self.current_epoch, {number: self.watermarks.get(number, -1) for number in range(NUM_PARTITIONS)}
+        if self.current_epoch is None:
+            return None, {}
+        return self.current_epoch, {number: self.watermarks.get(number, -1) for number in range(self.num_partitions)}
 
 
 @dataclass
@@ -98,11 +106,14 @@ class StoredUserStates(MemoryUserStates):
 
     store: MemoryStore = field(default_factory=MemoryStore)
     model_version: str = ""
+    home: int | None = None
 
     async def _behave(self) -> None:
         await super()._behave()
         store = self.store
         self.current_epoch = store.epoch()
+        if self.current_epoch is not None:
+            self.num_partitions = num_partitions_of(self.current_epoch)
         self.states = {user: state for (user, version), state in store.states.items() if version == self.model_version}
         self.seen = {
             user: sorted(times, key=lambda item_id: (times[item_id], item_id), reverse=True)
@@ -114,8 +125,8 @@ class StoredUserStates(MemoryUserStates):
         }
         self.behind = {user for user, state in self.states.items() if not self._reaches_history(user, state)}
         self.lost = {user for user in self.states if user not in store._positions}
-        self.incomplete = set(store.find_lost(range(NUM_PARTITIONS), self.current_epoch or ""))
-        progress = store.progress(range(NUM_PARTITIONS), self.current_epoch or "")
+        self.incomplete = set(store.find_lost(range(self.num_partitions), self.current_epoch or ""))
+        progress = store.progress(range(self.num_partitions), self.current_epoch or "")
         self.watermarks = {number: found.watermark for number, found in progress.items()}
 
     def _reaches_history(self, user: str, state: StoredState) -> bool:
@@ -333,9 +344,6 @@ class MemoryInteractionLog(_Failing):
     written: list[Interaction] = field(default_factory=list)
     refuse_after: int | None = None
     refusal: FreshetError | None = None
-
-    def partition_of(self, user_id: str) -> int:
-        return 3
 
     async def append(self, interaction: Interaction, timeout_s: float) -> Position:
         await self._behave()

@@ -689,7 +689,7 @@ async def test_the_gateways_reader_finds_every_user_in_redis(redis_url: str) -> 
     expected = stored("redis.json")["expected"]
     version = load_bundle(HERE / "mixture").model_version
     reader = StateReader(redis_url, timeout_s=5.0)
-    epoch, progress = await reader.read_progress(PARTITIONS)
+    epoch, progress = await reader.read_progress()
     assert epoch == epoch_now()
     for partition, plain in expected["progress"].items():
         assert progress[int(partition)].watermark == plain["watermark"]

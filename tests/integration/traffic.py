@@ -14,7 +14,6 @@ import grpc
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from services.common.state_store import StateReader
-from services.common.stream.topic import NUM_PARTITIONS
 
 Degradation = gateway_pb2.Degradation
 
@@ -80,7 +79,7 @@ class Traffic:
 
     async def counts(self) -> Counter[str]:
         """The stream's counts over all partitions, as the encoder keeps them."""
-        _, progress = await self._reader.read_progress(NUM_PARTITIONS)
+        _, progress = await self._reader.read_progress()
         total: Counter[str] = Counter()
         for one in progress.values():
             total.update(one.counts)
@@ -101,7 +100,7 @@ class Traffic:
         behind: dict[int, int] = dict(ends)
         while time.monotonic() < deadline:
             with contextlib.suppress(Exception):
-                _, progress = await self._reader.read_progress(NUM_PARTITIONS)
+                _, progress = await self._reader.read_progress()
                 behind = {p: end for p, end in ends.items() if p not in progress or progress[p].watermark < end}
                 if not behind:
                     return await self.counts() - self._before

@@ -116,12 +116,11 @@ def _applied(stack: "Stack") -> tuple[str | None, Mapping[int, int]]:
     """Epoch and watermarks of `interactions`, None and nothing when Redis is away."""
     from services.common.errors import DependencyUnavailable
     from services.common.state_store import StateReader
-    from services.common.stream.topic import NUM_PARTITIONS
 
     async def read() -> tuple[str | None, Mapping[int, int]]:
         reader = StateReader(stack.redis_url, timeout_s=1.0)
         try:
-            epoch, progress = await reader.read_progress(NUM_PARTITIONS)
+            epoch, progress = await reader.read_progress()
             return epoch, {number: found.watermark for number, found in progress.items()}
         except DependencyUnavailable:
             return None, {}

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from services.common.state_store import StateReader, UserView
-from services.common.stream.topic import NUM_PARTITIONS
 from services.gateway.domain import HistoryEvent
 
 
@@ -14,7 +13,7 @@ class RedisUserStates:
         self._reader = reader
         self._model_version = model_version
 
-    async def read_user(self, user_id: str, *, with_seen: bool, partition: int) -> UserView:
+    async def read_user(self, user_id: str, *, with_seen: bool, partition: int | None) -> UserView:
         """One round trip; a state of another model version is no state."""
         return await self._reader.read_user(user_id, self._model_version, with_seen=with_seen, partition=partition)
 
@@ -24,10 +23,9 @@ class RedisUserStates:
 
     async def epoch(self) -> str | None:
         """The stream's current epoch."""
-        epoch, _ = await self._reader.read_progress(0)
-        return epoch
+        return await self._reader.epoch()
 
     async def progress(self) -> tuple[str | None, Mapping[int, int]]:
-        """The epoch and every partition's applied watermark, in one round trip."""
-        epoch, progress = await self._reader.read_progress(NUM_PARTITIONS)
+        """The epoch and every partition's applied watermark."""
+        epoch, progress = await self._reader.read_progress()
         return epoch, {partition: found.watermark for partition, found in progress.items()}

@@ -1,8 +1,7 @@
 """The topics that the gateway writes, through its one producer: interactions, items, forgets."""
 
-from services.common.kafka import EventProducer, partition_for
+from services.common.kafka import EventProducer
 from services.common.stream.position import Position
-from services.common.stream.topic import NUM_PARTITIONS
 from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
 from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
@@ -13,10 +12,6 @@ class KafkaInteractionLog:
 
     def __init__(self, producer: EventProducer) -> None:
         self._producer = producer
-
-    def partition_of(self, user_id: str) -> int:
-        """Where Kafka's default partitioner puts this user."""
-        return partition_for(user_id.encode(), NUM_PARTITIONS)
 
     async def append(self, interaction: Interaction, timeout_s: float) -> Position:
         """Acknowledged by all in-sync replicas when this returns."""

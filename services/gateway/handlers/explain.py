@@ -64,9 +64,8 @@ class Explain:
             history: Sequence[HistoryEvent] = with_times(query.history, asked_ms)
             source = "request"
         else:
-            partition = self.ports.interactions.partition_of(query.user_id)
             view, history = await asyncio.gather(
-                self.ports.states.read_user(query.user_id, with_seen=False, partition=partition),
+                self.ports.states.read_user(query.user_id, with_seen=False, partition=None),
                 self.ports.states.read_history(query.user_id),
             )
             if view.state is not None and (view.reaches_history or not view.has_history):

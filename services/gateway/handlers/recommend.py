@@ -130,7 +130,7 @@ class Recommend:
     async def _read_user(self, work: Work[RecommendQuery]) -> UserView | None:
         """The user's view, waiting for the token where there is one; None when the store does not answer."""
         query, token = work.query, work.query.token
-        partition = self.ports.interactions.partition_of(query.user_id) if token is None else token.partition
+        partition = None if token is None else token.partition
         view = await self.stages.read_user(work, with_seen=query.filter.exclude_seen, partition=partition)
         if view is not None and token is not None and not _reached(view, token):
             view = await self._wait_for(work, view, token)
@@ -143,7 +143,7 @@ class Recommend:
         if view.is_lost:
             work.mark(Degradation.HISTORY_INCOMPLETE)
             self._token_failed(work)
-        if self.lag.behind(partition, view.watermark):
+        if self.lag.behind(view.partition, view.watermark):
             work.mark(Degradation.NOT_FRESH)
         work.seen = view.seen
         return view

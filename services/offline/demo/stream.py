@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from services.algorithms.packed_state import unpack_query_state
 from services.algorithms.states import QueryStates
 from services.common.state_store import Progress, StateReader
-from services.common.stream.topic import NUM_PARTITIONS
 from services.offline.datasets import Interactions
 from services.offline.demo.plan import ReplayEvent, ReplayPlan, ReplayResult
 from services.offline.demo.schedule import Schedule
@@ -105,7 +104,7 @@ def stream_progress(redis_url: str) -> tuple[str, dict[int, Progress]]:
     """The stream's epoch ("" before the first) and every partition's progress."""
 
     async def read(reader: StateReader) -> tuple[str, dict[int, Progress]]:
-        epoch, progress = await reader.read_progress(NUM_PARTITIONS)
+        epoch, progress = await reader.read_progress()
         return epoch or "", progress
 
     return _with_reader(redis_url, read)
@@ -127,7 +126,8 @@ def wait_until_applied(redis_url: str, last_offsets: Mapping[int, int], *, timeo
     deadline = time.monotonic() + timeout_s
     while True:
         _, progress = stream_progress(redis_url)
-        behind = {p: last - progress[p].watermark for p, last in last_offsets.items() if progress[p].watermark < last}
+        applied = {p: progress.get(p, Progress()).watermark for p in last_offsets}
+        behind = {p: last - applied[p] for p, last in last_offsets.items() if applied[p] < last}
         if not behind:
             return progress
         if time.monotonic() > deadline:
