@@ -25,6 +25,7 @@ from services.cli.commands import (
     rebuild,
     recommend,
     record,
+    repartition,
     search,
     search_vectors,
     stack,
@@ -92,6 +93,7 @@ app.add_typer(data.app, rich_help_panel=_DATA)
 app.command("backup", rich_help_panel=_KEEP)(backup.backup)
 app.command("restore", rich_help_panel=_KEEP)(backup.restore)
 app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)
+app.command("repartition", rich_help_panel=_KEEP)(repartition.repartition)
 app.command("upgrade", rich_help_panel=_KEEP)(upgrade.upgrade)
 app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
 app.command("attribute", hidden=True)(backfill_attributions.attribute)

@@ -43,13 +43,15 @@ def partition_for(key: bytes, num_partitions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record to produce. partition: None is where the default partitioner puts the key."""
+    """One record to produce. partition: None is where the default partitioner puts the key. timestamp_ms: None is now;
+    a topic with the broker's times does not look at it."""
 
     topic: str
     key: bytes
     value: bytes | None
     headers: Headers = ()
     partition: int | None = None
+    timestamp_ms: int | None = None
 
 
 def build_producer(
@@ -290,7 +292,12 @@ class BulkProducer:
         deadline = time.monotonic() + timeout_s
         producer = self._connected()
         try:
-            futures = [producer.send(r.topic, r.value, r.key, list(r.headers), partition=r.partition) for r in records]
+            futures = [
+                producer.send(
+                    r.topic, r.value, r.key, list(r.headers), partition=r.partition, timestamp_ms=r.timestamp_ms
+                )
+                for r in records
+            ]
             if self._linger_ms and futures:
                 producer.flush(timeout=max(0.0, deadline - time.monotonic()))
             positions = []

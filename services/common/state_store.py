@@ -657,7 +657,7 @@ def check_epoch(epoch: str, num_partitions: int) -> None:
     if stored != num_partitions:
         raise PreconditionFailed(
             f"the state store was filled from {stored} partitions of `interactions`, which has {num_partitions} now: "
-            "users moved. Empty the state store, and it is filled again from the topic"
+            "users moved. Run `freshet repartition`, or empty the state store: it is filled again from the topic"
         )
 
 

@@ -1,0 +1,54 @@
+"""`freshet repartition`: another number of partitions for `interactions`, with each user's events in one of them."""
+
+import shutil
+from typing import Annotated
+
+import typer
+
+from services.cli import options
+from services.cli.output import CommandError, console, emit_json, progress_bar, reports_errors, sentences
+
+
+@reports_errors
+def repartition(
+    *,
+    partitions: Annotated[int, typer.Option(help="How many partitions `interactions` is to have.")],
+    state: options.State = options.DEFAULT_STATE,
+    as_json: options.AsJson = False,
+) -> None:
+    """Change the number of partitions of `interactions`, with every process but Kafka and Redis stopped.
+
+    The log is copied, compared, and put in the old one's place; forgotten users' records are left out. Histories,
+    states and what items learnt are made again from it by the processes at their next start, which takes as long as
+    reading the log. Freshness tokens from before are not honoured. If it breaks off, run it again.
+
+    Example:  freshet down && freshet up --only kafka,redis && freshet repartition --partitions 16
+    """
+    from services.cli.stack import Stack
+    from services.common.config import ProcessSettings
+    from services.offline.backfill.repartition import repartition as run
+
+    stack = Stack(state)
+    running = [part.name for part in stack.status() if part.running and part.name not in ("kafka", "redis")]
+    if running:
+        raise CommandError(
+            f"{', '.join(running)} would write meanwhile",
+            advice="freshet down && freshet up --only kafka,redis",
+        )
+    with sentences(), progress_bar(as_json=as_json) as bar:
+        task = bar.add_task("copying", total=None)
+        report = run(
+            stack.kafka_bootstrap,
+            stack.redis_url,
+            partitions,
+            replicas=ProcessSettings().replicas,
+            progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
+        )
+    shutil.rmtree(stack.place.state.data("refresher"), ignore_errors=True)
+    if as_json:
+        emit_json({"partitions": report.num_partitions, "records": report.records, "forgotten": report.forgotten})
+    else:
+        console().print(
+            f"{report.records:,} interactions in {report.num_partitions} partitions; {report.forgotten:,} of forgotten "
+            "users left out. `freshet up`: histories and states are made again from them"
+        )
