@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
+import redis
 from fakes.refresher import LeaseTable, MemoryLeases
 from suites import either, eventually
 
@@ -138,3 +139,26 @@ def test_who_closes_gives_back_partitions_and_seat_at_once(scene: Scene) -> None
     after = scene.until(two=3)["two"]
     assert after.surplus == 0
     assert all(after.terms[partition] > before[partition] for partition in PARTITIONS)
+
+
+@pytest.mark.integration
+def test_a_full_redis_takes_no_lease_away(redis_url: str) -> None:
+    """Leases lie beside the users, and take no room: who holds one keeps it, and the dead are succeeded."""
+    model = secrets.token_hex(4)
+    one, two = (RedisLeases(redis_url, model_version=model, lease_ms=1_000) for _ in range(2))
+    with redis.Redis.from_url(redis_url) as client:
+        (before,) = client.config_get("maxmemory").values()
+        one.start(PARTITIONS)
+        held = eventually(one.holding, lambda found: len(found.terms) == 3)
+        client.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(redis.OutOfMemoryError):
+                client.set("anything", 1)
+            two.start(PARTITIONS)
+            eventually(one.holding, lambda found: found.surplus == 1)
+            assert one.holding().terms == held.terms
+            stop_renewing(one)
+            eventually(two.holding, lambda found: len(found.terms) == 3)
+        finally:
+            client.config_set("maxmemory", before)
+            two.close()
