@@ -24,8 +24,7 @@ from services.offline.backfill.past_interactions import PastInteractions
 from services.offline.backfill.reattribution import POLL_RECORDS, Reattribution, ReattributionReport
 from services.offline.backfill.rebuild import Rebuild, RebuildReport
 from services.offline.datasets import Interactions
-from services.refresher.adapters.checkpoint_files import CheckpointFiles
-from services.refresher.bootstrap import checkpoint_folder, fold_rules, kafka_log
+from services.refresher.bootstrap import checkpoint_topic, fold_rules, kafka_log
 from services.refresher.config import RefresherSettings
 
 if TYPE_CHECKING:
@@ -121,11 +120,12 @@ def run_rebuild(
     """
     bundle = load_bundle(settings.bundle)
     source = kafka_log(settings, bundle)
-    files = CheckpointFiles(checkpoint_folder(settings, bundle.model_version))
+    kept = checkpoint_topic(settings, bundle.model_version)
     try:
-        return Rebuild(log=source, rules=fold_rules(settings, bundle), progress=progress).run(files if keep else None)
+        return Rebuild(log=source, rules=fold_rules(settings, bundle), progress=progress).run(kept if keep else None)
     finally:
         source.close()
+        kept.close()
 
 
 def bulk_producer(settings: EncoderSettings, client_id: str) -> BulkProducer:

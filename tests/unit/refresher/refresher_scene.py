@@ -250,8 +250,24 @@ def fold_all(
 ) -> Partition:
     """The whole log of one partition in one piece."""
     state = Partition(partition, rules, {} if listed is None else listed)
-    FoldRecords(log).fold(state, log.entries[partition])
+    fold = FoldRecords(log)
+    fold.fold(state, log.entries[partition])
+    while state.leaving or state.returning:
+        fold.go_on(state)
     return state
+
+
+def contributors_of(state: Partition) -> dict[str, list[tuple[int, int]]]:
+    """Who stands behind each item's sums, as hashes of users, and when, from the ledger."""
+    found = {}
+    for number, item_id in enumerate(state.item_ids):
+        rows = state.ledger.of_item(number)
+        if len(rows["users"]):
+            found[item_id] = sorted(zip(rows["users"].tolist(), rows["seconds"].tolist(), strict=True))
+            if item_id not in state.rules.items.index:
+                assert sorted(state.contributor_hashes[item_id]) == sorted(rows["users"].tolist())
+    assert found.keys() == set(state.sums)
+    return found
 
 
 def readers_view(deltas: Sequence[IndexDelta]) -> tuple[dict[str, ItemDelta], dict[str, MemoryDelta]]:
