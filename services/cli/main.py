@@ -97,6 +97,7 @@ app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attribution
 app.command("attribute", hidden=True)(backfill_attributions.attribute)
 app.add_typer(dead_letters.app, rich_help_panel=_KEEP)
 bench.app.command("refresher")(bench_refresher.refresher)
+bench.app.command("refresher-size")(bench_refresher.refresher_size)
 app.add_typer(bench.app, rich_help_panel=_MEASURE)
 app.add_typer(evaluate.app, rich_help_panel=_MEASURE)
 app.command(

@@ -138,7 +138,7 @@ class _Parts:
 
 def measure(bundle: Bundle, records: int, *, seed: int = 0) -> FoldRate:
     """Fold `records` random attributions on the bundle's own items (popular ones more often)."""
-    values = list(_attributions(bundle, records, np.random.default_rng(seed)))
+    values = [value for _, value in attributions(bundle, records, np.random.default_rng(seed))]
     head = bundle.manifest.head
     shape = QueryShape(
         model_version=bundle.model_version,
@@ -194,12 +194,15 @@ def _fold(bundle: Bundle, values: Sequence[bytes], shape: QueryShape) -> FoldRat
     )
 
 
-def _attributions(bundle: Bundle, records: int, rng: np.random.Generator) -> Iterator[bytes]:
+def attributions(
+    bundle: Bundle, records: int, rng: np.random.Generator, *, users: int = _USERS, first: int = 0
+) -> Iterator[tuple[str, bytes]]:
+    """Item and bytes of random attributions; first: the offset of the first one's interaction."""
     head = bundle.manifest.head
     share = bundle.counts + 1.0
     items = rng.choice(bundle.num_items, size=records, p=share / share.sum())
-    users = rng.integers(_USERS, size=records)
-    for number, (item, user) in enumerate(zip(items.tolist(), users.tolist(), strict=True)):
+    owners = rng.integers(users, size=records)
+    for number, (item, user) in enumerate(zip(items.tolist(), owners.tolist(), strict=True), start=first):
         components = rng.normal(size=(head.num_query_components, head.component_width))
         components /= np.linalg.norm(components, axis=1, keepdims=True)
         gate = rng.normal(size=head.num_pairs) if head.is_mixture else np.zeros(0)
@@ -220,4 +223,4 @@ def _attributions(bundle: Bundle, records: int, rng: np.random.Generator) -> Ite
         message.event_time.FromMilliseconds(_START_MS + number)
         message.recorded_time.FromMilliseconds(_START_MS + number)
         value: bytes = message.SerializeToString()
-        yield value
+        yield bundle.item_ids[item], value

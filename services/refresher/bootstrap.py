@@ -45,8 +45,8 @@ _DAY_S = 86_400
 # A publication goes out as one request, which every reader gets in one answer: longer than handing it over takes.
 _LINGER_MS = 50
 _MAX_GATHER_MS = 1_000
-# Of a checkpoint's parts, each a megabyte at most.
-_READ_TOGETHER = 16 << 20
+# Of a checkpoint's parts, each a megabyte at most; what the client asks ahead at an end holds the next one up so long.
+_READ_TOGETHER, _PARTS_WAIT_MS = 16 << 20, 10
 _AGAIN_WAIT_MS = 20  # somebody waits for what is read again
 
 
@@ -142,6 +142,7 @@ def checkpoint_topic(settings: RefresherSettings, model_version: str) -> Checkpo
             group_id=settings.group_id,
             client_id="freshet-refresher-checkpoints",
             makes_topics=settings.replicas,
+            window_ms=_PARTS_WAIT_MS,
             max_partition_bytes=_READ_TOGETHER,
         ),
         BulkProducer(settings.kafka_bootstrap, client_id="freshet-refresher-checkpoints"),

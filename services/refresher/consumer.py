@@ -421,10 +421,18 @@ class Refresher(Follower):
             self._outbox.publish([], self._unreadable)
             self._unreadable = []
         wait_for([self._keeping])
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.thread_time()
         with self._registry.lock:
             taken = self._hold.snapshot(state)
-        self._metrics.checkpoint_pause_seconds.observe(time.perf_counter() - started)
+        pause_s, cpu_s = time.perf_counter() - started, time.thread_time() - cpu
+        self._metrics.checkpoint_pause_seconds.observe(pause_s)
+        log.info(
+            "checkpoint_begun",
+            partition=state.number,
+            parts=len(taken.changed),
+            pause_ms=round(1000 * pause_s, 1),
+            cpu_ms=round(1000 * cpu_s, 1),
+        )
         if waits or self._keeper is None:
             self._save(state, taken, now)
         else:
@@ -446,7 +454,9 @@ class Refresher(Follower):
             if self._registry.partitions.get(state.number) is state:
                 self._checkpointed[state.number] = now
                 self._registry.checkpoints[state.number] = taken.folded_offset
-        self._metrics.checkpoint_seconds.observe(time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._metrics.checkpoint_seconds.observe(seconds)
+        log.info("checkpoint_kept", partition=state.number, folded=taken.folded_offset, seconds=round(seconds, 2))
 
     def report_lag(self, *, asks: bool) -> None:
         """What is held, and how far its partitions are behind."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.pefa.memory import QueryMemory, arrays_of, entries_of_arrays
+from services.algorithms.pefa.memory import MemoryEntry, QueryMemory, arrays_of, entries_of_arrays
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.sums import ItemSums
 from services.common.stream.position import MAX_OFFSET
@@ -85,11 +85,16 @@ def versions(state: Partition) -> dict[str, object]:
         for start in range(0, len(ledger.undone), UNDONE_CHUNK)
     }
     found |= {f"forgotten/{shard}": version for shard, version in enumerate(ledger.forgotten_versions) if version}
-    buckets: dict[int, list[str]] = {}
-    for number, entry in state.memory.held():
-        buckets.setdefault(number % _MEMORY_BUCKETS, []).append(entry.entry_id)
-    found |= {f"memory/{bucket}": tuple(entry_ids) for bucket, entry_ids in buckets.items()}
+    found |= {f"memory/{bucket}": tuple(entries) for bucket, entries in _buckets(state.memory).items()}
     return found | {"rest": None}
+
+
+def _buckets(memory: QueryMemory) -> dict[int, dict[str, MemoryEntry]]:
+    """What the memory holds, by id, in parts of their own."""
+    buckets: dict[int, dict[str, MemoryEntry]] = {}
+    for number, entry in memory.held():
+        buckets.setdefault(number % _MEMORY_BUCKETS, {})[entry.entry_id] = entry
+    return buckets
 
 
 def snapshot(state: Partition, saved: Versions) -> Snapshot:
@@ -114,8 +119,9 @@ def snapshot(state: Partition, saved: Versions) -> Snapshot:
         "memory": [memory.capacity, memory.reserve, memory.bound],
         "leaving": {user: list(up_to.items()) for user, up_to in state.leaving.items()},
     }
+    buckets = _buckets(memory)
     changed = {
-        name: _maker(state, *name.partition("/")[::2])
+        name: _maker(state, buckets, *name.partition("/")[::2])
         for name, version in found.items()
         if version is None or saved.get(name) != version
     }
@@ -152,7 +158,9 @@ def from_bytes(data: bytes, number: int, rules: Rules, listed: Container[str]) -
     return restore(*from_file(data), number, rules, listed)
 
 
-def _maker(state: Partition, kind: str, which: str) -> Callable[[], bytes]:
+def _maker(
+    state: Partition, buckets: Mapping[int, Mapping[str, MemoryEntry]], kind: str, which: str
+) -> Callable[[], bytes]:
     """Takes what a part holds now; its bytes are made when asked for."""
     at = int(which or 0)
     ledger = state.ledger
@@ -175,7 +183,7 @@ def _maker(state: Partition, kind: str, which: str) -> Callable[[], bytes]:
             users = ledger.forgotten(at)
             return lambda: json.dumps({user: list(up_to.items()) for user, up_to in users.items()}).encode()
         case "memory":
-            entries = [entry for number, entry in state.memory.held() if number % _MEMORY_BUCKETS == at]
+            entries = list(buckets[at].values())
             sizes = (state.memory.num_components, state.memory.width)
             return lambda: squeeze(arrays_of(entries, *sizes))
     pending, pending_arrays = state.pending.to_arrays()
