@@ -25,6 +25,7 @@ from services.cli.commands import (
     rebuild,
     recommend,
     record,
+    rekey,
     search,
     search_vectors,
     stack,
@@ -93,6 +94,7 @@ app.command("backup", rich_help_panel=_KEEP)(backup.backup)
 app.command("restore", rich_help_panel=_KEEP)(backup.restore)
 app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)
 app.command("upgrade", rich_help_panel=_KEEP)(upgrade.upgrade)
+app.command("rekey", rich_help_panel=_KEEP)(rekey.rekey)
 app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
 app.command("attribute", hidden=True)(backfill_attributions.attribute)
 app.add_typer(dead_letters.app, rich_help_panel=_KEEP)

@@ -88,14 +88,18 @@ class Block:
         """Views of the rows that are there."""
         return {name: getattr(self, name)[: self.count] for name in _DTYPES}
 
-    def write(self, row: int, *, position: int | None = None, item: int = NO_ITEM, second: int = 0) -> None:
-        """Change a row; `position` -1 blanks it."""
+    def write(
+        self, row: int, *, user: int | None = None, item: int = NO_ITEM, second: int = 0, is_blank: bool = False
+    ) -> None:
+        """Change a row, or blank it."""
         if self.is_shared:
             for name in _DTYPES:
                 setattr(self, name, getattr(self, name).copy())
             self.is_shared = False
-        if position is not None:
-            self.positions[row], self.users[row] = position, 0
+        if is_blank:
+            self.positions[row], user = _BLANK, 0
+        if user is not None:
+            self.users[row] = user
         self.items[row], self.seconds[row] = item, second
         self.changes += 1
 
@@ -201,7 +205,7 @@ class Ledger:
                 left.append(offset)
         for block in self.blocks:
             for row in np.flatnonzero(block.items[: block.count] == item).tolist():
-                block.write(row, position=_BLANK)
+                block.write(row, is_blank=True)
         return lost, left
 
     def covered(self, user: str, up_to: Mapping[int, int]) -> list[tuple[int, int]]:
@@ -212,17 +216,30 @@ class Ledger:
             if position >= 0 and is_covered(up_to, *unpack_position(position))
         ]
 
+    def give(self, position: int, user: str) -> int:
+        """A counted position is this user's from now on: a pseudonym of the same person made with another key. Returns
+        the hash of whose it was."""
+        number, row = self._find_or_raise(position)
+        block, after = self.blocks[number], hash_text(user)
+        before = int(block.users[row])
+        if before != after:
+            if number < len(self.blocks) - 1 or row < self._mixed:
+                self._mix.add_one(before, position, int(block.offsets[row]), -1)
+                self._mix.add_one(after, position, int(block.offsets[row]))
+            block.write(row, user=after, item=int(block.items[row]), second=int(block.seconds[row]))
+        return before
+
     def strike(self, position: int) -> tuple[int, int]:
-        """Blank a counted position's row; returns its item and second as `add` or `settle` gave them."""
+        """Blank a counted position's row; returns its user's hash, and its item as `add` or `settle` gave it."""
         number, row = self._find_or_raise(position)
         block = self.blocks[number]
-        user, item, second = int(block.users[row]), int(block.items[row]), int(block.seconds[row])
+        user, item = int(block.users[row]), int(block.items[row])
         if number < len(self.blocks) - 1 or row < self._mixed:
             self._mix.add_one(user, position, int(block.offsets[row]), -1)
-        block.write(row, position=_BLANK)
+        block.write(row, is_blank=True)
         self._tail.pop(position, None)
         self._num_positions -= 1
-        return item, second
+        return user, item
 
     def forget(self, user: str, up_to: Mapping[int, int]) -> None:
         """Void what comes later of a user at or below these offsets; what counts already is struck by the caller."""
@@ -287,7 +304,7 @@ class Ledger:
             return False
         block, row = other
         block.write(row, item=item, second=int(own[0].seconds[own[1]]))
-        own[0].write(own[1], position=_BLANK)
+        own[0].write(own[1], is_blank=True)
         return True
 
     def contributed(self, user: int) -> set[int]:

@@ -9,7 +9,7 @@ waits for anything.
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from zlib import crc32
@@ -175,7 +175,7 @@ class Partition:
 
     def fold(self, interactions: Sequence[Interaction]) -> None:
         """Fold a run of interactions, in order. All or nothing."""
-        accepted, counts, others = self._accept(interactions)
+        accepted, again, counts, others = self._accept(interactions)
         weights = self._weights(accepted)
         known = [self.is_known(interaction.item_id) for interaction in accepted]
         rows = self._rows(
@@ -191,6 +191,8 @@ class Partition:
             self.ledger.add(interaction.user, interaction.source_position, interaction.offset, number, second)
             if not is_known:
                 self.pending.add(interaction.item_id, interaction.offset)
+        for interaction in again:
+            self._give(interaction)
         self._remember(accepted, weights)
         for interaction in interactions:
             self.note_time(interaction)
@@ -201,8 +203,10 @@ class Partition:
     def take_back(self, interactions: Sequence[Interaction]) -> None:
         """Take out interactions that count, given as they were folded; their positions count no more."""
         in_sums: list[Interaction] = []
+        owners: dict[int, int] = {}
         for interaction in interactions:
-            item, _ = self.ledger.strike(interaction.source_position)
+            owner, item = self.ledger.strike(interaction.source_position)
+            owners[interaction.source_position] = owner
             if self.pending.holds(interaction.item_id, interaction.offset):
                 self.pending.remove(interaction.item_id, interaction.offset)
             elif self.is_known(interaction.item_id):
@@ -217,7 +221,7 @@ class Partition:
                 self._touch(interaction.item_id, removed=True)
                 users = self.contributor_hashes.get(interaction.item_id)
                 if users is not None:
-                    users.remove(hash_text(interaction.user))
+                    users.remove(owners[interaction.source_position])
                     if not users:
                         del self.contributor_hashes[interaction.item_id]
         self.leave_memory([interaction.source_position for interaction in interactions])
@@ -231,8 +235,8 @@ class Partition:
         """
         numbers: set[int] = set()
         for position in positions:
-            offset, user = self.ledger.offset_of(position), self.ledger.user_of(position)
-            item, _ = self.ledger.strike(position)
+            offset = self.ledger.offset_of(position)
+            user, item = self.ledger.strike(position)
             numbers |= {item} if item != NO_ITEM else self.ledger.contributed(user)
             for item_id in [item_id for item_id in self.pending if self.pending.holds(item_id, offset or 0)]:
                 self.pending.remove(item_id, offset or 0)
@@ -270,7 +274,7 @@ class Partition:
     def _settle(self, interactions: Sequence[Interaction]) -> None:
         """Add interactions that count already to the sums."""
         for part in self._rows(interactions, self._weights(interactions)):
-            self._add_to_sums(part)
+            self._add_to_sums(part, self.ledger.user_of)
             for interaction in part.interactions:
                 number, second = self.item_numbers[interaction.item_id], interaction.moment_ms // 1000
                 self.ledger.settle(interaction.source_position, number, second)
@@ -339,12 +343,15 @@ class Partition:
             self.dirty_items.setdefault(item_id, False)
         self.dirty_entries.update(self.visible)
 
-    def _accept(self, interactions: Sequence[Interaction]) -> tuple[list[Interaction], Counter[str], Counter[str]]:
-        """Those that are to count; what the others are, and of which models."""
+    def _accept(
+        self, interactions: Sequence[Interaction]
+    ) -> tuple[list[Interaction], list[Interaction], Counter[str], Counter[str]]:
+        """Those that are to count; those that count already; what the others are, and of which models."""
+        again: list[Interaction] = []
         accepted: list[Interaction] = []
         counts: Counter[str] = Counter()
         others: Counter[str] = Counter()
-        fresh: set[tuple[str, int]] = set()
+        fresh: set[int] = set()
         own = self.rules.items.model_version
         for interaction in interactions:
             if interaction.query.model_version != own:
@@ -352,15 +359,16 @@ class Partition:
                 others[interaction.query.model_version] += 1
                 continue
             standing = self.ledger.standing(interaction.user, interaction.source_position)
-            key = (interaction.user, interaction.source_position)
+            key = interaction.source_position
             if standing is Standing.VOID:
                 counts["void"] += 1
             elif standing is Standing.COUNTED or key in fresh:
                 counts["duplicates"] += 1
+                again.append(interaction)
             else:
                 fresh.add(key)
                 accepted.append(interaction)
-        return accepted, counts, others
+        return accepted, again, counts, others
 
     def _weights(self, interactions: Sequence[Interaction]) -> list[float]:
         weight = self.rules.feedback.weight
@@ -388,12 +396,21 @@ class Partition:
             interactions, item_ids, weights, items.contributions(queries, weights, items.rows(item_ids)), seconds
         )
 
-    def _add_to_sums(self, part: _Rows) -> None:
+    def _add_to_sums(self, part: _Rows, owner_of: Callable[[int], int] | None = None) -> None:
+        """owner_of: the hash of the user of a position that counts already; another pseudonym may have given it."""
         self.sums.add(part.item_ids, part.contributions, part.weights, part.seconds)
         for interaction in part.interactions:
             self._touch(interaction.item_id)
             if interaction.item_id not in self.rules.items.index:
-                self.contributor_hashes.setdefault(interaction.item_id, array("Q")).append(hash_text(interaction.user))
+                owner = owner_of(interaction.source_position) if owner_of else hash_text(interaction.user)
+                self.contributor_hashes.setdefault(interaction.item_id, array("Q")).append(owner)
+
+    def _give(self, interaction: Interaction) -> None:
+        """What counts already came again: it is the user's under the pseudonym that came last."""
+        before = self.ledger.give(interaction.source_position, interaction.user)
+        users = self.contributor_hashes.get(interaction.item_id)
+        if users is not None and before in users and before != hash_text(interaction.user):
+            users[users.index(before)] = hash_text(interaction.user)
 
     def _touch(self, item_id: str, *, removed: bool = False) -> None:
         """An item's sums have changed."""
@@ -440,7 +457,8 @@ class Partition:
 
 
 def _hash_entry(entry: MemoryEntry) -> int:
-    names = f"{entry.entry_id}\0{entry.item_id}\0{entry.interaction_type}\0{entry.user}\0"
+    # Whose it is the ledger says: under another key of pseudonyms it may have come under another one.
+    names = f"{entry.entry_id}\0{entry.item_id}\0{entry.interaction_type}\0"
     numbers = f"{entry.weight!r}\0{entry.event_seconds}\0"
     digest = hashlib.blake2b((names + numbers).encode(), digest_size=16)
     digest.update(np.ascontiguousarray(entry.components, "<f2").data)

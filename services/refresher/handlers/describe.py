@@ -11,6 +11,7 @@ from threading import Lock
 
 import numpy as np
 
+from services.common.stream.retraction import PSEUDONYMS_BETWEEN
 from services.refresher.domain.partition import Partition, entry_id_of
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.publish import NOTHING, UNKNOWN, Publisher
@@ -120,19 +121,24 @@ class Describe:
         return ItemEvidence(found=False)
 
     def user(self, pseudonym: str) -> UserContributions:
-        """What a user contributed. Cost: a comparison of each interaction held."""
+        """What a user contributed, who may have several pseudonyms (`PSEUDONYMS_BETWEEN` them). Cost: a comparison of
+        each interaction held."""
+        pseudonyms = pseudonym.split(PSEUDONYMS_BETWEEN)
         interactions = remembered = items = 0
         forgotten: list[Mapping[int, int]] = []
         with self._registry.lock:
             states = dict(self._registry.partitions)
         for state in states.values():
-            with self._registry.lock:
-                positions, item_numbers = state.ledger.of_user(pseudonym)
-                interactions, items = interactions + len(positions), items + len(item_numbers)
-                remembered += sum(entry_id_of(position) in state.visible for position in positions)
-                # Of a user who is leaving something is still in the sums.
-                forgotten.append({} if pseudonym in state.leaving else state.ledger.forgotten_up_to(pseudonym))
-            time.sleep(_PAUSE_S)
+            numbers: set[int] = set()
+            for name in pseudonyms:
+                with self._registry.lock:
+                    positions, found = state.ledger.of_user(name)
+                    interactions, numbers = interactions + len(positions), numbers | found
+                    remembered += sum(entry_id_of(position) in state.visible for position in positions)
+                    # Of a user who is leaving something is still in the sums.
+                    forgotten.append({} if name in state.leaving else state.ledger.forgotten_up_to(name))
+                time.sleep(_PAUSE_S)
+            items += len(numbers)
         # It speaks for all of them at once: forgotten is what every one of them has forgotten.
         everywhere = set.intersection(*map(set, forgotten)) if forgotten else set()
         up_to = {partition: min(found[partition] for found in forgotten) for partition in sorted(everywhere)}

@@ -148,8 +148,8 @@ class HoldPartition:
             if home != state.number:
                 raise PreconditionFailed(
                     f"partition {state.number} of {ATTRIBUTIONS!r} holds sums of item {item_id!r}, whose records go to "
-                    f"partition {home} now: partitions were added (there are {num_partitions}). Make the topic anew, "
-                    "remove the refresher's checkpoints, and run `freshet backfill-attributions`"
+                    f"partition {home} now: partitions were added (there are {num_partitions}). Make the topic "
+                    "and `refresher-checkpoints` anew, and run `freshet backfill-attributions`"
                 )
 
     def _home(self, item_id: str, num_partitions: int) -> int:
