@@ -149,7 +149,7 @@ def _take(feedback: QueryFeedback, visible: dict[str, object]) -> None:
 
 
 def test_a_click_that_comes_again_under_another_pseudonym_is_that_ones() -> None:
-    feedback, renamed = Model().feedback(), SCENE.feedback()
+    feedback, renamed = Model().feedback(), Model().feedback()
     feedback.add([click(1, user="old"), click(2, item=1, user="old")])
     renamed.add([click(1, user="new"), click(2, item=1, user="new")])
     feedback.add([click(1, user="new"), click(2, item=1, user="new")])
