@@ -43,7 +43,7 @@ _PATIENCE_S = 180.0
 class Size:
     """What was measured. first_takeover_s, shared_s, cold_takeover_s: from the start of a process until it held all, or
     half of all; cold_start_s: of that, until its first line. takeover_s: from the kill of one that held half until the
-    other one held all."""
+    other one held all. takeover_cpu_s: processor time of taking all over. load_average: of the machine, at the end."""
 
     users: int
     interactions: int
@@ -62,6 +62,8 @@ class Size:
     takeover_s: float
     cold_takeover_s: float
     cold_start_s: float
+    takeover_cpu_s: float
+    load_average: float
 
 
 def measure(bundle: Path, folder: Path, *, users: int, each: int, rate: int, seconds: float, seed: int = 0) -> Size:
@@ -117,6 +119,8 @@ def measure(bundle: Path, folder: Path, *, users: int, each: int, rate: int, sec
             takeover_s=round(took_s, 2),
             cold_takeover_s=round(cold_s, 2),
             cold_start_s=round(start_s, 2),
+            takeover_cpu_s=round(sum(event["cpu_s"] for event in third.events("partition_taken_over")), 2),
+            load_average=round(os.getloadavg()[0], 1),
         )
     finally:
         stack.down()

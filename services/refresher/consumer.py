@@ -212,6 +212,7 @@ class Refresher(Follower):
             self._let_go(sorted(self._registry.partitions)[-holding.surplus :])
 
     def _take_over(self, number: int, bounds: tuple[int, int]) -> None:
+        started, cpu = time.perf_counter(), time.thread_time()
         state = self._hold.open(number, bounds, self._num_partitions)
         with self._registry.lock:
             self._registry.partitions[number] = state
@@ -227,6 +228,8 @@ class Refresher(Follower):
             term=self._terms[number],
             folded=state.folded_offset,
             end=bounds[1],
+            seconds=round(time.perf_counter() - started, 2),
+            cpu_s=round(time.thread_time() - cpu, 2),
         )
 
     def _let_go(self, numbers: Collection[int]) -> None:

@@ -84,5 +84,6 @@ def refresher_size(
         f"{size.longest_pause_cpu_ms:.1f}), longest write {size.longest_checkpoint_s:.1f} s; "
         f"leases lost: {size.leases_lost}\n"
         f"takeover of one half by a process that held the other: {size.takeover_s:.1f} s after the kill; of all by a "
-        f"process that had to start: {size.cold_takeover_s:.1f} s, {size.cold_start_s:.1f} of them until its first line"
+        f"process that had to start: {size.cold_takeover_s:.1f} s, {size.cold_start_s:.1f} until its first line "
+        f"({size.takeover_cpu_s:.1f} s of processor time; the machine's load average: {size.load_average:.1f})"
     )

@@ -38,7 +38,7 @@ _POLLED = 64
 # Records between two wanted ones are read and thrown away up to this many.
 _GAP_RECORDS = 8
 _WRITTEN_TOGETHER = 16
-_WRITE_S = 60.0
+_WRITE_S = 15.0
 # What a refresher may have written without a head when it was killed.
 _ORPHANS = 256
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -196,6 +197,7 @@ class World:
         registry: CollectorRegistry | None = None,
         turns: TurnClock | None = None,
         on_stall: Callable[[], None] = lambda: None,
+        keeper: Executor | None = None,
     ) -> "Running":
         held, withdrawn = PartitionRegistry(), dict[str, bool]()
         publisher = Publisher(
@@ -220,6 +222,7 @@ class World:
             ),
             on_stall=on_stall,
             turns=turns,
+            keeper=keeper,
         )
         return Running(refresher, held, publisher, Describe(held, publisher, self.rules))
 
