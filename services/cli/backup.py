@@ -12,14 +12,16 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from services.algorithms.bundle import BundleError, load_bundle
 from services.algorithms.sealed_files import file_entry
-from services.refresher.checkpoint import CheckpointError, unpack
+from services.refresher.adapters.checkpoint_files import CheckpointFiles
+from services.refresher.checkpoint import CheckpointError, to_file
+from services.refresher.ports import Kept
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -67,12 +69,19 @@ class Backup:
 
 
 def make_backup(
-    folder: Path, *, bundle: Path, checkpoints: Path, interactions: Mapping[int, int], epoch: str | None
+    folder: Path,
+    *,
+    bundle: Path,
+    checkpoints: Callable[[int], Iterable[Kept]],
+    partitions: Collection[int],
+    interactions: Mapping[int, int],
+    epoch: str | None,
 ) -> Backup:
-    """Copy `bundle` and its model's checkpoints below `checkpoints` into `folder`, which must not exist.
+    """Copy `bundle` and its model's checkpoints into `folder`, which must not exist.
 
-    `interactions` and `epoch` are what Redis says now (empty and None when it is away). The set appears at once, by
-    renaming; a copy that fails leaves nothing.
+    `checkpoints`: what is kept of each of `partitions` (of `attributions`), newest first. `interactions` and `epoch`
+    are what Redis says now (empty and None when it is away). The set appears at once, by renaming; a copy that fails
+    leaves nothing.
     Raises: BackupError for a folder that exists, a damaged bundle, or a checkpoint of which neither the newest nor the
     one before is whole.
     """
@@ -84,7 +93,7 @@ def make_backup(
         shutil.copytree(bundle, aside / "bundle")
         (aside / "checkpoints").mkdir()
         attributions = {}
-        for number, (data, offset) in _checkpoints(checkpoints / version):
+        for number, (data, offset) in _newest_whole(checkpoints, partitions):
             (aside / "checkpoints" / f"partition-{number}.checkpoint").write_bytes(data)
             attributions[number] = offset
         # The copy itself is opened once more: a bundle that was replaced half-way would disagree with its checksums.
@@ -123,7 +132,9 @@ def read_backup(folder: Path) -> Backup:
         raise BackupError(f"{folder} mixes models: its bundle is {bundled}, its manifest says {version}")
     positions = manifest["positions"]
     attributions = {int(number): int(offset) for number, offset in positions["attributions"].items()}
-    held = {number: offset for number, (_, offset) in _checkpoints(folder / "checkpoints")}
+    own = CheckpointFiles(folder / "checkpoints")
+    numbers = {int(path.stem.removeprefix("partition-")) for path in (folder / "checkpoints").glob("partition-*.*")}
+    held = {number: offset for number, (_, offset) in _newest_whole(own.load, numbers)}
     if held != attributions:
         raise BackupError(f"{folder} mixes moments: its checkpoints end at {held}, its manifest says {attributions}")
     return Backup(
@@ -191,28 +202,25 @@ def _bundle_version(bundle: Path) -> str:
         raise BackupError(str(exc)) from exc
 
 
-def _checkpoints(folder: Path) -> Iterator[tuple[int, tuple[bytes, int]]]:
-    """Per partition: the bytes of its newest whole checkpoint, and the offset that it has folded."""
-    if not folder.is_dir():
-        return
-    numbers = {int(path.stem.removeprefix("partition-")) for path in folder.glob("partition-*.*")}
-    for number in sorted(numbers):
+def _newest_whole(
+    load: Callable[[int], Iterable[Kept]], partitions: Collection[int]
+) -> Iterator[tuple[int, tuple[bytes, int]]]:
+    """Per partition that has one: its newest whole checkpoint as a file, and the offset that it has folded."""
+    for number in sorted(partitions):
         problems = []
-        for name in (f"partition-{number}.checkpoint", f"partition-{number}.older"):
+        for kept in load(number):
             try:
-                data = (folder / name).read_bytes()
-                values, _ = unpack(data)
-            except FileNotFoundError:
-                continue
+                values, parts = kept.read()
             except CheckpointError as exc:
-                problems.append(f"{folder / name}: {exc}")
+                problems.append(f"{kept.name}: {exc}")
                 continue
             if values["partition"] != number:
-                raise BackupError(f"{folder / name} is of partition {values['partition']}")
-            yield number, (data, int(values["folded_offset"]))
+                raise BackupError(f"{kept.name} is of partition {values['partition']}")
+            yield number, (to_file(values, parts), int(values["folded_offset"]))
             break
         else:
-            raise BackupError("; ".join(problems) or f"{folder} lost its partition {number} while it was read")
+            if problems:
+                raise BackupError("; ".join(problems))
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -25,6 +25,7 @@ from services.cli.commands import (
     rebuild,
     recommend,
     record,
+    rekey,
     repartition,
     search,
     search_vectors,
@@ -95,10 +96,12 @@ app.command("restore", rich_help_panel=_KEEP)(backup.restore)
 app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)
 app.command("repartition", rich_help_panel=_KEEP)(repartition.repartition)
 app.command("upgrade", rich_help_panel=_KEEP)(upgrade.upgrade)
+app.command("rekey", rich_help_panel=_KEEP)(rekey.rekey)
 app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
 app.command("attribute", hidden=True)(backfill_attributions.attribute)
 app.add_typer(dead_letters.app, rich_help_panel=_KEEP)
 bench.app.command("refresher")(bench_refresher.refresher)
+bench.app.command("refresher-size")(bench_refresher.refresher_size)
 app.add_typer(bench.app, rich_help_panel=_MEASURE)
 app.add_typer(evaluate.app, rich_help_panel=_MEASURE)
 app.command(

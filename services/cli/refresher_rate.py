@@ -7,8 +7,7 @@ checkpoints, for a model of this shape? Kafka's own cost comes on top and is oth
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from freshet.v1 import common_pb2, events_pb2
@@ -19,7 +18,6 @@ from services.algorithms.pefa.policy import SharePolicy
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topics import index_deltas
 from services.common.stream.topics.attributions import ATTRIBUTIONS
-from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.adapters.decoding import QueryShape, decode_attribution
 from services.refresher.bootstrap import fold_rules
 from services.refresher.config import RefresherSettings
@@ -28,7 +26,7 @@ from services.refresher.domain.records import Entry, Interaction, Listing
 from services.refresher.handlers.describe import PartitionRegistry
 from services.refresher.handlers.publish import Publisher
 from services.refresher.metrics import RefresherMetrics
-from services.refresher.ports import Holding, Polled
+from services.refresher.ports import Holding, Kept, Polled
 
 _USERS = 5_000
 _POLL = 2_048
@@ -122,9 +120,25 @@ class _Counting:
         """Nothing is held."""
 
 
+class _Parts:
+    """Keeps the newest parts of the one partition."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, bytes] = {}
+
+    def save(self, partition: int, values: Mapping[str, Any], parts: Mapping[str, bytes | None]) -> None:
+        self.parts = {name: self.parts[name] if data is None else data for name, data in parts.items()}
+
+    def load(self, partition: int) -> Iterator[Kept]:
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 def measure(bundle: Bundle, records: int, *, seed: int = 0) -> FoldRate:
     """Fold `records` random attributions on the bundle's own items (popular ones more often)."""
-    values = list(_attributions(bundle, records, np.random.default_rng(seed)))
+    values = [value for _, value in attributions(bundle, records, np.random.default_rng(seed))]
     head = bundle.manifest.head
     shape = QueryShape(
         model_version=bundle.model_version,
@@ -132,19 +146,18 @@ def measure(bundle: Bundle, records: int, *, seed: int = 0) -> FoldRate:
         component_width=head.component_width,
         num_pairs=head.num_pairs if head.is_mixture else 0,
     )
-    with TemporaryDirectory() as folder:
-        return _fold(bundle, values, shape, Path(folder))
+    return _fold(bundle, values, shape)
 
 
-def _fold(bundle: Bundle, values: Sequence[bytes], shape: QueryShape, folder: Path) -> FoldRate:
+def _fold(bundle: Bundle, values: Sequence[bytes], shape: QueryShape) -> FoldRate:
     settings = RefresherSettings(bundle=bundle.path)
     rules = fold_rules(settings, bundle)
-    registry, withdrawn, outbox = PartitionRegistry(), dict[str, bool](), _Counting()
+    registry, withdrawn, outbox, kept = PartitionRegistry(), dict[str, bool](), _Counting(), _Parts()
     log = _BytesLog(shape)
     refresher = Refresher(
         log=log,
         outbox=outbox,
-        checkpoints=CheckpointFiles(folder),
+        checkpoints=kept,
         leases=_OneHolder(),
         rules=rules,
         publisher=Publisher(
@@ -177,16 +190,19 @@ def _fold(bundle: Bundle, values: Sequence[bytes], shape: QueryShape, folder: Pa
         bytes_per_item=float(state.sums.bytes_per_item),
         bytes_per_remembered=float(state.memory.bytes_per_entry),
         bytes_in_all=state.nbytes,
-        checkpoint_bytes=sum(file.stat().st_size for file in folder.glob("*.checkpoint")),
+        checkpoint_bytes=sum(map(len, kept.parts.values())),
     )
 
 
-def _attributions(bundle: Bundle, records: int, rng: np.random.Generator) -> Iterator[bytes]:
+def attributions(
+    bundle: Bundle, records: int, rng: np.random.Generator, *, users: int = _USERS, first: int = 0
+) -> Iterator[tuple[str, bytes]]:
+    """Item and bytes of random attributions; first: the offset of the first one's interaction."""
     head = bundle.manifest.head
     share = bundle.counts + 1.0
     items = rng.choice(bundle.num_items, size=records, p=share / share.sum())
-    users = rng.integers(_USERS, size=records)
-    for number, (item, user) in enumerate(zip(items.tolist(), users.tolist(), strict=True)):
+    owners = rng.integers(users, size=records)
+    for number, (item, user) in enumerate(zip(items.tolist(), owners.tolist(), strict=True), start=first):
         components = rng.normal(size=(head.num_query_components, head.component_width))
         components /= np.linalg.norm(components, axis=1, keepdims=True)
         gate = rng.normal(size=head.num_pairs) if head.is_mixture else np.zeros(0)
@@ -207,4 +223,4 @@ def _attributions(bundle: Bundle, records: int, rng: np.random.Generator) -> Ite
         message.event_time.FromMilliseconds(_START_MS + number)
         message.recorded_time.FromMilliseconds(_START_MS + number)
         value: bytes = message.SerializeToString()
-        yield value
+        yield bundle.item_ids[item], value

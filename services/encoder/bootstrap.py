@@ -138,6 +138,11 @@ def pseudonym_key(settings: EncoderSettings) -> bytes:
     return settings.pseudonym_key.get_secret_value().encode()
 
 
+def earlier_keys(settings: EncoderSettings) -> list[bytes]:
+    """The keys of before."""
+    return [key.encode() for key in settings.earlier_pseudonym_keys.get_secret_value().split()]
+
+
 async def run(settings: EncoderSettings) -> None:
     """Serve and apply the stream until a signal.
 
@@ -175,6 +180,7 @@ async def run(settings: EncoderSettings) -> None:
         model_version=bundle.model_version,
         pseudonym_key=key,
         reader=f"{settings.group_id}:{settings.partitions}",
+        earlier_keys=earlier_keys(settings),
     )
     consumer = Consumer(
         stream=kafka_stream(settings),
@@ -201,7 +207,11 @@ async def run(settings: EncoderSettings) -> None:
     )
 
     describe_user = DescribeUser(
-        reader=reader, vocabulary=vocabulary, pseudonym_key=key, applied_up_to=forgets.applied_up_to
+        reader=reader,
+        vocabulary=vocabulary,
+        pseudonym_key=key,
+        applied_up_to=forgets.applied_up_to,
+        earlier_keys=earlier_keys(settings),
     )
 
     def add_services(server: grpc.aio.Server) -> list[str]:

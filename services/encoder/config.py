@@ -7,6 +7,8 @@ from pydantic import Field, SecretStr, field_validator
 from services.common.config import ProcessSettings
 from services.common.state_store import DEFAULT_MAX_SEEN, DEFAULT_TTL_SECONDS
 
+# So that a user's pseudonyms are no longer together than an id may be.
+MAX_EARLIER_KEYS = 2
 DEVELOPMENT_PSEUDONYM_KEY = "freshet-development"
 MAX_SEEN = 19_000
 
@@ -39,11 +41,14 @@ class EncoderSettings(ProcessSettings):
     max_seen_items: int = Field(
         default=DEFAULT_MAX_SEEN, ge=1, le=MAX_SEEN, validation_alias="FRESHET_ENCODER_MAX_SEEN_ITEMS"
     )
-    # Key of the hash that stands for a user id in attributions. Keep it secret, and keep it: another key makes other
-    # users of them.
+    # Key of the hash that stands for a user id in attributions. Keep it secret. A new one goes here, and the old one to
+    # the earlier keys until `freshet rekey` has run: without it what came under the old one is found no more.
     pseudonym_key: SecretStr = Field(
         default=SecretStr(DEVELOPMENT_PSEUDONYM_KEY), validation_alias="FRESHET_PSEUDONYM_KEY"
     )
+
+    # Earlier keys, two at most, with white space between: a forget reaches what came under them.
+    earlier_pseudonym_keys: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_PSEUDONYM_KEYS_BEFORE")
 
     @field_validator("partitions")
     @classmethod
@@ -56,6 +61,14 @@ class EncoderSettings(ProcessSettings):
     def _key(cls, value: SecretStr) -> SecretStr:
         if not 1 <= len(value.get_secret_value().encode()) <= 64:
             raise ValueError("must be 1-64 bytes")
+        return value
+
+    @field_validator("earlier_pseudonym_keys")
+    @classmethod
+    def _earlier_keys(cls, value: SecretStr) -> SecretStr:
+        keys = value.get_secret_value().split()
+        if len(keys) > MAX_EARLIER_KEYS or any(len(key.encode()) > 64 for key in keys):
+            raise ValueError(f"must be at most {MAX_EARLIER_KEYS} keys of 1-64 bytes, with white space between")
         return value
 
 

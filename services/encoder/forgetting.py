@@ -5,7 +5,7 @@ topic, now, after a second delivery, and in every later rebuild or import. What 
 Kafka nor Redis.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -65,6 +65,11 @@ def check_same_log(forgotten: Forgotten, ends: Mapping[int, int]) -> None:
 def pseudonym_of(user_id: str, key: bytes) -> str:
     """What stands for a user outside the encoder: a keyed hash, 128 bits in hex. key: 1-64 bytes."""
     return blake2b(user_id.encode(), key=key, digest_size=16).hexdigest()
+
+
+def pseudonyms_of(user_id: str, keys: Sequence[bytes]) -> list[str]:
+    """The user's pseudonyms under several keys, in their order."""
+    return [pseudonym_of(user_id, key) for key in keys]
 
 
 def erase(history: UserHistory, up_to: Mapping[int, int]) -> UserHistory:

@@ -15,6 +15,7 @@ from services.common.stream.topics.forgets import FORGETS
 from services.common.stream.topics.index_deltas import INDEX_DELTAS
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.common.stream.topics.items import ITEMS
+from services.common.stream.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS
 from services.common.stream.topics.search_clicks import SEARCH_CLICKS
 
 # Topic -> what of a user it holds after a forget. A topic is here or in `NOTHING_OF_USERS`.
@@ -27,6 +28,8 @@ HOLDS: Mapping[str, str] = {
     INTERACTIONS + SUFFIX: "records of the user that could not be read, with the user id; a forget does not reach them",
     ATTRIBUTIONS + SUFFIX: "unreadable records of the user under a pseudonym; a forget does not reach them",
     SEARCH_CLICKS + SUFFIX: "unreadable searches of the user under a pseudonym; a forget does not reach them",
+    REFRESHER_CHECKPOINTS: "what the refreshers held before the forget, under hashes of a pseudonym; two later "
+    "checkpoints of a partition replace it",
     FORGETS + SUFFIX: "unreadable wishes to forget, with the user id; a forget does not reach them",
 }
 # Nothing writes exposures yet.
@@ -35,7 +38,6 @@ NOTHING_OF_USERS = frozenset({ITEMS, ITEMS + SUFFIX, EXPOSURES})
 _ELSEWHERE = (
     "answers may rest on earlier item states until the refresher's next changes are served, seconds later",
     "the generator takes back what the user's clicks taught it when it reads of the forget; it is not asked for that",
-    "the refreshers' checkpoints of before are replaced by later ones, two for each partition",
     "Redis's append-only file keeps earlier writes until Redis writes it anew",
     "backups, snapshots and exports that were made before hold what they held",
 )

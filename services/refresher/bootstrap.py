@@ -1,7 +1,7 @@
 """Puts the refresher process together: the only module that names concrete adapters."""
 
 import asyncio
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -19,8 +19,10 @@ from services.common.rpc_server import HealthState, serve
 from services.common.stream.reader import TopicReader
 from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.stream.topics.items import ITEMS
+from services.common.stream.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS
 from services.common.tracing import configure_tracing
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
+from services.refresher.adapters.checkpoint_topic import CheckpointTopic
 from services.refresher.adapters.decoding import QueryShape
 from services.refresher.adapters.kafka_log import KafkaLog
 from services.refresher.adapters.kafka_outbox import KafkaOutbox
@@ -43,6 +45,8 @@ _DAY_S = 86_400
 # A publication goes out as one request, which every reader gets in one answer: longer than handing it over takes.
 _LINGER_MS = 50
 _MAX_GATHER_MS = 1_000
+# Of a checkpoint's parts, each a megabyte at most; what the client asks ahead at an end holds the next one up so long.
+_READ_TOGETHER, _PARTS_WAIT_MS = 16 << 20, 10
 _AGAIN_WAIT_MS = 20  # somebody waits for what is read again
 
 
@@ -129,9 +133,22 @@ def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates
     return ContentStates(texts)
 
 
-def checkpoint_folder(settings: RefresherSettings, model_version: str) -> Path:
-    """Where a model's checkpoints lie: two models' never meet."""
-    return settings.checkpoints / model_version
+def checkpoint_topic(settings: RefresherSettings, model_version: str) -> CheckpointTopic:
+    """Where a model's checkpoints lie: in the topic, and, from before, in a folder; two models' never meet."""
+    return CheckpointTopic(
+        TopicReader(
+            settings.kafka_bootstrap,
+            REFRESHER_CHECKPOINTS,
+            group_id=settings.group_id,
+            client_id="freshet-refresher-checkpoints",
+            makes_topics=settings.replicas,
+            window_ms=_PARTS_WAIT_MS,
+            max_partition_bytes=_READ_TOGETHER,
+        ),
+        BulkProducer(settings.kafka_bootstrap, client_id="freshet-refresher-checkpoints"),
+        model_version,
+        files=CheckpointFiles(settings.checkpoints / model_version),
+    )
 
 
 async def run(settings: RefresherSettings) -> None:
@@ -157,7 +174,7 @@ async def run(settings: RefresherSettings) -> None:
     refresher = Refresher(
         log=kafka_log(settings, bundle),
         outbox=KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-refresher", linger_ms=_LINGER_MS)),
-        checkpoints=CheckpointFiles(checkpoint_folder(settings, bundle.model_version)),
+        checkpoints=checkpoint_topic(settings, bundle.model_version),
         leases=RedisLeases(settings.redis_url, model_version=bundle.model_version, lease_ms=settings.lease_ms),
         rules=rules,
         publisher=publisher,
@@ -170,6 +187,7 @@ async def run(settings: RefresherSettings) -> None:
             sweep_s=settings.sweep_seconds,
             snapshot_s=60 * settings.snapshot_minutes,
         ),
+        keeper=ThreadPoolExecutor(1, "checkpoints"),
         on_ready=lambda: health.set_ready(True),
         on_stall=lambda: health.set_ready(False),
     )

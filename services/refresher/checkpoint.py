@@ -1,7 +1,8 @@
-"""A checkpoint as bytes: named arrays and a few plain values under one checksum, so that half of one is never taken.
+"""A checkpoint as bytes: its parts (`squeeze`), and a whole one as a file under one checksum, so that half of one is
+never taken.
 
-Layout: magic, SHA-256 of all that follows, header length, a JSON header (values, and each array's type, shape and
-bounds), the arrays. No pickle. It knows neither files nor what the arrays mean.
+Layout of a file: magic, SHA-256 of all that follows, header length, a JSON header (values, and each array's type, shape
+and bounds), the arrays. No pickle. It knows neither files nor what the arrays mean.
 """
 
 import hashlib
@@ -13,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC = b"FRESHET\x01"
+# The only part of a checkpoint that an earlier version wrote, which was one file.
+OLD_FILE = "file"
 _DTYPES = frozenset(("uint8", "int64", "uint64", "float16", "float32", "float64"))
 _SHA_BYTES = 32
 _PREFIX = len(MAGIC) + _SHA_BYTES
@@ -62,6 +65,64 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         for name, (dtype, shape, begin, end) in header["arrays"].items()
     }
     return header["values"], arrays
+
+
+def to_file(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
+    """All parts of a checkpoint as one file."""
+    return parts.get(OLD_FILE) or pack(values, {name: np.frombuffer(data, np.uint8) for name, data in parts.items()})
+
+
+def from_file(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What `to_file` was given, or an earlier version's file as its only part. Raises: CheckpointError."""
+    values, arrays = unpack(data)
+    if "format" not in values:
+        return values, {OLD_FILE: data}
+    return values, {name: values.tobytes() for name, values in arrays.items()}
+
+
+def squeeze(arrays: Arrays) -> bytes:
+    """Arrays without a checksum, whole numbers in as few bytes as their range, or that of their steps, needs."""
+    where: dict[str, Any] = {}
+    pieces: list[bytes] = []
+    end = 0
+    for name, array in arrays.items():
+        base, first, small = _squeezed(array) if array.dtype == np.int64 and array.ndim == 1 else (0, None, array)
+        data = np.ascontiguousarray(small).tobytes()
+        where[name] = [array.dtype.name, small.dtype.name, list(small.shape), base, first, end, end + len(data)]
+        pieces.append(data)
+        end += len(data)
+    header = json.dumps(where).encode()
+    return b"".join([len(header).to_bytes(8, "little"), header, *pieces])
+
+
+def unsqueeze(data: bytes) -> dict[str, npt.NDArray[Any]]:
+    """The inverse of `squeeze`."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    found: dict[str, npt.NDArray[Any]] = {}
+    for name, (dtype, small, shape, base, first, begin, end) in json.loads(data[8:start]).items():
+        array = np.frombuffer(data, np.uint8, end - begin, start + begin).view(small).reshape(shape)
+        if dtype != small:
+            array = array.astype(dtype)
+            array += base
+            if first is not None:
+                array[0] = first
+                np.cumsum(array, out=array)
+        found[name] = array
+    return found
+
+
+def _squeezed(array: npt.NDArray[np.int64]) -> tuple[int, int | None, npt.NDArray[Any]]:
+    """(base, first value or None, small numbers): the array is base + small, or from the first value on the running sum
+    of that."""
+    best: tuple[int, int | None, npt.NDArray[Any]] = (0, None, array)
+    if not len(array):
+        return best
+    for first, values in ((None, array), (int(array[0]), np.diff(array, prepend=array[:1]))):
+        base, top = int(values.min()), int(values.max())
+        for dtype in (np.uint8, np.uint16, np.uint32):
+            if top - base <= np.iinfo(dtype).max and np.dtype(dtype).itemsize < best[2].dtype.itemsize:
+                best = (base, first, (values - base).astype(dtype))
+    return best
 
 
 def pack_text(words: list[str]) -> npt.NDArray[np.uint8]:

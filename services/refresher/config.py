@@ -13,7 +13,7 @@ class RefresherSettings(ProcessSettings):
     """Variables are named per field; times are milliseconds unless the name says otherwise."""
 
     port: int = Field(default=50054, ge=0, le=65535, validation_alias="FRESHET_REFRESHER_PORT")
-    # Several refreshers of one model share this folder: whoever takes a partition over goes on from its checkpoint.
+    # Read where the topic has no checkpoint: what an earlier version wrote, or `freshet restore` put there.
     checkpoints: Path = Field(default=Path(".freshet/data/refresher"), validation_alias="FRESHET_REFRESHER_CHECKPOINTS")
     group_id: str = Field(default="freshet-refresher", min_length=1, validation_alias="FRESHET_REFRESHER_GROUP")
     # What an interaction's type and value weigh. Another policy is another state: everything is rebuilt.

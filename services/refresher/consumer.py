@@ -8,6 +8,8 @@ module only knows when.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 
 import structlog
@@ -21,6 +23,7 @@ from services.common.turn_clock import TurnClock
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Interaction, Listing
 from services.refresher.domain.rules import Rules
+from services.refresher.handlers.checkpoints import Snapshot
 from services.refresher.handlers.describe import PartitionRegistry
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.handlers.hold import HoldPartition
@@ -74,11 +77,13 @@ class Refresher(Follower):
         registry: PartitionRegistry,
         metrics: RefresherMetrics,
         limits: RefresherLimits,
+        keeper: Executor | None = None,
         on_ready: Callable[[], None] = lambda: None,
         on_stall: Callable[[], None] = lambda: None,
         turns: TurnClock | None = None,
     ) -> None:
-        """`withdrawn` is filled here from topic `items`; `publisher` reads the same one."""
+        """`withdrawn` is filled here from topic `items`; `publisher` reads the same one. keeper: saves checkpoints
+        beside the folding; None: the folding waits."""
         super().__init__(
             "attributions-consumer",
             on_ready=on_ready,
@@ -88,7 +93,9 @@ class Refresher(Follower):
             lag_every_s=limits.house_s,
             turns=turns,
         )
-        self._log, self._outbox, self._leases = log, outbox, leases
+        self._log, self._outbox, self._leases, self._checkpoints = log, outbox, leases, checkpoints
+        self._keeper, self._keeping = keeper, Future[None]()
+        self._keeping.set_result(None)
         self._publisher, self._metrics, self._limits = publisher, metrics, limits
         self._items = rules.items
         self._withdrawn, self._registry = withdrawn, registry
@@ -132,6 +139,7 @@ class Refresher(Follower):
         self._leases.close()
         self._log.close()
         self._outbox.close()
+        self._checkpoints.close()
 
     def turn(self) -> int:
         """Poll, fold, publish. Returns the number of records folded.
@@ -150,6 +158,9 @@ class Refresher(Follower):
         self._rebuilding.clear()
         self._take_listings(polled.listings)
         folded = sum(self._fold_into(number, entries) for number, entries in polled.entries.items())
+        for state in list(self._registry.partitions.values()):
+            if (state.leaving or state.returning) and state.number not in self._rebuilding:
+                self._go_on(state)
         self._in_step = not self._rebuilding
         self._keep_house(idle=not folded)
         self.ready()
@@ -201,6 +212,7 @@ class Refresher(Follower):
             self._let_go(sorted(self._registry.partitions)[-holding.surplus :])
 
     def _take_over(self, number: int, bounds: tuple[int, int]) -> None:
+        started, cpu = time.perf_counter(), time.thread_time()
         state = self._hold.open(number, bounds, self._num_partitions)
         with self._registry.lock:
             self._registry.partitions[number] = state
@@ -216,6 +228,8 @@ class Refresher(Follower):
             term=self._terms[number],
             folded=state.folded_offset,
             end=bounds[1],
+            seconds=round(time.perf_counter() - started, 2),
+            cpu_s=round(time.thread_time() - cpu, 2),
         )
 
     def _let_go(self, numbers: Collection[int]) -> None:
@@ -294,6 +308,14 @@ class Refresher(Follower):
         self._counted_to[number] = max(entries[-1].offset, self._counted_to.get(number, -1))
         return len(entries)
 
+    def _go_on(self, state: Partition) -> None:
+        try:
+            with self._registry.lock:
+                self._fold.go_on(state)
+        except PreconditionFailed as exc:
+            log.error("attributions_lost", partition=state.number, reason=str(exc))
+            self._rebuild(state, "the log has lost records")
+
     def _fold_parts(self, state: Partition, entries: Sequence[Entry]) -> None:
         """Fold entries together, or one by one where a bug was met; poison becomes a dead letter next time."""
         number = state.number
@@ -351,9 +373,9 @@ class Refresher(Follower):
             pause = max(self._limits.publish_s, (done - now) * (1 / self._limits.publish_share - 1))
             self._publish_at = done if left and idle else done + pause
         due = [number for number in self._registry.partitions if now >= self._checkpoint_at[number]]
-        if due:
+        if due and self._keeping.done():
             self._checkpoint_at[due[0]] = now + self._limits.checkpoint_s
-            self._keep(self._registry.partitions[due[0]])
+            self._keep(self._registry.partitions[due[0]], waits=self._keeper is None)
 
     def _publish(self, now: float) -> bool:
         """Publish at most `max_changes`; returns whether some are left."""
@@ -392,8 +414,8 @@ class Refresher(Follower):
                 self._metrics.fresh(max(0, done_ms - recorded_ms) / 1000 for recorded_ms in waited)
         return left
 
-    def _keep(self, state: Partition) -> None:
-        """Save a checkpoint if there is news since the last one."""
+    def _keep(self, state: Partition, *, waits: bool = True) -> None:
+        """Save a checkpoint if there is news since the last one; raises what that raises if it `waits` for it."""
         now = (state.folded_offset, len(state.dirty_items) + len(state.dirty_entries))
         if state.folded_offset < 0 or self._checkpointed.get(state.number) == now:
             return
@@ -401,12 +423,43 @@ class Refresher(Follower):
             # A checkpoint never lies beyond a record whose dead letter is not written.
             self._outbox.publish([], self._unreadable)
             self._unreadable = []
-        started = time.perf_counter()
-        self._hold.keep(state)
-        self._checkpointed[state.number] = now
+        wait_for([self._keeping])
+        started, cpu = time.perf_counter(), time.thread_time()
         with self._registry.lock:
-            self._registry.checkpoints[state.number] = state.folded_offset
-        self._metrics.checkpoint_seconds.observe(time.perf_counter() - started)
+            taken = self._hold.snapshot(state)
+        pause_s, cpu_s = time.perf_counter() - started, time.thread_time() - cpu
+        self._metrics.checkpoint_pause_seconds.observe(pause_s)
+        log.info(
+            "checkpoint_begun",
+            partition=state.number,
+            parts=len(taken.changed),
+            pause_ms=round(1000 * pause_s, 1),
+            cpu_ms=round(1000 * cpu_s, 1),
+        )
+        if waits or self._keeper is None:
+            self._save(state, taken, now)
+        else:
+            self._keeping = self._keeper.submit(self._save_aside, state, taken, now)
+
+    def _save_aside(self, state: Partition, taken: Snapshot, now: tuple[int, int]) -> None:
+        try:
+            self._save(state, taken, now)
+        except Exception as exc:
+            # Nothing is lost but time: what has changed since the last one is still known, and the next one holds it.
+            bug = None if isinstance(exc, FreshetError) else exc
+            log.error("checkpoint_failed", partition=state.number, reason=str(exc), exc_info=bug)
+            self._metrics.failures.labels(type(exc).__name__).inc()
+
+    def _save(self, state: Partition, taken: Snapshot, now: tuple[int, int]) -> None:
+        started = time.perf_counter()
+        self._hold.keep(state, taken)
+        with self._registry.lock:
+            if self._registry.partitions.get(state.number) is state:
+                self._checkpointed[state.number] = now
+                self._registry.checkpoints[state.number] = taken.folded_offset
+        seconds = time.perf_counter() - started
+        self._metrics.checkpoint_seconds.observe(seconds)
+        log.info("checkpoint_kept", partition=state.number, folded=taken.folded_offset, seconds=round(seconds, 2))
 
     def report_lag(self, *, asks: bool) -> None:
         """What is held, and how far its partitions are behind."""

@@ -32,7 +32,10 @@ class RefresherMetrics:
         deltas = figures.counter("freshet_refresher_deltas", "Index deltas published.", "kind")
         self._item_deltas, self._memory_deltas = deltas.labels("item"), deltas.labels("memory")
         self.checkpoint_seconds = figures.histogram(
-            "freshet_refresher_checkpoint_seconds", "Seconds to write a partition's checkpoint."
+            "freshet_refresher_checkpoint_seconds", "Seconds to write a partition's checkpoint, beside the folding."
+        )
+        self.checkpoint_pause_seconds = figures.histogram(
+            "freshet_refresher_checkpoint_pause_seconds", "Seconds that folding waits for a checkpoint to be taken."
         )
         self._folded = figures.gauge("freshet_refresher_folded", "Last folded offset.", "partition")
         self._lag = figures.gauge("freshet_refresher_lag_records", "Records not yet folded.", "partition")

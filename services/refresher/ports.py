@@ -4,9 +4,9 @@ Each port has a real adapter and an in-memory one. All raise the error tree of `
 synchronous: the refresher has a thread of its own.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from services.common.stream.record import DeadLetter
 from services.common.stream.topics.index_deltas import IndexDelta
@@ -63,14 +63,32 @@ class Outbox(Protocol):
         """Give the connections up; the next call makes new ones."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint that is kept. name: for messages. read: its values and parts, whole; raises CheckpointError saying
+    what is wrong where, or DependencyUnavailable. is_base: once read, its parts may be named in `Checkpoints.save`."""
+
+    name: str
+    read: Callable[[], tuple[Mapping[str, Any], Mapping[str, bytes]]]
+    is_base: bool = True
+
+
 class Checkpoints(Protocol):
-    """Where checkpoints are kept."""
+    """Where checkpoints are kept. Methods may be called from several threads."""
 
-    def save(self, partition: int, data: bytes) -> None:
-        """Keep `data` as the newest; the one before stays as the older one."""
+    def save(self, partition: int, values: Mapping[str, Any], parts: Mapping[str, bytes | None]) -> None:
+        """Keep this as the newest; the one before stays as the older one. A part that is None is as it was in what this
+        object saved last, or read last. values: JSON.
 
-    def load(self, partition: int) -> Iterator[tuple[str, bytes]]:
-        """What was saved, newest first, each with a name for messages."""
+        Raises: DependencyUnavailable; Conflict when another one has opened the partition meanwhile: then nothing of
+        what was kept may be named any more.
+        """
+
+    def load(self, partition: int) -> Iterator[Kept]:
+        """Open a partition: whoever had it open cannot save any more. What is kept, newest first."""
+
+    def close(self) -> None:
+        """Give the connections up; the next call makes new ones."""
 
 
 @dataclass(frozen=True, slots=True)

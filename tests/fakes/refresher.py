@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from services.common.errors import PreconditionFailed
+from services.common.errors import Conflict, PreconditionFailed
 from services.common.stream.record import DeadLetter
 from services.common.stream.topics.index_deltas import IndexDelta
+from services.refresher.checkpoint import from_file, to_file
 from services.refresher.domain.records import Entry, Interaction, Listing
-from services.refresher.ports import Holding, Polled
+from services.refresher.ports import Holding, Kept, Polled
 
 
 class MemoryLog:
@@ -100,17 +103,46 @@ class MemoryOutbox:
 
 
 class MemoryCheckpoints:
-    """The two newest of each partition."""
+    """The two newest of each partition, as files. `opened()` is another refresher's, on the same place."""
 
     def __init__(self) -> None:
         self.saved: dict[int, list[bytes]] = {}
+        self._owners: dict[int, object] = {}
+        self._opened: set[int] = set()
+        self._bases: dict[int, Mapping[str, bytes]] = {}
 
-    def save(self, partition: int, data: bytes) -> None:
-        self.saved[partition] = [data, *self.saved.get(partition, [])][:2]
+    def opened(self) -> "MemoryCheckpoints":
+        other = type(self)()
+        other.saved, other._owners = self.saved, self._owners
+        return other
 
-    def load(self, partition: int) -> Iterator[tuple[str, bytes]]:
-        for place, data in enumerate(self.saved.get(partition, [])):
-            yield f"checkpoint {place} of partition {partition}", data
+    def save(self, partition: int, values: Mapping[str, Any], parts: Mapping[str, bytes | None]) -> None:
+        if partition not in self._opened:
+            self._open(partition)
+        if self._owners[partition] is not self:
+            self._opened.discard(partition)
+            raise Conflict(f"another refresher has opened partition {partition}")
+        base = self._bases[partition]
+        whole = {name: base[name] if data is None else data for name, data in parts.items()}
+        self.saved[partition] = [to_file(values, whole), *self.saved.get(partition, [])][:2]
+        self._bases[partition] = whole
+
+    def _open(self, partition: int) -> None:
+        self._owners[partition], self._bases[partition] = self, {}
+        self._opened.add(partition)
+
+    def load(self, partition: int) -> Iterator[Kept]:
+        self._open(partition)
+        for place, data in enumerate(list(self.saved.get(partition, []))):
+            yield Kept(f"checkpoint {place} of partition {partition}", partial(self._read, partition, data))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _read(self, partition: int, data: bytes) -> tuple[Mapping[str, Any], Mapping[str, bytes]]:
+        values, parts = from_file(data)
+        self._bases[partition] = parts
+        return values, parts
 
 
 class LeaseTable:

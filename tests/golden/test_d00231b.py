@@ -64,7 +64,7 @@ from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Undo
 from services.refresher.domain.records import Interaction as Attributed
 from services.refresher.domain.rules import Rules
-from services.refresher.handlers.checkpoints import from_bytes
+from services.refresher.handlers.checkpoints import from_bytes, restore, to_bytes
 from services.refresher.handlers.fold import FoldRecords
 
 HERE = Path(__file__).parent / "d00231b"
@@ -378,13 +378,24 @@ def rules() -> Rules:
     return fold_rules(settings, load_bundle(HERE / "mixture"))
 
 
-def accounts_of(users: Sequence[str], arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[list[list[int]], ...]]:
-    """Each user's positions with their offsets, and up to where they were forgotten: d00231b sorted the users."""
+def assert_accounts(state: Partition, users: Sequence[str], arrays: Mapping[str, np.ndarray]) -> None:
+    """Each user's positions with their offsets, and up to where they were forgotten, as d00231b listed them."""
     ends = np.cumsum(arrays["lengths"])
-    assert ends.size == len(users) == len(set(users))
     counted = np.split(np.stack([arrays["places"], arrays["offsets"]], axis=1), ends[:-1])
-    up_to = arrays["up_to"]
-    return {user: (counted[row].tolist(), up_to[up_to[:, 0] == row][:, 1:].tolist()) for row, user in enumerate(users)}
+    assert len(state.ledger) == len(arrays["places"])
+    for row, user in enumerate(users):
+        assert [[position, state.ledger.offset_of(position)] for position in state.ledger.of_user(user)[0]] == counted[
+            row
+        ].tolist()
+        own = arrays["up_to"][arrays["up_to"][:, 0] == row][:, 1:]
+        assert state.ledger.forgotten_up_to(user) == dict(own.tolist())
+
+
+def attributions_log() -> MemoryLog:
+    log = MemoryLog(PARTITIONS)
+    for partition, entry in decoded_attributions():
+        log.append(partition, entry)
+    return log
 
 
 def assert_folded(state: Partition, expected: Mapping[str, Any]) -> None:
@@ -398,30 +409,42 @@ def assert_folded(state: Partition, expected: Mapping[str, Any]) -> None:
     assert_arrays(state.memory.to_arrays(), expected["memory"])
     assert sorted(state.visible) == expected["visible"]
     ledger = {name: array_of(plain) for name, plain in expected["ledger"].items()}
-    assert accounts_of(state.ledger.users(), state.ledger.to_arrays()) == accounts_of(expected["ledger_users"], ledger)
-    for name in ("undone", "mix"):
-        np.testing.assert_array_equal(state.ledger.to_arrays()[name], ledger[name], err_msg=name)
+    assert_accounts(state, expected["ledger_users"], ledger)
+    assert sorted(state.ledger.undone) == ledger["undone"].tolist()
     parked, arrays = state.pending.to_arrays()
     assert parked == expected["parked_items"]
     assert_arrays(arrays, expected["parked"])
-    assert {item: list(users) for item, users in state.contributor_hashes.items()} == expected["contributors"]
+    behind = {item: state.ledger.of_item(state.item_numbers[item])["users"].tolist() for item in state.sums}
+    assert behind == expected["contributors"]
 
 
 @pytest.mark.parametrize("number", range(PARTITIONS))
 def test_a_refreshers_checkpoint_restores_the_same_sums_memory_and_ledger(number: int, rules: Rules) -> None:
     expected = stored("refresher/folded.json")[str(number)]
-    (found,) = CheckpointFiles(HERE / "refresher").load(number)
-    state = from_bytes(found[1], number, rules, {"new-1"})
+    (kept,) = CheckpointFiles(HERE / "refresher").load(number)
+    state = restore(*kept.read(), number, rules, {"new-1"})
     assert_folded(state, expected)
     assert state.published == expected["published"]
     assert not state.dirty_items
+    again = from_bytes(to_bytes(state), number, rules, {"new-1"})
+    assert_folded(again, expected)
+    # Folded from the same log: an old checkpoint leaves no trace in the digest.
+    log = attributions_log()
+    whole = Partition(number, rules, {"new-1"})
+    FoldRecords(log).fold(whole, log.entries[number])
+    assert again.digest() == whole.digest()
+    # What it holds can be taken out one by one, though it did not say which interaction went to which item.
+    for user in {entry.user for entry in log.entries[number] if isinstance(entry, Attributed)}:
+        log.append(number, Forgetting(0, user, {0: 10**9, 1: 10**9}))
+    for state_ in (again, whole):
+        FoldRecords(log).fold(state_, log.entries[number])
+    assert len(again.sums) == 0
+    assert again.digest() == whole.digest()
 
 
 @pytest.mark.parametrize("number", range(PARTITIONS))
 def test_the_same_attributions_fold_to_the_same_sums(number: int, rules: Rules) -> None:
-    log = MemoryLog(PARTITIONS)
-    for partition, entry in decoded_attributions():
-        log.append(partition, entry)
+    log = attributions_log()
     state = Partition(number, rules, {"new-1"})
     FoldRecords(log).fold(state, log.entries[number])
     assert_folded(state, stored("refresher/folded.json")[str(number)])

@@ -26,6 +26,7 @@ from fakes.refresher import MemoryLog
 from refresher_scene import Running, World, fold_all, make_rules, random_records, readers_view
 
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
+from services.refresher.checkpoint import to_file
 
 LISTED = {"item-12": False, "item-13": False}
 
@@ -56,9 +57,31 @@ class FileOutbox:
         return found
 
 
+class Folder:
+    """Checkpoints as files, written aside and renamed: what a kill may leave of a topic's own is tested there."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._parts = root, {}
+        root.mkdir(exist_ok=True)
+
+    def save(self, partition, values, parts):
+        self._parts = {name: self._parts[name] if data is None else data for name, data in parts.items()}
+        aside, newest = self._root / f".partition-{partition}.aside", self._root / f"partition-{partition}.checkpoint"
+        aside.write_bytes(to_file(values, self._parts))
+        if newest.exists():
+            newest.replace(newest.with_suffix(".older"))
+        aside.replace(newest)
+
+    def load(self, partition):
+        return CheckpointFiles(self._root).load(partition)
+
+    def close(self):
+        """Nothing is held."""
+
+
 def refresher(world: World, folder: Path) -> Running:
     return world.refresher(
-        checkpoints=CheckpointFiles(folder / "checkpoints"),
+        checkpoints=Folder(folder / "checkpoints"),
         outbox=FileOutbox(folder / "deltas"),
         max_changes=5,
         checkpoint_s=0.01,

@@ -238,7 +238,8 @@ def test_killed_inference_server_leaves_neither_process_nor_memory_behind(
     stubs = psutil.Process(pid).children(recursive=True)
     other_stack.kill("inference-server")
     _, alive = psutil.wait_procs(stubs, timeout=5)
-    assert alive == []
+    # Where nobody reaps (a container's first process need not), a zombie stays: it has no memory.
+    assert [stub for stub in alive if stub.is_running() and stub.status() != psutil.STATUS_ZOMBIE] == []
     left = set(Path("/dev/shm").glob("freshet_*")) - others
     assert left
     other_stack.start("inference-server")

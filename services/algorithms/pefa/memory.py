@@ -201,22 +201,37 @@ class QueryMemory:
             digest.update(entry.event_seconds.to_bytes(8, "little", signed=True))
         return digest.hexdigest()
 
+    def held(self) -> list[tuple[int, MemoryEntry]]:
+        """Everything held, the reserve included, each with its hash, in order of the hashes."""
+        return [(number, self._entries[entry_id]) for number, entry_id in self._order]
+
+    @property
+    def bound(self) -> int | None:
+        """The hash below which all that survives is held; None: all of it is."""
+        return self._bound if self._bound < _NO_BOUND else None
+
+    @classmethod
+    def restored(
+        cls,
+        entries: Iterable[MemoryEntry],
+        *,
+        capacity: int,
+        reserve: int,
+        num_components: int,
+        width: int,
+        bound: int | None,
+    ) -> "QueryMemory":
+        """A memory that holds these, with nothing changed since. Raises: ValueError for an entry of another shape."""
+        out = cls(capacity=capacity, reserve=reserve, num_components=num_components, width=width)
+        out.add(entries)
+        out._bound = _NO_BOUND if bound is None else bound
+        out._changed.clear()
+        return out
+
     def to_arrays(self) -> Arrays:
         """Everything held, the reserve and the bound included, for a checkpoint."""
-        entries = [self._entries[entry_id] for _, entry_id in self._order]
-        texts = [
-            text.encode()
-            for entry in entries
-            for text in (entry.entry_id, entry.item_id, entry.interaction_type, entry.user)
-        ]
-        shape = (len(entries), self.num_components, self.width)
-        components = np.stack([entry.components for entry in entries]) if entries else np.empty(shape, np.float16)
         return {
-            "text": np.frombuffer(b"".join(texts), dtype=np.uint8),
-            "text_ends": np.cumsum([len(text) for text in texts], dtype=np.int64),
-            "components": components,
-            "weights": np.array([entry.weight for entry in entries], dtype=np.float64),
-            "event_seconds": np.array([entry.event_seconds for entry in entries], dtype=np.int64),
+            **arrays_of([entry for _, entry in self.held()], self.num_components, self.width),
             "sizes": np.array([self.capacity, self.reserve, self._bound < _NO_BOUND], dtype=np.int64),
             "bound": np.array([self._bound if self._bound < _NO_BOUND else 0], dtype=np.uint64),
         }
@@ -227,39 +242,19 @@ class QueryMemory:
         names = ("text", "text_ends", "components", "weights", "event_seconds", "sizes", "bound")
         if missing := [name for name in names if name not in arrays]:
             raise ValueError(f"arrays hold {sorted(arrays)}; missing: {missing}")
-        components = np.asarray(arrays["components"], dtype=np.float16)
-        weights, seconds = arrays["weights"].tolist(), arrays["event_seconds"].tolist()
-        ends = [0, *arrays["text_ends"].tolist()]
-        text = arrays["text"].tobytes()
-        num = len(weights)
-        if components.ndim != 3 or {len(components), len(seconds)} != {num} or len(ends) != 4 * num + 1:
-            raise ValueError(
-                f"components has shape {components.shape}, with {num} weights, {len(seconds)} times and "
-                f"{len(ends) - 1} texts; expected (n, P_q, d), n, n and 4 n"
-            )
+        entries = entries_of_arrays(arrays)
+        components = arrays["components"]
         if len(arrays["sizes"]) != 3 or len(arrays["bound"]) != 1:
             raise ValueError(f"sizes holds {len(arrays['sizes'])} and bound {len(arrays['bound'])}; expected 3 and 1")
-        if ends[-1] != len(text):
-            raise ValueError(f"text holds {len(text)} bytes; text_ends says {ends[-1]}")
         capacity, reserve, bounded = (int(size) for size in arrays["sizes"].tolist())
-        _, num_components, width = components.shape
-        out = cls(capacity=capacity, reserve=reserve, num_components=num_components, width=width)
-        texts = [text[start:end].decode() for start, end in itertools.pairwise(ends)]
-        out.add(
-            MemoryEntry(
-                entry_id=texts[4 * row],
-                item_id=texts[4 * row + 1],
-                interaction_type=texts[4 * row + 2],
-                user=texts[4 * row + 3],
-                components=components[row],
-                weight=float(weights[row]),
-                event_seconds=int(seconds[row]),
-            )
-            for row in range(num)
+        return cls.restored(
+            entries,
+            capacity=capacity,
+            reserve=reserve,
+            num_components=components.shape[1],
+            width=components.shape[2],
+            bound=int(arrays["bound"].tolist()[0]) if bounded else None,
         )
-        out._bound = int(arrays["bound"].tolist()[0]) if bounded else _NO_BOUND
-        out._changed.clear()
-        return out
 
     def _end_at(self, bound: int) -> None:
         """Entries of equal hash go together, so that "below the bound" says exactly what is held."""
@@ -285,6 +280,53 @@ class QueryMemory:
 
     def _note(self, entry_id: str, before: MemoryEntry | None) -> None:
         self._changed.setdefault(entry_id, before)
+
+
+def arrays_of(entries: Sequence[MemoryEntry], num_components: int, width: int) -> Arrays:
+    """Entries as arrays."""
+    texts = [
+        text.encode()
+        for entry in entries
+        for text in (entry.entry_id, entry.item_id, entry.interaction_type, entry.user)
+    ]
+    shape = (len(entries), num_components, width)
+    components = np.stack([entry.components for entry in entries]) if entries else np.empty(shape, np.float16)
+    return {
+        "text": np.frombuffer(b"".join(texts), dtype=np.uint8),
+        "text_ends": np.cumsum([len(text) for text in texts], dtype=np.int64),
+        "components": components,
+        "weights": np.array([entry.weight for entry in entries], dtype=np.float64),
+        "event_seconds": np.array([entry.event_seconds for entry in entries], dtype=np.int64),
+    }
+
+
+def entries_of_arrays(arrays: Mapping[str, npt.NDArray[np.generic]]) -> list[MemoryEntry]:
+    """The inverse of `arrays_of`. Raises: ValueError for arrays that do not fit each other."""
+    components = np.asarray(arrays["components"], dtype=np.float16)
+    weights, seconds = arrays["weights"].tolist(), arrays["event_seconds"].tolist()
+    ends = [0, *arrays["text_ends"].tolist()]
+    text = arrays["text"].tobytes()
+    num = len(weights)
+    if components.ndim != 3 or {len(components), len(seconds)} != {num} or len(ends) != 4 * num + 1:
+        raise ValueError(
+            f"components has shape {components.shape}, with {num} weights, {len(seconds)} times and "
+            f"{len(ends) - 1} texts; expected (n, P_q, d), n, n and 4 n"
+        )
+    if ends[-1] != len(text):
+        raise ValueError(f"text holds {len(text)} bytes; text_ends says {ends[-1]}")
+    texts = [text[start:end].decode() for start, end in itertools.pairwise(ends)]
+    return [
+        MemoryEntry(
+            entry_id=texts[4 * row],
+            item_id=texts[4 * row + 1],
+            interaction_type=texts[4 * row + 2],
+            user=texts[4 * row + 3],
+            components=components[row],
+            weight=float(weights[row]),
+            event_seconds=int(seconds[row]),
+        )
+        for row in range(num)
+    ]
 
 
 def hash_of(entry_id: str) -> int:

@@ -113,8 +113,11 @@ class QueryFeedback:
         """
         new: dict[SourcePosition, Click] = {}
         for click in clicks:
-            if click.source_position not in self._clicks and not self._is_void(click):
-                new.setdefault(click.source_position, click)
+            known = self._clicks.get(click.source_position)
+            # One that counts under another pseudonym of the same user came again under the one that counts from now on.
+            if (known is None or known.user != click.user) and not self._is_void(click):
+                new[click.source_position] = click
+        self._take_out(new.keys() & self._clicks.keys())
         arriving = list(new.values())
         for start in range(0, len(arriving), _FOLDED):
             # Encoded before anything changes: what cannot be encoded leaves no half of a click.

@@ -10,7 +10,7 @@ Letters: n interactions or items asked for, P_x item components, d component wid
 import bisect
 import hashlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,14 +31,22 @@ _GROWTH = 2
 _FIRST_ROWS = 64
 _ROW_OBJECT_BYTES = 440  # the id, two dictionary entries and the times' array as Python objects, measured 433
 _BYTES_PER_TIME = 8
+_WORD = 1 << 64
+
+
+# Gives the times of an item's interactions, in any order.
+Times = Callable[[str], npt.NDArray[np.int64]]
 
 
 @dataclass(slots=True)
 class _Item:
-    """Where an item's sums lie, by segment, and when its interactions happened, ascending. `hash`: its part of the
+    """Where an item's sums lie, by segment; when the newest of its interactions happened, and a hash of all their
+    times, whatever their order. seconds: those times, ascending, where nobody else keeps them. `hash`: its part of the
     digest as last computed, 0 before."""
 
     rows: dict[int, int] = field(default_factory=dict)
+    last: int = int(np.iinfo(np.int64).min)
+    times_mix: int = 0
     seconds: "array[int]" = field(default_factory=lambda: array("q"))
     hash: int = 0
 
@@ -85,12 +93,17 @@ class _Delta:
 class ItemSums:
     """Fixed-point sums of P_x components of width d by item id. Not for several writers at once."""
 
-    def __init__(self, *, num_components: int, width: int, decay: ForwardDecay | None = None) -> None:
+    def __init__(
+        self, *, num_components: int, width: int, decay: ForwardDecay | None = None, times: Times | None = None
+    ) -> None:
+        """`times`: for who keeps the interactions elsewhere: asked when an item's newest interaction was removed, with
+        that one gone already. None: the times are kept here, 8 bytes each."""
         for name, value in (("num_components", num_components), ("width", width)):
             if value < 1:
                 raise ValueError(f"{name}={value} allowed: at least 1")
         self.num_components, self.width = num_components, width
         self.decay = decay or ForwardDecay()
+        self._times = times
         self._items: dict[str, _Item] = {}
         self._sums = np.zeros((_FIRST_ROWS, num_components, width), dtype=np.int64)
         self._weights = np.zeros(_FIRST_ROWS, dtype=np.int64)
@@ -123,7 +136,8 @@ class ItemSums:
     def nbytes(self) -> int:
         """Bytes of everything held, free rows included."""
         arrays = self._sums.nbytes + self._weights.nbytes + self._counts.nbytes
-        return arrays + self._used * _ROW_OBJECT_BYTES + _BYTES_PER_TIME * self.num_interactions
+        times = 0 if self._times else _BYTES_PER_TIME * self.num_interactions
+        return arrays + self._used * _ROW_OBJECT_BYTES + times
 
     def add(
         self,
@@ -154,7 +168,12 @@ class ItemSums:
         self._counts[delta.rows] += delta.counts
         self._unhashed.update(item_ids)
         for item_id, second in zip(item_ids, seconds.tolist(), strict=True):
-            times = self._items[item_id].seconds
+            item = self._items[item_id]
+            item.last = max(item.last, second)
+            item.times_mix = (item.times_mix + _mix(second)) % _WORD
+            if self._times:
+                continue
+            times = item.seconds
             if not times or second >= times[-1]:  # streams come nearly in order
                 times.append(second)
             else:
@@ -169,7 +188,8 @@ class ItemSums:
     ) -> None:
         """Take n interactions out again, given exactly as they were added. All or nothing.
 
-        Raises: ValueError for shapes that disagree, and for an interaction that is not in here.
+        Raises: ValueError for shapes that disagree, and for an interaction that is not in here (as far as is known:
+        where the times are kept elsewhere, their owner answers for each).
         """
         fixed, seconds = self._checked(item_ids, contributions, weights, event_seconds)
         segments = self.decay.segments(seconds).tolist()
@@ -178,7 +198,11 @@ class ItemSums:
         for position, (item_id, segment, second) in enumerate(zip(item_ids, segments, seconds.tolist(), strict=True)):
             leaving[item_id, second] = leaving.get((item_id, second), 0) + 1
             item = self._items.get(item_id)
-            if item is None or _count(item.seconds, second) < leaving[item_id, second]:
+            if (
+                item is None
+                or segment not in item.rows
+                or (not self._times and _count(item.seconds, second) < leaving[item_id, second])
+            ):
                 raise ValueError(f"item {item_id!r} has no (further) interaction at {second} to remove")
             rows[position] = item.rows[segment]
         delta = _Delta.of(rows, contributions, fixed)
@@ -190,10 +214,26 @@ class ItemSums:
             raise ValueError(f"item {item_id!r}: what is to be removed is not what had been added")
         self._sums[delta.rows], self._weights[delta.rows], self._counts[delta.rows] = sums, total, counts
         self._unhashed.update(item_ids)
+        older: dict[str, None] = {}
         for item_id, second in zip(item_ids, seconds.tolist(), strict=True):
-            times = self._items[item_id].seconds
-            del times[bisect.bisect_left(times, second)]
+            item = self._items[item_id]
+            item.times_mix = (item.times_mix - _mix(second)) % _WORD
+            if second >= item.last:
+                older[item_id] = None
+            if not self._times:
+                del item.seconds[bisect.bisect_left(item.seconds, second)]
         self._release(dict.fromkeys(zip(item_ids, segments, strict=True)))
+        for item_id in older:
+            if item_id in self._items:
+                self._items[item_id].last = int(self._seconds(item_id)[-1])
+
+    def drop(self, item_id: str) -> None:
+        """Forget everything of an item, as if it had never been seen."""
+        rows = self._items[item_id].rows
+        self._counts[list(rows.values())] = 0
+        self._sums[list(rows.values())] = 0
+        self._weights[list(rows.values())] = 0
+        self._release(dict.fromkeys((item_id, segment) for segment in list(rows)))
 
     def of(self, item_ids: Sequence[str]) -> SumsOf:
         """What the sums say of these items (n,), known or not."""
@@ -211,7 +251,7 @@ class ItemSums:
         for position, item in enumerate(found):
             if item is None:
                 continue
-            last[position] = item.seconds[-1]
+            last[position] = item.last
             if len(item.rows) > 1:
                 newest = max(item.rows)
                 for segment in sorted(item.rows):  # one order, so that equal states read equal
@@ -227,6 +267,11 @@ class ItemSums:
         lengths = np.sqrt((sums * sums).sum(axis=2)).sum(axis=1)
         coherence = np.divide(lengths, weights, out=np.zeros(num), where=weights > 0)
         return SumsOf(sums=sums, evidence=weights, coherence=np.minimum(coherence, 1), counts=counts, last_seconds=last)
+
+    def counts(self, item_ids: Sequence[str]) -> list[int]:
+        """Interactions of each of these items, all held here."""
+        counts = self._counts
+        return [sum(int(counts[row]) for row in self._items[item_id].rows.values()) for item_id in item_ids]
 
     def digest(self) -> str:
         """32 hex digits of everything held, whatever the order that it came in.
@@ -248,18 +293,18 @@ class ItemSums:
             if item is not None:
                 before, item.hash = item.hash, self._hash(item_id, item)
                 self._mix += item.hash - before
-                num_bytes -= 8 * (self.num_components * self.width * len(item.rows) + len(item.seconds))
+                num_bytes -= 8 * self.num_components * self.width * len(item.rows)
         return not self._unhashed
 
     def _hash(self, item_id: str, item: _Item) -> int:
         segments = sorted(item.rows)
         rows = [item.rows[segment] for segment in segments]
         encoded = item_id.encode()
-        head = np.array([len(encoded), len(rows), len(item.seconds), *segments], dtype=np.int64)
+        head = np.array([len(encoded), len(rows), item.last, *segments], dtype=np.int64)
         digest = hashlib.blake2b(head.tobytes() + encoded, digest_size=16)
         for values in (self._sums[rows], self._weights[rows], self._counts[rows]):
             digest.update(values.data)
-        digest.update(item.seconds)
+        digest.update(item.times_mix.to_bytes(8, "little"))
         return int.from_bytes(digest.digest(), "little")
 
     def to_arrays(self) -> Arrays:
@@ -273,7 +318,7 @@ class ItemSums:
         items = [self._items[item_id] for item_id in item_ids]
         segments = [sorted(item.rows) for item in items]
         rows = [item.rows[segment] for item, own in zip(items, segments, strict=True) for segment in own]
-        seconds = [np.frombuffer(item.seconds, dtype=np.int64) for item in items]
+        seconds = [self._seconds(item_id) for item_id in item_ids]
         return {
             "id_text": np.frombuffer(b"".join(encoded), dtype=np.uint8),
             "id_ends": np.cumsum([len(text) for text in encoded], dtype=np.int64),
@@ -285,9 +330,50 @@ class ItemSums:
             "seconds": np.concatenate([*seconds, np.empty(0, dtype=np.int64)]),
         }
 
+    def pick(self, item_ids: Sequence[str]) -> Arrays:
+        """Some items, all held here, without their ids and times, for a checkpoint of parts. Copies."""
+        items = [self._items[item_id] for item_id in item_ids]
+        rows = [row for item in items for row in item.rows.values()]
+        return {
+            "num_segments": np.array([len(item.rows) for item in items], dtype=np.int64),
+            "segments": np.array([segment for item in items for segment in item.rows], dtype=np.int64),
+            "sums": self._sums[rows],
+            "weights": self._weights[rows],
+            "counts": self._counts[rows],
+            "last": np.array([item.last for item in items], dtype=np.int64),
+            "times_mix": np.array([item.times_mix for item in items], dtype=np.uint64),
+        }
+
+    def put(self, item_ids: Sequence[str], arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Items that are not held yet, as `pick` gave them. Raises: ValueError for arrays that do not fit."""
+        counts, sums = np.asarray(arrays["counts"], dtype=np.int64), np.asarray(arrays["sums"], dtype=np.int64)
+        own = arrays["num_segments"].tolist()
+        if len({len(counts), len(sums), len(arrays["weights"]), len(arrays["segments"]), sum(own)}) > 1:
+            raise ValueError(f"arrays disagree on the number of rows: {len(counts)} counts, {len(sums)} sums")
+        if (counts < 1).any() or sums.shape[1:] != (self.num_components, self.width):
+            raise ValueError(f"sums has shape {sums.shape}, and counts begin at {counts.min(initial=1)}")
+        start = self._used
+        if start + len(sums) > len(self._sums):
+            self._grow(start + len(sums))
+        self._used += len(sums)
+        into = slice(start, self._used)
+        self._sums[into], self._weights[into], self._counts[into] = sums, arrays["weights"], counts
+        segments, at = arrays["segments"].tolist(), 0
+        for item_id, count, last, mix in zip(
+            item_ids, own, arrays["last"].tolist(), arrays["times_mix"].tolist(), strict=True
+        ):
+            rows = {int(segments[row]): start + row for row in range(at, at + count)}
+            self._items[item_id] = _Item(rows, int(last), int(mix))
+            at += count
+        self._unhashed.update(item_ids)
+
     @classmethod
     def from_arrays(
-        cls, arrays: Mapping[str, npt.NDArray[np.generic]], *, decay: ForwardDecay | None = None
+        cls,
+        arrays: Mapping[str, npt.NDArray[np.generic]],
+        *,
+        decay: ForwardDecay | None = None,
+        times: Times | None = None,
     ) -> "ItemSums":
         """Sums as `to_arrays` gave them. Raises: ValueError naming an array that is missing or does not fit."""
         names = ("id_text", "id_ends", "num_segments", "segments", "sums", "weights", "counts", "seconds")
@@ -296,7 +382,7 @@ class ItemSums:
         sums = np.asarray(arrays["sums"], dtype=np.int64)
         if sums.ndim != 3:
             raise ValueError(f"sums has shape {sums.shape}; expected (rows, P_x, d)")
-        out = cls(num_components=sums.shape[1], width=sums.shape[2], decay=decay)
+        out = cls(num_components=sums.shape[1], width=sums.shape[2], decay=decay, times=times)
         counts = np.asarray(arrays["counts"], dtype=np.int64)
         ends, num_segments = arrays["id_ends"].astype(np.int64), arrays["num_segments"].astype(np.int64)
         sizes = {len(sums), len(counts), len(arrays["weights"]), len(arrays["segments"]), int(num_segments.sum())}
@@ -310,8 +396,11 @@ class ItemSums:
         row = time = start = 0
         for end, own in zip(ends.tolist(), num_segments.tolist(), strict=True):
             number = int(counts[row : row + own].sum())
-            item = _Item({int(segments[at]): at for at in range(row, row + own)})
-            item.seconds.frombytes(np.ascontiguousarray(seconds[time : time + number]).tobytes())
+            happened = seconds[time : time + number].tolist()
+            rows = {int(segments[at]): at for at in range(row, row + own)}
+            item = _Item(rows, max(happened), sum(map(_mix, happened)) % _WORD)
+            if times is None:
+                item.seconds.extend(happened)
             out._items[text[start:end].decode()] = item
             row, time, start = row + own, time + number, end
         out._sums, out._counts = sums.copy(), counts.copy()
@@ -319,6 +408,12 @@ class ItemSums:
         out._used = len(sums)
         out._unhashed.update(out._items)
         return out
+
+    def _seconds(self, item_id: str) -> npt.NDArray[np.int64]:
+        """When an item's interactions happened, ascending."""
+        if self._times:
+            return np.sort(self._times(item_id))
+        return np.frombuffer(self._items[item_id].seconds, dtype=np.int64)
 
     def _checked(
         self,
@@ -357,8 +452,8 @@ class ItemSums:
             item.rows[segment] = row
         return row
 
-    def _grow(self) -> None:
-        size = max(_FIRST_ROWS, _GROWTH * self._used)
+    def _grow(self, least: int = 0) -> None:
+        size = max(_FIRST_ROWS, _GROWTH * self._used, least)
         for name in ("_sums", "_weights", "_counts"):
             old = getattr(self, name)
             new = np.zeros((size, *old.shape[1:]), dtype=np.int64)
@@ -376,6 +471,14 @@ class ItemSums:
                 if not item.rows:
                     self._mix -= item.hash
                     del self._items[item_id]
+
+
+def _mix(second: int) -> int:
+    """64 bits of a time, well mixed (splitmix64): their sum tells multisets apart, in any order."""
+    word = (second + 0x9E3779B97F4A7C15) % _WORD
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % _WORD
+    word = (word ^ word >> 27) * 0x94D049BB133111EB % _WORD
+    return word ^ word >> 31
 
 
 def _count(seconds: "array[int]", second: int) -> int:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 _Checkpoints = Annotated[
     Path | None,
-    typer.Option(envvar="FRESHET_REFRESHER_CHECKPOINTS", help="The refreshers' checkpoints [STATE/data/refresher]."),
+    typer.Option(
+        envvar="FRESHET_REFRESHER_CHECKPOINTS",
+        help="Checkpoints as files, read where the topic has none [STATE/data/refresher].",
+    ),
 ]
 
 
@@ -39,22 +42,41 @@ def backup(
 
     Example:  freshet backup backups/monday
     """
+    from services.algorithms.bundle import BundleError, load_bundle
     from services.cli.backup import BackupError, make_backup
     from services.cli.stack import Stack
+    from services.common.stream.topic import NUM_PARTITIONS
+    from services.refresher.adapters.checkpoint_files import CheckpointFiles
+    from services.refresher.bootstrap import checkpoint_topic
+    from services.refresher.config import RefresherSettings
 
     stack = Stack(state, bundle=bundle)
+    settings = RefresherSettings(
+        bundle=stack.bundle,
+        kafka_bootstrap=stack.kafka_bootstrap,
+        checkpoints=checkpoints or stack.place.state.data("refresher"),
+    )
     epoch, interactions = _applied(stack)
+    ends = _log_ends(stack)
     try:
-        made = make_backup(
-            folder,
-            bundle=stack.bundle,
-            checkpoints=checkpoints or stack.place.state.data("refresher"),
-            interactions=interactions,
-            epoch=epoch,
-        )
-    except BackupError as error:
+        version = load_bundle(stack.bundle, verify=False).model_version
+        kept = checkpoint_topic(settings, version)
+        try:
+            made = make_backup(
+                folder,
+                bundle=stack.bundle,
+                checkpoints=CheckpointFiles(settings.checkpoints / version).load if ends is None else kept.look,
+                partitions=range(NUM_PARTITIONS) if ends is None else ends.keys(),
+                interactions=interactions,
+                epoch=epoch,
+            )
+        finally:
+            kept.close()
+    except (BackupError, BundleError) as error:
         raise CommandError(str(error)) from error
     notes = [] if epoch is not None else ["Redis did not answer: the set says nothing of `interactions`"]
+    if ends is None:
+        notes.append("Kafka did not answer: the set holds none of the checkpoints in its topic")
     if not made.positions.attributions:
         notes.append("there is no checkpoint of this model: the set holds the bundle alone")
     _show(made, notes, as_json=as_json, done="backed up")

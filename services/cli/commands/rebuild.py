@@ -105,7 +105,7 @@ def _compared(report: "RebuildReport", live: Any) -> list[dict[str, Any]]:
     for one in report.partitions:
         other = said.get(one.partition)
         equal = None
-        if other is not None and other.folded_offset == one.folded_offset:
+        if other is not None and other.digest and other.folded_offset == one.folded_offset:
             equal = other.digest == one.digest
         rows.append(
             {

@@ -46,6 +46,7 @@ class TopicReader:
         window_ms: int = 0,
         pause_ms: int = 0,
         max_poll_records: int = 512,
+        max_partition_bytes: int = 1 << 20,
         dead_letters: BulkProducer | None = None,
         connect: Callable[..., KafkaConsumer] = build_consumer,
     ) -> None:
@@ -64,6 +65,7 @@ class TopicReader:
             "partitions": partitions,
             "window_ms": window_ms,
             "max_poll_records": max_poll_records,
+            "max_partition_bytes": max_partition_bytes,
         }
         self._pause_s, self._max_records, self._producer = pause_ms / 1000, max_poll_records, dead_letters
         self._consumer: KafkaConsumer | None = None

@@ -14,6 +14,9 @@ from services.common.stream.times import set_ms
 
 UpTo = Mapping[int, int]
 
+# Between several pseudonyms of one user, where there is one text for them.
+PSEUDONYMS_BETWEEN = ","
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfInteraction:

@@ -1,19 +1,21 @@
 """What is held of a user, here and in the state store: for the preview and the report of a forget."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.common.state_store import UserKeys
+from services.common.stream.retraction import PSEUDONYMS_BETWEEN
 from services.common.validation import validate_id
 from services.encoder.encoding import Vocabulary
-from services.encoder.forgetting import pseudonym_of
+from services.encoder.forgetting import pseudonyms_of
 from services.encoder.ports import UserReader
 
 
 @dataclass(frozen=True, slots=True)
 class UserDescription:
-    """pseudonym: what stands for the user in `attributions`. in_model: training gave the user a component of its own.
-    forgotten_up_to: partition -> offset, as applied by this process; empty: never."""
+    """pseudonym: what stands for the user in `attributions`, under every known key, with `PSEUDONYMS_BETWEEN` them.
+    in_model: training gave the user a component of its own. forgotten_up_to: partition -> offset, as applied by this
+    process; empty: never."""
 
     pseudonym: str
     stored: UserKeys
@@ -29,6 +31,7 @@ class DescribeUser:
     vocabulary: Vocabulary
     pseudonym_key: bytes
     applied_up_to: Callable[[str], Mapping[int, int]]
+    earlier_keys: Sequence[bytes] = ()
 
     async def __call__(self, user_id: str) -> UserDescription:
         """Raises: InvalidRequest; DependencyUnavailable when the state store does not answer."""
@@ -36,7 +39,7 @@ class DescribeUser:
         # Before the store is read: what is said to be applied then shows in what is found.
         forgotten = self.applied_up_to(user_id)
         return UserDescription(
-            pseudonym=pseudonym_of(user_id, self.pseudonym_key),
+            pseudonym=PSEUDONYMS_BETWEEN.join(pseudonyms_of(user_id, (self.pseudonym_key, *self.earlier_keys))),
             stored=await self.reader.read_keys(user_id),
             in_model=user_id in self.vocabulary.user_index,
             forgotten_up_to=forgotten,

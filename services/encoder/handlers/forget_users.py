@@ -21,7 +21,7 @@ from services.common.stream.retraction import ForgetUpTo, Undo, covers
 from services.common.stream.topics.attributions import Attributed
 from services.common.stream.topics.forgets import Forget
 from services.encoder.encoding import cache_key
-from services.encoder.forgetting import ForgetRecord, Forgotten, check_same_log, erase, pseudonym_of
+from services.encoder.forgetting import ForgetRecord, Forgotten, check_same_log, erase, pseudonym_of, pseudonyms_of
 from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
 
 log = structlog.get_logger()
@@ -39,6 +39,8 @@ class ForgetUsers:
     model_version: str
     pseudonym_key: bytes
     reader: str
+    # Keys of before, under which there may be something of users still.
+    earlier_keys: Sequence[bytes] = ()
     _epoch: str = field(default="", init=False)
     # The latest of each user, as compaction keeps them; and what could not be read and is no dead letter yet.
     _latest: dict[str, ForgetRecord] = field(default_factory=dict, init=False)
@@ -91,7 +93,7 @@ class ForgetUsers:
         forgets = [record.forget for record in records if record.forget is not None]
         users = {forget.user_id for forget in forgets}
         histories = self.store.load_users(users, self._epoch)
-        voided = [self._voided(forget) for forget in forgets]
+        voided = [one for forget in forgets for one in self._voided(forget)]
         messages: list[Attributed] = [*voided]
         updates = []
         for user_id in users:
@@ -123,13 +125,17 @@ class ForgetUsers:
             # Its cache is bounded, in memory, and never decides what a state is: no reason to hold a forget up.
             log.warning("encoder_cache_not_dropped", users=len(users), reason=exc.message)
 
-    def _voided(self, forget: Forget) -> ForgetUpTo:
-        return ForgetUpTo(
-            forget_id=forget.forget_id,
-            up_to=forget.up_to,
-            user_pseudonym=pseudonym_of(forget.user_id, self.pseudonym_key),
-            recorded_ms=forget.requested_ms,
-        )
+    def _voided(self, forget: Forget) -> list[ForgetUpTo]:
+        """What goes out of a forget: under each pseudonym that the user ever had."""
+        return [
+            ForgetUpTo(
+                forget_id=forget.forget_id,
+                up_to=forget.up_to,
+                user_pseudonym=pseudonym,
+                recorded_ms=forget.requested_ms,
+            )
+            for pseudonym in pseudonyms_of(forget.user_id, (self.pseudonym_key, *self.earlier_keys))
+        ]
 
     def _tainted(self, user_id: str, rest: UserHistory) -> list[Undo]:
         """Interactions that came while the forget was on its way: the query states that went out with them were made

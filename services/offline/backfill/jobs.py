@@ -18,14 +18,14 @@ from services.encoder.bootstrap import (
     vocabulary_of,
 )
 from services.encoder.config import EncoderSettings
+from services.encoder.forgetting import pseudonym_of
 from services.offline.backfill.bulk_import import BulkImport, ImportReport, Progressed
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.past_interactions import PastInteractions
 from services.offline.backfill.reattribution import POLL_RECORDS, Reattribution, ReattributionReport
 from services.offline.backfill.rebuild import Rebuild, RebuildReport
 from services.offline.datasets import Interactions
-from services.refresher.adapters.checkpoint_files import CheckpointFiles
-from services.refresher.bootstrap import checkpoint_folder, fold_rules, kafka_log
+from services.refresher.bootstrap import checkpoint_topic, fold_rules, kafka_log
 from services.refresher.config import RefresherSettings
 
 if TYPE_CHECKING:
@@ -75,18 +75,22 @@ def run_import(
 
 
 def run_reattribution(
-    settings: EncoderSettings, progress: Callable[[int, int], None] = lambda done, total: None
+    settings: EncoderSettings, progress: Callable[[int, int], None] = lambda done, total: None, *, rekeys: bool = False
 ) -> ReattributionReport:
     """Encode all of `interactions` with the settings' bundle into attributions of its version (blocking).
 
-    Only Kafka must run: the model runs here, and nothing that the live system reads from is touched.
+    rekeys: the bundle is the live one, and what went out under earlier keys goes out again, search clicks too, so that
+    it is the users' under the settings' key. Only Kafka must run: the model runs here, and nothing that the live system
+    reads from is touched.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
     bundle = load_bundle(settings.bundle)
     # Its own group: what it commits says how far this model's attributions went out.
-    mine = settings.model_copy(
-        update={"group_id": f"freshet-attribute-{bundle.model_version}", "max_poll_records": POLL_RECORDS}
-    )
+    group_id = f"freshet-attribute-{bundle.model_version}"
+    if rekeys:
+        # And of this key; the key itself cannot be told from it.
+        group_id = f"freshet-rekey-{bundle.model_version}-{pseudonym_of('', pseudonym_key(settings))[:8]}"
+    mine = settings.model_copy(update={"group_id": group_id, "max_poll_records": POLL_RECORDS})
     every = kafka_stream(mine.model_copy(update={"partitions": ""}))
     forgets = forget_log(mine)
     producer = bulk_producer(settings, "freshet-attribute")
@@ -102,6 +106,7 @@ def run_reattribution(
             pseudonym_key=pseudonym_key(settings),
             new_store=lambda: MemoryStore(max_seen=0),
             progress=progress,
+            writes_clicks=rekeys,
         )
         return job.run()
     finally:
@@ -121,11 +126,12 @@ def run_rebuild(
     """
     bundle = load_bundle(settings.bundle)
     source = kafka_log(settings, bundle)
-    files = CheckpointFiles(checkpoint_folder(settings, bundle.model_version))
+    kept = checkpoint_topic(settings, bundle.model_version)
     try:
-        return Rebuild(log=source, rules=fold_rules(settings, bundle), progress=progress).run(files if keep else None)
+        return Rebuild(log=source, rules=fold_rules(settings, bundle), progress=progress).run(kept if keep else None)
     finally:
         source.close()
+        kept.close()
 
 
 def bulk_producer(settings: EncoderSettings, client_id: str) -> BulkProducer:

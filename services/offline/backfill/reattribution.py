@@ -39,11 +39,11 @@ class ReattributionReport:
 
 
 class _AttributionsOnly:
-    """An outbox that counts, and leaves dead letters and search clicks, which are no model's, to the live consumer: it
-    has written them already."""
+    """An outbox that counts, and leaves dead letters and, unless told otherwise, search clicks (which are no model's)
+    to the live consumer: it has written them already."""
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self, outbox: Outbox, *, writes_clicks: bool) -> None:
+        self._outbox, self._writes_clicks = outbox, writes_clicks
         self.written = 0
 
     def publish(
@@ -52,8 +52,9 @@ class _AttributionsOnly:
         dead_letters: Sequence[DeadLetter],
         clicks: Sequence[ClickRecord] = (),
     ) -> None:
-        if attributions:
-            self._outbox.publish(attributions, ())
+        clicks = clicks if self._writes_clicks else ()
+        if attributions or clicks:
+            self._outbox.publish(attributions, (), clicks)
             self.written += len(attributions)
 
     def close(self) -> None:
@@ -79,10 +80,12 @@ class Reattribution:
         pseudonym_key: bytes,
         new_store: Callable[[], Store],
         progress: Callable[[int, int], None] = lambda done, total: None,
+        writes_clicks: bool = False,
     ) -> None:
+        """writes_clicks: search clicks, too, for who changed the pseudonyms' key."""
         self._open_stream = open_stream
         self._partitions = partitions
-        self._outbox = _AttributionsOnly(outbox)
+        self._outbox = _AttributionsOnly(outbox, writes_clicks=writes_clicks)
         self._forgets = forgets
         self._encoder = encoder
         self._vocabulary = vocabulary

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from services.common.errors import DependencyUnavailable
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.rules import Rules
-from services.refresher.handlers.checkpoints import to_bytes
+from services.refresher.handlers.checkpoints import snapshot
 from services.refresher.handlers.fold import FoldRecords
 from services.refresher.ports import Checkpoints, Log
 
@@ -71,7 +71,8 @@ class Rebuild:
         if checkpoints is not None:
             for state in states.values():
                 if state.folded_offset >= 0:
-                    checkpoints.save(state.number, to_bytes(state))
+                    whole = snapshot(state, {})
+                    checkpoints.save(state.number, whole.values, whole.parts())
         return RebuildReport(
             model_version=self._rules.items.model_version,
             policy=self._rules.text,
@@ -96,6 +97,9 @@ class Rebuild:
                 heard = time.monotonic()
             if time.monotonic() - heard > _SILENCE_S:
                 raise DependencyUnavailable(f"the log fell silent after {done} of {total} records")
+        for state in states.values():
+            while state.leaving or state.returning:
+                fold.go_on(state)
         self._progress(total, total)
 
 

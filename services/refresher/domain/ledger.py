@@ -1,22 +1,44 @@
-"""Who contributed what: for each user, the interactions that count, and up to where nothing counts any more.
+"""Who contributed what: every interaction that counts, and up to where users were forgotten.
 
 It is what makes folding exactly-once (a source position is folded once), forgetting exact (it names the attributions
-to read again and subtract), and a later rebuild equal. 16 bytes per interaction: per user two sorted arrays, positions
-and the offsets of their attributions. It knows positions and users, not items.
+to read again and subtract), and a later rebuild equal. Rows lie in blocks of arrays in the order in which they came,
+36 bytes each, and a row that counts no more is blanked: so a checkpoint takes the blocks that changed and copies
+nothing, and no call looks at users one by one. It knows positions, users (64 bits of their pseudonyms' hashes) and
+items' numbers.
+
+Letters: n rows.
 """
 
-import hashlib
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from services.common.stream.position import unpack_position
-from services.common.stream.retraction import is_covered
-from services.refresher.domain.records import IntArray
+from services.common.stream.position import MAX_OFFSET, unpack_position
+from services.common.stream.retraction import furthest, is_covered
+from services.refresher.domain.records import IntArray, hash_text
+
+Rows = Mapping[str, npt.NDArray[np.generic]]
+
+BLOCK_ROWS = 1 << 15
+NO_ITEM = 0xFFFFFFFF
+UNDONE_CHUNK = 1 << 16
+FORGOTTEN_SHARDS = 64
+_BLANK = -1
+# Blocks whose positions are kept sorted beside them, for duplicates of long ago: 12 bytes a row.
+_SORTED_BLOCKS = 32
+_DTYPES: dict[str, npt.DTypeLike] = {
+    "users": np.dtype(np.uint64),
+    "positions": np.dtype(np.int64),
+    "offsets": np.dtype(np.int64),
+    "items": np.dtype(np.uint32),
+    "seconds": np.dtype(np.int64),
+}
+_ROW_BYTES = 36
 
 
 class Standing(Enum):
@@ -28,23 +50,95 @@ class Standing(Enum):
 
 
 @dataclass(slots=True)
-class _Account:
-    """One user: positions ascending, the attribution's offset beside each; up_to: forgotten so far, per partition."""
+class Block:
+    """Up to `BLOCK_ROWS` rows. positions: packed, -1 in a blank row; items: NO_ITEM where the sums hold nothing of it.
 
-    positions: "array[int]" = field(default_factory=lambda: array("q"))
-    offsets: "array[int]" = field(default_factory=lambda: array("q"))
-    up_to: dict[int, int] = field(default_factory=dict)
+    changes: counts what was changed in rows that were there before. is_shared: a checkpoint reads the arrays.
+    """
+
+    users: npt.NDArray[np.uint64]
+    positions: IntArray
+    offsets: IntArray
+    items: npt.NDArray[np.uint32]
+    seconds: IntArray
+    count: int = 0
+    changes: int = 0
+    is_shared: bool = False
+    low: int = MAX_OFFSET
+    high: int = -1
+
+    @classmethod
+    def empty(cls) -> "Block":
+        return cls.of({name: np.empty(BLOCK_ROWS, dtype) for name, dtype in _DTYPES.items()})
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> "Block":
+        """A block that has these arrays, each of `BLOCK_ROWS`."""
+        users, positions, offsets, items, seconds = (
+            np.ascontiguousarray(arrays[name], dtype) for name, dtype in _DTYPES.items()
+        )
+        return cls(users, positions, offsets, items, seconds)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one whenever the content is."""
+        return self.count, self.changes
+
+    def rows(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Views of the rows that are there."""
+        return {name: getattr(self, name)[: self.count] for name in _DTYPES}
+
+    def write(
+        self, row: int, *, user: int | None = None, item: int = NO_ITEM, second: int = 0, is_blank: bool = False
+    ) -> None:
+        """Change a row, or blank it."""
+        if self.is_shared:
+            for name in _DTYPES:
+                setattr(self, name, getattr(self, name).copy())
+            self.is_shared = False
+        if is_blank:
+            self.positions[row], user = _BLANK, 0
+        if user is not None:
+            self.users[row] = user
+        self.items[row], self.seconds[row] = item, second
+        self.changes += 1
+
+
+@dataclass(slots=True)
+class _Mix:
+    """The sum of a hash of every row, so that a digest needs no order."""
+
+    words: list[int] = field(default_factory=lambda: [0, 0])
+
+    def add(self, users: npt.NDArray[np.uint64], first: IntArray, second: IntArray, sign: int = 1) -> None:
+        with np.errstate(over="ignore"):
+            word = _splitmix(_splitmix(users) + first.astype(np.uint64))
+            word = _splitmix(word + second.astype(np.uint64))
+            sums = (int(word.sum(dtype=np.uint64)), int(_splitmix(word).sum(dtype=np.uint64)))
+        self.words = [(have + sign * more) % (1 << 64) for have, more in zip(self.words, sums, strict=True)]
+
+    def add_one(self, user: int, first: int, second: int, sign: int = 1) -> None:
+        self.add(np.array([user], np.uint64), np.array([first]), np.array([second]), sign)
 
 
 class Ledger:
-    """The accounts of one partition of `attributions`."""
+    """The rows of one partition of `attributions`."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, _Account] = {}
+        self.blocks: list[Block] = []
+        self.forgotten_versions = [0] * FORGOTTEN_SHARDS
+        self._forgotten: list[dict[str, Mapping[int, int]]] = [{} for _ in range(FORGOTTEN_SHARDS)]
+        self.undone: array[int] = array("q")
         self._undone: set[int] = set()
         self._num_positions = 0
-        # The sum of a hash of everything in here, so that a digest costs nothing and needs no order.
-        self._mix = 0
+        # Rows of the last block by position, and the newest position of each partition of `interactions`: most of what
+        # comes is newer.
+        self._tail: dict[int, int] = {}
+        self._newest: dict[int, int] = {}
+        self._sorted: dict[int, tuple[IntArray, IntArray]] = {}
+        self._mix = _Mix()
+        # Rows of the last block that are in the mix.
+        self._mixed = 0
 
     def __len__(self) -> int:
         """Interactions that count."""
@@ -52,172 +146,305 @@ class Ledger:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the positions and offsets, and of the undone positions, without the users' names and objects."""
-        return 16 * self._num_positions + 8 * len(self._undone)
+        """Bytes of the rows, blank ones included, and of the undone positions, without the forgotten users."""
+        return _ROW_BYTES * BLOCK_ROWS * len(self.blocks) + 8 * len(self._undone)
 
     def standing(self, user: str, position: int) -> Standing:
-        """What `position` of `user` is. Cost: O(log n) of the user's interactions."""
+        """What `position` of `user` is. Cost: constant for a new one, else O(blocks) and a binary search."""
         if position in self._undone:
             return Standing.VOID
-        account = self._accounts.get(user)
-        if account is None:
-            return Standing.NEW
-        if account.up_to and is_covered(account.up_to, *unpack_position(position)):
+        up_to = self._forgotten[hash_text(user) % FORGOTTEN_SHARDS].get(user)
+        if up_to and is_covered(up_to, *unpack_position(position)):
             return Standing.VOID
-        return Standing.COUNTED if _find(account, position) is not None else Standing.NEW
+        return Standing.NEW if self._find(position) is None else Standing.COUNTED
 
-    def add(self, user: str, position: int, offset: int) -> None:
-        """Count a position that stands as NEW; its attribution lies at `offset`."""
-        account = self._accounts.get(user)
-        if account is None:
-            account = self._accounts[user] = _Account()
-        positions = account.positions
-        if not positions or position > positions[-1]:
-            positions.append(position)
-            account.offsets.append(offset)
-        else:
-            at = bisect_left(positions, position)
-            positions.insert(at, position)
-            account.offsets.insert(at, offset)
+    def add(self, user: str, position: int, offset: int, item: int = NO_ITEM, second: int = 0) -> None:
+        """Count a position that stands as NEW; its attribution lies at `offset`. item, second: of the sums."""
+        self._append(hash_text(user), position, offset, item, second)
         self._num_positions += 1
-        self._mix += _hash(user, position, offset)
+        source, at = unpack_position(position)
+        block = self.blocks[-1]
+        block.low, block.high = min(block.low, at), max(block.high, at)
+        self._tail[position] = block.count - 1
+        if position > self._newest.get(source, -1):
+            self._newest[source] = position
 
-    def offset_of(self, user: str, position: int) -> int | None:
+    def settle(self, position: int, item: int, second: int) -> None:
+        """The sums hold a counted position from now on."""
+        block, row = self._at(position)
+        block.write(row, item=item, second=second)
+
+    def offset_of(self, position: int) -> int | None:
         """Where the attribution of a counted position lies; None when it does not count."""
-        account = self._accounts.get(user)
-        at = None if account is None else _find(account, position)
-        return None if account is None or at is None else account.offsets[at]
+        found = self._find(position)
+        return None if found is None else int(self.blocks[found[0]].offsets[found[1]])
 
-    def undo(self, user: str, position: int) -> None:
-        """Void a position, whether it came already or comes later."""
+    def undo(self, position: int) -> None:
+        """Void a position that does not count, whether it did or comes later."""
         if position not in self._undone:
             self._undone.add(position)
-            self._mix += _hash("", position, 0)
-        account = self._accounts.get(user)
-        at = None if account is None else _find(account, position)
-        if account is not None and at is not None:
-            self._mix -= _hash(user, position, account.offsets[at])
-            del account.positions[at], account.offsets[at]
-            self._num_positions -= 1
-            self._drop_if_empty(user, account)
+            self.undone.append(position)
+            self._mix.add_one(0, position, 0)
+
+    def user_of(self, position: int) -> int:
+        """The hash of the user of a counted position."""
+        block, row = self._at(position)
+        return int(block.users[row])
+
+    def release(self, item: int, first: int) -> tuple[int, list[int]]:
+        """The sums hold nothing of an item any more: strike what lies below the offset `first`, which is not to be read
+        again. Returns how many those were, and the offsets of the others, which go on counting."""
+        rows, left = self.of_item(item), []
+        lost = int((rows["positions"] == _BLANK).sum())
+        for position, offset in zip(rows["positions"].tolist(), rows["offsets"].tolist(), strict=True):
+            if position != _BLANK and offset < first:
+                self.strike(position)
+                lost += 1
+            elif position != _BLANK:
+                self.settle(position, NO_ITEM, 0)
+                left.append(offset)
+        for block in self.blocks:
+            for row in np.flatnonzero(block.items[: block.count] == item).tolist():
+                block.write(row, is_blank=True)
+        return lost, left
 
     def covered(self, user: str, up_to: Mapping[int, int]) -> list[tuple[int, int]]:
         """(position, attribution offset) of what counts and lies at or below these offsets of its partition."""
-        account = self._accounts.get(user)
-        if account is None:
-            return []
         return [
             (position, offset)
-            for position, offset in zip(account.positions, account.offsets, strict=True)
-            if is_covered(up_to, *unpack_position(position))
+            for position, offset, _ in self._rows_of(user)
+            if position >= 0 and is_covered(up_to, *unpack_position(position))
         ]
 
+    def give(self, position: int, user: str) -> int:
+        """A counted position is this user's from now on: a pseudonym of the same person made with another key. Returns
+        the hash of whose it was."""
+        number, row = self._find_or_raise(position)
+        block, after = self.blocks[number], hash_text(user)
+        before = int(block.users[row])
+        if before != after:
+            if number < len(self.blocks) - 1 or row < self._mixed:
+                self._mix.add_one(before, position, int(block.offsets[row]), -1)
+                self._mix.add_one(after, position, int(block.offsets[row]))
+            block.write(row, user=after, item=int(block.items[row]), second=int(block.seconds[row]))
+        return before
+
+    def strike(self, position: int) -> tuple[int, int]:
+        """Blank a counted position's row; returns its user's hash, and its item as `add` or `settle` gave it."""
+        number, row = self._find_or_raise(position)
+        block = self.blocks[number]
+        user, item = int(block.users[row]), int(block.items[row])
+        if number < len(self.blocks) - 1 or row < self._mixed:
+            self._mix.add_one(user, position, int(block.offsets[row]), -1)
+        block.write(row, is_blank=True)
+        self._tail.pop(position, None)
+        self._num_positions -= 1
+        return user, item
+
     def forget(self, user: str, up_to: Mapping[int, int]) -> None:
-        """Void everything of a user at or below these offsets, now and later."""
-        account = self._accounts.setdefault(user, _Account())
-        for partition, offset in up_to.items():
-            before = account.up_to.get(partition)
-            if before is None or offset > before:
-                account.up_to[partition] = offset
-                self._mix += _hash(user, -partition, offset) - (
-                    0 if before is None else _hash(user, -partition, before)
-                )
-        for position, offset in self.covered(user, up_to):
-            self._mix -= _hash(user, position, offset)
-        kept = [
-            (position, offset)
-            for position, offset in zip(account.positions, account.offsets, strict=True)
-            if not is_covered(up_to, *unpack_position(position))
-        ]
-        self._num_positions -= len(account.positions) - len(kept)
-        account.positions = array("q", [position for position, _ in kept])
-        account.offsets = array("q", [offset for _, offset in kept])
-        self._drop_if_empty(user, account)
+        """Void what comes later of a user at or below these offsets; what counts already is struck by the caller."""
+        shard = hash_text(user) % FORGOTTEN_SHARDS
+        before = self._forgotten[shard].get(user, {})
+        after = furthest(before, up_to)
+        for sign, places in ((-1, before), (1, after)):
+            for partition, offset in places.items():
+                self._mix.add_one(hash_text(user), -partition - 2, offset, sign)
+        self._forgotten[shard][user] = after
+        self.forgotten_versions[shard] += 1
 
     def forgotten_up_to(self, user: str) -> dict[int, int]:
         """Up to where the user was forgotten, per partition of `interactions`; empty: never."""
-        account = self._accounts.get(user)
-        return {} if account is None else dict(account.up_to)
+        return dict(self._forgotten[hash_text(user) % FORGOTTEN_SHARDS].get(user, {}))
 
-    def positions(self, user: str) -> list[int]:
-        """The user's positions that count."""
-        account = self._accounts.get(user)
-        return [] if account is None else account.positions.tolist()
+    def of_user(self, user: str) -> tuple[list[int], set[int]]:
+        """The user's positions that count, ascending, and the items whose sums hold something of the user."""
+        rows = list(self._rows_of(user))
+        return sorted(position for position, _, _ in rows if position >= 0), {item for _, _, item in rows} - {NO_ITEM}
+
+    def of_item(self, item: int) -> dict[str, npt.NDArray[np.generic]]:
+        """The rows that the sums of an item hold, in the order in which they came. Cost: O(n)."""
+        parts = [
+            {name: values[rows] for name, values in block.rows().items()}
+            for block in self.blocks
+            if len(rows := np.flatnonzero(block.items[: block.count] == item))
+        ]
+        return {
+            name: np.concatenate([np.empty(0, dtype), *(part[name] for part in parts)])
+            for name, dtype in _DTYPES.items()
+        }
 
     def counted(self) -> tuple[IntArray, IntArray]:
-        """Every position that counts with its attribution's offset, both (n,), in no particular order."""
-        positions, offsets = array("q"), array("q")
-        for account in self._accounts.values():
-            positions += account.positions
-            offsets += account.offsets
-        return np.frombuffer(positions, np.int64), np.frombuffer(offsets, np.int64)
+        """Every position that counts with its attribution's offset, both (n,), in the order in which they came."""
+        positions = np.concatenate([np.empty(0, np.int64), *(block.positions[: block.count] for block in self.blocks)])
+        offsets = np.concatenate([np.empty(0, np.int64), *(block.offsets[: block.count] for block in self.blocks)])
+        return positions[positions >= 0], offsets[positions >= 0]
 
     def digest(self) -> bytes:
         """16 bytes of the content, whatever the order in which it came."""
-        return (self._mix % (1 << 128)).to_bytes(16, "little")
+        self._mix_tail()
+        return b"".join(word.to_bytes(8, "little") for word in self._mix.words)
 
-    def to_arrays(self) -> dict[str, IntArray]:
-        """The content as arrays, users in the order of `users`: `from_arrays` is the inverse.
+    # Old checkpoints told of users and of items apart.
 
-        Nothing is sorted: one call over a million names would hold the interpreter, and with it the lease's thread.
-        """
-        accounts = list(self._accounts.values())
-        positions, offsets = array("q"), array("q")
-        for account in accounts:
-            positions += account.positions
-            offsets += account.offsets
-        up_to = [(row, p, o) for row, account in enumerate(accounts) for p, o in sorted(account.up_to.items())]
-        return {
-            "lengths": np.array([len(account.positions) for account in accounts], np.int64),
-            "places": np.frombuffer(positions, np.int64),
-            "offsets": np.frombuffer(offsets, np.int64),
-            "up_to": np.array(up_to, np.int64).reshape(-1, 3),
-            "undone": np.array(sorted(self._undone), np.int64),
-            "mix": np.frombuffer(self.digest(), np.int64),
-        }
+    def add_contribution(self, user: int, item: int, second: int) -> None:
+        """A row of the sums whose position is not known: `user` gave something to `item`, something was at `second`."""
+        self._append(user, _BLANK, 0, item, second)
 
-    def users(self) -> list[str]:
-        """The users' pseudonyms, in the order in which they came."""
-        return list(self._accounts)
+    def strike_contribution(self, user: str, item: int, second: int) -> bool:
+        """Take one of these rows out: the user's, and the second of whichever had it. False: there is none."""
+        mark, own, other = np.uint64(hash_text(user)), None, None
+        for block in self.blocks:
+            rows = np.flatnonzero((block.items[: block.count] == item) & (block.positions[: block.count] == _BLANK))
+            for row in rows.tolist():
+                if own is None and block.users[row] == mark:
+                    own = (block, row)
+                if other is None and block.seconds[row] == second:
+                    other = (block, row)
+        if own is None or other is None:
+            return False
+        block, row = other
+        block.write(row, item=item, second=int(own[0].seconds[own[1]]))
+        own[0].write(own[1], is_blank=True)
+        return True
+
+    def contributed(self, user: int) -> set[int]:
+        """The items of these rows that a user (by hash) has."""
+        found: set[int] = set()
+        for block in self.blocks:
+            rows = (block.users[: block.count] == np.uint64(user)) & (block.positions[: block.count] == _BLANK)
+            found |= set(block.items[: block.count][rows].tolist())
+        return found - {NO_ITEM}
+
+    # To a checkpoint and back.
+
+    def forgotten(self, shard: int) -> dict[str, Mapping[int, int]]:
+        """One shard's users and up to where each is forgotten; a copy."""
+        return dict(self._forgotten[shard])
+
+    def share(self, number: int) -> dict[str, npt.NDArray[np.generic]]:
+        """Views of a block's rows for whoever reads them later: what is changed in them is changed in a copy."""
+        self.blocks[number].is_shared = True
+        return self.blocks[number].rows()
+
+    def mix(self) -> list[int]:
+        """What `restored` takes."""
+        self._mix_tail()
+        return list(self._mix.words)
 
     @classmethod
-    def from_arrays(cls, users: Iterable[str], arrays: Mapping[str, IntArray]) -> "Ledger":
-        """Raises: ValueError when the arrays do not fit each other."""
+    def restored(
+        cls,
+        blocks: Sequence[Rows],
+        undone: IntArray,
+        forgotten: Sequence[Mapping[str, Mapping[int, int]]],
+        mix: Sequence[int],
+        newest: Mapping[int, int],
+    ) -> "Ledger":
+        """The ledger whose parts these are. Raises: ValueError when they do not fit each other."""
         ledger = cls()
-        pieces = _pieces(arrays["lengths"], arrays["places"], arrays["offsets"])
-        for user, (positions, offsets) in zip(users, pieces, strict=True):
-            ledger._accounts[user] = _Account(positions=array("q", positions), offsets=array("q", offsets))
-        accounts = list(ledger._accounts.values())
-        for row, partition, offset in arrays["up_to"].tolist():
-            accounts[row].up_to[partition] = offset
-        ledger._undone = set(arrays["undone"].tolist())
-        ledger._num_positions = len(arrays["places"])
-        ledger._mix = int.from_bytes(np.asarray(arrays["mix"], np.int64).tobytes(), "little")
+        for number, rows in enumerate(blocks):
+            count = len(rows["positions"])
+            if not 0 < count <= BLOCK_ROWS or (count < BLOCK_ROWS and number < len(blocks) - 1):
+                raise ValueError(f"block {number} of {len(blocks)} has {count} rows")
+            if count == BLOCK_ROWS:
+                block = Block.of(rows)
+            else:
+                block = Block.empty()
+                for name in _DTYPES:
+                    getattr(block, name)[:count] = rows[name]
+            alive = block.positions[:count] >= 0
+            ledger._num_positions += int(alive.sum())
+            at = block.positions[:count][alive] & MAX_OFFSET
+            block.count, block.low, block.high = count, int(at.min(initial=MAX_OFFSET)), int(at.max(initial=-1))
+            ledger.blocks.append(block)
+        if ledger.blocks:
+            tail = ledger.blocks[-1]
+            ledger._mixed = tail.count
+            rows_by = enumerate(tail.positions[: tail.count].tolist())
+            ledger._tail = {position: row for row, position in rows_by if position >= 0}
+        ledger.undone, ledger._undone = array("q", undone.tolist()), set(undone.tolist())
+        for shard, users in enumerate(forgotten):
+            ledger._forgotten[shard], ledger.forgotten_versions[shard] = dict(users), int(bool(users))
+        ledger._mix.words, ledger._newest = list(mix), dict(newest)
         return ledger
 
-    def _drop_if_empty(self, user: str, account: _Account) -> None:
-        if not account.positions and not account.up_to:
-            del self._accounts[user]
+    @property
+    def newest(self) -> Mapping[int, int]:
+        """The newest position of each partition of `interactions` that ever counted."""
+        return self._newest
+
+    def _append(self, user: int, position: int, offset: int, item: int, second: int) -> None:
+        if not self.blocks or self.blocks[-1].count == BLOCK_ROWS:
+            self._mix_tail()
+            self.blocks.append(Block.empty())
+            self._tail, self._mixed = {}, 0
+        block = self.blocks[-1]
+        row = block.count
+        block.users[row], block.positions[row], block.offsets[row] = user, position, offset
+        block.items[row], block.seconds[row] = item, second
+        block.count = row + 1
+
+    def _mix_tail(self) -> None:
+        if self.blocks:
+            block = self.blocks[-1]
+            new = slice(self._mixed, block.count)
+            alive = block.positions[new] >= 0
+            self._mix.add(block.users[new][alive], block.positions[new][alive], block.offsets[new][alive])
+            self._mixed = block.count
+
+    def _rows_of(self, user: str) -> Iterator[tuple[int, int, int]]:
+        """(position, offset, item) of every row of a user."""
+        mark = np.uint64(hash_text(user))
+        for block in self.blocks:
+            rows = np.flatnonzero(block.users[: block.count] == mark)
+            if len(rows):
+                yield from zip(
+                    block.positions[rows].tolist(),
+                    block.offsets[rows].tolist(),
+                    block.items[rows].tolist(),
+                    strict=True,
+                )
+
+    def _at(self, position: int) -> tuple[Block, int]:
+        number, row = self._find_or_raise(position)
+        return self.blocks[number], row
+
+    def _find_or_raise(self, position: int) -> tuple[int, int]:
+        found = self._find(position)
+        if found is None:
+            raise ValueError(f"position {unpack_position(position)} does not count")
+        return found
+
+    def _find(self, position: int) -> tuple[int, int] | None:
+        """Block and row of a counted position."""
+        source, at = unpack_position(position)
+        if position > self._newest.get(source, -1):
+            return None
+        row = self._tail.get(position)
+        if row is not None:
+            return len(self.blocks) - 1, row
+        for number, block in enumerate(self.blocks[:-1]):
+            if block.low <= at <= block.high:
+                order, positions = self._sorted_block(number)
+                first, end = np.searchsorted(positions, position), np.searchsorted(positions, position, "right")
+                for row in order[first:end].tolist():
+                    if block.positions[row] == position:
+                        return number, row
+        return None
+
+    def _sorted_block(self, number: int) -> tuple[IntArray, IntArray]:
+        found = self._sorted.get(number)
+        if found is None:
+            if len(self._sorted) >= _SORTED_BLOCKS:
+                del self._sorted[next(iter(self._sorted))]
+            positions = self.blocks[number].positions
+            order = np.argsort(positions, kind="stable")
+            found = self._sorted[number] = (order, positions[order])
+        return found
 
 
-def _pieces(lengths: IntArray, positions: IntArray, offsets: IntArray) -> Iterator[tuple[list[int], list[int]]]:
-    ends = np.cumsum(lengths)
-    if (
-        len(positions) != len(offsets)
-        or (len(ends) and ends[-1] != len(positions))
-        or (not len(ends) and len(positions))
-    ):
-        raise ValueError(
-            f"ledger holds {len(positions)} positions, {len(offsets)} offsets; lengths sum to {lengths.sum()}"
-        )
-    for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=False):
-        yield positions[start:end].tolist(), offsets[start:end].tolist()
-
-
-def _hash(user: str, position: int, offset: int) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{user}\0{position}\0{offset}".encode(), digest_size=16).digest(), "little")
-
-
-def _find(account: _Account, position: int) -> int | None:
-    at = bisect_left(account.positions, position)
-    return at if at < len(account.positions) and account.positions[at] == position else None
+def _splitmix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return words ^ words >> np.uint64(31)

@@ -9,7 +9,7 @@ waits for anything.
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from zlib import crc32
@@ -23,7 +23,7 @@ from services.algorithms.pefa.share_choice import new_item_share_from_sums
 from services.algorithms.pefa.sums import ItemSums
 from services.algorithms.states import QueryStates
 from services.common.stream.position import unpack_position
-from services.refresher.domain.ledger import Ledger, Standing
+from services.refresher.domain.ledger import NO_ITEM, Ledger, Standing
 from services.refresher.domain.pending import Pending
 from services.refresher.domain.records import Interaction, hash_text
 from services.refresher.domain.rules import Rules
@@ -33,9 +33,8 @@ _ROWS = 1024
 # What is asked how long new items may become: so many items, of so many interactions each.
 _JUDGED = 1000
 _WELL_USED = 20
-# From so many users on an array is looked through by NumPy.
-_MANY = 64
-_NOBODY = array("Q")
+# Items whose sums are one part of a checkpoint, written again when one of them has changed.
+SHARD_ITEMS = 64
 COUNTS = ("folded", "duplicates", "undone", "forgotten", "void", "other_model", "unknown_item", "dead_lettered")
 
 
@@ -62,7 +61,9 @@ class Partition:
     dirty_items: what has to be published again, True where something was taken out of it since. dirty_entries: likewise
     of the memory. visible: the memory's entries as they are to be published. published: the model weight of each item
     state that readers hold from here. quiet_until: an earlier life may have published up to this offset; below it
-    nothing is published, so that readers never see an item go back.
+    nothing is published, so that readers never see an item go back. leaving: forgotten users of whom something is
+    still to be read again and taken out, each with up to where. returning: offsets of interactions that count and are
+    still to be read again and added to the sums of their items, which were made anew.
     """
 
     def __init__(self, number: int, rules: Rules, listed: Container[str]) -> None:
@@ -75,14 +76,23 @@ class Partition:
         self.newest_recorded_ms: int | None = None
         # Offset and source position of the last interaction: by it a log is known again.
         self.mark: tuple[int, int] | None = None
-        self.sums = ItemSums(num_components=items.num_components, width=items.width, decay=rules.decay)
+        # Every item that ever had sums, in order: the ledger knows it by its number here. shard_versions: counts the
+        # changes of each `SHARD_ITEMS` of them.
+        self.item_ids: list[str] = []
+        self.item_numbers: dict[str, int] = {}
+        self.shard_versions: list[int] = []
+        self.sums = ItemSums(
+            num_components=items.num_components, width=items.width, decay=rules.decay, times=self.times_of
+        )
         self.memory = QueryMemory(
             capacity=rules.max_remembered, num_components=items.num_query_components, width=items.width
         )
         self.ledger = Ledger()
         self.pending = Pending(rules.max_pending)
-        # Per item in the sums: a hash of the user for each interaction.
+        # Per item in the sums that the bundle lacks: a hash of the user for each interaction.
         self.contributor_hashes: dict[str, array[int]] = {}
+        self.leaving: dict[str, Mapping[int, int]] = {}
+        self.returning: list[int] = []
         self.counts: Counter[str] = Counter()
         self.other_models: Counter[str] = Counter()
         self.dirty_items: dict[str, bool] = {}
@@ -107,11 +117,14 @@ class Partition:
         return item_id in self.rules.items.index or item_id in self.listed
 
     def num_users(self, item_id: str) -> int:
-        """Distinct users behind an item's sums."""
-        return len(set(self.contributor_hashes.get(item_id, ())))
+        """Distinct users behind an item's sums. Cost: O(interactions held) for an item of the bundle."""
+        users = self.contributor_hashes.get(item_id)
+        if users is None and item_id in self.sums:
+            return len(np.unique(self.ledger.of_item(self.item_numbers[item_id])["users"]))
+        return len(set(users or ()))
 
     def has_users(self, item_id: str, least: int) -> bool:
-        """Whether at least so many users stand behind an item; stops counting there."""
+        """Whether at least so many users stand behind an item that the bundle lacks; stops counting there."""
         found: set[int] = set()
         for user in self.contributor_hashes.get(item_id, ()):
             found.add(user)
@@ -119,10 +132,19 @@ class Partition:
                 return True
         return least <= 0
 
-    def items_of(self, user: str, item_ids: Iterable[str]) -> int:
-        """Of these items, those whose sums hold something of a user. Cost: O(interactions of the items)."""
-        mark = hash_text(user)
-        return sum(_holds(self.contributor_hashes.get(item_id, _NOBODY), mark) for item_id in item_ids)
+    def number_of(self, item_id: str) -> int:
+        """The item's number in the ledger, a new one where it has none."""
+        number = self.item_numbers.get(item_id)
+        if number is None:
+            number = self.item_numbers[item_id] = len(self.item_ids)
+            self.item_ids.append(item_id)
+            if number % SHARD_ITEMS == 0:
+                self.shard_versions.append(0)
+        return number
+
+    def times_of(self, item_id: str) -> npt.NDArray[np.int64]:
+        """When the interactions of an item's sums happened, in any order."""
+        return np.asarray(self.ledger.of_item(self.item_numbers[item_id])["seconds"], np.int64)
 
     def age_seconds(self, last_seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Stream time since these moments; 0 for those that lie ahead of it."""
@@ -142,8 +164,8 @@ class Partition:
     @property
     def nbytes(self) -> int:
         """Bytes held for items, interactions and the memory, as far as they are counted."""
-        contributor_hashes = 8 * self.sums.num_interactions
-        return self.sums.nbytes + self.memory.nbytes + self.ledger.nbytes + contributor_hashes + self.pending.nbytes
+        contributors = 8 * sum(map(len, self.contributor_hashes.values()))
+        return self.sums.nbytes + self.memory.nbytes + self.ledger.nbytes + contributors + self.pending.nbytes
 
     def note_time(self, interaction: Interaction) -> None:
         """Stream time is the newest moment of any interaction here, whatever becomes of it."""
@@ -153,7 +175,7 @@ class Partition:
 
     def fold(self, interactions: Sequence[Interaction]) -> None:
         """Fold a run of interactions, in order. All or nothing."""
-        accepted, counts, others = self._accept(interactions)
+        accepted, again, counts, others = self._accept(interactions)
         weights = self._weights(accepted)
         known = [self.is_known(interaction.item_id) for interaction in accepted]
         rows = self._rows(
@@ -163,10 +185,14 @@ class Partition:
         # From here on nothing fails.
         for part in rows:
             self._add_to_sums(part)
-        for interaction, is_known in zip(accepted, known, strict=True):
-            self.ledger.add(interaction.user, interaction.source_position, interaction.offset)
+        for interaction, weight, is_known in zip(accepted, weights, known, strict=True):
+            number = self.item_numbers[interaction.item_id] if weight and is_known else NO_ITEM
+            second = interaction.moment_ms // 1000
+            self.ledger.add(interaction.user, interaction.source_position, interaction.offset, number, second)
             if not is_known:
                 self.pending.add(interaction.item_id, interaction.offset)
+        for interaction in again:
+            self._give(interaction)
         self._remember(accepted, weights)
         for interaction in interactions:
             self.note_time(interaction)
@@ -175,31 +201,83 @@ class Partition:
         self.other_models.update(others)
 
     def take_back(self, interactions: Sequence[Interaction]) -> None:
-        """Take out interactions that count, given as they were folded. The ledger is not touched."""
-        in_sums = []
+        """Take out interactions that count, given as they were folded; their positions count no more."""
+        in_sums: list[Interaction] = []
+        owners: dict[int, int] = {}
         for interaction in interactions:
+            owner, item = self.ledger.strike(interaction.source_position)
+            owners[interaction.source_position] = owner
             if self.pending.holds(interaction.item_id, interaction.offset):
                 self.pending.remove(interaction.item_id, interaction.offset)
             elif self.is_known(interaction.item_id):
                 in_sums.append(interaction)
+                if item == NO_ITEM and self._weights([interaction])[0]:
+                    number, second = self.number_of(interaction.item_id), interaction.moment_ms // 1000
+                    if not self.ledger.strike_contribution(interaction.user, number, second):
+                        in_sums.pop()  # its item's sums are being made anew, and do not hold it yet
         for part in self._rows(in_sums, self._weights(in_sums)):
             self.sums.remove(part.item_ids, part.contributions, part.weights, part.seconds)
             for interaction in part.interactions:
-                users = self.contributor_hashes[interaction.item_id]
-                users.remove(hash_text(interaction.user))
-                if not users:
-                    del self.contributor_hashes[interaction.item_id]
-                self.dirty_items[interaction.item_id] = True
-        entry_ids = [entry_id_of(interaction.source_position) for interaction in interactions]
+                self._touch(interaction.item_id, removed=True)
+                users = self.contributor_hashes.get(interaction.item_id)
+                if users is not None:
+                    users.remove(owners[interaction.source_position])
+                    if not users:
+                        del self.contributor_hashes[interaction.item_id]
+        self.leave_memory([interaction.source_position for interaction in interactions])
+
+    def lose(self, positions: Sequence[int], first: int) -> tuple[int, int]:
+        """Void counted positions whose attributions the log, which begins at `first` now, has no more.
+
+        What they added to the sums cannot be computed again, so the sums of their items go, and what the log still has
+        of them is to come back. Returns the number of items, and of others' interactions that are lost with them; these
+        count no more, and are folded again should they be attributed again.
+        """
+        numbers: set[int] = set()
+        for position in positions:
+            offset = self.ledger.offset_of(position)
+            user, item = self.ledger.strike(position)
+            numbers |= {item} if item != NO_ITEM else self.ledger.contributed(user)
+            for item_id in [item_id for item_id in self.pending if self.pending.holds(item_id, offset or 0)]:
+                self.pending.remove(item_id, offset or 0)
+        others = 0
+        for number in numbers:
+            item_id = self.item_ids[number]
+            lost, left = self.ledger.release(number, first)
+            others += lost
+            self.returning += left
+            if item_id in self.sums:
+                self.sums.drop(item_id)
+            self.contributor_hashes.pop(item_id, None)
+            self._touch(item_id, removed=True)
+        self.leave_memory(positions)
+        return len(numbers), others
+
+    def come_back(self, offsets: Sequence[int], found: Mapping[int, Interaction]) -> None:
+        """Of the first of `returning`, fold what was found and still counts."""
+        still = [one for one in found.values() if self.ledger.offset_of(one.source_position) == one.offset]
+        self._settle(still)
+        del self.returning[: len(offsets)]
+
+    def leave_memory(self, positions: Sequence[int]) -> None:
+        """Take the interactions at these positions out of the memory alone."""
+        entry_ids = [entry_id_of(position) for position in positions]
         self.dirty_entries.update(entry_id for entry_id in entry_ids if entry_id in self.memory)
         self.memory.remove(entry_ids)
         self._follow_memory()
 
     def adopt(self, item_id: str, interactions: Sequence[Interaction]) -> None:
         """Fold what was pending of an item that is known now."""
-        for part in self._rows(interactions, self._weights(interactions)):
-            self._add_to_sums(part)
+        self._settle(interactions)
         self.pending.take(item_id)
+
+    def _settle(self, interactions: Sequence[Interaction]) -> None:
+        """Add interactions that count already to the sums."""
+        for part in self._rows(interactions, self._weights(interactions)):
+            self._add_to_sums(part, self.ledger.user_of)
+            for interaction in part.interactions:
+                number, second = self.item_numbers[interaction.item_id], interaction.moment_ms // 1000
+                self.ledger.settle(interaction.source_position, number, second)
 
     def lacks(self) -> list[tuple[int, int]]:
         """(source position, attribution offset) of what counts and the memory lacks, in the order in which it wants it.
@@ -207,10 +285,11 @@ class Partition:
         Cost: O(n log n) of the interactions that count.
         """
         positions, offsets = self.ledger.counted()
+        gone = {position for user, up_to in self.leaving.items() for position, _ in self.ledger.covered(user, up_to)}
         found = []
         for position, offset in zip(positions.tolist(), offsets.tolist(), strict=True):
             entry_id = entry_id_of(position)
-            if entry_id not in self.memory:
+            if entry_id not in self.memory and position not in gone:
                 found.append((hash_of(entry_id), position, offset))
         return [(position, offset) for _, position, offset in sorted(found)]
 
@@ -240,11 +319,9 @@ class Partition:
         At most `_JUDGED` items, by the hash of their ids. New items that readers hold are published again.
         """
         index = self.rules.items.index
-        used = [
-            item_id
-            for item_id, users in self.contributor_hashes.items()
-            if len(users) >= _WELL_USED and item_id in index
-        ]
+        in_bundle = [item_id for item_id in self.sums if item_id in index]
+        counts = self.sums.counts(in_bundle)
+        used = [item_id for item_id, count in zip(in_bundle, counts, strict=True) if count >= _WELL_USED]
         known = sorted(nsmallest(_JUDGED, used, key=lambda item_id: (crc32(item_id.encode()), item_id)))
         policy = (
             new_item_share_from_sums(self.rules.items.rows(known), self.sums.of(known)) if known else NEW_ITEM_SHARE
@@ -266,12 +343,15 @@ class Partition:
             self.dirty_items.setdefault(item_id, False)
         self.dirty_entries.update(self.visible)
 
-    def _accept(self, interactions: Sequence[Interaction]) -> tuple[list[Interaction], Counter[str], Counter[str]]:
-        """Those that are to count; what the others are, and of which models."""
+    def _accept(
+        self, interactions: Sequence[Interaction]
+    ) -> tuple[list[Interaction], list[Interaction], Counter[str], Counter[str]]:
+        """Those that are to count; those that count already; what the others are, and of which models."""
+        again: list[Interaction] = []
         accepted: list[Interaction] = []
         counts: Counter[str] = Counter()
         others: Counter[str] = Counter()
-        fresh: set[tuple[str, int]] = set()
+        fresh: set[int] = set()
         own = self.rules.items.model_version
         for interaction in interactions:
             if interaction.query.model_version != own:
@@ -279,15 +359,16 @@ class Partition:
                 others[interaction.query.model_version] += 1
                 continue
             standing = self.ledger.standing(interaction.user, interaction.source_position)
-            key = (interaction.user, interaction.source_position)
+            key = interaction.source_position
             if standing is Standing.VOID:
                 counts["void"] += 1
             elif standing is Standing.COUNTED or key in fresh:
                 counts["duplicates"] += 1
+                again.append(interaction)
             else:
                 fresh.add(key)
                 accepted.append(interaction)
-        return accepted, counts, others
+        return accepted, again, counts, others
 
     def _weights(self, interactions: Sequence[Interaction]) -> list[float]:
         weight = self.rules.feedback.weight
@@ -315,11 +396,26 @@ class Partition:
             interactions, item_ids, weights, items.contributions(queries, weights, items.rows(item_ids)), seconds
         )
 
-    def _add_to_sums(self, part: _Rows) -> None:
+    def _add_to_sums(self, part: _Rows, owner_of: Callable[[int], int] | None = None) -> None:
+        """owner_of: the hash of the user of a position that counts already; another pseudonym may have given it."""
         self.sums.add(part.item_ids, part.contributions, part.weights, part.seconds)
         for interaction in part.interactions:
-            self.contributor_hashes.setdefault(interaction.item_id, array("Q")).append(hash_text(interaction.user))
-            self.dirty_items.setdefault(interaction.item_id, False)
+            self._touch(interaction.item_id)
+            if interaction.item_id not in self.rules.items.index:
+                owner = owner_of(interaction.source_position) if owner_of else hash_text(interaction.user)
+                self.contributor_hashes.setdefault(interaction.item_id, array("Q")).append(owner)
+
+    def _give(self, interaction: Interaction) -> None:
+        """What counts already came again: it is the user's under the pseudonym that came last."""
+        before = self.ledger.give(interaction.source_position, interaction.user)
+        users = self.contributor_hashes.get(interaction.item_id)
+        if users is not None and before in users and before != hash_text(interaction.user):
+            users[users.index(before)] = hash_text(interaction.user)
+
+    def _touch(self, item_id: str, *, removed: bool = False) -> None:
+        """An item's sums have changed."""
+        self.shard_versions[self.number_of(item_id) // SHARD_ITEMS] += 1
+        self.dirty_items[item_id] = removed or self.dirty_items.get(item_id, False)
 
     def _remember(self, interactions: Sequence[Interaction], weights: Sequence[float]) -> None:
         offered = []
@@ -360,15 +456,9 @@ class Partition:
         )
 
 
-def _holds(users: "array[int]", mark: int) -> bool:
-    """Whether `mark` is among them: long arrays by NumPy, a hundred times as fast as Python."""
-    if len(users) < _MANY:
-        return mark in users
-    return bool((np.frombuffer(users, np.uint64) == mark).any())
-
-
 def _hash_entry(entry: MemoryEntry) -> int:
-    names = f"{entry.entry_id}\0{entry.item_id}\0{entry.interaction_type}\0{entry.user}\0"
+    # Whose it is the ledger says: under another key of pseudonyms it may have come under another one.
+    names = f"{entry.entry_id}\0{entry.item_id}\0{entry.interaction_type}\0"
     numbers = f"{entry.weight!r}\0{entry.event_seconds}\0"
     digest = hashlib.blake2b((names + numbers).encode(), digest_size=16)
     digest.update(np.ascontiguousarray(entry.components, "<f2").data)

@@ -1,27 +1,49 @@
-"""A partition's state to a checkpoint's bytes and back, whole or not at all.
+"""A partition's state to a checkpoint's parts and back, whole or not at all.
 
-The position lies beside what it stands for, so there is no moment at which one is newer than the other. Knows the
-format (checkpoint.py) and the state, not the files.
+The position lies beside what it stands for, so there is no moment at which one is newer than the other. A part is
+written again only when its content has changed: a block of the ledger, the sums of some items, some entries of the
+memory. What a part holds is taken under the lock (nothing large is copied: see `Ledger.share`), made into bytes after
+it. Knows the formats (checkpoint.py) and the state, not where parts are kept.
 """
 
+import json
 from array import array
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.pefa.memory import QueryMemory
+from services.algorithms.pefa.memory import MemoryEntry, QueryMemory, arrays_of, entries_of_arrays
 from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.sums import ItemSums
-from services.refresher.checkpoint import CheckpointError, pack, pack_text, unpack, unpack_text
-from services.refresher.domain.ledger import Ledger
-from services.refresher.domain.partition import Partition
+from services.common.stream.position import MAX_OFFSET
+from services.refresher.checkpoint import (
+    OLD_FILE,
+    CheckpointError,
+    from_file,
+    pack_text,
+    squeeze,
+    to_file,
+    unpack,
+    unpack_text,
+    unsqueeze,
+)
+from services.refresher.domain.ledger import FORGOTTEN_SHARDS, NO_ITEM, UNDONE_CHUNK, Ledger
+from services.refresher.domain.partition import SHARD_ITEMS, Partition
 from services.refresher.domain.pending import Pending
 from services.refresher.domain.rules import Rules
 
+Rows = Mapping[str, npt.NDArray[Any]]
+Versions = Mapping[str, object]
+
+FORMAT = 2
 _NEVER = -1
+_SOURCE_SHIFT = MAX_OFFSET.bit_length()
+_IDS_CHUNK = 4096
+_MEMORY_BUCKETS = 64
 
 
 class OtherRulesError(CheckpointError):
@@ -32,38 +54,55 @@ class OtherRulesError(CheckpointError):
         self.items, self.entries = items, entries
 
 
-def to_bytes(state: Partition) -> bytes:
-    """A checkpoint of a state, with what is still to be published."""
-    users = state.ledger.users()
-    pending, pending_arrays = state.pending.to_arrays()
-    contributor_items = sorted(state.contributor_hashes)
-    published = sorted(state.published)
-    dirty = sorted(state.dirty_items)
-    flat = array("Q")
-    for item_id in contributor_items:
-        flat += state.contributor_hashes[item_id]
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "users": pack_text(users),
-        "takers.items": pack_text(contributor_items),
-        "takers.lengths": np.array([len(state.contributor_hashes[item_id]) for item_id in contributor_items], np.int64),
-        "takers.users": np.array(flat, np.uint64),
-        "published.items": pack_text(published),
-        "published.shares": np.array([state.published[item_id] for item_id in published], np.float64),
-        "visible": pack_text(sorted(state.visible)),
-        "dirty.items": pack_text(dirty),
-        "dirty.removed": np.array([state.dirty_items[item_id] for item_id in dirty], np.uint8),
-        "dirty.entries": pack_text(sorted(state.dirty_entries)),
-        "parked.items": pack_text(pending),
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state at one position. versions: of every part; changed: makes the bytes of those that changed."""
+
+    number: int
+    folded_offset: int
+    values: dict[str, Any]
+    versions: Versions
+    changed: Mapping[str, Callable[[], bytes]]
+
+    def parts(self) -> dict[str, bytes | None]:
+        """Every part, None where it is as it was. Takes long; needs no lock."""
+        return {name: self.changed[name]() if name in self.changed else None for name in self.versions}
+
+
+def versions(state: Partition) -> dict[str, object]:
+    """A version of every part; equal ones of one state stand for equal content. None: of what is always written."""
+    for item_id in (*state.published, *state.dirty_items):
+        state.number_of(item_id)
+    ledger = state.ledger
+    found: dict[str, object] = {f"rows/{number}": block.version for number, block in enumerate(ledger.blocks)}
+    found |= {f"sums/{shard}": version for shard, version in enumerate(state.shard_versions) if version}
+    found |= {
+        f"ids/{start // _IDS_CHUNK}": min(_IDS_CHUNK, len(state.item_ids) - start)
+        for start in range(0, len(state.item_ids), _IDS_CHUNK)
     }
-    groups: dict[str, Mapping[str, npt.NDArray[Any]]] = {
-        "sums": state.sums.to_arrays(),
-        "memory": state.memory.to_arrays(),
-        "ledger": state.ledger.to_arrays(),
-        "parked": pending_arrays,
+    found |= {
+        f"undone/{start // UNDONE_CHUNK}": min(UNDONE_CHUNK, len(ledger.undone) - start)
+        for start in range(0, len(ledger.undone), UNDONE_CHUNK)
     }
-    for group, members in groups.items():
-        arrays |= {f"{group}.{name}": values for name, values in members.items()}
+    found |= {f"forgotten/{shard}": version for shard, version in enumerate(ledger.forgotten_versions) if version}
+    found |= {f"memory/{bucket}": tuple(entries) for bucket, entries in _buckets(state.memory).items()}
+    return found | {"rest": None}
+
+
+def _buckets(memory: QueryMemory) -> dict[int, dict[str, MemoryEntry]]:
+    """What the memory holds, by id, in parts of their own."""
+    buckets: dict[int, dict[str, MemoryEntry]] = {}
+    for number, entry in memory.held():
+        buckets.setdefault(number % _MEMORY_BUCKETS, {})[entry.entry_id] = entry
+    return buckets
+
+
+def snapshot(state: Partition, saved: Versions) -> Snapshot:
+    """A checkpoint of a state, with what is still to be published; `saved`: versions of the parts that are kept."""
+    found = versions(state)
+    ledger, memory = state.ledger, state.memory
     values = {
+        "format": FORMAT,
         "rules": state.rules.text,
         "partition": state.number,
         "folded_offset": state.folded_offset,
@@ -74,62 +113,260 @@ def to_bytes(state: Partition) -> bytes:
         "counts": dict(state.counts),
         "other_models": dict(state.other_models),
         "quiet_until": state.quiet_until,
-        "num_dirty_items": len(dirty),
-        "num_dirty_entries": len(state.dirty_entries),
-        "num_users": len(users),
-        "num_takers": len(contributor_items),
-        "num_published": len(published),
-        "num_visible": len(state.visible),
-        "num_parked": len(pending),
+        "num_items": len(state.item_ids),
+        "mix": ledger.mix(),
+        "newest": list(ledger.newest.items()),
+        "memory": [memory.capacity, memory.reserve, memory.bound],
+        "leaving": {user: list(up_to.items()) for user, up_to in state.leaving.items()},
     }
-    return pack(values, arrays)
+    buckets = _buckets(memory)
+    changed = {
+        name: _maker(state, buckets, *name.partition("/")[::2])
+        for name, version in found.items()
+        if version is None or saved.get(name) != version
+    }
+    return Snapshot(state.number, state.folded_offset, values, found, changed)
+
+
+def restore(
+    values: Mapping[str, Any], parts: Mapping[str, bytes], number: int, rules: Rules, listed: Container[str]
+) -> Partition:
+    """The state of which this was a snapshot.
+
+    Raises: CheckpointError for what does not fit or is of another partition, OtherRulesError for other rules.
+    """
+    try:
+        if OLD_FILE in parts:
+            return _of_old_file(*unpack(parts[OLD_FILE]), number, rules, listed)
+        if values["format"] != FORMAT:
+            raise CheckpointError(f"its format is {values['format']}; this version reads {FORMAT}")
+        return _restore(values, parts, number, rules, listed)
+    except (KeyError, ValueError, IndexError, TypeError, UnicodeDecodeError) as exc:
+        if isinstance(exc, CheckpointError):
+            raise
+        raise CheckpointError(f"whole, but not of this program's making: {exc!r}") from exc
+
+
+def to_bytes(state: Partition) -> bytes:
+    """A whole checkpoint as one file, for a backup."""
+    whole = snapshot(state, {})
+    return to_file(whole.values, {name: data for name, data in whole.parts().items() if data is not None})
 
 
 def from_bytes(data: bytes, number: int, rules: Rules, listed: Container[str]) -> Partition:
-    """The state that `to_bytes` saved.
+    """The state of a file. Raises: as `restore`."""
+    return restore(*from_file(data), number, rules, listed)
 
-    Raises: CheckpointError for bytes that are torn, altered or of another partition, OtherRulesError for other rules.
-    """
-    values, arrays = unpack(data)
-    try:
-        if values["partition"] != number:
-            raise CheckpointError(f"it is of partition {values['partition']}, not {number}")
-        published = unpack_text(arrays["published.items"], values["num_published"])
-        visible = unpack_text(arrays["visible"], values["num_visible"])
-        if values["rules"] != rules.text:
-            raise OtherRulesError(f"made by {values['rules']!r}; these are {rules.text!r}", published, visible)
-        state = Partition(number, rules, listed)
-        state.folded_offset = values["folded_offset"]
-        state.stream_ms = values["stream_ms"]
-        if values["newest_recorded_ms"] != _NEVER:
-            state.newest_recorded_ms = values["newest_recorded_ms"]
-        state.mark = None if values["mark"] is None else (values["mark"][0], values["mark"][1])
-        state.new_item_policy = SharePolicy.parse(values["new_share"])
-        state.counts, state.other_models = Counter(values["counts"]), Counter(values["other_models"])
-        state.sums = ItemSums.from_arrays(_group(arrays, "sums"), decay=rules.decay)
-        state.memory = QueryMemory.from_arrays(_group(arrays, "memory"))
-        state.show_memory()
-        users = unpack_text(arrays["users"], values["num_users"])
-        state.ledger = Ledger.from_arrays(users, _group(arrays, "ledger"))
-        pending = unpack_text(arrays["parked.items"], values["num_parked"])
-        state.pending = Pending.from_arrays(rules.max_pending, pending, _group(arrays, "parked"))
-        start = 0
-        contributor_items = unpack_text(arrays["takers.items"], values["num_takers"])
-        for item_id, length in zip(contributor_items, arrays["takers.lengths"].tolist(), strict=True):
-            state.contributor_hashes[item_id] = array("Q", arrays["takers.users"][start : start + length].tolist())
-            start += length
-        state.published = dict(zip(published, arrays["published.shares"].tolist(), strict=True))
-        dirty = unpack_text(arrays["dirty.items"], values["num_dirty_items"])
-        state.dirty_items = dict(zip(dirty, map(bool, arrays["dirty.removed"].tolist()), strict=True))
-        state.dirty_entries = set(unpack_text(arrays["dirty.entries"], values["num_dirty_entries"]))
-        state.quiet_until = values["quiet_until"]
-    except (KeyError, ValueError, IndexError, UnicodeDecodeError) as exc:
-        if isinstance(exc, CheckpointError):
-            raise
-        raise CheckpointError(f"whole, but not of this program's making: {exc}") from exc
+
+def _maker(
+    state: Partition, buckets: Mapping[int, Mapping[str, MemoryEntry]], kind: str, which: str
+) -> Callable[[], bytes]:
+    """Takes what a part holds now; its bytes are made when asked for."""
+    at = int(which or 0)
+    ledger = state.ledger
+    match kind:
+        case "rows":
+            rows = ledger.share(at)
+            return lambda: _encode_rows(rows)
+        case "sums":
+            numbers = range(at * SHARD_ITEMS, min(len(state.item_ids), (at + 1) * SHARD_ITEMS))
+            held = [number for number in numbers if state.item_ids[number] in state.sums]
+            sums = state.sums.pick([state.item_ids[number] for number in held])
+            return lambda: squeeze({"numbers": np.array(held, np.int64), **sums})
+        case "ids":
+            ids = state.item_ids[at * _IDS_CHUNK : (at + 1) * _IDS_CHUNK]
+            return lambda: squeeze({"ids": pack_text(ids)})
+        case "undone":
+            undone = ledger.undone[at * UNDONE_CHUNK : (at + 1) * UNDONE_CHUNK]
+            return lambda: squeeze({"undone": np.array(undone, np.int64)})
+        case "forgotten":
+            users = ledger.forgotten(at)
+            return lambda: json.dumps({user: list(up_to.items()) for user, up_to in users.items()}).encode()
+        case "memory":
+            entries = list(buckets[at].values())
+            sizes = (state.memory.num_components, state.memory.width)
+            return lambda: squeeze(arrays_of(entries, *sizes))
+    pending, pending_arrays = state.pending.to_arrays()
+    numbers_of = state.item_numbers
+    rest: dict[str, npt.NDArray[Any]] = {
+        "published": np.array([numbers_of[item_id] for item_id in state.published], np.int64),
+        "published.weights": np.array(list(state.published.values()), np.float64),
+        "dirty": np.array([numbers_of[item_id] for item_id in state.dirty_items], np.int64),
+        "dirty.removed": np.array(list(state.dirty_items.values()), np.uint8),
+        "dirty.entries": pack_text(sorted(state.dirty_entries)),
+        "dirty.num_entries": np.array([len(state.dirty_entries)], np.int64),
+        "returning": np.array(state.returning, np.int64),
+        "pending": pack_text(pending),
+        "pending.num_items": np.array([len(pending)], np.int64),
+    }
+    return lambda: squeeze({**rest, **{f"pending.{name}": values for name, values in pending_arrays.items()}})
+
+
+def _encode_rows(rows: Rows) -> bytes:
+    positions = rows["positions"]
+    alive = positions >= 0
+    at = positions & MAX_OFFSET
+    return squeeze(
+        {
+            "users": rows["users"],
+            "sources": np.where(alive, positions >> _SOURCE_SHIFT, _NEVER),
+            "at": np.where(alive, at, at[alive].min(initial=MAX_OFFSET)),
+            "offsets": rows["offsets"],
+            "items": np.where(rows["items"] == NO_ITEM, -1, rows["items"].astype(np.int64)),
+            "seconds": rows["seconds"],
+        }
+    )
+
+
+def _decode_rows(data: bytes) -> Rows:
+    found = unsqueeze(data)
+    sources, at = found.pop("sources"), found.pop("at")
+    sources <<= _SOURCE_SHIFT
+    found["positions"] = np.where(sources < 0, _NEVER, sources | at)
+    found["items"] = found["items"].astype(np.uint32)
+    return found
+
+
+def _restore(
+    values: Mapping[str, Any], parts: Mapping[str, bytes], number: int, rules: Rules, listed: Container[str]
+) -> Partition:
+    state = _fitting(values, number, rules, listed)
+    kinds: dict[str, dict[int, bytes]] = {}
+    for name, data in parts.items():
+        kind, _, which = name.partition("/")
+        kinds.setdefault(kind, {})[int(which or 0)] = data
+    of_kind = {kind: [data for _, data in sorted(found.items())] for kind, found in kinds.items()}
+    for chunk, data in enumerate(of_kind.get("ids", [])):
+        count = min(_IDS_CHUNK, values["num_items"] - chunk * _IDS_CHUNK)
+        for item_id in unpack_text(unsqueeze(data)["ids"], count):
+            state.number_of(item_id)
+    if len(state.item_ids) != values["num_items"]:
+        raise CheckpointError(f"it holds {len(state.item_ids)} items of {values['num_items']}")
+    capacity, reserve, bound = values["memory"]
+    state.memory = QueryMemory.restored(
+        (entry for data in of_kind.get("memory", []) for entry in entries_of_arrays(unsqueeze(data))),
+        capacity=capacity,
+        reserve=reserve,
+        num_components=state.memory.num_components,
+        width=state.memory.width,
+        bound=bound,
+    )
+    state.show_memory()
+    rest = unsqueeze(parts["rest"])
+    published = [state.item_ids[row] for row in rest["published"].tolist()]
+    if values["rules"] != rules.text:
+        raise OtherRulesError(f"made by {values['rules']!r}; these are {rules.text!r}", published, list(state.visible))
+    for shard, data in sorted(kinds.get("sums", {}).items()):
+        arrays = unsqueeze(data)
+        state.sums.put([state.item_ids[row] for row in arrays["numbers"].tolist()], arrays)
+        state.shard_versions[shard] = 1
+    shards = [
+        {
+            user: dict(map(tuple, up_to))
+            for user, up_to in json.loads(kinds.get("forgotten", {}).get(shard, b"{}")).items()
+        }
+        for shard in range(FORGOTTEN_SHARDS)
+    ]
+    undone = [unsqueeze(data)["undone"] for data in of_kind.get("undone", [])]
+    state.ledger = Ledger.restored(
+        [_decode_rows(data) for data in of_kind.get("rows", [])],
+        np.concatenate([np.zeros(0, np.int64), *undone]),
+        shards,
+        values["mix"],
+        dict(map(tuple, values["newest"])),
+    )
+    state.leaving = {user: dict(map(tuple, up_to)) for user, up_to in values["leaving"].items()}
+    _find_contributors(state)
+    state.published = dict(zip(published, rest["published.weights"].tolist(), strict=True))
+    dirty = [state.item_ids[row] for row in rest["dirty"].tolist()]
+    state.dirty_items = dict(zip(dirty, map(bool, rest["dirty.removed"].tolist()), strict=True))
+    state.dirty_entries = set(unpack_text(rest["dirty.entries"], int(rest["dirty.num_entries"][0])))
+    state.returning = rest["returning"].tolist()
+    pending = unpack_text(rest["pending"], int(rest["pending.num_items"][0]))
+    state.pending = Pending.from_arrays(rules.max_pending, pending, _group(rest, "pending"))
     return state
 
 
-def _group(arrays: Mapping[str, npt.NDArray[Any]], group: str) -> dict[str, npt.NDArray[Any]]:
+def _fitting(values: Mapping[str, Any], number: int, rules: Rules, listed: Container[str]) -> Partition:
+    """A partition with the plain values; rules are not compared yet."""
+    if values["partition"] != number:
+        raise CheckpointError(f"it is of partition {values['partition']}, not {number}")
+    state = Partition(number, rules, listed)
+    state.folded_offset = values["folded_offset"]
+    state.stream_ms = values["stream_ms"]
+    if values["newest_recorded_ms"] != _NEVER:
+        state.newest_recorded_ms = values["newest_recorded_ms"]
+    state.mark = None if values["mark"] is None else (values["mark"][0], values["mark"][1])
+    state.new_item_policy = SharePolicy.parse(values["new_share"])
+    state.counts, state.other_models = Counter(values["counts"]), Counter(values["other_models"])
+    state.quiet_until = values["quiet_until"]
+    return state
+
+
+def _find_contributors(state: Partition) -> None:
+    """Who stands behind the items that the bundle lacks, from the ledger's rows."""
+    new = [
+        number
+        for number, item_id in enumerate(state.item_ids)
+        if item_id in state.sums and item_id not in state.rules.items.index
+    ]
+    if not new:
+        return
+    for block in state.ledger.blocks:
+        items, users = block.items[: block.count], block.users[: block.count]
+        rows = np.flatnonzero(np.isin(items, new))
+        for item, user in zip(items[rows].tolist(), users[rows].tolist(), strict=True):
+            state.contributor_hashes.setdefault(state.item_ids[item], array("Q")).append(user)
+
+
+# What an earlier version wrote.
+
+
+def _of_old_file(
+    values: Mapping[str, Any], arrays: Rows, number: int, rules: Rules, listed: Container[str]
+) -> Partition:
+    """It told of users, and of items, but not which of a user's interactions went to which item."""
+    state = _fitting(values, number, rules, listed)
+    published = unpack_text(arrays["published.items"], values["num_published"])
+    visible = unpack_text(arrays["visible"], values["num_visible"])
+    if values["rules"] != rules.text:
+        raise OtherRulesError(f"made by {values['rules']!r}; these are {rules.text!r}", published, visible)
+    sums = _group(arrays, "sums")
+    state.sums = ItemSums.from_arrays(sums, decay=rules.decay, times=state.times_of)
+    state.memory = QueryMemory.from_arrays(_group(arrays, "memory"))
+    state.show_memory()
+    _old_ledger(state.ledger, unpack_text(arrays["users"], values["num_users"]), _group(arrays, "ledger"))
+    start, seconds = 0, sums["seconds"].tolist()
+    contributors = unpack_text(arrays["takers.items"], values["num_takers"])
+    for item_id, length in zip(contributors, arrays["takers.lengths"].tolist(), strict=True):
+        item = state.number_of(item_id)
+        state.shard_versions[item // SHARD_ITEMS] += 1
+        users = arrays["takers.users"][start : start + length].tolist()
+        # Both are in the order of the items' ids.
+        for user, second in zip(users, seconds[start : start + length], strict=True):
+            state.ledger.add_contribution(user, item, second)
+        if item_id not in rules.items.index:
+            state.contributor_hashes[item_id] = array("Q", users)
+        start += length
+    pending = unpack_text(arrays["parked.items"], values["num_parked"])
+    state.pending = Pending.from_arrays(rules.max_pending, pending, _group(arrays, "parked"))
+    state.published = dict(zip(published, arrays["published.shares"].tolist(), strict=True))
+    dirty = unpack_text(arrays["dirty.items"], values["num_dirty_items"])
+    state.dirty_items = dict(zip(dirty, map(bool, arrays["dirty.removed"].tolist()), strict=True))
+    state.dirty_entries = set(unpack_text(arrays["dirty.entries"], values["num_dirty_entries"]))
+    return state
+
+
+def _old_ledger(ledger: Ledger, users: list[str], arrays: Rows) -> None:
+    owners = [user for user, length in zip(users, arrays["lengths"].tolist(), strict=True) for _ in range(length)]
+    for user, position, offset in zip(owners, arrays["places"].tolist(), arrays["offsets"].tolist(), strict=True):
+        ledger.add(user, position, offset)
+    for row, partition, offset in arrays["up_to"].tolist():
+        ledger.forget(users[row], {partition: offset})
+    for position in arrays["undone"].tolist():
+        ledger.undo(position)
+
+
+def _group(arrays: Rows, group: str) -> dict[str, npt.NDArray[Any]]:
     prefix = f"{group}."
     return {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}

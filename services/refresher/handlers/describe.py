@@ -11,13 +11,14 @@ from threading import Lock
 
 import numpy as np
 
+from services.common.stream.retraction import PSEUDONYMS_BETWEEN
 from services.refresher.domain.partition import Partition, entry_id_of
 from services.refresher.domain.rules import Rules
 from services.refresher.handlers.publish import NOTHING, UNKNOWN, Publisher
 
-# Items looked through under the lock at a time, and what is left to others in between: who lets go of a lock and takes
-# it again at once is faster than whoever waits for it.
-_ITEMS_AT_A_TIME, _PAUSE_S = 256, 0.0001
+# What is left to others between two slices: who lets go of a lock and takes it again at once is faster than whoever
+# waits for it.
+_PAUSE_S = 0.0001
 
 
 @dataclass(slots=True)
@@ -120,17 +121,24 @@ class Describe:
         return ItemEvidence(found=False)
 
     def user(self, pseudonym: str) -> UserContributions:
-        """What a user contributed. Cost: O(interactions held), for the items."""
-        interactions = remembered = 0
+        """What a user contributed, who may have several pseudonyms (`PSEUDONYMS_BETWEEN` them). Cost: a comparison of
+        each interaction held."""
+        pseudonyms = pseudonym.split(PSEUDONYMS_BETWEEN)
+        interactions = remembered = items = 0
         forgotten: list[Mapping[int, int]] = []
         with self._registry.lock:
-            for state in self._registry.partitions.values():
-                positions = state.ledger.positions(pseudonym)
-                interactions += len(positions)
-                remembered += sum(entry_id_of(position) in state.visible for position in positions)
-                forgotten.append(state.ledger.forgotten_up_to(pseudonym))
             states = dict(self._registry.partitions)
-        items = sum(self._items_of(state, pseudonym) for state in states.values())
+        for state in states.values():
+            numbers: set[int] = set()
+            for name in pseudonyms:
+                with self._registry.lock:
+                    positions, found = state.ledger.of_user(name)
+                    interactions, numbers = interactions + len(positions), numbers | found
+                    remembered += sum(entry_id_of(position) in state.visible for position in positions)
+                    # Of a user who is leaving something is still in the sums.
+                    forgotten.append({} if name in state.leaving else state.ledger.forgotten_up_to(name))
+                time.sleep(_PAUSE_S)
+            items += len(numbers)
         # It speaks for all of them at once: forgotten is what every one of them has forgotten.
         everywhere = set.intersection(*map(set, forgotten)) if forgotten else set()
         up_to = {partition: min(found[partition] for found in forgotten) for partition in sorted(everywhere)}
@@ -141,17 +149,6 @@ class Describe:
             forgotten_up_to=up_to,
             partitions=sorted(states),
         )
-
-    def _items_of(self, state: Partition, pseudonym: str) -> int:
-        """Counted slice by slice: exact for a user of whom nothing is folded or forgotten meanwhile."""
-        with self._registry.lock:
-            item_ids = list(state.contributor_hashes)
-        found = 0
-        for start in range(0, len(item_ids), _ITEMS_AT_A_TIME):
-            with self._registry.lock:
-                found += state.items_of(pseudonym, item_ids[start : start + _ITEMS_AT_A_TIME])
-            time.sleep(_PAUSE_S)
-        return found
 
     def _status_in_slices(self, number: int) -> PartitionStatus | None:
         """The status once all that changed is hashed, which folding may interrupt; None when it is held no more."""
@@ -171,7 +168,8 @@ class Describe:
             end_offset=max(self._registry.ends.get(state.number, 0), state.folded_offset + 1),
             checkpoint_offset=self._registry.checkpoints.get(state.number, -1),
             newest_recorded_ms=state.newest_recorded_ms,
-            digest=state.digest(),
+            # While a forgotten user is being taken out, it equals nobody's.
+            digest="" if state.leaving or state.returning else state.digest(),
             num_items=len(state.sums),
             num_remembered=len(state.memory),
             counts=dict(state.counts),

@@ -1,19 +1,30 @@
 """Fold records into a partition's state, reading records again where something has to be taken out.
 
 Whatever has to be read is read before anything is changed, and the state's position moves with each run of records, so
-a failure at any point leaves a state that is right for its position: the next attempt goes on from there.
+a failure at any point leaves a state that is right for its position: the next attempt goes on from there. A forget that
+needs more than `_MOST` records, or longer than `_MOST_S`, goes on in `go_on`, between polls.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
+import structlog
+
+from services.common.errors import PreconditionFailed
 from services.common.stream.record import DeadLetter
+from services.common.stream.retraction import furthest
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Forgetting, Interaction, Undo
 from services.refresher.ports import Log
 
 # At these offsets, whatever the polls, so that what is published stays a function of the log.
 _JUDGE_EVERY = 2048
+# Records read again at a time; at most so many, and for so long, before others have their turn.
+_SLICE = 32
+_MOST, _MOST_S = 256, 0.2
+
+logger = structlog.get_logger()
 
 
 class FoldRecords:
@@ -50,8 +61,11 @@ class FoldRecords:
         Raises: as `fold`.
         """
         for item_id in [item_id for item_id in partition.pending if partition.is_known(item_id)]:
-            found = self._read(partition, list(partition.pending.offsets(item_id)), {})
-            partition.adopt(item_id, found)
+            offsets = partition.pending.offsets(item_id)
+            found = self._read(partition, offsets, {})
+            if len(found) < len(offsets):
+                logger.error("pending_interactions_lost", partition=partition.number, records=len(offsets) - len(found))
+            partition.adopt(item_id, list(found.values()))
         if not partition.memory.wants_refill:
             return
         # Even if nothing is lacking: made again, the memory is open to what it would have turned away.
@@ -60,25 +74,44 @@ class FoldRecords:
         brought: list[Interaction] = []
         for start in range(0, len(lacking), wanted):
             found = self._read(partition, [offset for _, offset in lacking[start : start + wanted]], {})
-            brought += [interaction for interaction in found if partition.is_remembered(interaction)]
+            brought += [interaction for interaction in found.values() if partition.is_remembered(interaction)]
             if len(brought) >= wanted:
                 break
         partition.refill(brought[:wanted])
+
+    def go_on(self, partition: Partition) -> None:
+        """A slice of what forgets have left to be read again: of forgotten users, and of items made anew.
+
+        Raises: as `fold`.
+        """
+        deadline, left = time.monotonic() + _MOST_S, _MOST
+        while partition.returning and left > 0 and time.monotonic() < deadline:
+            offsets = partition.returning[:_SLICE]
+            partition.come_back(offsets, self._read(partition, offsets, {}))
+            left -= len(offsets)
+        for user in list(partition.leaving):
+            left -= self._take_out(partition, user, {}, left, deadline)
+        if not partition.leaving:
+            self.mend(partition)
 
     def _fold_one(
         self, partition: Partition, entry: Entry, recent: Mapping[int, Interaction], unreadable: list[DeadLetter]
     ) -> None:
         ledger = partition.ledger
         if isinstance(entry, Undo):
-            offset = ledger.offset_of(entry.user, entry.source_position)
+            offset = ledger.offset_of(entry.source_position)
             if offset is not None:
-                partition.take_back(self._read(partition, [offset], recent))
-            ledger.undo(entry.user, entry.source_position)
+                self._void(partition, [(entry.source_position, offset)], recent)
+            ledger.undo(entry.source_position)
             partition.counts["undone"] += 1
         elif isinstance(entry, Forgetting):
-            offsets = [offset for _, offset in ledger.covered(entry.user, entry.up_to)]
-            partition.take_back(self._read(partition, offsets, recent))
+            covered = ledger.covered(entry.user, entry.up_to)
+            first = self._read(partition, [offset for _, offset in covered[:_SLICE]], recent)
             ledger.forget(entry.user, entry.up_to)
+            partition.leave_memory([position for position, _ in covered])
+            if covered:
+                partition.leaving[entry.user] = furthest(partition.leaving.get(entry.user, {}), entry.up_to)
+                self._take_out(partition, entry.user, {**recent, **first}, _MOST, time.monotonic() + _MOST_S)
             partition.counts["forgotten"] += 1
         elif isinstance(entry, DeadLetter):
             unreadable.append(entry)
@@ -86,15 +119,59 @@ class FoldRecords:
         if not isinstance(entry, DeadLetter):
             # The record is folded; should the refill fail, the next attempt begins with it.
             partition.folded_offset = entry.offset
-            self.mend(partition)
+            if not partition.leaving:
+                self.mend(partition)
+
+    def _take_out(
+        self, partition: Partition, user: str, recent: Mapping[int, Interaction], most: int, deadline: float
+    ) -> int:
+        """Take at most so many interactions of a forgotten user out; returns how many."""
+        covered = partition.ledger.covered(user, partition.leaving[user])
+        done = 0
+        while done < min(most, len(covered)) and time.monotonic() < deadline:
+            part = covered[done : done + _SLICE]
+            self._void(partition, part, recent)
+            done += len(part)
+        if done >= len(covered):
+            del partition.leaving[user]
+        return done
+
+    def _void(self, partition: Partition, rows: Sequence[tuple[int, int]], recent: Mapping[int, Interaction]) -> None:
+        """Take out what lies at these positions and offsets; where the log has it no more, the sums of its items are
+        made anew of what the log still has."""
+        found = self._read(partition, [offset for _, offset in rows], recent)
+        partition.take_back([found[offset] for _, offset in rows if offset in found])
+        lost = [position for position, offset in rows if offset not in found]
+        if lost:
+            first = self._log.bounds([partition.number])[partition.number][0]
+            items, others = partition.lose(lost, first)
+            logger.error(
+                "sums_made_anew",
+                partition=partition.number,
+                reason="what is to be taken back is not in the log any more",
+                items=items,
+                lost_interactions_of_others=others,
+                first=first,
+            )
 
     def _read(
         self, partition: Partition, offsets: Sequence[int], recent: Mapping[int, Interaction]
-    ) -> list[Interaction]:
-        """The interactions at these offsets, in this order."""
+    ) -> dict[int, Interaction]:
+        """The interactions at these offsets, in this order, without those that retention has taken."""
         absent = [offset for offset in offsets if offset not in recent]
-        again = self._log.read_again(partition.number, absent) if absent else {}
-        return [recent[offset] if offset in recent else again[offset] for offset in offsets]
+        try:
+            again = self._log.read_again(partition.number, absent) if absent else {}
+        except PreconditionFailed:
+            first = self._log.bounds([partition.number])[partition.number][0]
+            left = [offset for offset in absent if offset >= first]
+            if len(left) == len(absent):
+                raise
+            again = self._log.read_again(partition.number, left) if left else {}
+        return {
+            offset: recent[offset] if offset in recent else again[offset]
+            for offset in offsets
+            if offset in recent or offset in again
+        }
 
 
 def _runs(entries: Sequence[Entry]) -> Iterator[tuple[type[Entry], list[Entry]]]:

@@ -10,13 +10,13 @@ from itertools import islice
 
 import structlog
 
-from services.common.errors import PreconditionFailed
+from services.common.errors import Conflict, PreconditionFailed
 from services.common.kafka import partition_for
 from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.refresher.checkpoint import CheckpointError
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.rules import Rules
-from services.refresher.handlers.checkpoints import OtherRulesError, from_bytes, to_bytes
+from services.refresher.handlers.checkpoints import OtherRulesError, Snapshot, Versions, restore, snapshot, versions
 from services.refresher.handlers.content import ContentStates
 from services.refresher.ports import Checkpoints, Log
 
@@ -36,6 +36,8 @@ class HoldPartition:
     content: ContentStates | None = None
     on_rebuild: Callable[[str], None] = lambda reason: None
     _homes: dict[str, int] = field(default_factory=dict, init=False)
+    # Per partition the state of which parts are kept, and their versions.
+    _saved: dict[int, tuple[Partition, Versions]] = field(default_factory=dict, init=False)
 
     def open(self, number: int, bounds: tuple[int, int], num_partitions: int) -> Partition:
         """The partition's state; its log now has records from bounds[0] to before bounds[1].
@@ -66,9 +68,19 @@ class HoldPartition:
         state.quiet_until = end - 1
         return state
 
-    def keep(self, state: Partition) -> None:
-        """Save a checkpoint. Raises: DependencyUnavailable."""
-        self.checkpoints.save(state.number, to_bytes(state))
+    def snapshot(self, state: Partition) -> Snapshot:
+        """What a checkpoint of the state holds now; short, and to be called under the lock."""
+        saved = self._saved.get(state.number)
+        return snapshot(state, saved[1] if saved is not None and saved[0] is state else {})
+
+    def keep(self, state: Partition, taken: Snapshot) -> None:
+        """Save a snapshot of the state; long, and without the lock. Raises: as `Checkpoints.save`."""
+        try:
+            self.checkpoints.save(state.number, taken.values, taken.parts())
+        except Conflict:
+            self._saved.pop(state.number, None)
+            raise
+        self._saved[state.number] = (state, taken.versions)
 
     def rebuilt(self, old: Partition) -> Partition:
         """An empty state instead of `old`, which knows what readers may hold from it."""
@@ -85,9 +97,12 @@ class HoldPartition:
     def _restored(self, number: int, first: int, end: int) -> tuple[Partition, str]:
         fresh = Partition(number, self.rules, self.withdrawn)
         reason = "no checkpoint"
-        for name, data in self.checkpoints.load(number):
+        self._saved.pop(number, None)
+        for kept in self.checkpoints.load(number):
+            name = kept.name
             try:
-                state = from_bytes(data, number, self.rules, self.withdrawn)
+                values, parts = kept.read()
+                state = restore(values, parts, number, self.rules, self.withdrawn)
             except OtherRulesError as exc:
                 logger.warning("checkpoint_of_other_rules", name=name, reason=str(exc))
                 fresh.dirty_items = dict.fromkeys(exc.items, True)
@@ -99,6 +114,8 @@ class HoldPartition:
                 continue
             if state.folded_offset < end and self._is_log_of(state, first):
                 logger.info("checkpoint_taken", name=name, partition=number, folded=state.folded_offset)
+                if kept.is_base:
+                    self._saved[number] = (state, versions(state))
                 return state, ""
             logger.error("checkpoint_of_other_topic", name=name, folded=state.folded_offset, end=end)
             return self.rebuilt(state), "other topic"
@@ -131,8 +148,8 @@ class HoldPartition:
             if home != state.number:
                 raise PreconditionFailed(
                     f"partition {state.number} of {ATTRIBUTIONS!r} holds sums of item {item_id!r}, whose records go to "
-                    f"partition {home} now: partitions were added (there are {num_partitions}). Make the topic anew, "
-                    "remove the refresher's checkpoints, and run `freshet backfill-attributions`"
+                    f"partition {home} now: partitions were added (there are {num_partitions}). Make the topic "
+                    "and `refresher-checkpoints` anew, and run `freshet backfill-attributions`"
                 )
 
     def _home(self, item_id: str, num_partitions: int) -> int:

@@ -13,6 +13,7 @@ from services.algorithms.bundle import BundleContent, EncoderShape, HeadShape, l
 from services.algorithms.states import ItemStates
 from services.cli.backup import MANIFEST, BackupError, make_backup, read_backup, restore_backup
 from services.cli.main import app
+from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.checkpoint import pack
 
 
@@ -50,7 +51,14 @@ class Site:
         (self.own / "partition-3.checkpoint").write_bytes(checkpoint(3, 2))
 
     def backup(self, folder: Path) -> None:
-        make_backup(folder, bundle=self.bundle, checkpoints=self.checkpoints, interactions={0: 11}, epoch="e1")
+        make_backup(
+            folder,
+            bundle=self.bundle,
+            checkpoints=CheckpointFiles(self.own).load,
+            partitions=range(8),
+            interactions={0: 11},
+            epoch="e1",
+        )
 
 
 @pytest.fixture
@@ -195,7 +203,10 @@ def test_the_commands_back_up_check_and_restore_a_stack_that_is_down(site: Site,
     assert made.exit_code == 0, made.output
     facts = json.loads(made.stdout)
     assert facts["positions"]["attributions"] == {"0": 7, "3": 2}
-    assert facts["notes"] == ["Redis did not answer: the set says nothing of `interactions`"]
+    assert facts["notes"] == [
+        "Redis did not answer: the set says nothing of `interactions`",
+        "Kafka did not answer: the set holds none of the checkpoints in its topic",
+    ]
     checked = run("restore", str(tmp_path / "set"), "--check")
     assert (checked.exit_code, "whole" in checked.stdout) == (0, True)
     refused = run("restore", str(tmp_path / "set"), "--state", str(state))

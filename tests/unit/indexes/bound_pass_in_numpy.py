@@ -135,14 +135,16 @@ def cannot_be_dropped(
     threshold = np.full(len(rows), scalars[0] - scalars[1], dtype=np.float32)
     spread = np.zeros((len(rows), lanes.count), dtype=np.float32)
     if cosines is not None:
-        spread[:, pairs] = cosines.swapaxes(0, 1).reshape(len(rows), -1)
+        spread[:, pairs] = cosines.swapaxes(0, 1).reshape(len(rows), len(pairs))
     else:
         assert items.codes is not None
         norm_error += np.float32(scalars[4]) * items.item_errors[rows]
         errors = np.float32(scalars[1]) + np.float32(scalars[2]) * items.component_errors[rows]
         threshold = np.float32(scalars[0]) - errors
         # (n, PX, 4 d4) and, one lane each, (L, 4 d4). Float64 holds the integers exactly at any width.
-        codes = items.codes[rows].swapaxes(1, 2).reshape(len(rows), lanes.padded_components, -1).astype(np.float64)
+        # No -1: there may be no rows.
+        width = int(np.prod(items.codes.shape[1:])) // lanes.padded_components
+        codes = items.codes[rows].swapaxes(1, 2).reshape(len(rows), lanes.padded_components, width).astype(np.float64)
         codes -= 128
         query_codes = tables.codes[query].swapaxes(0, 1).reshape(lanes.count, -1).astype(np.float64)
         item_of_pair = np.arange(lanes.num_pairs) % lanes.num_item_components

@@ -148,6 +148,18 @@ def _take(feedback: QueryFeedback, visible: dict[str, object]) -> None:
         visible[entry.entry_id] = entry
 
 
+def test_a_click_that_comes_again_under_another_pseudonym_is_that_ones() -> None:
+    feedback, renamed = Model().feedback(), Model().feedback()
+    feedback.add([click(1, user="old"), click(2, item=1, user="old")])
+    renamed.add([click(1, user="new"), click(2, item=1, user="new")])
+    feedback.add([click(1, user="new"), click(2, item=1, user="new")])
+    assert feedback.digest() == renamed.digest()
+    feedback.forget("old", {0: 9})
+    assert feedback.digest() != Model().feedback().digest()
+    feedback.forget("new", {0: 9})
+    assert feedback.digest() == Model().feedback().digest()
+
+
 def test_batches_fold_as_single_clicks_do() -> None:
     model = Model()
     clicks = [click(offset, QUERIES[offset % 5], offset % NUM_ITEMS) for offset in range(40)]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -196,6 +197,7 @@ class World:
         registry: CollectorRegistry | None = None,
         turns: TurnClock | None = None,
         on_stall: Callable[[], None] = lambda: None,
+        keeper: Executor | None = None,
     ) -> "Running":
         held, withdrawn = PartitionRegistry(), dict[str, bool]()
         publisher = Publisher(
@@ -220,6 +222,7 @@ class World:
             ),
             on_stall=on_stall,
             turns=turns,
+            keeper=keeper,
         )
         return Running(refresher, held, publisher, Describe(held, publisher, self.rules))
 
@@ -250,8 +253,24 @@ def fold_all(
 ) -> Partition:
     """The whole log of one partition in one piece."""
     state = Partition(partition, rules, {} if listed is None else listed)
-    FoldRecords(log).fold(state, log.entries[partition])
+    fold = FoldRecords(log)
+    fold.fold(state, log.entries[partition])
+    while state.leaving or state.returning:
+        fold.go_on(state)
     return state
+
+
+def contributors_of(state: Partition) -> dict[str, list[tuple[int, int]]]:
+    """Who stands behind each item's sums, as hashes of users, and when, from the ledger."""
+    found = {}
+    for number, item_id in enumerate(state.item_ids):
+        rows = state.ledger.of_item(number)
+        if len(rows["users"]):
+            found[item_id] = sorted(zip(rows["users"].tolist(), rows["seconds"].tolist(), strict=True))
+            if item_id not in state.rules.items.index:
+                assert sorted(state.contributor_hashes[item_id]) == sorted(rows["users"].tolist())
+    assert found.keys() == set(state.sums)
+    return found
 
 
 def readers_view(deltas: Sequence[IndexDelta]) -> tuple[dict[str, ItemDelta], dict[str, MemoryDelta]]:

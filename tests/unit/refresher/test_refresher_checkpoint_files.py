@@ -5,13 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes.refresher import MemoryLog
-from refresher_scene import fold_all, make_rules, random_records
+from refresher_scene import contributors_of, fold_all, make_rules, random_records
 
-from services.common.errors import DependencyUnavailable
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
-from services.refresher.checkpoint import CheckpointError, pack, unpack
+from services.refresher.checkpoint import CheckpointError, pack, squeeze, unpack, unsqueeze
 from services.refresher.domain.partition import Partition
-from services.refresher.handlers.checkpoints import OtherRulesError, from_bytes, to_bytes
+from services.refresher.handlers.checkpoints import (
+    OtherRulesError,
+    from_bytes,
+    restore,
+    snapshot,
+    to_bytes,
+    versions,
+)
 from services.refresher.handlers.fold import FoldRecords
 
 RULES = make_rules(max_remembered=10, max_pending=4)
@@ -36,7 +42,7 @@ def test_a_restored_state_goes_on_as_if_nothing_had_happened(count: int) -> None
     whole = fold_all(RULES, log)
     assert restored.digest() == whole.digest()
     assert restored.counts == whole.counts
-    assert restored.contributor_hashes == whole.contributor_hashes
+    assert contributors_of(restored) == contributors_of(whole)
 
 
 def test_every_torn_or_altered_checkpoint_is_refused() -> None:
@@ -67,22 +73,44 @@ def test_a_whole_file_with_other_content_is_refused() -> None:
         from_bytes(pack({"partition": 0}, {}), 0, RULES, {})
 
 
-def test_the_one_before_is_kept_and_leftovers_are_not_taken_for_one(tmp_path: Path) -> None:
-    files = CheckpointFiles(tmp_path / "checkpoints")
-    assert list(files.load(0)) == []
-    for content in (b"first", b"second", b"third"):
-        files.save(0, content)
-    (tmp_path / "checkpoints" / ".partition-0.4711-abcd").write_bytes(b"half of a")
-    assert [data for _, data in files.load(0)] == [b"third", b"second"]
-    # Killed between the two renames: the newest is away, the older one is there.
-    (tmp_path / "checkpoints" / "partition-0.checkpoint").unlink()
-    assert [data for _, data in files.load(0)] == [b"second"]
+def test_only_what_changed_is_written_again_and_what_follows_changes_no_snapshot() -> None:
+    """Blocks of the ledger are shared with the snapshot, not copied: what comes and goes later must not show in it."""
+    log = log_of(5, 300)
+    state, fold = Partition(0, RULES, {}), FoldRecords(log)
+    fold.fold(state, log.entries[0][:200])
+    whole, expected = snapshot(state, {}), state.digest()
+    fold.fold(state, log.entries[0][200:])
+    parts = {name: data for name, data in whole.parts().items() if data is not None}
+    assert parts.keys() == whole.versions.keys()
+    restored = restore(whole.values, parts, 0, RULES, {})
+    assert restored.digest() == expected
+    saved = versions(restored)
+    assert set(snapshot(restored, saved).changed) == {"rest"}
+    fold.fold(restored, log.entries[0][200:201])
+    later = snapshot(restored, saved)
+    parts |= {name: data for name, data in later.parts().items() if data is not None}
+    assert len(later.changed) < len(later.versions)
+    assert restore(later.values, parts, 0, RULES, {}).digest() == restored.digest()
 
 
-def test_a_folder_that_cannot_be_written_is_a_dependency_that_is_away(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(DependencyUnavailable, match="partition 2"):
-        CheckpointFiles(tmp_path / "file").save(2, b"x")
+def test_a_folder_gives_the_newest_and_the_one_before(tmp_path: Path) -> None:
+    assert list(CheckpointFiles(tmp_path).load(0)) == []
+    for name, count in (("checkpoint", 60), ("older", 40), ("4711", 10)):
+        (tmp_path / f"partition-0.{name}").write_bytes(to_bytes(fold_all(RULES, log_of(1, count))))
+    found = [kept.read()[0]["folded_offset"] for kept in CheckpointFiles(tmp_path).load(0)]
+    assert found == [59, 39]
+    (tmp_path / "partition-0.checkpoint").unlink()
+    assert len(list(CheckpointFiles(tmp_path).load(0))) == 1
+
+
+@pytest.mark.parametrize("numbers", [[], [5], [-1, 2**40, -1], [2**62, -(2**62)], list(range(10**12, 10**12 + 999))])
+def test_squeezed_numbers_come_back(numbers: list[int]) -> None:
+    arrays = {"n": np.array(numbers, np.int64), "f": np.ones((2, 3), np.float32)}
+    data = squeeze(arrays)
+    for name, array in unsqueeze(data).items():
+        assert array.dtype == arrays[name].dtype
+        assert np.array_equal(array, arrays[name])
+    assert len(data) < 250 + 2 * len(numbers)
 
 
 def test_arrays_come_back_as_they_were() -> None:

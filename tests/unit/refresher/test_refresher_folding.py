@@ -12,6 +12,7 @@ from refresher_scene import (
     MODEL,
     START_MS,
     Interaction,
+    contributors_of,
     fold_all,
     interaction,
     make_rules,
@@ -60,9 +61,7 @@ def test_state_is_the_batch_over_what_survives(seed: int) -> None:
     batch = fold_all(rules, log_of(survivors(records)))
     assert live.sums.digest() == batch.sums.digest()
     assert live.memory.digest() == batch.memory.digest()
-    assert {item: sorted(users) for item, users in live.contributor_hashes.items()} == {
-        item: sorted(users) for item, users in batch.contributor_hashes.items()
-    }
+    assert contributors_of(live) == contributors_of(batch)
     assert not live.memory.wants_refill
 
 
@@ -87,7 +86,7 @@ def test_forgetting_a_user_leaves_the_bits_of_never_having_seen_them(seed: int, 
     never = fold_all(rules, log_of([record for record in records if record.user != name]))
     assert forgotten.sums.digest() == never.sums.digest()
     assert forgotten.memory.digest() == never.memory.digest()
-    assert forgotten.ledger.positions(name) == []
+    assert forgotten.ledger.of_user(name) == ([], set())
 
 
 @settings(deadline=None, max_examples=30)

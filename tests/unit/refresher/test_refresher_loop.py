@@ -5,11 +5,13 @@ import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
-from fakes.refresher import MemoryLog, MemoryOutbox
+from fakes.refresher import MemoryCheckpoints, MemoryLog, MemoryOutbox
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -312,6 +314,38 @@ def test_many_texts_take_turns_with_interactions() -> None:
     assert len(items) < 20
     running.settle()
     assert len(readers_view(world.outbox.deltas)[0]) == 51
+
+
+class Away(MemoryCheckpoints):
+    """Cannot be written to while `is_away`."""
+
+    is_away = True
+
+    def save(self, partition: int, values: Mapping[str, Any], parts: Mapping[str, bytes | None]) -> None:
+        if self.is_away:
+            raise DependencyUnavailable("no broker")
+        super().save(partition, values, parts)
+
+
+def test_checkpoints_are_saved_beside_the_folding_and_one_that_fails_is_made_good() -> None:
+    world, checkpoints = world_of(1), Away()
+    with ThreadPoolExecutor(1) as keeper:
+        running = world.refresher(checkpoints=checkpoints, keeper=keeper)
+        running.settle()
+        keeper.submit(lambda: None).result()
+        assert (checkpoints.saved, running.held.checkpoints) == ({}, {0: -1})
+        checkpoints.is_away = False
+        running.refresher.step()
+        keeper.submit(lambda: None).result()
+        assert running.held.checkpoints == {0: running.held.partitions[0].folded_offset}
+        # From then on only what changed is handed over; the parts that did not are still there.
+        world.log.append(0, interaction(np.random.default_rng(1), place=(7, 7), item="item-1", user="late"))
+        running.settle()
+        running.refresher.finish()
+    successor = world.refresher("b", checkpoints=checkpoints)
+    world.now_ms += 10_000
+    successor.settle()
+    assert successor.digests() == {0: fold_all(RULES, world.log).digest()}
 
 
 def test_a_new_item_that_loses_its_users_is_dropped_even_by_a_successor_that_never_published_it() -> None:

@@ -143,6 +143,7 @@ class EncoderProcess:
         limits: ConsumerLimits = QUICK,
         forget_log: MemoryForgetLog | None = None,
         pseudonym_key: bytes = b"key",
+        earlier_keys: Sequence[bytes] = (),
     ) -> None:
         words, self.model, self.outbox = words or vocabulary(), model or HashEncoder(), MemoryOutbox()
         forgotten = Forgotten()
@@ -177,6 +178,7 @@ class EncoderProcess:
                 model_version=words.model_version,
                 pseudonym_key=pseudonym_key,
                 reader="test",
+                earlier_keys=earlier_keys,
             ),
             metrics=EncoderMetrics(CollectorRegistry()),
             limits=limits,

@@ -17,6 +17,7 @@ from services.common.stream.topics import (
     index_deltas,
     interactions,
     items,
+    refresher_checkpoints,
     search_clicks,
 )
 
@@ -24,7 +25,17 @@ log = structlog.get_logger()
 
 DEFAULT_REPLICAS = Replicas()
 _OWN = tuple(
-    module.TOPIC for module in (interactions, attributions, items, index_deltas, forgets, search_clicks, exposures)
+    module.TOPIC
+    for module in (
+        interactions,
+        attributions,
+        items,
+        index_deltas,
+        forgets,
+        search_clicks,
+        exposures,
+        refresher_checkpoints,
+    )
 )
 TOPICS: tuple[Topic, ...] = (
     *_OWN,

@@ -1,0 +1,271 @@
+"""The checkpoint port over the topic `refresher-checkpoints`: any host takes a partition over, no folder is shared.
+
+A checkpoint is there once its head is: parts are written and acknowledged before. Who opens a partition writes a claim
+before reading, and whoever finds a later claim of another one saves nothing more; so what a head names is removed only
+by the one who may, after two later heads of its own. Any whole checkpoint is right for its position, whoever wrote it.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from services.common.errors import Conflict, DependencyUnavailable, InvalidRequest
+from services.common.kafka import BulkProducer, Record
+from services.common.stream.ports import Reader
+from services.common.stream.reader import SILENCE_S
+from services.common.stream.topics.refresher_checkpoints import (
+    HEADS,
+    PART_BYTES,
+    REFRESHER_CHECKPOINTS,
+    Head,
+    Piece,
+    decode_head,
+    digest_of,
+    encode_head,
+    prefix_of,
+)
+from services.refresher.adapters.checkpoint_files import CheckpointFiles
+from services.refresher.checkpoint import CheckpointError
+from services.refresher.ports import Kept
+
+_CLAIM = "claim"
+_KEPT_HEADS = 2
+_POLLED = 64
+# Records between two wanted ones are read and thrown away up to this many.
+_GAP_RECORDS = 8
+_WRITTEN_TOGETHER = 16
+_WRITE_S = 15.0
+# What a refresher may have written without a head when it was killed.
+_ORPHANS = 256
+
+
+@dataclass(slots=True)
+class _Open:
+    """A partition that this process has opened. base: the parts that `save` may name; heads: the keys of those that are
+    kept, oldest first, each with the keys of its pieces; orphans: pieces that no head names."""
+
+    base: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
+    heads: list[tuple[str, set[str]]] = field(default_factory=list)
+    orphans: set[str] = field(default_factory=set)
+    saves: int = 0
+
+
+class CheckpointTopic:
+    """Checkpoints of one model. `reader` reads the topic from the beginning; `files`: what is looked at last."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        producer: BulkProducer,
+        model_version: str,
+        *,
+        files: CheckpointFiles | None = None,
+        topic: str = REFRESHER_CHECKPOINTS,
+    ) -> None:
+        self._reader, self._producer, self._model = reader, producer, model_version
+        self._files, self._topic = files, topic
+        self._owner = secrets.token_hex(8)
+        self._next_piece = 0
+        # Of everything below: the refresher's thread opens while another one saves.
+        self._lock = threading.RLock()
+        self._next_head = 0
+        # Key -> offset and value of the newest record; partition -> who opened it last.
+        self._heads: dict[str, tuple[int, bytes]] = {}
+        self._owners: dict[int, str] = {}
+        self._opened: dict[int, _Open] = {}
+
+    def load(self, partition: int) -> Iterator[Kept]:
+        with self._lock:
+            self._open(partition)
+            return iter(self._kept(partition, is_base=True))
+
+    def look(self, partition: int) -> Iterator[Kept]:
+        """What is kept, newest first, without opening the partition."""
+        with self._lock:
+            self._follow()
+            return iter(self._kept(partition, is_base=False))
+
+    def save(self, partition: int, values: Mapping[str, Any], parts: Mapping[str, bytes | None]) -> None:
+        with self._lock:
+            if partition not in self._opened:
+                self._open(partition)
+            self._require_owner(partition)
+            opened = self._opened[partition]
+            written = self._write(partition, {name: data for name, data in parts.items() if data is not None})
+            named = {name: written[name] if name in written else opened.base[name] for name in parts}
+            head = Head(owner=self._owner, next_piece=self._next_piece, values=values, parts=named)
+            key = f"{prefix_of(self._model, partition)}{self._owner}/head-{opened.saves % _KEPT_HEADS}"
+            self._send([Record(self._topic, key.encode(), encode_head(head), partition=HEADS)])
+            opened.orphans -= head.keys
+            opened.base, opened.saves = named, opened.saves + 1
+            opened.heads.append((key, head.keys))
+            # Nothing of another one's is taken away.
+            self._require_owner(partition)
+            self._clean(partition, opened)
+
+    def close(self) -> None:
+        with self._lock:
+            self._reader.close()
+            self._producer.close()
+            self._next_head, self._heads, self._owners, self._opened = 0, {}, {}, {}
+
+    def _open(self, partition: int) -> None:
+        key = f"{prefix_of(self._model, partition)}{_CLAIM}"
+        self._send([Record(self._topic, key.encode(), self._owner.encode(), partition=HEADS)])
+        self._follow()
+        opened = self._opened[partition] = _Open()
+        for key, (_, value) in reversed(self._of(partition)):
+            try:
+                head = decode_head(value)
+            except InvalidRequest:
+                continue
+            opened.heads.append((key, head.keys))
+            if head.owner != self._owner:
+                opened.orphans |= {f"{head.owner}/{head.next_piece + number}" for number in range(_ORPHANS)}
+        for _, keys in opened.heads:
+            opened.orphans -= keys
+
+    def _of(self, partition: int) -> list[tuple[str, tuple[int, bytes]]]:
+        """The heads of a partition with their keys, newest first."""
+        prefix = prefix_of(self._model, partition)
+        found = [(key, head) for key, head in self._heads.items() if key.startswith(prefix)]
+        return sorted(found, key=lambda one: -one[1][0])
+
+    def _kept(self, partition: int, *, is_base: bool) -> list[Kept]:
+        found = []
+        for _, (offset, value) in self._of(partition):
+            name = f"{self._topic} partition {HEADS} offset {offset}"
+            found.append(Kept(name, partial(self._read, partition, value, is_base=is_base), is_base))
+        return found if self._files is None else [*found, *self._files.load(partition)]
+
+    def _follow(self) -> None:
+        """Read what was added to the heads."""
+        prefix = f"{self._model}/"
+        self._reader.assign({HEADS: self._next_head}, self._topic)
+        records = self._reader.read_to_end(self._topic)
+        self._next_head = self._reader.positions(self._topic)[HEADS]
+        for record in records:
+            key = (record.key or b"").decode("utf-8", "replace")
+            if not key.startswith(prefix):
+                continue
+            partition, _, rest = key.removeprefix(prefix).partition("/")
+            if rest == _CLAIM:
+                self._owners[int(partition)] = (record.value or b"").decode()
+            elif record.value:
+                self._heads[key] = (record.offset, record.value)
+            else:
+                self._heads.pop(key, None)
+
+    def _require_owner(self, partition: int) -> None:
+        self._follow()
+        if self._owners.get(partition) != self._owner:
+            del self._opened[partition]
+            raise Conflict(f"another refresher has opened the checkpoints of partition {partition}")
+
+    # Parts.
+
+    def _partition_of(self, partition: int) -> int:
+        return 1 + partition % (self._producer.num_partitions(self._topic) - 1)
+
+    def _write(self, partition: int, parts: Mapping[str, bytes]) -> dict[str, tuple[Piece, ...]]:
+        into, prefix, opened = self._partition_of(partition), prefix_of(self._model, partition), self._opened[partition]
+        written: dict[str, list[Piece]] = {name: [] for name in parts}
+        waiting: list[tuple[str, bytes]] = [
+            (name, data[start : start + PART_BYTES])
+            for name, data in parts.items()
+            for start in range(0, len(data), PART_BYTES)
+        ]
+        for start in range(0, len(waiting), _WRITTEN_TOGETHER):
+            batch = waiting[start : start + _WRITTEN_TOGETHER]
+            while batch:
+                keys = [f"{self._owner}/{self._next_piece + number}" for number in range(len(batch))]
+                self._next_piece += len(keys)
+                opened.orphans.update(keys)
+                offsets = self._send(
+                    [
+                        Record(self._topic, f"{prefix}{key}".encode(), data, partition=into)
+                        for key, (_, data) in zip(keys, batch, strict=True)
+                    ]
+                )
+                if -1 in offsets:
+                    continue  # the broker has them but does not say where: written once more
+                for key, offset, (name, data) in zip(keys, offsets, batch, strict=True):
+                    written[name].append(Piece(key, offset, len(data), digest_of(data)))
+                batch = []
+        return {name: tuple(pieces) for name, pieces in written.items()}
+
+    def _send(self, records: Sequence[Record]) -> list[int]:
+        return [offset for _, offset in self._producer.send_many(records, _WRITE_S)]
+
+    def _clean(self, partition: int, opened: _Open) -> None:
+        """Remove the heads before the last two, and the pieces that none of those names."""
+        gone, opened.heads = opened.heads[:-_KEPT_HEADS], opened.heads[-_KEPT_HEADS:]
+        if not gone:
+            return
+        own = {key for key, _ in opened.heads}
+        named: set[str] = set().union(*(keys for _, keys in opened.heads))
+        keys = (opened.orphans | set().union(*(keys for _, keys in gone))) - named
+        opened.orphans = set()
+        into, prefix = self._partition_of(partition), prefix_of(self._model, partition)
+        self._send(
+            [
+                *(Record(self._topic, key.encode(), None, partition=HEADS) for key, _ in gone if key not in own),
+                *(Record(self._topic, f"{prefix}{key}".encode(), None, partition=into) for key in sorted(keys)),
+            ]
+        )
+
+    def _read(self, partition: int, value: bytes, *, is_base: bool) -> tuple[Mapping[str, Any], Mapping[str, bytes]]:
+        with self._lock:
+            try:
+                head = decode_head(value)
+            except InvalidRequest as exc:
+                raise CheckpointError(f"its head is torn or altered: {exc.message}") from exc
+            wanted = {piece.offset: piece for pieces in head.parts.values() for piece in pieces}
+            of_part = {piece.offset: part for part, pieces in head.parts.items() for piece in pieces}
+            found: dict[int, bytes] = {}
+            into = self._partition_of(partition)
+
+            def take(offset: int, data: bytes | None) -> None:
+                piece = wanted[offset]
+                if data is None or len(data) != piece.size or digest_of(data) != piece.digest:
+                    raise CheckpointError(
+                        f"part {of_part[offset]!r} at offset {offset} of partition {into} of {self._topic} is "
+                        + ("gone" if data is None else f"altered: {len(data)} bytes of digest {digest_of(data)}")
+                        + f"; its head says {piece.size} bytes of {piece.digest}"
+                    )
+                found[offset] = data
+
+            self._read_at(into, sorted(wanted), take)
+            if is_base and partition in self._opened:
+                self._opened[partition].base = head.parts
+            parts = {part: b"".join(found[piece.offset] for piece in pieces) for part, pieces in head.parts.items()}
+            return head.values, parts
+
+    def _read_at(self, into: int, offsets: Sequence[int], take: Callable[[int, bytes | None], None]) -> None:
+        """Give the record at each of these offsets, ascending; None where it is gone."""
+        at, next_offset = 0, -1
+        deadline = time.monotonic() + SILENCE_S
+        first, end = self._reader.bounds([into], self._topic)[into]
+        for offset in offsets:
+            if not first <= offset < end:
+                take(offset, None)
+        while at < len(offsets):
+            if next_offset < 0 or offsets[at] - next_offset > _GAP_RECORDS:
+                self._reader.assign({into: offsets[at]}, self._topic)
+            records = self._reader.poll(200, _POLLED)
+            for record in records:
+                while at < len(offsets) and offsets[at] < record.offset:
+                    take(offsets[at], None)
+                    at += 1
+                if at < len(offsets) and offsets[at] == record.offset:
+                    take(record.offset, record.value)
+                    at += 1
+                next_offset = record.offset + 1
+            if records:
+                deadline = time.monotonic() + SILENCE_S
+            elif time.monotonic() > deadline:
+                raise DependencyUnavailable(f"Kafka does not give offset {offsets[at]} of {self._topic}")
