@@ -175,6 +175,7 @@ def _progress(values: Sequence[bytes | None], epoch: bytes | None) -> Progress:
     )
 
 
+_HISTORY_FIELDS = ("position", "events", "ids", "recent", "recent_items")
 _PROGRESS_FIELDS = ("epoch", "watermark", "unfinished", "anchors", *layout.COUNT_FIELDS)
 
 
@@ -426,7 +427,7 @@ class StateWriter:
         for partition, users in of_partition.items():
             pipeline.hmget(layout.users_key(partition), [layout.TABLE_EPOCH, *users])
         for home in homes:
-            pipeline.hmget(layout.history_key(home), ("position", "events", "recent", "recent_items"))
+            pipeline.hmget(layout.history_key(home), _HISTORY_FIELDS)
             pipeline.exists(layout.seen_key(home))
         with _redis_errors():
             replies = pipeline.execute()
@@ -569,7 +570,6 @@ class StateWriter:
             self._ttl_seconds,
             layout.pack_events(update.events),
             layout.pack_recent(update.recent),
-            layout.pack_recent_items(update.recent),
             self._max_seen,
             update.state_change,
             update.user_id,
@@ -611,7 +611,7 @@ class StateWriter:
 def _history(
     epoch: str, home: Home, entry: bytes | None, row: Sequence[bytes | None], *, has_seen: bool
 ) -> UserHistory:
-    position, events, recent, recent_items = row
+    position, events, *recent = row
     is_lost = _lost(epoch, home, entry, position, events=bool(events), seen=has_seen)
     found = layout.unpack_positions(epoch, position)
     if found is None:
@@ -619,7 +619,7 @@ def _history(
     positions, forgotten = found
     return UserHistory(
         events=layout.unpack_events(events),
-        recent=layout.unpack_recent(recent, recent_items),
+        recent=layout.unpack_recent(*recent),
         positions=positions,
         forgotten=forgotten,
         expected=position or b"",

@@ -26,7 +26,7 @@ NUM_PARTITIONS = 8
 EARLIER, NOW, LATER = "earlier-8", "now-8", "later-8"
 ANN_HOME = state_layout.home_of("ann", NOW)
 ANN_HISTORY = state_layout.history_key(ANN_HOME)
-EVENTS = [StoredEvent(1_000 + n, 3, 40 + n, 2**63 + n, f"item-{n}") for n in range(3)]
+EVENTS = [StoredEvent(1_000 + n, 3, 40 + n, 2**63 + n, f"item-{n}", "rating", 0.5 * n, f"e{n}") for n in range(3)]
 
 
 @pytest.fixture(params=either("redis"))
