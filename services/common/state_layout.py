@@ -14,7 +14,7 @@ whose keys are gone, or say less than the table, is lost: not new.
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import sub
 from typing import Any, NamedTuple, TypeVar
@@ -78,6 +78,18 @@ class RecentId(NamedTuple):
     offset: int
     outcome: int
     item_id: str = ""
+
+
+class PackedHistory(NamedTuple):
+    """A user as it is stored, unread. events, recent: `HistoryEvents` and `RecentIds`, serialised. seen_times_ms: the
+    newest event time of each seen item (joined with NUL); the first one, then differences."""
+
+    positions: Mapping[int, int]
+    forgotten: Mapping[int, int]
+    events: bytes
+    recent: bytes
+    seen_item_ids: str
+    seen_times_ms: Sequence[int]
 
 
 class Home(NamedTuple):
@@ -177,6 +189,35 @@ def unpack_events(blob: bytes | None) -> list[StoredEvent]:
     items = blob[end:].decode().split("\0")
     fixed = _EVENT.iter_unpack(blob[_HEADER.size : end])
     return [StoredEvent._make((*event, item, "", 0.0, "")) for event, item in zip(fixed, items, strict=True)]
+
+
+def event_columns(blob: bytes | None) -> bytes:
+    """The serialised `HistoryEvents` of what `pack_events` made, in this version or an earlier one."""
+    if blob and blob[0] != _FORMAT:
+        blob = pack_events(unpack_events(blob))
+    return blob[1:] if blob else b""
+
+
+def pack_seen(seen: Mapping[str, int]) -> tuple[str, list[int]]:
+    """Seen items and their times as `PackedHistory` has them."""
+    return "\0".join(seen), _differences(list(seen.values()))
+
+
+def pack_history(
+    positions: Mapping[int, int],
+    forgotten: Mapping[int, int],
+    events: Sequence[StoredEvent],
+    recent: Sequence[RecentId],
+    seen: Mapping[str, int],
+) -> PackedHistory:
+    """A user as the store would dump it."""
+    columns: bytes = events_message(events).SerializeToString()
+    return PackedHistory(positions, forgotten, columns, pack_recent(recent), *pack_seen(seen))
+
+
+def seen_of(item_ids: str, times_ms: Iterable[int]) -> dict[str, int]:
+    """The inverse of `pack_seen`. Raises: ValueError when there are more of one than of the other."""
+    return dict(zip(item_ids.split("\0") if item_ids else (), accumulate(times_ms), strict=True))
 
 
 def events_message(events: Sequence[StoredEvent]) -> Any:
@@ -329,9 +370,11 @@ def _covers(reached: Mapping[int, int], wanted: Mapping[int, int]) -> bool:
 # number of seen items, (time, item) each, then the state's fields and values.
 # A writer that missed a failover knows another watermark than the store: nothing of it is written. `unfinished` counts
 # the users written since the watermark moved; ADVANCE wants them all.
-APPLY = """
+_EXPECT = """
 local current = redis.call('HGET', KEYS[1], 'position') or ''
 if current ~= ARGV[1] then return 0 end
+"""
+_WRITE = """
 if ARGV[11] ~= '' then
   local found = redis.call('HMGET', KEYS[5], 'epoch', 'watermark')
   if found[1] ~= ARGV[10] then
@@ -373,14 +416,17 @@ end
 return 1
 """
 
-# KEYS history, seen, then a state per model version. ARGV: expected position. What is to stay (the position, at least)
-# is written by APPLY in the same transaction.
-ERASE = """
-local current = redis.call('HGET', KEYS[1], 'position') or ''
-if current ~= ARGV[1] then return 0 end
-redis.call('DEL', unpack(KEYS))
-return 1
+APPLY = _EXPECT + _WRITE
+# The same in the place of all that is stored. KEYS 6 and on: a state per other model version. An empty position:
+# nothing is to stay.
+REWRITE = (
+    _EXPECT
+    + "redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], unpack(KEYS, 6))"
+    + """
+if ARGV[2] == '' then return 1 end
 """
+    + _WRITE
+)
 
 # KEYS progress. ARGV: epoch, expected watermark, new watermark, users written since the last one (empty: not known),
 # anchors (empty: as they are), then (field, increment) pairs. A node that took over and lacks one of those users lacks
@@ -419,6 +465,27 @@ return {
   entry, redis.call('HGET', KEYS[1], 'position'), redis.call('HSTRLEN', KEYS[1], 'events'),
   redis.call('ZCARD', KEYS[2]), seen, redis.call('HMGET', KEYS[3], unpack(ARGV, 4))
 }
+"""
+
+# All that is stored of a user but states. KEYS history, seen, users. ARGV: user id, epoch. Answers entry in the table,
+# position, events, ids, recent, recent_items, then seen items and times in turn, as one string.
+DUMP = """
+local entry = false
+if redis.call('HGET', KEYS[3], '') == ARGV[2] then entry = redis.call('HGET', KEYS[3], ARGV[1]) end
+local found = redis.call('HMGET', KEYS[1], 'position', 'events', 'ids', 'recent', 'recent_items')
+table.insert(found, 1, entry)
+found[7] = table.concat(redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), '\\0')
+return found
+"""
+
+# Users of whom nothing is there yet are to be restored. KEYS users. ARGV: epoch, entry in the table, user ids.
+SEED = """
+if redis.call('HGET', KEYS[1], '') ~= ARGV[1] then
+  redis.call('DEL', KEYS[1])
+  redis.call('HSET', KEYS[1], '', ARGV[1])
+end
+for i = 3, #ARGV do redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[2]) end
+return 1
 """
 
 # Who is in the table without keys, or has events without seen items. KEYS users. ARGV: cursor, about how many to look

@@ -14,6 +14,7 @@ from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader, StateWriter
 from services.common.stream.reader import TopicReader
 from services.common.stream.topics.forgets import FORGETS
+from services.common.stream.topics.histories import HISTORIES
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.common.tracing import configure_tracing
 from services.encoder.adapters.forget_log import ForgetTopic
@@ -28,6 +29,7 @@ from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory
 from services.encoder.handlers.forget_users import ForgetUsers
+from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.metrics import EncoderMetrics
 from services.encoder.server import SERVICE, EncoderServicer
@@ -114,6 +116,19 @@ def log_of_users(settings: EncoderSettings) -> TopicReader:
     )
 
 
+def history_topic(settings: EncoderSettings) -> TopicReader:
+    """The configured partitions of `histories`."""
+    return TopicReader(
+        settings.kafka_bootstrap,
+        HISTORIES,
+        group_id=settings.group_id,
+        client_id="freshet-encoder-histories",
+        partitions=parse_partitions(settings.partitions),
+        makes_topics=settings.replicas,
+        max_poll_records=2_000,
+    )
+
+
 def forget_log(settings: EncoderSettings) -> ForgetTopic:
     """The topic `forgets`, which every process reads whole."""
     return ForgetTopic(
@@ -158,12 +173,23 @@ async def run(settings: EncoderSettings) -> None:
     reader = StateReader(settings.redis_url, timeout_s=DESCRIBE_TIMEOUT_S)
     key = pseudonym_key(settings)
     forgotten = Forgotten()
+    log_again = log_of_users(settings)
+    keep = KeepHistories(
+        topic=history_topic(settings),
+        log=log_again,
+        store=store,
+        outbox=outbox,
+        every_s=settings.history_every_s,
+        ttl_seconds=settings.user_ttl_seconds,
+        kept=metrics.kept.inc,
+    )
     restore_users = RestoreUsers(
-        log=log_of_users(settings),
+        log=log_again,
         store=store,
         encoder=encoder,
         vocabulary=vocabulary,
         forgotten=forgotten,
+        keep=keep,
         restored=metrics.restored.inc,
     )
     forgets = ForgetUsers(
@@ -175,6 +201,7 @@ async def run(settings: EncoderSettings) -> None:
         model_version=bundle.model_version,
         pseudonym_key=key,
         reader=f"{settings.group_id}:{settings.partitions}",
+        keep=keep,
     )
     consumer = Consumer(
         stream=kafka_stream(settings),
@@ -188,6 +215,7 @@ async def run(settings: EncoderSettings) -> None:
             pseudonym_key=key,
             forgotten=forgotten,
             restore_users=restore_users,
+            keep=keep,
         ),
         forgets=forgets,
         metrics=metrics,
