@@ -30,6 +30,8 @@ MAX_QUEUED = 10_000
 RETRY_BUILD_SECONDS = 0.5
 _GATHERED_BYTES = 65_536
 _REST_MS = 500
+# A broker fills an answer up to 50 MiB; kafka-python's own limit is one, and it closes the connection above it.
+_MAX_ANSWER_BYTES = 64 << 20
 # After the delivery timeout kafka-python takes this long at most to give a batch up.
 _SETTLING_S = 2.0
 
@@ -367,6 +369,7 @@ def build_consumer(
             fetch_min_bytes=_GATHERED_BYTES if window_ms else 1,
             max_poll_records=max_poll_records,
             max_partition_fetch_bytes=max_partition_bytes,
+            receive_message_max_bytes=_MAX_ANSWER_BYTES,
             request_timeout_ms=5_000,
             session_timeout_ms=4_000,
             heartbeat_interval_ms=1_000,

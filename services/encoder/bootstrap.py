@@ -1,6 +1,7 @@
 """Puts the encoder process together: the only module that names concrete adapters."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -32,6 +33,7 @@ from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.metrics import EncoderMetrics
+from services.encoder.ports import SequenceEncoder
 from services.encoder.server import SERVICE, EncoderServicer
 
 log = structlog.get_logger()
@@ -153,27 +155,19 @@ def pseudonym_key(settings: EncoderSettings) -> bytes:
     return settings.pseudonym_key.get_secret_value().encode()
 
 
-async def run(settings: EncoderSettings) -> None:
-    """Serve and apply the stream until a signal.
-
-    Raises: BundleError for an unusable bundle, PortTaken for a taken port. Kafka, Redis and the inference server may
-    be away at start: the process is NOT_SERVING until each was reached once.
-    """
-    bundle = await asyncio.to_thread(load_bundle, settings.bundle)
-    vocabulary = await asyncio.to_thread(vocabulary_of, bundle)
-    if settings.pseudonym_key.get_secret_value() == DEVELOPMENT_PSEUDONYM_KEY:
-        log.warning("development_pseudonym_key", advice="set FRESHET_PSEUDONYM_KEY before real users' events come")
-    tracing = configure_tracing("encoder", settings.otlp_endpoint)
-    metrics = EncoderMetrics()
-    health = HealthState()
-    encoder = model_encoder(settings, bundle)
-    metrics.watch_cache(encoder.cache_counts)
+def stream_consumer(
+    settings: EncoderSettings,
+    store: StateWriter,
+    encoder: SequenceEncoder,
+    vocabulary: Vocabulary,
+    metrics: EncoderMetrics,
+    *,
+    on_ready: Callable[[], None] = lambda: None,
+    on_stall: Callable[[], None] = lambda: None,
+) -> tuple[Consumer, ApplyRecords, ForgetUsers]:
+    """The loop that applies the stream, and what it applies records and forgets with."""
     outbox = KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-encoder"))
-    store = state_writer(settings)
-    reader = StateReader(settings.redis_url, timeout_s=DESCRIBE_TIMEOUT_S)
-    key = pseudonym_key(settings)
-    forgotten = Forgotten()
-    log_again = log_of_users(settings)
+    key, forgotten, log_again = pseudonym_key(settings), Forgotten(), log_of_users(settings)
     keep = KeepHistories(
         topic=history_topic(settings),
         log=log_again,
@@ -198,28 +192,58 @@ async def run(settings: EncoderSettings) -> None:
         outbox=outbox,
         encoder=encoder,
         forgotten=forgotten,
-        model_version=bundle.model_version,
+        model_version=vocabulary.model_version,
         pseudonym_key=key,
         reader=f"{settings.group_id}:{settings.partitions}",
+        keep=keep,
+    )
+    handler = ApplyRecords(
+        store=store,
+        outbox=outbox,
+        encoder=encoder,
+        vocabulary=vocabulary,
+        pseudonym_key=key,
+        forgotten=forgotten,
+        restore_users=restore_users,
         keep=keep,
     )
     consumer = Consumer(
         stream=kafka_stream(settings),
         outbox=outbox,
         encoder=encoder,
-        handler=ApplyRecords(
-            store=store,
-            outbox=outbox,
-            encoder=encoder,
-            vocabulary=vocabulary,
-            pseudonym_key=key,
-            forgotten=forgotten,
-            restore_users=restore_users,
-            keep=keep,
-        ),
+        handler=handler,
         forgets=forgets,
         metrics=metrics,
         limits=ConsumerLimits(min_records=min(512, settings.max_poll_records), max_records=settings.max_poll_records),
+        on_ready=on_ready,
+        on_stall=on_stall,
+    )
+    return consumer, handler, forgets
+
+
+async def run(settings: EncoderSettings) -> None:
+    """Serve and apply the stream until a signal.
+
+    Raises: BundleError for an unusable bundle, PortTaken for a taken port. Kafka, Redis and the inference server may
+    be away at start: the process is NOT_SERVING until each was reached once.
+    """
+    bundle = await asyncio.to_thread(load_bundle, settings.bundle)
+    vocabulary = await asyncio.to_thread(vocabulary_of, bundle)
+    if settings.pseudonym_key.get_secret_value() == DEVELOPMENT_PSEUDONYM_KEY:
+        log.warning("development_pseudonym_key", advice="set FRESHET_PSEUDONYM_KEY before real users' events come")
+    tracing = configure_tracing("encoder", settings.otlp_endpoint)
+    metrics = EncoderMetrics()
+    health = HealthState()
+    encoder = model_encoder(settings, bundle)
+    metrics.watch_cache(encoder.cache_counts)
+    store = state_writer(settings)
+    reader = StateReader(settings.redis_url, timeout_s=DESCRIBE_TIMEOUT_S)
+    consumer, _, forgets = stream_consumer(
+        settings,
+        store,
+        encoder,
+        vocabulary,
+        metrics,
         on_ready=lambda: health.set_ready(True),
         on_stall=lambda: health.set_ready(False),
     )
@@ -229,7 +253,10 @@ async def run(settings: EncoderSettings) -> None:
     )
 
     describe_user = DescribeUser(
-        reader=reader, vocabulary=vocabulary, pseudonym_key=key, applied_up_to=forgets.applied_up_to
+        reader=reader,
+        vocabulary=vocabulary,
+        pseudonym_key=pseudonym_key(settings),
+        applied_up_to=forgets.applied_up_to,
     )
 
     def add_services(server: grpc.aio.Server) -> list[str]:

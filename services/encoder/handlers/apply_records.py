@@ -145,6 +145,7 @@ class ApplyRecords:
         self.epoch = epoch
         if changed and self.restore_users is not None:
             self.restore_users.clear()
+            self._removed = -1
         return changed
 
     def _begin_anew(self, stream: Reader, epoch: str, lost: LostTail) -> None:

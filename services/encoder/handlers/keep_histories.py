@@ -231,6 +231,11 @@ class KeepHistories:
         """Whether no later record of the same user is known."""
         return self._index.get(record.key or b"") == (record.partition, record.offset)
 
+    @property
+    def num_records(self) -> int:
+        """About how many the topic has, those that compaction took included."""
+        return sum(last + 1 for last in self._last_offsets.values())
+
     def index(self) -> bool:
         """Read on in the topic, some records; False once it was read to its end. Raises: DependencyUnavailable."""
         if self._indexing is not None and next(self._indexing, None) is None:

@@ -32,8 +32,8 @@ log = structlog.get_logger()
 MAX_TOGETHER = 10_000
 # Users that are looked for between two polls of the stream (20 ms for each eight of them), and states that are made.
 SLICE_USERS = 64
-# From so many lost users on, the topic is read from its beginning in place of one record after the other.
-MANY_LOST = 4_000
+# What looking one record up costs, in records that are read one after the other (5 ms, 40 us).
+_LOOKUP_RECORDS = 100
 _WRITE_USERS = 1_000
 
 
@@ -63,6 +63,9 @@ class RestoreUsers:
     _waiting: dict[str, None] = field(default_factory=dict, init=False)
     _unkept: list[str] = field(default_factory=list, init=False)
     _stateless: deque[str] = field(default_factory=deque, init=False)
+    # Of whom nothing was said yet.
+    _back: int = field(default=0, init=False)
+    _from_log: int = field(default=0, init=False)
     _scan: Iterator[Sequence[SourceRecord]] | None = field(default=None, init=False)
 
     def __call__(self, user_ids: Collection[str], watermarks: Offsets, epoch: str) -> None:
@@ -74,6 +77,7 @@ class RestoreUsers:
         for start in range(0, len(users), MAX_TOGETHER):
             part = users[start : start + MAX_TOGETHER]
             self._restore(part, self.keep.find(part) if self.keep else {}, watermarks, epoch)
+        self._say()
 
     def add(self, user_ids: Collection[str]) -> None:
         """These users are lost, too: they are brought back in the turns that follow."""
@@ -112,7 +116,7 @@ class RestoreUsers:
         elif self.keep.index():
             return 1
         else:
-            if self._scan is None and len(self._waiting) > MANY_LOST:
+            if self._scan is None and len(self._waiting) * _LOOKUP_RECORDS > max(self.keep.num_records, 10_000):
                 self._scan = self.keep.scan()
             records = None if self._scan is None else next(self._scan, None)
             if records is not None:
@@ -131,7 +135,13 @@ class RestoreUsers:
         self._unkept += kept.keys() - found.keys()
         for user_id in kept:
             del self._waiting[user_id]
+        self._say()
         return max(1, len(kept))
+
+    def _say(self) -> None:
+        if self._back and not self._waiting:
+            log.warning("lost_users_restored", users=self._back, from_log=self._from_log)
+            self._back = self._from_log = 0
 
     def _restore(
         self, user_ids: Sequence[str], kept: Mapping[str, KeptHistory], watermarks: Offsets, epoch: str
@@ -170,9 +180,9 @@ class RestoreUsers:
         for start in range(0, len(updates), _WRITE_USERS):
             self.store.rewrite(updates[start : start + _WRITE_USERS], epoch)
         self._stateless += [user_id for user_id, user in users.items() if user.history.events]
-        if users:
-            log.warning("lost_users_restored", users=len(users), from_log=len(unkept), waiting=len(self._waiting))
-            self.restored(len(users))
+        self._from_log += len(unkept)
+        self._back += len(users)
+        self.restored(len(users))
 
     @staticmethod
     def _kept_user(kept: KeptHistory) -> _User:
