@@ -112,7 +112,8 @@ class _Load(threading.Thread):
         self.join()
 
     async def _run(self) -> None:
-        producer, reader = BulkProducer(self._settings.kafka_bootstrap), StateReader(self._settings.redis_url)
+        producer = BulkProducer(self._settings.kafka_bootstrap)
+        reader = StateReader(self._settings.redis_url, timeout_s=10.0)
         users, began = list(self._seen), time.monotonic()
         while not self._over.is_set():
             self.seconds = time.monotonic() - began
@@ -199,7 +200,7 @@ def measure(
         settings, lambda: event(rng.choice(names), now_ms()), load_per_s, {user: set(wanted[user][3]) for user in gone}
     )
     load.start()
-    loop.until(lambda: load.seconds > 2)
+    loop.until(lambda: load.seconds > 2 or not load.is_alive())
     say(f"{len(gone)} users are evicted under load")
     began, before = time.monotonic(), loop.restored()
     with redis.Redis.from_url(settings.redis_url) as client:
@@ -216,7 +217,7 @@ def measure(
         pipeline.execute()
     evicted_histories_s = loop.until(lambda: loop.restored() - before >= len(gone), began)
     evicted_states_s = loop.until(lambda: not loop.handler.is_busy, began)
-    loop.until(lambda: load.seconds > evicted_states_s + 4)
+    loop.until(lambda: load.seconds > evicted_states_s + 4 or not load.is_alive())
     load.stop()
     found = loop.contents(gone)
     evicted_wrong = sum(not _continues(found.get(user), wanted[user]) for user in gone)

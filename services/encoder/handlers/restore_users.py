@@ -148,6 +148,7 @@ class RestoreUsers:
     ) -> None:
         # Before the log is read: whoever writes a user meanwhile makes the writing below fail.
         stored = self.store.load_users(user_ids, epoch)
+        user_ids = [user_id for user_id in user_ids if stored[user_id].is_lost]
         users: dict[str, _User] = {}
         behind, unkept, erased = dict[str, _User](), dict[str, _User](), dict[str, PackedHistory]()
         for user_id in user_ids:
