@@ -11,7 +11,6 @@ from services.cli.commands import (
     backfill_attributions,
     backup,
     bench,
-    bench_histories,
     bench_refresher,
     data,
     dead_letters,
@@ -97,7 +96,6 @@ app.command("upgrade", rich_help_panel=_KEEP)(upgrade.upgrade)
 app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
 app.command("attribute", hidden=True)(backfill_attributions.attribute)
 app.add_typer(dead_letters.app, rich_help_panel=_KEEP)
-bench.app.command("histories")(bench_histories.histories)
 bench.app.command("refresher")(bench_refresher.refresher)
 app.add_typer(bench.app, rich_help_panel=_MEASURE)
 app.add_typer(evaluate.app, rich_help_panel=_MEASURE)

@@ -69,6 +69,8 @@ class KeepHistories:
     # What tells a partition's log from another one, where its progress in the store does not say it yet.
     anchors: Callable[[int], str] = field(default=lambda partition: "", init=False)
     marks: dict[int, Mark] = field(default_factory=dict, init=False)
+    # Of users, that were read or written since the topic was taken over.
+    num_records: int = field(default=0, init=False)
     # Changed since the round began; still to be written in this round.
     _changed: set[str] = field(default_factory=set, init=False)
     _pending: set[str] = field(default_factory=set, init=False)
@@ -179,6 +181,7 @@ class KeepHistories:
                 continue
             self._check_offset(record.partition, offset)
             self._index.put(record.key, record.partition, offset)
+        self.num_records += len(records)
         self.kept(len(records))
 
     def find(self, user_ids: Collection[str]) -> dict[str, KeptHistory]:
@@ -230,11 +233,6 @@ class KeepHistories:
     def is_newest(self, record: SourceRecord) -> bool:
         """Whether no later record of the same user is known."""
         return self._index.get(record.key or b"") == (record.partition, record.offset)
-
-    @property
-    def num_records(self) -> int:
-        """About how many the topic has, those that compaction took included."""
-        return sum(last + 1 for last in self._last_offsets.values())
 
     def index(self) -> bool:
         """Read on in the topic, some records; False once it was read to its end. Raises: DependencyUnavailable."""
@@ -323,7 +321,7 @@ class KeepHistories:
         bounds = self.topic.bounds(partitions)
         self.marks = {p: Mark(reading=0, covered=-1, num_partitions=num_partitions) for p in partitions}
         self._last_offsets = {partition: end - 1 for partition, (_, end) in bounds.items()}
-        self._index = HistoryIndex()
+        self._index, self.num_records = HistoryIndex(), 0
         tails = {partition: max(first, end - _TAIL_RECORDS) for partition, (first, end) in bounds.items()}
         self.topic.assign(tails)
         found = _newest_marks(self.topic.read_to_end())
@@ -344,6 +342,7 @@ class KeepHistories:
 
     def _read_index(self) -> Iterator[Sequence[SourceRecord]]:
         for records in self.scan():
+            self.num_records += len(records)
             for record in records:
                 if record.key:
                     self._index.put(record.key, record.partition, record.offset)

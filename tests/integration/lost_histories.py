@@ -2,26 +2,44 @@
 
 The question: does a store that lost everything come back from `histories` sooner than from the log, and is each answer
 meanwhile right or marked? The encoder's whole loop runs here; contents are compared with those of the replay.
+
+`python tests/integration/lost_histories.py --users 200000` starts a Kafka and a Redis of its own and prints one JSON
+object; `--bundle` takes the place of a stand-in for the model. The exit status is 1 if anything was wrong and not
+marked.
 """
 
+import argparse
 import asyncio
+import json
 import os
 import random
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# This checkout, whatever is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import redis
+import structlog
+from fakes.encoder import HashEncoder
+from killed_encoder import VOCABULARY
 from prometheus_client import CollectorRegistry
 
+from services.algorithms.bundle import load_bundle
+from services.cli.stack import Ports, Stack
 from services.common import state_layout as layout
 from services.common.errors import FreshetError
 from services.common.kafka import BulkProducer, Record
 from services.common.state_store import StateReader, StateWriter, now_ms
 from services.common.stream.topics import ensure_topics
 from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
-from services.encoder.bootstrap import kafka_stream, stream_consumer
+from services.encoder.bootstrap import in_process_encoder, kafka_stream, stream_consumer, vocabulary_of
 from services.encoder.config import EncoderSettings
 from services.encoder.encoding import Vocabulary
 from services.encoder.metrics import EncoderMetrics
@@ -145,7 +163,7 @@ def measure(
     evicted: int = 1_000,
     load_per_s: float = 100.0,
     seed: int = 0,
-    say: Callable[[str], None] = lambda what: None,
+    say: Callable[[str], object] = lambda what: None,
 ) -> RecoveryTimes:
     """Fill an empty Kafka, then lose everything, then some. Redis and Kafka must hold nothing else."""
     rng, items, names = random.Random(seed), sorted(vocabulary.item_index), [f"user-{n}" for n in range(users)]
@@ -262,3 +280,41 @@ def _without_state(settings: EncoderSettings, loop: _Loop, user_ids: Collection[
             pipeline.hget(layout.state_key(home, vocabulary.model_version), layout.STATE_POSITION)
         found = pipeline.execute()
     return sum(one is None or one != other for one, other in zip(found[::2], found[1::2], strict=True))
+
+
+def main() -> int:
+    """Measure on a stack of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--users", type=int, default=200_000)
+    parser.add_argument("--evicted", type=int, default=1_000)
+    parser.add_argument("--rate", type=float, default=100.0, help="events a second while users are evicted")
+    parser.add_argument("--bundle", type=Path)
+    options = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    with tempfile.TemporaryDirectory() as folder:
+        stack = Stack(Path(folder), ports=Ports.free())
+        try:
+            stack.up(["kafka", "redis"])
+            settings = EncoderSettings(kafka_bootstrap=stack.kafka_bootstrap, redis_url=stack.redis_url)
+            encoder: SequenceEncoder = HashEncoder()
+            words = VOCABULARY
+            if options.bundle is not None:
+                model = load_bundle(options.bundle)
+                encoder, words = in_process_encoder(settings, model), vocabulary_of(model)
+            times = measure(
+                settings,
+                encoder,
+                words,
+                users=options.users,
+                evicted=options.evicted,
+                load_per_s=options.rate,
+                say=lambda what: sys.stderr.write(f"{what}\n"),
+            )
+        finally:
+            stack.down()
+    sys.stdout.write(json.dumps(asdict(times)) + "\n")
+    return int(times.emptied_wrong + times.evicted_wrong + times.answers_wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
