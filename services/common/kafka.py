@@ -376,7 +376,6 @@ def build_consumer(
             fetch_min_bytes=_GATHERED_BYTES if window_ms else 1,
             max_poll_records=max_poll_records,
             max_partition_fetch_bytes=max_partition_bytes,
-            # kafka-python gives up a connection whose answer is longer than a megabyte, which two partitions' are.
             receive_message_max_bytes=_MAX_ANSWER_BYTES,
             request_timeout_ms=5_000,
             session_timeout_ms=4_000,

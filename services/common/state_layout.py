@@ -14,8 +14,12 @@ whose keys are gone, or say less than the table, is lost: not new.
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from operator import sub
+from typing import Any, NamedTuple, TypeVar
+
+from freshet.v1 import events_pb2
 
 from services.common.errors import PreconditionFailed
 from services.common.kafka import partition_for
@@ -47,13 +51,19 @@ STATE_POSITION = "history_position"
 
 
 class StoredEvent(NamedTuple):
-    """One event of a history. Order: (event_time_ms, partition, offset). id_hash: see `hash_event_id`."""
+    """One event of a history. Order: (event_time_ms, partition, offset). id_hash: see `hash_event_id`.
+
+    type, value, exposure_id: as the interaction had them; what an earlier version stored has "", 0 and "".
+    """
 
     event_time_ms: int
     partition: int
     offset: int
     id_hash: int
     item_id: str
+    type: str = ""
+    value: float = 0.0
+    exposure_id: str = ""
 
 
 class RecentId(NamedTuple):
@@ -68,6 +78,18 @@ class RecentId(NamedTuple):
     offset: int
     outcome: int
     item_id: str = ""
+
+
+class PackedHistory(NamedTuple):
+    """A user as it is stored, unread. events, recent: `HistoryEvents` and `RecentIds`, serialised. seen_times_ms: the
+    newest event time of each seen item (joined with NUL); the first one, then differences."""
+
+    positions: Mapping[int, int]
+    forgotten: Mapping[int, int]
+    events: bytes
+    recent: bytes
+    seen_item_ids: str
+    seen_times_ms: Sequence[int]
 
 
 class Home(NamedTuple):
@@ -133,54 +155,164 @@ def hash_event_id(event_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(event_id.encode(), digest_size=8).digest(), "little")
 
 
+# What an earlier version wrote: format 1, and recent ids without a format in two fields.
 _HEADER = struct.Struct("<BI")
 _EVENT = struct.Struct("<qiqQ")
 _RECENT = struct.Struct("<QiqB")
-_FORMAT = 1
+_FORMAT = 2
+_FORMAT_BYTE = bytes([_FORMAT])
+
+_T = TypeVar("_T")
 
 
-def pack_events(events: Iterable[StoredEvent]) -> bytes:
-    """Fixed parts first, then the item ids separated by NUL (which no id may hold)."""
-    events = list(events)
+def pack_events(events: Sequence[StoredEvent]) -> bytes:
+    """The format's number, then `HistoryEvents`."""
     if not events:
         return b""
-    pack = _EVENT.pack
-    fixed = b"".join([pack(time, partition, offset, id_hash) for time, partition, offset, id_hash, _ in events])
-    return _HEADER.pack(_FORMAT, len(events)) + fixed + "\0".join([event[4] for event in events]).encode()
+    data: bytes = events_message(events).SerializeToString()
+    return _FORMAT_BYTE + data
 
 
 def unpack_events(blob: bytes | None) -> list[StoredEvent]:
     """The inverse of `pack_events`. Raises: PreconditionFailed when the blob was written in another format."""
     if not blob:
         return []
+    if blob[0] == _FORMAT:
+        return events_of(events_pb2.HistoryEvents.FromString(blob[1:]))
     layout, count = _HEADER.unpack_from(blob)
-    if layout != _FORMAT:
+    if layout != 1:
         raise PreconditionFailed(
-            f"a history has format {layout}, this version reads {_FORMAT}: a newer version of Freshet wrote it. Run "
-            "that version, or empty the state store: it is filled again from the topic"
+            f"a history has format {layout}, this version reads up to {_FORMAT}: a newer version of Freshet wrote it. "
+            "Run that version, or empty the state store: it is filled again from the topic"
         )
     end = _HEADER.size + count * _EVENT.size
     items = blob[end:].decode().split("\0")
     fixed = _EVENT.iter_unpack(blob[_HEADER.size : end])
-    return [StoredEvent._make((*event, item)) for event, item in zip(fixed, items, strict=True)]
+    return [StoredEvent._make((*event, item, "", 0.0, "")) for event, item in zip(fixed, items, strict=True)]
 
 
-def pack_recent(recent: Iterable[RecentId]) -> bytes:
-    pack = _RECENT.pack
-    return b"".join([pack(*entry[:4]) for entry in recent])
+def event_columns(blob: bytes | None) -> bytes:
+    """The serialised `HistoryEvents` of what `pack_events` made, in this version or an earlier one."""
+    if blob and blob[0] != _FORMAT:
+        blob = pack_events(unpack_events(blob))
+    return blob[1:] if blob else b""
 
 
-def pack_recent_items(recent: Iterable[RecentId]) -> bytes:
-    """Their item ids, separated by NUL, in a field of their own: what an earlier version wrote still reads."""
-    return "\0".join([entry[4] for entry in recent]).encode()
+def pack_seen(seen: Mapping[str, int]) -> tuple[str, list[int]]:
+    """Seen items and their times as `PackedHistory` has them."""
+    return "\0".join(seen), _differences(list(seen.values()))
 
 
-def unpack_recent(blob: bytes | None, items: bytes | None) -> list[RecentId]:
-    if not blob:
+def pack_history(
+    positions: Mapping[int, int],
+    forgotten: Mapping[int, int],
+    events: Sequence[StoredEvent],
+    recent: Sequence[RecentId],
+    seen: Mapping[str, int],
+) -> PackedHistory:
+    """A user as the store would dump it."""
+    columns: bytes = events_message(events).SerializeToString()
+    return PackedHistory(positions, forgotten, columns, pack_recent(recent), *pack_seen(seen))
+
+
+def seen_of(item_ids: str, times_ms: Iterable[int]) -> dict[str, int]:
+    """The inverse of `pack_seen`. Raises: ValueError when there are more of one than of the other."""
+    return dict(zip(item_ids.split("\0") if item_ids else (), accumulate(times_ms), strict=True))
+
+
+def events_message(events: Sequence[StoredEvent]) -> Any:
+    """The columns of a history, a `HistoryEvents`."""
+    if not events:
+        return events_pb2.HistoryEvents()
+    times, partitions, offsets, hashes, items, types, values, exposures = zip(*events, strict=True)
+    number = {name: at for at, name in enumerate(dict.fromkeys(types))}
+    has_types = len(number) > 1 or types[0] != ""
+    return events_pb2.HistoryEvents(
+        count=len(events),
+        event_time_ms=_differences(times),
+        partition=_one_or_all(partitions),
+        offset=_differences(offsets),
+        id_hash=hashes,
+        item_ids="\0".join(items),
+        type=_one_or_all([number[name] for name in types]) if has_types else (),
+        types=number if has_types else (),
+        value=_one_or_all(values) if any(values) else (),
+        exposure_ids="\0".join(exposures) if any(exposures) else "",
+    )
+
+
+def events_of(message: Any) -> list[StoredEvent]:
+    """The inverse of `events_message`. Raises: ValueError when columns differ in length."""
+    count, names = message.count, message.types
+    if not count:
         return []
-    fixed = list(_RECENT.iter_unpack(blob))
+    columns = (
+        accumulate(message.event_time_ms),
+        _all(message.partition, count, 0),
+        accumulate(message.offset),
+        message.id_hash,
+        message.item_ids.split("\0"),
+        [names[at] for at in _all(message.type, count, 0)] if names else [""] * count,
+        _all(message.value, count, 0.0),
+        message.exposure_ids.split("\0") if message.exposure_ids else [""] * count,
+    )
+    return list(map(StoredEvent._make, zip(*columns, strict=True)))
+
+
+def pack_recent(recent: Sequence[RecentId]) -> bytes:
+    """Recent ids as `RecentIds`."""
+    data: bytes = recent_message(recent).SerializeToString()
+    return data
+
+
+def unpack_recent(ids: bytes | None, earlier: bytes | None = None, items: bytes | None = None) -> list[RecentId]:
+    """The inverse of `pack_recent`. earlier, items: the two fields that an earlier version wrote in the place of it."""
+    if ids is not None:
+        return recent_of(events_pb2.RecentIds.FromString(ids))
+    fixed = list(_RECENT.iter_unpack(earlier or b""))
     item_ids = items.decode().split("\0") if items else [""] * len(fixed)
     return [RecentId._make((*entry, item_id)) for entry, item_id in zip(fixed, item_ids, strict=True)]
+
+
+def recent_message(recent: Sequence[RecentId]) -> Any:
+    """The columns of recent ids, a `RecentIds`."""
+    if not recent:
+        return events_pb2.RecentIds()
+    hashes, partitions, offsets, outcomes, items = zip(*recent, strict=True)
+    return events_pb2.RecentIds(
+        count=len(recent),
+        id_hash=hashes,
+        partition=_one_or_all(partitions),
+        offset=_differences(offsets),
+        outcome=_one_or_all(outcomes) if any(outcomes) else (),
+        item_ids="\0".join(items) if any(items) else "",
+    )
+
+
+def recent_of(message: Any) -> list[RecentId]:
+    """The inverse of `recent_message`. Raises: ValueError when columns differ in length."""
+    count = message.count
+    columns = (
+        message.id_hash,
+        _all(message.partition, count, 0),
+        accumulate(message.offset),
+        _all(message.outcome, count, 0),
+        message.item_ids.split("\0") if message.item_ids else [""] * count,
+    )
+    return list(map(RecentId._make, zip(*columns, strict=True)))
+
+
+def _differences(numbers: Sequence[int]) -> list[int]:
+    return [*numbers[:1], *map(sub, numbers[1:], numbers)]
+
+
+def _one_or_all(column: Sequence[_T]) -> Sequence[_T]:
+    return column[:1] if column.count(column[0]) == len(column) else column
+
+
+def _all(column: Sequence[_T], count: int, absent: _T) -> Sequence[_T]:
+    """The whole column of what `_one_or_all` left."""
+    return column if len(column) == count else [*(column or (absent,))] * count
 
 
 def _pack_offsets(offsets: Mapping[int, int]) -> str:
@@ -232,34 +364,37 @@ def _covers(reached: Mapping[int, int], wanted: Mapping[int, int]) -> bool:
     return all(reached.get(partition, -1) >= offset for partition, offset in wanted.items())
 
 
-# KEYS history, seen, state, users, progress. ARGV: expected position, position, ttl seconds, events, recent, items of
-# recent, most seen items, state operation (set, drop or keep), user id, entry in the table, epoch, watermark that the
+# KEYS history, seen, state, users, progress. ARGV: expected position, position, ttl seconds, events, recent ids, most
+# seen items, state operation (set, drop or keep), user id, entry in the table, epoch, watermark that the
 # writer knows of the home partition (empty: it is another process's), number of items no longer seen, those items,
 # number of seen items, (time, item) each, then the state's fields and values.
 # A writer that missed a failover knows another watermark than the store: nothing of it is written. `unfinished` counts
 # the users written since the watermark moved; ADVANCE wants them all.
-APPLY = """
+_EXPECT = """
 local current = redis.call('HGET', KEYS[1], 'position') or ''
 if current ~= ARGV[1] then return 0 end
-if ARGV[12] ~= '' then
+"""
+_WRITE = """
+if ARGV[11] ~= '' then
   local found = redis.call('HMGET', KEYS[5], 'epoch', 'watermark')
-  if found[1] ~= ARGV[11] then
-    if ARGV[12] ~= '-1' then return 0 end
+  if found[1] ~= ARGV[10] then
+    if ARGV[11] ~= '-1' then return 0 end
     redis.call('DEL', KEYS[5])
-    redis.call('HSET', KEYS[5], 'epoch', ARGV[11], 'watermark', '-1')
-  elseif found[2] ~= ARGV[12] then
+    redis.call('HSET', KEYS[5], 'epoch', ARGV[10], 'watermark', '-1')
+  elseif found[2] ~= ARGV[11] then
     return 0
   end
   redis.call('HINCRBY', KEYS[5], 'unfinished', 1)
 end
-if redis.call('HGET', KEYS[4], '') ~= ARGV[11] then
+if redis.call('HGET', KEYS[4], '') ~= ARGV[10] then
   redis.call('DEL', KEYS[4])
-  redis.call('HSET', KEYS[4], '', ARGV[11])
+  redis.call('HSET', KEYS[4], '', ARGV[10])
 end
-redis.call('HSET', KEYS[4], ARGV[9], ARGV[10])
-redis.call('HSET', KEYS[1], 'position', ARGV[2], 'events', ARGV[4], 'recent', ARGV[5], 'recent_items', ARGV[6])
+redis.call('HSET', KEYS[4], ARGV[8], ARGV[9])
+redis.call('HSET', KEYS[1], 'position', ARGV[2], 'events', ARGV[4], 'ids', ARGV[5])
+redis.call('HDEL', KEYS[1], 'recent', 'recent_items')
 redis.call('EXPIRE', KEYS[1], ARGV[3])
-local at = 13
+local at = 12
 local gone = tonumber(ARGV[at])
 for i = 1, gone do redis.call('ZREM', KEYS[2], ARGV[at + i]) end
 at = at + gone + 1
@@ -267,13 +402,13 @@ local seen = tonumber(ARGV[at])
 for i = 1, seen do redis.call('ZADD', KEYS[2], 'GT', ARGV[at + 2 * i - 1], ARGV[at + 2 * i]) end
 at = at + 2 * seen + 1
 if seen > 0 then
-  redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -(tonumber(ARGV[7]) + 1))
+  redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -(tonumber(ARGV[6]) + 1))
 end
 redis.call('EXPIRE', KEYS[2], ARGV[3])
-if ARGV[8] == 'set' then
+if ARGV[7] == 'set' then
   redis.call('HSET', KEYS[3], 'history_position', ARGV[2], unpack(ARGV, at))
   redis.call('EXPIRE', KEYS[3], ARGV[3])
-elseif ARGV[8] == 'drop' then
+elseif ARGV[7] == 'drop' then
   redis.call('DEL', KEYS[3])
 elseif redis.call('HGET', KEYS[3], 'history_position') == ARGV[1] then
   redis.call('HSET', KEYS[3], 'history_position', ARGV[2])
@@ -281,14 +416,17 @@ end
 return 1
 """
 
-# KEYS history, seen, then a state per model version. ARGV: expected position. What is to stay (the position, at least)
-# is written by APPLY in the same transaction.
-ERASE = """
-local current = redis.call('HGET', KEYS[1], 'position') or ''
-if current ~= ARGV[1] then return 0 end
-redis.call('DEL', unpack(KEYS))
-return 1
+APPLY = _EXPECT + _WRITE
+# The same in the place of all that is stored. KEYS 6 and on: a state per other model version. An empty position:
+# nothing is to stay.
+REWRITE = (
+    _EXPECT
+    + "redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], unpack(KEYS, 6))"
+    + """
+if ARGV[2] == '' then return 1 end
 """
+    + _WRITE
+)
 
 # KEYS progress. ARGV: epoch, expected watermark, new watermark, users written since the last one (empty: not known),
 # anchors (empty: as they are), then (field, increment) pairs. A node that took over and lacks one of those users lacks
@@ -327,6 +465,27 @@ return {
   entry, redis.call('HGET', KEYS[1], 'position'), redis.call('HSTRLEN', KEYS[1], 'events'),
   redis.call('ZCARD', KEYS[2]), seen, redis.call('HMGET', KEYS[3], unpack(ARGV, 4))
 }
+"""
+
+# All that is stored of a user but states. KEYS history, seen, users. ARGV: user id, epoch. Answers entry in the table,
+# position, events, ids, recent, recent_items, then seen items and times in turn, as one string.
+DUMP = """
+local entry = false
+if redis.call('HGET', KEYS[3], '') == ARGV[2] then entry = redis.call('HGET', KEYS[3], ARGV[1]) end
+local found = redis.call('HMGET', KEYS[1], 'position', 'events', 'ids', 'recent', 'recent_items')
+table.insert(found, 1, entry)
+found[7] = table.concat(redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), '\\0')
+return found
+"""
+
+# Users of whom nothing is there yet are to be restored. KEYS users. ARGV: epoch, entry in the table, user ids.
+SEED = """
+if redis.call('HGET', KEYS[1], '') ~= ARGV[1] then
+  redis.call('DEL', KEYS[1])
+  redis.call('HSET', KEYS[1], '', ARGV[1])
+end
+for i = 3, #ARGV do redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[2]) end
+return 1
 """
 
 # Who is in the table without keys, or has events without seen items. KEYS users. ARGV: cursor, about how many to look

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import redis
@@ -24,7 +24,7 @@ from services.common import state_layout as layout
 from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.common.kafka import partition_for
 from services.common.query_state import PackedQueryState
-from services.common.state_layout import Home, RecentId, StoredEvent
+from services.common.state_layout import Home, PackedHistory, RecentId, StoredEvent
 from services.common.stream.topic import NUM_PARTITIONS
 
 DEFAULT_TTL_SECONDS = 90 * 24 * 3600
@@ -66,7 +66,7 @@ class UserHistory:
     """A user's stored history as the writer needs it; `expected` is the position text that `apply` compares.
 
     forgotten: per partition, the last offset that was erased with the user; empty for who was never forgotten.
-    is_lost: the store once held more of the user than this.
+    is_lost: the store once held more of the user than this; known: up to where of the home partition (-1: not known).
     """
 
     events: list[StoredEvent] = field(default_factory=list)
@@ -75,6 +75,7 @@ class UserHistory:
     forgotten: dict[int, int] = field(default_factory=dict)
     expected: bytes = b""
     is_lost: bool = False
+    known: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,18 @@ class Progress:
     unfinished: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     anchors: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """What the store holds of some users, read together, and progress as it was when that was read.
+
+    histories: of those of whom it holds anything. lost: of whom it once held more.
+    """
+
+    histories: Mapping[str, PackedHistory]
+    lost: Collection[str]
+    progress: Mapping[int, Progress]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +192,7 @@ def _progress(values: Sequence[bytes | None], epoch: bytes | None) -> Progress:
     )
 
 
+_HISTORY_FIELDS = ("position", "events", "ids", "recent", "recent_items")
 _PROGRESS_FIELDS = ("epoch", "watermark", "unfinished", "anchors", *layout.COUNT_FIELDS)
 
 
@@ -437,7 +451,7 @@ class StateWriter:
         for partition, users in of_partition.items():
             pipeline.hmget(layout.users_key(partition), [layout.TABLE_EPOCH, *users])
         for home in homes:
-            pipeline.hmget(layout.history_key(home), ("position", "events", "recent", "recent_items"))
+            pipeline.hmget(layout.history_key(home), _HISTORY_FIELDS)
             pipeline.exists(layout.seen_key(home))
         with _redis_errors():
             replies = pipeline.execute()
@@ -513,19 +527,71 @@ class StateWriter:
 
         Raises: Conflict when another writer was quicker with some of them; DependencyUnavailable.
         """
-        replies: list[int] = []
         with _redis_errors():
-            models = sorted(model.decode() for model in cast(set[bytes], self._redis.smembers(layout.MODELS_KEY)))
+            models = {model.decode() for model in cast(set[bytes], self._redis.smembers(layout.MODELS_KEY))}
+
+        def queue(pipeline: Any, sha: str) -> None:
             for update in updates:
                 home = layout.home_of(update.user_id, epoch)
-                keys = [layout.history_key(home), layout.seen_key(home)]
-                keys += [layout.state_key(home, version) for version in {*models, update.model_version}]
-                pipeline = self._redis.pipeline(transaction=True)
-                pipeline.eval(layout.ERASE, len(keys), *keys, update.expected)
-                if update.expected or update.positions:
-                    pipeline.eval(layout.APPLY, 5, *self._apply_arguments(replace(update, expected=b""), epoch, {}))
-                replies.append(min(pipeline.execute()))
-        _check_written(replies)
+                keys_and_arguments = self._apply_arguments(update, epoch, {})
+                keys, arguments = keys_and_arguments[:5], keys_and_arguments[5:]
+                if not update.expected and not update.positions:
+                    arguments[1] = ""
+                keys += [layout.state_key(home, version) for version in sorted(models - {update.model_version})]
+                pipeline.evalsha(sha, len(keys), *keys, *arguments)
+
+        _check_written(self._run_script(layout.REWRITE, queue) if updates else [])
+
+    def dump(self, user_ids: Collection[str], partitions: Collection[int], epoch: str) -> Dump:
+        """All of these users but their states, then the progress of these partitions, in one round trip.
+
+        Raises: DependencyUnavailable.
+        """
+        homes = [layout.home_of(user_id, epoch) for user_id in user_ids]
+
+        def queue(pipeline: Any, sha: str) -> None:
+            for home in homes:
+                keys = (layout.history_key(home), layout.seen_key(home), layout.users_key(home.partition))
+                pipeline.evalsha(sha, 3, *keys, home.user_id, epoch)
+            for partition in partitions:
+                pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
+
+        replies = self._run_script(layout.DUMP, queue)
+        histories: dict[str, PackedHistory] = {}
+        lost = []
+        for home, (entry, position, events, ids, *earlier, seen) in zip(homes, replies, strict=False):
+            if _lost(epoch, home, entry, position, events=bool(events), seen=bool(seen)):
+                lost.append(home.user_id)
+            elif found := layout.unpack_positions(epoch, position):
+                words = seen.decode().split("\0") if seen else []
+                times = map(int, map(float, words[1::2]))
+                histories[home.user_id] = PackedHistory(
+                    *found,
+                    layout.event_columns(events),
+                    ids if ids is not None else layout.pack_recent(layout.unpack_recent(None, *earlier)),
+                    *layout.pack_seen(dict(zip(words[::2], times, strict=True))),
+                )
+        progress = {p: _progress(row, epoch.encode()) for p, row in zip(partitions, replies[len(homes) :], strict=True)}
+        return Dump(histories=histories, lost=lost, progress=progress)
+
+    def user_ids(self, partition: int, epoch: str) -> list[str]:
+        """Everybody in the table of a partition. Raises: DependencyUnavailable."""
+        with _redis_errors():
+            if self._redis.hget(layout.users_key(partition), layout.TABLE_EPOCH) != epoch.encode():
+                return []
+            pages = self._redis.hscan_iter(layout.users_key(partition), count=1_000)
+            return sorted({user.decode() for user, _ in pages if user})
+
+    def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
+        """Put users who are at home in this partition into its table; of whom nothing else is there is lost, not new.
+
+        Raises: DependencyUnavailable.
+        """
+        entry = layout.pack_entry(-1, int(time.time()) + self._ttl_seconds)
+        self._run_script(
+            layout.SEED,
+            lambda pipeline, sha: pipeline.evalsha(sha, 1, layout.users_key(partition), epoch, entry, *user_ids),
+        )
 
     def add_model(self, model_version: str) -> None:
         """Name a model version before its first state is stored, so that a forget finds them all. Idempotent."""
@@ -580,7 +646,6 @@ class StateWriter:
             self._ttl_seconds,
             layout.pack_events(update.events),
             layout.pack_recent(update.recent),
-            layout.pack_recent_items(update.recent),
             self._max_seen,
             update.state_change,
             update.user_id,
@@ -622,19 +687,21 @@ class StateWriter:
 def _history(
     epoch: str, home: Home, entry: bytes | None, row: Sequence[bytes | None], *, has_seen: bool
 ) -> UserHistory:
-    position, events, recent, recent_items = row
+    position, events, *recent = row
     is_lost = _lost(epoch, home, entry, position, events=bool(events), seen=has_seen)
     found = layout.unpack_positions(epoch, position)
+    known = -1 if entry is None else int(entry.partition(b":")[0])
     if found is None:
-        return UserHistory(expected=position or b"", is_lost=is_lost)
+        return UserHistory(expected=position or b"", is_lost=is_lost, known=known)
     positions, forgotten = found
     return UserHistory(
         events=layout.unpack_events(events),
-        recent=layout.unpack_recent(recent, recent_items),
+        recent=layout.unpack_recent(*recent),
         positions=positions,
         forgotten=forgotten,
         expected=position or b"",
         is_lost=is_lost,
+        known=known,
     )
 
 

@@ -1,6 +1,7 @@
 """Puts the encoder process together: the only module that names concrete adapters."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader, StateWriter
 from services.common.stream.reader import TopicReader
 from services.common.stream.topics.forgets import FORGETS
+from services.common.stream.topics.histories import HISTORIES
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.common.tracing import configure_tracing
 from services.encoder.adapters.forget_log import ForgetTopic
@@ -28,8 +30,10 @@ from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory
 from services.encoder.handlers.forget_users import ForgetUsers
+from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.metrics import EncoderMetrics
+from services.encoder.ports import SequenceEncoder
 from services.encoder.server import SERVICE, EncoderServicer
 
 log = structlog.get_logger()
@@ -114,6 +118,19 @@ def log_of_users(settings: EncoderSettings) -> TopicReader:
     )
 
 
+def history_topic(settings: EncoderSettings) -> TopicReader:
+    """The configured partitions of `histories`."""
+    return TopicReader(
+        settings.kafka_bootstrap,
+        HISTORIES,
+        group_id=settings.group_id,
+        client_id="freshet-encoder-histories",
+        partitions=parse_partitions(settings.partitions),
+        makes_topics=settings.replicas,
+        max_poll_records=2_000,
+    )
+
+
 def forget_log(settings: EncoderSettings) -> ForgetTopic:
     """The topic `forgets`, which every process reads whole."""
     return ForgetTopic(
@@ -143,6 +160,73 @@ def earlier_keys(settings: EncoderSettings) -> list[bytes]:
     return [key.encode() for key in settings.earlier_pseudonym_keys.get_secret_value().split()]
 
 
+def stream_consumer(
+    settings: EncoderSettings,
+    store: StateWriter,
+    encoder: SequenceEncoder,
+    vocabulary: Vocabulary,
+    metrics: EncoderMetrics,
+    *,
+    on_ready: Callable[[], None] = lambda: None,
+    on_stall: Callable[[], None] = lambda: None,
+) -> tuple[Consumer, ApplyRecords, ForgetUsers]:
+    """The loop that applies the stream, and what it applies records and forgets with."""
+    outbox = KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-encoder"))
+    key, forgotten, log_again = pseudonym_key(settings), Forgotten(), log_of_users(settings)
+    keep = KeepHistories(
+        topic=history_topic(settings),
+        log=log_again,
+        store=store,
+        outbox=outbox,
+        every_s=settings.history_every_s,
+        ttl_seconds=settings.user_ttl_seconds,
+        kept=metrics.kept.inc,
+    )
+    restore_users = RestoreUsers(
+        log=log_again,
+        store=store,
+        encoder=encoder,
+        vocabulary=vocabulary,
+        forgotten=forgotten,
+        keep=keep,
+        restored=metrics.restored.inc,
+    )
+    forgets = ForgetUsers(
+        log=forget_log(settings),
+        store=store,
+        outbox=outbox,
+        encoder=encoder,
+        forgotten=forgotten,
+        model_version=vocabulary.model_version,
+        pseudonym_key=key,
+        reader=f"{settings.group_id}:{settings.partitions}",
+        earlier_keys=earlier_keys(settings),
+        keep=keep,
+    )
+    handler = ApplyRecords(
+        store=store,
+        outbox=outbox,
+        encoder=encoder,
+        vocabulary=vocabulary,
+        pseudonym_key=key,
+        forgotten=forgotten,
+        restore_users=restore_users,
+        keep=keep,
+    )
+    consumer = Consumer(
+        stream=kafka_stream(settings),
+        outbox=outbox,
+        encoder=encoder,
+        handler=handler,
+        forgets=forgets,
+        metrics=metrics,
+        limits=ConsumerLimits(min_records=min(512, settings.max_poll_records), max_records=settings.max_poll_records),
+        on_ready=on_ready,
+        on_stall=on_stall,
+    )
+    return consumer, handler, forgets
+
+
 async def run(settings: EncoderSettings) -> None:
     """Serve and apply the stream until a signal.
 
@@ -158,46 +242,14 @@ async def run(settings: EncoderSettings) -> None:
     health = HealthState()
     encoder = model_encoder(settings, bundle)
     metrics.watch_cache(encoder.cache_counts)
-    outbox = KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-encoder"))
     store = state_writer(settings)
     reader = StateReader(settings.redis_url, timeout_s=DESCRIBE_TIMEOUT_S)
-    key = pseudonym_key(settings)
-    forgotten = Forgotten()
-    restore_users = RestoreUsers(
-        log=log_of_users(settings),
-        store=store,
-        encoder=encoder,
-        vocabulary=vocabulary,
-        forgotten=forgotten,
-        restored=metrics.restored.inc,
-    )
-    forgets = ForgetUsers(
-        log=forget_log(settings),
-        store=store,
-        outbox=outbox,
-        encoder=encoder,
-        forgotten=forgotten,
-        model_version=bundle.model_version,
-        pseudonym_key=key,
-        reader=f"{settings.group_id}:{settings.partitions}",
-        earlier_keys=earlier_keys(settings),
-    )
-    consumer = Consumer(
-        stream=kafka_stream(settings),
-        outbox=outbox,
-        encoder=encoder,
-        handler=ApplyRecords(
-            store=store,
-            outbox=outbox,
-            encoder=encoder,
-            vocabulary=vocabulary,
-            pseudonym_key=key,
-            forgotten=forgotten,
-            restore_users=restore_users,
-        ),
-        forgets=forgets,
-        metrics=metrics,
-        limits=ConsumerLimits(min_records=min(512, settings.max_poll_records), max_records=settings.max_poll_records),
+    consumer, _, forgets = stream_consumer(
+        settings,
+        store,
+        encoder,
+        vocabulary,
+        metrics,
         on_ready=lambda: health.set_ready(True),
         on_stall=lambda: health.set_ready(False),
     )
@@ -209,7 +261,7 @@ async def run(settings: EncoderSettings) -> None:
     describe_user = DescribeUser(
         reader=reader,
         vocabulary=vocabulary,
-        pseudonym_key=key,
+        pseudonym_key=pseudonym_key(settings),
         applied_up_to=forgets.applied_up_to,
         earlier_keys=earlier_keys(settings),
     )

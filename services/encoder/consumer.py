@@ -88,6 +88,8 @@ class Consumer(Follower):
         """Commit. Whatever is unfinished is simply read again next time."""
         try:
             if self._in_step:
+                if not self._is_held:
+                    self._handler.finish()
                 self._commit()
                 self._stream.poll(0, 1)
         except FreshetError as exc:
@@ -98,7 +100,7 @@ class Consumer(Follower):
         self._outbox.close()
 
     def turn(self) -> int:
-        """Get in step with the store if need be, poll, apply. Returns the number of records."""
+        """Get in step with the store if need be, poll, apply. Returns the number of records and of restored users."""
         if not self._in_step:
             self._synchronise()
         self._check_store(time.monotonic())
@@ -107,7 +109,8 @@ class Consumer(Follower):
             self._stop.wait(self._limits.poll_ms / 1000)
         else:
             self._follow_forgets()
-            records = self._stream.poll(self._limits.poll_ms, self._poll_records)
+            wait_ms = 0 if self._handler.is_busy else self._limits.poll_ms
+            records = self._stream.poll(wait_ms, self._poll_records)
         if records:
             self._check_log(time.monotonic(), records)
             self._apply(records)
@@ -117,7 +120,7 @@ class Consumer(Follower):
             self._next_commit = now + self._limits.commit_every_s
             self._pass_over()
             self._commit()
-        return len(records)
+        return len(records) + self._between_polls()
 
     def _synchronise(self) -> None:
         if not self._is_ready:
@@ -180,7 +183,7 @@ class Consumer(Follower):
             self._synchronise()
         if not self._is_held:
             self._handler.check_epoch()
-            self._restore_lost(now)
+            self._find_lost(now)
         self._in_step = True
         if self._is_held != was_held:
             log.info("stream_held" if self._is_held else "stream_released", watermarks=self._handler.watermarks)
@@ -200,13 +203,19 @@ class Consumer(Follower):
             self._handler.pass_over(self._stream.positions())
             self._in_step = True
 
-    def _restore_lost(self, now: float) -> None:
+    def _find_lost(self, now: float) -> None:
         look = now >= self._next_look
-        lost = self._handler.find_lost(look=look)
+        self._handler.find_lost(look=look)
         if look:
             self._next_look = now + self._limits.look_for_lost_every_s
-        if lost:
-            self._handler.restore(lost)
+
+    def _between_polls(self) -> int:
+        if self._is_held:
+            return 0
+        self._in_step = False
+        done = self._handler.turn()
+        self._in_step = True
+        return done
 
     def _commit(self) -> None:
         offsets = self._handler.committable()

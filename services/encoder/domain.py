@@ -203,7 +203,16 @@ def merge(
 
 def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_history: int) -> Outcome:
     interaction = arrival.interaction
-    event = StoredEvent(interaction.event_time_ms, arrival.partition, arrival.offset, id_hash, interaction.item_id)
+    event = StoredEvent(
+        interaction.event_time_ms,
+        arrival.partition,
+        arrival.offset,
+        id_hash,
+        interaction.item_id,
+        interaction.type,
+        interaction.value,
+        interaction.exposure_id,
+    )
     events = result.events
     result.seen_times[event.item_id] = max(result.seen_times.get(event.item_id, 0), event.event_time_ms)
     if not events or event[:3] > events[-1][:3]:

@@ -5,11 +5,12 @@ topic, now, after a second delivery, and in every later rebuild or import. What 
 Kafka nor Redis.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from services.common.errors import PreconditionFailed
+from services.common.state_layout import PackedHistory, StoredEvent, pack_history
 from services.common.state_store import UserHistory
 from services.common.stream.record import SourceRecord
 from services.common.stream.retraction import furthest, is_covered
@@ -86,3 +87,16 @@ def erase(history: UserHistory, up_to: Mapping[int, int]) -> UserHistory:
         forgotten=forgotten,
         expected=history.expected,
     )
+
+
+def seen_in(events: Iterable[StoredEvent]) -> dict[str, int]:
+    """The items of a history, with the newest time of each: what a forgotten user's later events say was seen."""
+    seen: dict[str, int] = {}
+    for event in events:
+        seen[event.item_id] = max(event.event_time_ms, seen.get(event.item_id, 0))
+    return seen
+
+
+def packed(history: UserHistory, seen: Mapping[str, int]) -> PackedHistory:
+    """The user as `histories` keeps it."""
+    return pack_history(history.positions, history.forgotten, history.events, history.recent, seen)

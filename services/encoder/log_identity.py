@@ -171,3 +171,24 @@ def _another_log(partition: int, watermark: int, end: int, *, has_anchors: bool)
         f"{what}, but the state store has applied up to {watermark}: the topic was made anew. Empty the state store, "
         "and it is filled again from the topic; or bring the topic back"
     )
+
+
+def same_logs(stream: Reader, remembered: Mapping[int, tuple[int, str]]) -> set[int]:
+    """The partitions that still are the log of which something is remembered: the last offset, and `LogIdentity.text`.
+
+    What retention took cannot be compared and is believed. Of whom nothing is remembered (offset -1) is believed only
+    while there are no records. Raises: DependencyUnavailable.
+    """
+    bounds = stream.bounds(list(remembered))
+    known = {p: anchors.last for p, (_, text) in remembered.items() if (anchors := Anchors.parse(text))}
+    found = _found(stream, known)
+    return {
+        partition
+        for partition, (last, _) in remembered.items()
+        if last < bounds[partition][1]
+        and (
+            partition in found
+            or (partition in known and known[partition].offset < bounds[partition][0])
+            or (last < 0 and bounds[partition][1] == 0)
+        )
+    }

@@ -51,8 +51,9 @@ class EncoderMetrics:
         records = figures.counter("freshet_encoder_records", text, "outcome")
         self._records = {outcome: records.labels(outcome) for outcome in COUNT_FIELDS}
         self.restored = figures.counter(
-            "freshet_encoder_restored_users", "Users of whom the state store lost something, read again from the log."
+            "freshet_encoder_restored_users", "Users of whom the state store lost something, and who came back."
         )
+        self.kept = figures.counter("freshet_encoder_kept_histories", "Records of users written to `histories`.")
         self._freshness = figures.histogram(
             "freshet_encoder_event_to_state_seconds",
             "Seconds from the broker's acknowledgement of an event to its state being readable.",

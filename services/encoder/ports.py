@@ -7,9 +7,10 @@ synchronous: the consumer has a thread of its own, and on-demand encoding runs i
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from services.common.state_store import AdvanceStep, Progress, UserHistory, UserKeys, UserUpdate
+from services.common.state_store import AdvanceStep, Dump, Progress, UserHistory, UserKeys, UserUpdate
 from services.common.stream.record import DeadLetter
 from services.common.stream.topics.attributions import Attributed
+from services.common.stream.topics.histories import KeptRecord
 from services.common.stream.topics.search_clicks import ClickRecord
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.forgetting import ForgetRecord
@@ -30,6 +31,14 @@ class Outbox(Protocol):
 
     def close(self) -> None:
         """Give the connections up; the next call makes new ones."""
+
+
+class HistoryOutbox(Protocol):
+    """Writes `histories`; it is read back as any topic."""
+
+    def keep(self, records: Sequence[KeptRecord]) -> Sequence[int]:
+        """Write records, in the order given within a partition; their offsets (-1: it is not known). Returns once all
+        are acknowledged; a failure may leave some of them written."""
 
 
 class ForgetLog(Protocol):
@@ -100,6 +109,15 @@ class Store(Protocol):
         """Erase all that is stored of each user, states of every model version included, and write the update in its
         place (nothing, where neither it nor what was stored has positions), atomically. Raises: Conflict when some were
         written in between."""
+
+    def dump(self, user_ids: Collection[str], partitions: Collection[int], epoch: str) -> Dump:
+        """All of these users but their states; then the progress of these partitions, no older than they are."""
+
+    def user_ids(self, partition: int, epoch: str) -> Sequence[str]:
+        """Everybody who is at home in a partition."""
+
+    def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
+        """Note that these users are at home in this partition: who is there already stays, the others are lost."""
 
     def forgets_applied(self, reader: str, epoch: str) -> int:
         """The last record of `forgets` that `reader` applied to this store in this epoch; -1: none yet."""

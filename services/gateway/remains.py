@@ -12,6 +12,7 @@ from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.stream.topics.dead_letters import SUFFIX
 from services.common.stream.topics.exposures import EXPOSURES
 from services.common.stream.topics.forgets import FORGETS
+from services.common.stream.topics.histories import HISTORIES
 from services.common.stream.topics.index_deltas import INDEX_DELTAS
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.common.stream.topics.items import ITEMS
@@ -24,6 +25,8 @@ HOLDS: Mapping[str, str] = {
     ATTRIBUTIONS: "the user's interactions and query states under a pseudonym; every reading skips them",
     SEARCH_CLICKS: "the words that the user searched with, under a pseudonym; every reading skips them",
     INDEX_DELTAS: "remembered interactions of the user and earlier item states; newer records take them back",
+    HISTORIES: "the user id, applied positions and hashes of event ids for good; the user's earlier records, which "
+    "nothing reads any more",
     FORGETS: "the user id and up to where it is void, so that rebuilds honour it",
     INTERACTIONS + SUFFIX: "records of the user that could not be read, with the user id; a forget does not reach them",
     ATTRIBUTIONS + SUFFIX: "unreadable records of the user under a pseudonym; a forget does not reach them",

@@ -21,10 +21,12 @@ from services.common.stream.retraction import ForgetUpTo, Undo
 from services.common.stream.topic import NUM_PARTITIONS
 from services.common.stream.topics.attributions import ATTRIBUTIONS, Attribution, encode_attribution
 from services.common.stream.topics.dead_letters import SUFFIX
+from services.common.stream.topics.histories import HISTORIES, MARK_KEY, KeptRecord
 from services.common.stream.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, MemoryDelta, encode
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.common.stream.topics.search_clicks import SEARCH_CLICKS, SearchClick, encode_click
 from services.encoder.adapters import kafka_outbox as encoder_kafka
+from services.encoder.ports import HistoryOutbox
 from services.encoder.ports import Outbox as EncoderOutbox
 from services.refresher.adapters import kafka_outbox as refresher_kafka
 from services.refresher.ports import Outbox as RefresherOutbox
@@ -156,6 +158,31 @@ def test_what_the_refresher_publishes_is_there_in_order_when_publish_returns(
     refresher.outbox.publish(sent[2:], ())
     assert refresher.values(INDEX_DELTAS, 6) == [encode(one) for one in (*sent, *sent[2:])]
     assert refresher.letters(1) == [(78, b"\xff78", "because 78")]
+
+
+@pytest.fixture(params=either("kafka"))
+def histories(request: pytest.FixtureRequest) -> Iterator[tuple[HistoryOutbox, Callable[[int], list[SourceRecord]]]]:
+    """An outbox, and what was written once it is so many records."""
+    if request.param == "memory":
+        topic = encoder_fakes.MemoryStream(NUM_PARTITIONS).histories
+        yield encoder_fakes.MemoryOutbox(topic), lambda _: topic.reader().read_to_end()
+        return
+    since, producer = Since(request.getfixturevalue("kafka"), HISTORIES), BulkProducer(request.getfixturevalue("kafka"))
+    yield encoder_kafka.KafkaOutbox(producer), since.records
+    since.close()
+    producer.close()
+
+
+def test_histories_lie_where_they_were_meant_to_in_order_and_it_is_said_at_which_offsets(
+    histories: tuple[HistoryOutbox, Callable[[int], list[SourceRecord]]],
+) -> None:
+    outbox, written = histories
+    sent = [KeptRecord(3, b"ann", b"1"), KeptRecord(5, b"bob", None), KeptRecord(3, MARK_KEY, b"2")]
+    offsets = outbox.keep(sent)
+    found = {(one.partition, one.offset): (one.key, one.value) for one in written(3)}
+    assert found == {(r.partition, at): (r.key, r.value) for r, at in zip(sent, offsets, strict=True)}
+    assert offsets[0] < offsets[2] < outbox.keep(sent[:1])[0]
+    assert list(outbox.keep([])) == []
 
 
 def test_a_closed_outbox_publishes_on(encoder: Scene[EncoderOutbox], refresher: Scene[RefresherOutbox]) -> None:

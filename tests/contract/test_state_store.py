@@ -3,6 +3,7 @@
 Keys, expiry and scripts are checked on Redis beside it; what the gateway reads back, in test_user_states.py.
 """
 
+import struct
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,7 @@ NUM_PARTITIONS = 8
 EARLIER, NOW, LATER = "earlier-8", "now-8", "later-8"
 ANN_HOME = state_layout.home_of("ann", NOW)
 ANN_HISTORY = state_layout.history_key(ANN_HOME)
-EVENTS = [StoredEvent(1_000 + n, 3, 40 + n, 2**63 + n, f"item-{n}") for n in range(3)]
+EVENTS = [StoredEvent(1_000 + n, 3, 40 + n, 2**63 + n, f"item-{n}", "rating", 0.5 * n, f"e{n}") for n in range(3)]
 
 
 @pytest.fixture(params=either("redis"))
@@ -167,6 +168,76 @@ def test_a_store_with_other_partitions_is_refused(store: Store) -> None:
     store.ensure_epoch(NUM_PARTITIONS)
     with pytest.raises(PreconditionFailed, match=r"8 partitions .* has 16 now"):
         store.ensure_epoch(16)
+
+
+def test_a_dump_is_all_of_a_user_but_states_and_progress_as_of_then(store: Store) -> None:
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    recent = [RecentId(2**64 - 1, 3, 41, 1), RecentId(7, 3, 42, 0, "日本")]
+    seen = {"item-1": 1_001, "item-2": 1_800_000_000_000, "日本": 0}
+    store.apply(
+        [update("ann", recent=recent, seen_times=seen, forgotten={5: 9}), update("bob", seen_times={"x": 2})], epoch, {}
+    )
+    store.advance([AdvanceStep(partition=1, from_watermark=-1, to_watermark=9, counts={"applied": 8})], epoch)
+    found = store.dump(["ann", "bob", "nobody"], [0, 1], epoch)
+    assert (set(found.histories), list(found.lost)) == ({"ann", "bob"}, [])
+    ann = found.histories["ann"]
+    assert (ann.positions, ann.forgotten) == ({3: 42}, {5: 9})
+    assert state_layout.unpack_events(b"\x02" + ann.events) == EVENTS
+    assert state_layout.unpack_recent(ann.recent) == recent
+    assert state_layout.seen_of(ann.seen_item_ids, ann.seen_times_ms) == seen
+    assert (found.progress[0].watermark, found.progress[1].watermark, found.progress[1].counts["applied"]) == (-1, 9, 8)
+    assert store.dump([], [1], epoch).progress == {1: found.progress[1]}
+
+
+def test_a_user_without_events_is_dumped_without_events(store: Store) -> None:
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.apply([update(events=[], recent=[], seen_times={}, state=None, state_change="keep")], epoch, {})
+    assert store.dump(["ann"], [], epoch).histories["ann"] == state_layout.pack_history({3: 42}, {}, [], [], {})
+
+
+def test_seeded_users_are_lost_until_they_are_written_and_known_ones_stay(store: Store) -> None:
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    home = ANN_HOME.partition
+    others = [name for name in map(str, range(50)) if state_layout.home_of(name, epoch).partition == home][:2]
+    store.apply([update("ann", positions={home: 7})], epoch, {})
+    store.seed(home, ["ann", *others], epoch)
+    assert sorted(store.user_ids(home, epoch)) == sorted(["ann", *others])
+    assert list(store.user_ids(home, LATER)) == []
+    assert sorted(store.find_lost(range(NUM_PARTITIONS), epoch)) == sorted(others)
+    found = store.load_users(["ann", *others], epoch)
+    assert {name: (one.is_lost, one.known) for name, one in found.items()} == {
+        "ann": (False, 7),
+        **dict.fromkeys(others, (True, -1)),
+    }
+    assert sorted(store.dump(["ann", *others], [], epoch).lost) == sorted(others)
+    store.rewrite([update(others[0], positions={home: 9})], epoch)
+    assert list(store.find_lost(range(NUM_PARTITIONS), epoch)) == others[1:]
+
+
+@pytest.mark.integration
+def test_what_an_earlier_version_stored_is_read_and_dumped(writer: StateWriter, redis_url: str) -> None:
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    writer.apply([update("ann")], epoch, {})
+    with redis.Redis.from_url(redis_url) as client:
+        client.hdel(ANN_HISTORY, "ids")
+        client.hset(
+            ANN_HISTORY,
+            mapping={
+                "position": state_layout.pack_positions(epoch, {3: 42}),
+                "events": struct.pack("<BIqiqQ", 1, 1, 1_000, 3, 40, 2**63) + b"item-0",
+                "recent": struct.pack("<QiqB", 7, 3, 42, 0),
+                "recent_items": b"item-0",
+            },
+        )
+    found = writer.load_users(["ann"], epoch)["ann"]
+    assert found.events == [StoredEvent(1_000, 3, 40, 2**63, "item-0")]
+    assert found.recent == [RecentId(7, 3, 42, 0, "item-0")]
+    dumped = writer.dump(["ann"], [], epoch).histories["ann"]
+    assert state_layout.unpack_events(b"\x02" + dumped.events) == found.events
+    assert state_layout.unpack_recent(dumped.recent) == found.recent
+    writer.apply([update("ann", found.expected, events=found.events, recent=found.recent)], epoch, {})
+    with redis.Redis.from_url(redis_url) as client:
+        assert sorted(client.hkeys(ANN_HISTORY)) == [b"events", b"ids", b"position"]  # type: ignore[type-var, arg-type]
 
 
 @pytest.mark.integration

@@ -4,14 +4,16 @@ The encoder here is a running hash, so a state names exactly the events it was m
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from fakes.stream import MemoryTopics
 
+from services.common.state_store import now_ms
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topics.attributions import Attributed
 from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
+from services.common.stream.topics.histories import HISTORIES, KeptRecord
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.common.stream.topics.search_clicks import ClickRecord
 from services.encoder.adapters.forget_log import ForgetTopic
@@ -19,10 +21,11 @@ from services.encoder.domain import EncodedStates, EncodeJob
 
 
 class MemoryStream(MemoryTopics):
-    """`interactions`: `append` records, read them as a consumer would."""
+    """`interactions`: `append` records, read them as a consumer would. histories: the topic beside it."""
 
     def __init__(self, num_partitions: int = 2) -> None:
         super().__init__({INTERACTIONS: num_partitions})
+        self.histories = MemoryTopics({HISTORIES: num_partitions})
 
     @property
     def log(self) -> list[list[SourceRecord]]:
@@ -46,9 +49,10 @@ class MemoryStream(MemoryTopics):
 
 
 class MemoryOutbox:
-    """Keeps what was published, repetitions included."""
+    """Keeps what was published, repetitions included. histories: the topic that `keep` writes to."""
 
-    def __init__(self) -> None:
+    def __init__(self, histories: MemoryTopics | None = None, clock_ms: Callable[[], int] = now_ms) -> None:
+        self.histories, self._clock_ms = histories, clock_ms
         self.attributions: list[Attributed] = []
         self.dead_letters: list[DeadLetter] = []
         self.clicks: list[ClickRecord] = []
@@ -62,6 +66,15 @@ class MemoryOutbox:
         self.attributions += attributions
         self.dead_letters += dead_letters
         self.clicks += clicks
+
+    def keep(self, records: Sequence[KeptRecord]) -> Sequence[int]:
+        topic = self.histories or MemoryTopics(
+            {HISTORIES: 1 + max((record.partition for record in records), default=0)}
+        )
+        return [
+            topic.write(HISTORIES, key, value, partition=partition, written_ms=self._clock_ms())
+            for partition, key, value in records
+        ]
 
     def close(self) -> None:
         """Nothing is held."""

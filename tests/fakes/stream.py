@@ -25,6 +25,7 @@ class MemoryTopics:
         self._next: dict[tuple[str, int], int] = {}
         self._known_ends: dict[str, Offsets] = {}
         self._first: dict[tuple[str, int], int] = {}
+        self._gone: set[tuple[str, int, int]] = set()
 
     def reader(self, *, partitions: Collection[int] | None = None) -> Self:
         """Another reader of the same records, in the same group, that has read nothing. partitions: of every topic."""
@@ -43,6 +44,12 @@ class MemoryTopics:
     def expire(self, topic: str, partition: int, below: int) -> None:
         """Retention takes the records below this offset away."""
         self._first[topic, partition] = below
+
+    def compact(self, topic: str) -> None:
+        """Every record goes that has a later one of the same key; offsets stay."""
+        for partition, log in enumerate(self.logs[topic]):
+            newest = {record.key: record.offset for record in log}
+            self._gone |= {(topic, partition, one.offset) for one in log if newest[one.key] != one.offset}
 
     def write(
         self,
@@ -78,7 +85,11 @@ class MemoryTopics:
 
     def records_at(self, offsets: Offsets, topic: str = "") -> Mapping[int, SourceRecord]:
         log = self._log(topic)
-        return {partition: log[partition][at] for partition, at in offsets.items() if 0 <= at < len(log[partition])}
+        return {
+            partition: log[partition][at]
+            for partition, at in offsets.items()
+            if 0 <= at < len(log[partition]) and (topic or self.topic, partition, at) not in self._gone
+        }
 
     def assign(self, offsets: Offsets, topic: str = "") -> None:
         self.seek(offsets, topic)
@@ -99,7 +110,7 @@ class MemoryTopics:
                 room = self.per_poll if max_records is None else min(self.per_poll, max_records - len(found))
                 batch = log[start : start + room]
                 self._next[topic, partition] = start + len(batch)
-                found += batch
+                found += [record for record in batch if (topic, partition, record.offset) not in self._gone]
             self._known_ends[topic] = self.end_offsets(topic)
         if not found:
             time.sleep(min(timeout_ms, 1) / 1000)
@@ -110,8 +121,8 @@ class MemoryTopics:
 
     def read_to_end(self, topic: str = "") -> list[SourceRecord]:
         found: list[SourceRecord] = []
-        while records := self.poll(0, only=topic or self.topic):
-            found += records
+        while any(at < self.end_offsets(topic)[partition] for partition, at in self.positions(topic).items()):
+            found += self.poll(0, only=topic or self.topic)
         return found
 
     def committed(self, topic: str = "") -> Offsets:

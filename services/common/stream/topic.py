@@ -46,13 +46,15 @@ class Replicas:
 class Topic:
     """One topic and how it is made when it is missing; an existing topic is left as it is.
 
-    has_dead_letters: what of it nobody can read goes to a topic of its own.
+    has_dead_letters: what of it nobody can read goes to a topic of its own. as_many_as: another topic, whose number of
+    partitions it gets where that one exists.
     """
 
     name: str
     num_partitions: int = NUM_PARTITIONS
     settings: Mapping[str, str] = field(default_factory=dict)
     has_dead_letters: bool = False
+    as_many_as: str = ""
 
 
 def parse(kind: type[_M], value: bytes | None) -> _M:

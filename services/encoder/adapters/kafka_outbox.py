@@ -1,5 +1,5 @@
 """The outbox port over Apache Kafka: attributions keyed by item, a voided user into every partition, search clicks,
-dead letters."""
+histories where the user's interactions lie, dead letters."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,6 +8,7 @@ from services.common.stream.record import DeadLetter
 from services.common.stream.retraction import ForgetUpTo
 from services.common.stream.topics.attributions import ATTRIBUTIONS, Attributed, encode_attribution
 from services.common.stream.topics.dead_letters import dead_letter
+from services.common.stream.topics.histories import HISTORIES, KeptRecord
 from services.common.stream.topics.search_clicks import SEARCH_CLICKS, ClickRecord, encode_click, key_of
 
 # What an import publishes at once would not fit into the producer's buffer (32 MiB; a state has 1-3 kB).
@@ -32,6 +33,10 @@ class KafkaOutbox:
         records += [dead_letter(dead) for dead in dead_letters]
         for start in range(0, len(records), MAX_TOGETHER):
             self._producer.send_many(records[start : start + MAX_TOGETHER], self._timeout_s)
+
+    def keep(self, records: Sequence[KeptRecord]) -> Sequence[int]:
+        sent = [Record(HISTORIES, key, value, partition=partition) for partition, key, value in records]
+        return [offset for _, offset in self._producer.send_many(sent, self._timeout_s)]
 
     def close(self) -> None:
         self._producer.close()

@@ -37,6 +37,7 @@ from services.encoder.domain import (
 )
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
 from services.encoder.forgetting import Forgotten, pseudonym_of
+from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.log_identity import LogIdentity, LostTail
 from services.encoder.ports import Outbox, SequenceEncoder, Store
@@ -98,6 +99,7 @@ class ApplyRecords:
     pseudonym_key: bytes
     forgotten: Forgotten = field(default_factory=Forgotten)
     restore_users: RestoreUsers | None = None
+    keep: KeepHistories | None = None
     stores_states: bool = True
     records_per_user: int = MAX_RECORDS_PER_USER
     clock_ms: Callable[[], int] = now_ms
@@ -133,10 +135,17 @@ class ApplyRecords:
             self._begin_anew(stream, epoch, lost)
             return self.resync(stream)
         self._may_have_lost = False
+        if self.keep is not None:
+            self.keep.anchors = self._identity.text
+            if self.keep.take_over(stream, epoch, progress):
+                return self.resync(stream)
         self._unfinished = {partition: progress[partition].unfinished for partition in partitions}
         stream.seek({partition: watermark + 1 for partition, watermark in self.watermarks.items()})
         changed = epoch != self.epoch
         self.epoch = epoch
+        if changed and self.restore_users is not None:
+            self.restore_users.clear()
+            self._removed = -1
         return changed
 
     def _begin_anew(self, stream: Reader, epoch: str, lost: LostTail) -> None:
@@ -148,6 +157,8 @@ class ApplyRecords:
         log.error("log_lost_its_tail", ends=dict(lost.ends), applied={p: self.watermarks[p] for p in lost.ends})
         stream.commit(dict.fromkeys(lost.ends, 0))
         self._identity.keep()
+        if self.keep is not None:
+            self.keep.void(stream.partitions(), stream.num_partitions())
         self.store.begin_anew(epoch)
         self.tails_lost += 1
 
@@ -187,20 +198,29 @@ class ApplyRecords:
         if epoch != self.epoch:
             raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
 
-    def restore(self, user_ids: Collection[str]) -> None:
-        """Bring back users of whom the store lost something."""
-        if self.restore_users is not None:
-            self.restore_users(user_ids, self.watermarks, self.epoch)
-
-    def find_lost(self, *, look: bool) -> Sequence[str]:
-        """Users of these partitions whom the store lost. look: also if it says that it has taken no keys away since
-        the last time (a key that somebody deleted is not counted)."""
+    def find_lost(self, *, look: bool) -> None:
+        """Look for users of these partitions whom the store lost; `turn` brings them back. look: also if it says that
+        it has taken no keys away since the last time (a key that somebody deleted is not counted)."""
         removed = self.store.num_removed()
-        if removed == self._removed and not look:
-            return ()
-        lost = self.store.find_lost(self.watermarks.keys(), self.epoch)
-        self._removed = removed
-        return lost
+        if (removed != self._removed or look) and self.restore_users is not None:
+            self.restore_users.add(self.store.find_lost(self.watermarks.keys(), self.epoch))
+            self._removed = removed
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `turn` has something to do at once."""
+        return self.restore_users is not None and self.restore_users.is_busy
+
+    def turn(self) -> int:
+        """A slice of what is done between two polls: lost users come back, histories are kept. How much was done."""
+        done = 0
+        if self.restore_users is not None and self.restore_users.is_busy:
+            done = self.restore_users.turn(self.watermarks, self.epoch)
+        elif self.keep is not None:
+            self.keep.index()
+        if self.keep is not None:
+            self.keep.turn(self.watermarks)
+        return done
 
     def is_held(self) -> bool:
         """Whether an import fills the store and the stream has to wait for it."""
@@ -214,10 +234,17 @@ class ApplyRecords:
             if watermark + 1 > self._attribute_from.get(partition, 0)
         }
 
+    def finish(self) -> None:
+        """The process ends in step with the store: keep what changed."""
+        if self.keep is not None:
+            self.keep.finish(self.watermarks)
+
     def close(self) -> None:
-        """Give the connection to the log up."""
+        """Give the connections to the log and to `histories` up."""
         if self.restore_users is not None:
             self.restore_users.close()
+        if self.keep is not None:
+            self.keep.close()
 
     def apply(self, records: Sequence[SourceRecord]) -> Applied:
         """Apply records in stream order; those at or below the watermark are skipped.
@@ -280,13 +307,18 @@ class ApplyRecords:
         updates = [
             self._update(user_id, user, states, applied_ms) for user_id, user in work.items() if user.merged.news
         ]
+        homes = [home_of(update.user_id, self.epoch).partition for update in updates]
+        if self.keep is not None:
+            for update, home in zip(updates, homes, strict=True):
+                self.keep.changing(update.user_id, home, update.positions)
         self.store.apply(updates, self.epoch, self.watermarks)
-        for update in updates:
-            home = home_of(update.user_id, self.epoch).partition
+        for home in homes:
             if home in self._unfinished:
                 self._unfinished[home] += 1
         counts = self._count(entries, work)
         self._advance(entries, counts)
+        if self.keep is not None:
+            self.keep.applied(self.watermarks)
         for partition_counts in counts.values():
             result.counts += partition_counts
         result.users = len(updates)
@@ -298,8 +330,9 @@ class ApplyRecords:
         for arrival in arrivals:
             by_user.setdefault(arrival.interaction.user_id, []).append(arrival)
         histories = self.store.load_users(by_user.keys(), self.epoch)
-        if lost := [user_id for user_id, history in histories.items() if history.is_lost]:
-            self.restore(lost)
+        lost = [user_id for user_id, history in histories.items() if history.is_lost]
+        if lost and self.restore_users is not None:
+            self.restore_users(lost, self.watermarks, self.epoch)
             histories = {**histories, **self.store.load_users(lost, self.epoch)}
         work: dict[str, _UserWork] = {}
         jobs: list[EncodeJob] = []

@@ -3,7 +3,8 @@
 Each encoder process reads `forgets` whole when it starts, before it applies anything, and follows it. The order makes a
 crash harmless: first nothing more is made of what is void (`Forgotten`, which `apply_records` asks), then the voided
 user is published (readers know it by its id), then the user's keys go in one transaction that leaves the applied
-positions, then the progress is noted in the state store, so that a store that comes back older is cleaned again.
+positions, then the progress is noted in the state store, so that a store that comes back older is cleaned again. What
+is to stay is written to `histories` before, so that no history that the store lost brings the user back.
 """
 
 import threading
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from services.common.errors import FreshetError
+from services.common.state_layout import PackedHistory
 from services.common.state_store import UserHistory, UserUpdate
 from services.common.stream.ports import Offsets
 from services.common.stream.position import Position
@@ -21,7 +23,17 @@ from services.common.stream.retraction import ForgetUpTo, Undo, covers
 from services.common.stream.topics.attributions import Attributed
 from services.common.stream.topics.forgets import Forget
 from services.encoder.encoding import cache_key
-from services.encoder.forgetting import ForgetRecord, Forgotten, check_same_log, erase, pseudonym_of, pseudonyms_of
+from services.encoder.forgetting import (
+    ForgetRecord,
+    Forgotten,
+    check_same_log,
+    erase,
+    packed,
+    pseudonym_of,
+    pseudonyms_of,
+    seen_in,
+)
+from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
 
 log = structlog.get_logger()
@@ -29,7 +41,8 @@ log = structlog.get_logger()
 
 @dataclass(kw_only=True, eq=False)
 class ForgetUsers:
-    """Applies `forgets`. reader: names this process's share of the stream in the progress it notes."""
+    """Applies `forgets`. reader: names this process's share of the stream in the progress it notes. keep: the durable
+    histories."""
 
     log: ForgetLog
     store: Store
@@ -41,6 +54,7 @@ class ForgetUsers:
     reader: str
     # Keys of before, under which there may be something of users still.
     earlier_keys: Sequence[bytes] = ()
+    keep: KeepHistories | None = None
     _epoch: str = field(default="", init=False)
     # The latest of each user, as compaction keeps them; and what could not be read and is no dead letter yet.
     _latest: dict[str, ForgetRecord] = field(default_factory=dict, init=False)
@@ -96,16 +110,21 @@ class ForgetUsers:
         voided = [one for forget in forgets for one in self._voided(forget)]
         messages: list[Attributed] = [*voided]
         updates = []
+        kept: dict[str, PackedHistory | None] = {}
         for user_id in users:
             history, up_to = histories[user_id], self.forgotten.up_to(user_id)
             if covers(history.forgotten, up_to):
                 continue
             rest = erase(history, up_to)
             updates.append(self._update(user_id, rest))
+            if not history.is_lost:  # what restores the user erases, too
+                kept[user_id] = packed(rest, seen_in(rest.events)) if rest.positions else None
             if len(rest.events) < len(history.events):
                 messages += self._tainted(user_id, rest)
         dead_letters = [DeadLetter(record.record, record.reason) for record in self._unreadable]
         self.outbox.publish(messages, dead_letters, voided)
+        if self.keep is not None:
+            self.keep.write(kept)
         self.store.rewrite(updates, self._epoch)
         self._drop_cached(users)
         offsets = [record.record.offset for record in (*records, *self._unreadable)]
@@ -159,9 +178,6 @@ class ForgetUsers:
     def _update(self, user_id: str, rest: UserHistory) -> UserUpdate:
         """What is written in the place of all that was stored. Later events have no state until the next one comes or
         somebody asks for one."""
-        seen: dict[str, int] = {}
-        for event in rest.events:
-            seen[event.item_id] = max(event.event_time_ms, seen.get(event.item_id, 0))
         return UserUpdate(
             user_id=user_id,
             model_version=self.model_version,
@@ -169,6 +185,6 @@ class ForgetUsers:
             positions=rest.positions,
             events=rest.events,
             recent=rest.recent,
-            seen_times=seen,
+            seen_times=seen_in(rest.events),
             forgotten=rest.forgotten,
         )

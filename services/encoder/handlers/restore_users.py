@@ -1,159 +1,277 @@
-"""Bring back users of whom the state store lost something: their part of the log is read again.
+"""Bring back users of whom the state store lost something: from `histories`, or from their part of the log.
 
 The store keeps a table of who was applied up to where, so a user whose keys were evicted, deleted or went back is told
-from a new one. What is written is what the log says up to the watermark; attributions and clicks went out when the
-records were applied, and do not again. Meanwhile nothing else is applied.
+from a new one. Whose record in `histories` is whole needs it alone; whose history changed since the last round needs
+the log behind the marks, too; whoever has no record that can be used is read from the beginning of the log. What is
+written is what the log says up to the watermark; attributions and clicks went out when the records were applied, and do
+not again. Users whose records come are brought back first; the others, and everybody's states, in slices between polls.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import structlog
 
-from services.common.errors import DependencyUnavailable
+from services.common.state_layout import PackedHistory, home_of
 from services.common.state_store import StoredState, UserHistory, UserUpdate, now_ms
-from services.common.stream.ports import Reader
+from services.common.stream.ports import Offsets, Reader
 from services.common.stream.record import SourceRecord
+from services.common.stream.retraction import covers, furthest
+from services.common.stream.topics.histories import KeptHistory
 from services.encoder.domain import MAX_RECORDS_PER_USER, Arrival, EncodeJob, merge, read_arrival
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
-from services.encoder.forgetting import Forgotten
+from services.encoder.forgetting import Forgotten, erase, packed, seen_in
+from services.encoder.handlers.keep_histories import KeepHistories, read_between
 from services.encoder.ports import SequenceEncoder, Store
 
 log = structlog.get_logger()
 
-# Users that are read again together: one reading of the log serves them all, and their histories are held in memory.
+# Users that are read from the log together: one reading serves them all, and their histories are held in memory.
 MAX_TOGETHER = 10_000
-_SILENT_POLLS = 50
-_POLL_MS = 200
+# Users that are looked for together (20 ms for each eight of them), and states that are made together; and how long
+# this goes on between two polls of the stream.
+SLICE_USERS = 32
+SLICE_S = 0.1
+# What looking one record up costs, in records that are read one after the other (5 ms, 40 us).
+_LOOKUP_RECORDS = 100
+_WRITE_USERS = 1_000
 
 
 @dataclass(slots=True)
-class _Replayed:
-    """A user as far as the log was read: the history, every seen item, and the newest arrival."""
+class _User:
+    """A user as far as the log was read: the history, every seen item, and records that are still to be merged."""
 
-    history: UserHistory
-    seen: dict[str, int]
-    newest: Arrival | None = None
+    history: UserHistory = field(default_factory=UserHistory)
+    seen: dict[str, int] = field(default_factory=dict)
+    arrivals: list[Arrival] = field(default_factory=list)
 
 
 @dataclass(kw_only=True, eq=False)
 class RestoreUsers:
-    """log: a reader of `interactions` of its own. restored: told how many users came back."""
+    """log: a reader of `interactions` of its own. keep: the durable histories; None: there is only the log. restored:
+    told how many users came back."""
 
     log: Reader
     store: Store
     encoder: SequenceEncoder
     vocabulary: Vocabulary
     forgotten: Forgotten
+    keep: KeepHistories | None = None
     restored: Callable[[int], None] = lambda users: None
     clock_ms: Callable[[], int] = now_ms
+    # Lost users who wait, in order; those of whom no record was found; and restored ones without a state.
+    _waiting: dict[str, None] = field(default_factory=dict, init=False)
+    _unkept: list[str] = field(default_factory=list, init=False)
+    _stateless: deque[str] = field(default_factory=deque, init=False)
+    # Of whom nothing was said yet.
+    _back: int = field(default=0, init=False)
+    _from_log: int = field(default=0, init=False)
+    _scan: Iterator[Sequence[SourceRecord]] | None = field(default=None, init=False)
 
-    def __call__(self, user_ids: Collection[str], watermarks: Mapping[int, int], epoch: str) -> None:
-        """Write these users as the log has them up to the watermarks.
+    def __call__(self, user_ids: Collection[str], watermarks: Offsets, epoch: str) -> None:
+        """Write these users' histories as the log has them up to the watermarks; their states come in later turns.
 
-        Raises: Conflict when somebody else wrote one of them; DependencyUnavailable, DeadlineExceeded.
+        Raises: Conflict when somebody else wrote one of them; DependencyUnavailable.
         """
         users = sorted(user_ids)
         for start in range(0, len(users), MAX_TOGETHER):
             part = users[start : start + MAX_TOGETHER]
-            # Before the log is read: whoever writes a user meanwhile makes the writing below fail.
-            stored = self.store.load_users(part, epoch)
-            replayed = self._replay(part, watermarks)
-            updates = self._updates(replayed, {user_id: stored[user_id].expected for user_id in part})
-            self.store.rewrite(updates, epoch)
-            log.warning("lost_users_restored", users=len(part), of=len(users))
-            self.restored(len(part))
+            self._restore(part, self.keep.find(part) if self.keep else {}, watermarks, epoch)
+        self._say()
+
+    def add(self, user_ids: Collection[str]) -> None:
+        """These users are lost, too: they are brought back in the turns that follow."""
+        self._waiting.update(dict.fromkeys(user_ids))
+
+    def clear(self) -> None:
+        """The store is another one: nobody waits any more."""
+        self._waiting.clear()
+        self._unkept.clear()
+        self._stateless.clear()
+        self._scan = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anybody waits for a history or a state."""
+        return bool(self._waiting or self._unkept or self._stateless)
+
+    def turn(self, watermarks: Offsets, epoch: str) -> int:
+        """A tenth of a second of what waits; how much was done. Raises: as `__call__`; what the model raises."""
+        until, done = time.monotonic() + SLICE_S, 0
+        while self.is_busy and (not done or time.monotonic() < until):
+            done += self._slice(watermarks, epoch)
+        return done
+
+    def _slice(self, watermarks: Offsets, epoch: str) -> int:
+        if self._waiting:
+            return self._find_some(watermarks, epoch)
+        if self._unkept:
+            users, self._unkept = self._unkept, []
+            self(users, watermarks, epoch)
+            return len(users)
+        return self._make_states(epoch)
 
     def close(self) -> None:
         """Give the connection up."""
         self.log.close()
 
-    def _replay(self, user_ids: Collection[str], watermarks: Mapping[int, int]) -> dict[str, _Replayed]:
-        found = {user_id: _Replayed(UserHistory(), {}) for user_id in user_ids}
-        wanted = {user_id.encode() for user_id in user_ids}
-        firsts = {partition: first for partition, (first, _) in self.log.bounds(watermarks.keys()).items()}
-        missing = {partition: last for partition, last in watermarks.items() if firsts[partition] <= last}
-        if not missing:
-            return found
-        self.log.assign({partition: firsts[partition] for partition in missing})
-        pending: dict[str, list[Arrival]] = {}
-        silent = 0
-        while missing:
-            records = self.log.poll(_POLL_MS, 10_000)
-            silent = 0 if records else silent + 1
-            if silent > _SILENT_POLLS:
-                raise DependencyUnavailable(f"Kafka gave {self.log.positions()} of {dict(missing)} only")
-            for record in records:
-                if record.key in wanted and record.offset <= watermarks[record.partition]:
-                    self._take(record, found, pending)
-            if silent:
-                # Transaction markers have offsets, but are no records.
-                at = self.log.positions()
+    def _find_some(self, watermarks: Offsets, epoch: str) -> int:
+        kept: Mapping[str, KeptHistory | None]
+        if self.keep is None:
+            kept = dict.fromkeys(self._waiting)
+        elif self.keep.index():
+            return 1
+        else:
+            if self._scan is None and len(self._waiting) * _LOOKUP_RECORDS > max(self.keep.num_records, 10_000):
+                self._scan = self.keep.scan()
+            records = None if self._scan is None else next(self._scan, None)
+            if records is not None:
+                named = [(record, (record.key or b"").decode(errors="replace")) for record in records]
+                kept = {
+                    user_id: self.keep.read(record)
+                    for record, user_id in named
+                    if user_id in self._waiting and self.keep.is_newest(record)
+                }
             else:
-                at = {record.partition: record.offset + 1 for record in records}
-            missing = {partition: last for partition, last in missing.items() if at.get(partition, 0) <= last}
-        for user_id, arrivals in pending.items():
-            self._merge(found[user_id], user_id, arrivals)
-        return found
+                # The scan is over; who still waits had no record, or became lost since.
+                self._scan, some = None, list(islice(self._waiting, SLICE_USERS))
+                kept = dict.fromkeys(some) | self.keep.find(some)
+        found = {user_id: history for user_id, history in kept.items() if history is not None}
+        self._restore(list(found), found, watermarks, epoch)
+        self._unkept += kept.keys() - found.keys()
+        for user_id in kept:
+            del self._waiting[user_id]
+        self._say()
+        return max(1, len(kept))
 
-    def _take(self, record: SourceRecord, found: dict[str, _Replayed], pending: dict[str, list[Arrival]]) -> None:
-        arrival = read_arrival(record)
-        if isinstance(arrival, Arrival):
-            mine = pending.setdefault(arrival.interaction.user_id, [])
-            mine.append(arrival)
-            if len(mine) == MAX_RECORDS_PER_USER:
-                self._merge(found[arrival.interaction.user_id], arrival.interaction.user_id, mine)
-                mine.clear()
+    def _say(self) -> None:
+        if self._back and not self._waiting:
+            log.warning("lost_users_restored", users=self._back, from_log=self._from_log)
+            self._back = self._from_log = 0
 
-    def _merge(self, user: _Replayed, user_id: str, arrivals: list[Arrival]) -> None:
-        if not arrivals:
+    def _restore(
+        self, user_ids: Sequence[str], kept: Mapping[str, KeptHistory], watermarks: Offsets, epoch: str
+    ) -> None:
+        # Before the log is read: whoever writes a user meanwhile makes the writing below fail.
+        stored = self.store.load_users(user_ids, epoch)
+        user_ids = [user_id for user_id in user_ids if stored[user_id].is_lost]
+        users: dict[str, _User] = {}
+        behind, unkept, erased = dict[str, _User](), dict[str, _User](), dict[str, PackedHistory]()
+        for user_id in user_ids:
+            home, one = home_of(user_id, epoch).partition, kept.get(user_id)
+            whole = self.keep is not None and self.keep.is_whole(user_id)
+            if one is not None and whole and one.positions.get(home, -1) < stored[user_id].known:
+                log.error("history_record_behind", partition=home, applied=stored[user_id].known)
+                one = None
+            if one is not None:
+                user = users[user_id] = self._kept_user(one)
+                if not covers(one.forgotten, self.forgotten.up_to(user_id)):
+                    user.history = erase(user.history, self.forgotten.up_to(user_id))
+                    user.seen = seen_in(user.history.events)
+                    erased[user_id] = packed(user.history, user.seen)
+                if not whole:
+                    behind[user_id] = user
+                continue
+            user = users[user_id] = _User()
+            is_new = self.keep is not None and not whole and not self.keep.has_record(user_id)
+            (behind if is_new else unkept)[user_id] = user
+        if self.keep is not None:
+            covered = {partition: self.keep.marks[partition].covered for partition in watermarks}
+            self._replay(behind, {p: (covered[p] + 1, last) for p, last in watermarks.items()})
+            self.keep.write(erased)
+        self._replay(unkept, {partition: (0, last) for partition, last in watermarks.items()})
+        if self.keep is not None:
+            for user_id in unkept:
+                self.keep.changing(user_id, home_of(user_id, epoch).partition, ())
+        updates = [self._update(user_id, user, stored[user_id].expected) for user_id, user in users.items()]
+        for start in range(0, len(updates), _WRITE_USERS):
+            self.store.rewrite(updates[start : start + _WRITE_USERS], epoch)
+        self._stateless += [user_id for user_id, user in users.items() if user.history.events]
+        self._from_log += len(unkept)
+        self._back += len(users)
+        self.restored(len(users))
+
+    @staticmethod
+    def _kept_user(kept: KeptHistory) -> _User:
+        history = UserHistory(
+            events=kept.events, recent=kept.recent, positions=kept.positions, forgotten=kept.forgotten
+        )
+        return _User(history, kept.seen)
+
+    def _replay(self, users: Mapping[str, _User], ranges: Mapping[int, tuple[int, int]]) -> None:
+        if not users:
+            return
+        wanted = {user_id.encode() for user_id in users}
+        for record in read_between(self.log, ranges):
+            if record.key in wanted:
+                arrival = read_arrival(record)
+                if isinstance(arrival, Arrival):
+                    user_id = arrival.interaction.user_id
+                    users[user_id].arrivals.append(arrival)
+                    if len(users[user_id].arrivals) == MAX_RECORDS_PER_USER:
+                        self._merge(users[user_id], user_id)
+        for user_id, user in users.items():
+            self._merge(user, user_id)
+
+    def _merge(self, user: _User, user_id: str) -> None:
+        if not user.arrivals:
             return
         void = self.forgotten.up_to(user_id)
-        merged = merge(user.history, arrivals, self.vocabulary.max_history, void)
+        merged = merge(user.history, user.arrivals, self.vocabulary.max_history, void)
         user.history = UserHistory(
-            events=merged.events, recent=merged.recent, positions=merged.positions, forgotten=dict(void)
+            events=merged.events,
+            recent=merged.recent,
+            positions=merged.positions,
+            forgotten=furthest(user.history.forgotten, void),
         )
         for item_id in merged.unseen:
             user.seen.pop(item_id, None)
         for item_id, time_ms in merged.seen_times.items():
             user.seen[item_id] = max(time_ms, user.seen.get(item_id, 0))
-        user.newest = arrivals[-1]
+        user.arrivals.clear()
 
-    def _updates(self, replayed: Mapping[str, _Replayed], expected: Mapping[str, bytes]) -> list[UserUpdate]:
+    def _make_states(self, epoch: str) -> int:
+        users = list(islice(self._stateless, SLICE_USERS))
         jobs: list[EncodeJob] = []
         job_of: dict[str, tuple[int, int]] = {}
-        for user_id, user in replayed.items():
-            length = len(user.history.events)
-            job, rows = encode_job(self.vocabulary, user_id, user.history.events, [length], cached=True)
+        histories = self.store.load_users(users, epoch)
+        for user_id, history in histories.items():
+            length = len(history.events)
+            job, rows = encode_job(self.vocabulary, user_id, history.events, [length], cached=True)
             if job is not None and length in rows:
                 job_of[user_id] = (len(jobs), rows[length])
                 jobs.append(job)
         states = self.encoder.encode(jobs) if jobs else ()
-        applied_ms = self.clock_ms()
         updates = []
-        for user_id, user in replayed.items():
-            state = None
-            if user_id in job_of and user.newest is not None:
-                job_number, row = job_of[user_id]
-                state = StoredState(
-                    query_state=pack_state(states[job_number], row, self.vocabulary.model_version),
-                    partition=user.newest.partition,
-                    offset=user.newest.offset,
-                    event_time_ms=user.history.events[-1].event_time_ms,
-                    applied_ms=applied_ms,
-                )
-            updates.append(
-                UserUpdate(
-                    user_id=user_id,
-                    model_version=self.vocabulary.model_version,
-                    expected=expected[user_id],
-                    positions=user.history.positions,
-                    events=user.history.events,
-                    recent=user.history.recent,
-                    seen_times=user.seen,
-                    forgotten=user.history.forgotten,
-                    state=state,
-                    state_change="keep" if state is None else "set",
-                )
+        for user_id, (job_number, row) in job_of.items():
+            history = histories[user_id]
+            home = home_of(user_id, epoch).partition
+            at = max(history.positions.items(), key=lambda position: (position[0] == home, position[1]))
+            state = StoredState(
+                query_state=pack_state(states[job_number], row, self.vocabulary.model_version),
+                partition=at[0],
+                offset=at[1],
+                event_time_ms=history.events[-1].event_time_ms,
+                applied_ms=self.clock_ms(),
             )
-        return updates
+            user = _User(history)
+            updates.append(replace(self._update(user_id, user, history.expected), state=state, state_change="set"))
+        self.store.apply(updates, epoch, {})
+        for _ in users:
+            self._stateless.popleft()
+        return len(users)
+
+    def _update(self, user_id: str, user: _User, expected: bytes) -> UserUpdate:
+        return UserUpdate(
+            user_id=user_id,
+            model_version=self.vocabulary.model_version,
+            expected=expected,
+            positions=user.history.positions,
+            events=user.history.events,
+            recent=user.history.recent,
+            seen_times=user.seen,
+            forgotten=user.history.forgotten,
+        )

@@ -402,6 +402,8 @@ class BulkImport:
                     int(layout.offset[row]),
                     hashes[row],
                     past.item_ids[past.items[row]],
+                    past.type_names[past.types[row]],
+                    float(past.values[row]),
                 )
                 for row in window
             ],

@@ -10,6 +10,7 @@ from services.common import state_layout
 from services.common.errors import Conflict
 from services.common.state_store import (
     AdvanceStep,
+    Dump,
     Progress,
     StoredState,
     UserHistory,
@@ -76,6 +77,7 @@ class MemoryStore:
             current = self._positions.get(user_id)
             expected = repr(current).encode() if current else b""
             is_lost = self._is_lost(user_id, epoch)
+            known = self._users.get(user_id, ("", -1))[1]
             if current and current[0] == epoch:
                 stored = self._histories[user_id]
                 found[user_id] = UserHistory(
@@ -85,9 +87,10 @@ class MemoryStore:
                     forgotten=dict(current[2]),
                     expected=expected,
                     is_lost=is_lost,
+                    known=known,
                 )
             else:
-                found[user_id] = UserHistory(expected=expected, is_lost=is_lost)
+                found[user_id] = UserHistory(expected=expected, is_lost=is_lost, known=known)
         return found
 
     def find_lost(self, partitions: Collection[int], epoch: str) -> Sequence[str]:
@@ -150,6 +153,32 @@ class MemoryStore:
                 self.apply([replace(update, expected=b"")], epoch, {})
         if lost:
             raise Conflict(f"{lost} of {len(updates)} users were changed by another writer")
+
+    def dump(self, user_ids: Collection[str], partitions: Collection[int], epoch: str) -> Dump:
+        found = self.load_users(user_ids, epoch)
+        return Dump(
+            histories={
+                user_id: state_layout.pack_history(
+                    history.positions, history.forgotten, history.events, history.recent, self.seen.get(user_id, {})
+                )
+                for user_id, history in found.items()
+                if history.positions and not history.is_lost
+            },
+            lost=[user_id for user_id, history in found.items() if history.is_lost],
+            progress=self.progress(partitions, epoch),
+        )
+
+    def user_ids(self, partition: int, epoch: str) -> Sequence[str]:
+        return [
+            user_id
+            for user_id, (written, _) in self._users.items()
+            if written == epoch and state_layout.home_of(user_id, epoch).partition == partition
+        ]
+
+    def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
+        for user_id in user_ids:
+            if self._users.get(user_id, ("", 0))[0] != epoch:
+                self._users[user_id] = (epoch, -1)
 
     def forgets_applied(self, reader: str, epoch: str) -> int:
         written, offset = self._forgets.get(reader, ("", -1))

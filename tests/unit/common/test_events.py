@@ -49,6 +49,7 @@ def test_protobuf_comes_back_as_it_was_written() -> None:
         value=-1.5,
         event_time_ms=NOW_MS - 1,
         context={"surface": "home"},
+        exposure_id="shown-1",
     )
     assert read(encode_interaction(written)) == written
 
@@ -96,6 +97,10 @@ def test_json_takes_times_as_text_or_seconds_and_a_missing_one_is_the_records_ow
     assert read_json(event_time=event_time).event_time_ms == expected_ms
 
 
+def test_json_may_name_the_exposure_that_an_event_answers() -> None:
+    assert read_json(exposure_id="shown-1").exposure_id == "shown-1"
+
+
 def test_json_takes_whole_numbers_as_ids() -> None:
     assert read_json(item_id=1193).item_id == "1193"
 
@@ -116,6 +121,7 @@ def test_protobuf_is_the_default_whatever_its_header(content_type: bytes | None)
         ({"item_id": 1.5}, "item_id='float' allowed: a string"),
         ({"item_id": "\ud800"}, "item_id='text that is not UTF-8'"),
         ({"event_id": "e" * 129}, "event_id='text of 129 bytes'"),
+        ({"exposure_id": "e" * 129}, "exposure_id='text of 129 bytes'"),
         ({"undoes_event_id": "e"}, "item_id='set' allowed: empty when undoes_event_id is set"),
         ({"type": "t" * 65}, "type='text of 65 bytes' allowed: 1-64 bytes"),
         ({"value": math.nan}, "value=nan allowed: a finite number"),

@@ -1,5 +1,7 @@
 """Packed values come back as they were, and keys keep one user's together."""
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,21 +14,43 @@ ids = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_si
 offsets = st.integers(0, 2**63 - 1)
 partitions = st.integers(0, 2**31 - 1)
 hashes = st.integers(0, 2**64 - 1)
+NOW_MS = 1_800_000_000_000
 
 
-@given(st.lists(st.builds(StoredEvent, offsets, partitions, offsets, hashes, ids)))
+texts = st.just("") | ids
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.builds(StoredEvent, offsets, partitions, offsets, hashes, ids, texts, numbers, texts)))
 def test_histories_come_back(events: list[StoredEvent]) -> None:
     assert layout.unpack_events(layout.pack_events(events)) == events
 
 
-@given(st.lists(st.builds(RecentId, hashes, partitions, offsets, st.integers(0, 255), st.just("") | ids)))
+def test_what_holds_for_all_events_is_stored_once() -> None:
+    one = StoredEvent(NOW_MS, 3, 7, 2**63, "item-1", "rating", 4.5, "shown-1")
+    many = [one._replace(event_time_ms=NOW_MS + n, offset=7 + n, id_hash=2**63 + n) for n in range(100)]
+    assert layout.unpack_events(layout.pack_events(many)) == many
+    # Per event: an item, an exposure, 8 bytes of a hash, two differences.
+    assert len(layout.pack_events(many)) < 100 * (7 + 8 + 8 + 2) + 60
+
+
+def test_a_history_of_an_earlier_version_has_no_types() -> None:
+    events = [StoredEvent(NOW_MS + n, 3, 40 + n, 2**63 + n, f"item-{n}") for n in range(3)]
+    fixed = b"".join(struct.pack("<qiqQ", *event[:4]) for event in events)
+    assert layout.unpack_events(struct.pack("<BI", 1, 3) + fixed + b"item-0\0item-1\0item-2") == events
+
+
+@given(st.lists(st.builds(RecentId, hashes, partitions, offsets, st.integers(0, 255), texts)))
 def test_recent_ids_come_back(recent: list[RecentId]) -> None:
-    assert layout.unpack_recent(layout.pack_recent(recent), layout.pack_recent_items(recent)) == recent
+    assert layout.unpack_recent(layout.pack_recent(recent)) == recent
 
 
-def test_recent_ids_of_an_earlier_version_have_no_items() -> None:
-    recent = [RecentId(7, 0, 3, 1), RecentId(8, 0, 4, 0)]
-    assert layout.unpack_recent(layout.pack_recent(recent), None) == recent
+def test_recent_ids_of_earlier_versions_come_back_with_items_or_without() -> None:
+    recent = [RecentId(7, 0, 3, 1), RecentId(8, 0, 4, 0, "item-4")]
+    earlier = b"".join(struct.pack("<QiqB", *entry[:4]) for entry in recent)
+    assert layout.unpack_recent(None, earlier, b"\0item-4") == recent
+    assert layout.unpack_recent(None, earlier, None) == [entry._replace(item_id="") for entry in recent]
+    assert layout.unpack_recent(None, None, None) == []
 
 
 @given(st.dictionaries(partitions, offsets), st.dictionaries(partitions, offsets))

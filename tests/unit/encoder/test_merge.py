@@ -179,3 +179,8 @@ def test_what_is_forgotten_moves_the_position_and_nothing_else() -> None:
     # A retry of a forgotten event does not count either.
     retry = merge(after(result), arrivals({"event_id": "e0"}, first_offset=3), L, {0: 1})
     assert retry.outcomes == [Outcome.DUPLICATE]
+
+
+def test_type_value_and_exposure_stay_with_the_event() -> None:
+    (event,) = merge(UserHistory(), arrivals({"type": "rating", "value": 4.5, "exposure_id": "shown-1"}), 8).events
+    assert event[5:] == ("rating", 4.5, "shown-1")

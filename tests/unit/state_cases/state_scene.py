@@ -10,18 +10,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryOutbox, MemoryStream
+from fakes.stream import MemoryTopics
 from gateway.gateway_scene import ITEMS
 from prometheus_client import CollectorRegistry
 
 from services.common import state_layout
 from services.common.errors import FreshetError
 from services.common.state_store import UserHistory
+from services.common.stream.topics.histories import HISTORIES
 from services.common.stream.topics.interactions import Interaction, encode_interaction
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.handlers.forget_users import ForgetUsers
+from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.metrics import EncoderMetrics
 from services.offline.backfill.memory_store import MemoryStore
@@ -127,6 +130,8 @@ def another_reader(stream: Any) -> Any:
     """A reader of the same log with positions of its own."""
     reader = copy.copy(stream)
     reader._next = {}
+    if hasattr(stream, "assigned"):
+        reader.assigned = dict(stream.assigned)
     return reader
 
 
@@ -144,10 +149,22 @@ class EncoderProcess:
         forget_log: MemoryForgetLog | None = None,
         pseudonym_key: bytes = b"key",
         earlier_keys: Sequence[bytes] = (),
+        keep_every_s: float = 0.0,
     ) -> None:
-        words, self.model, self.outbox = words or vocabulary(), model or HashEncoder(), MemoryOutbox()
-        forgotten = Forgotten()
+        words, self.model, forgotten = words or vocabulary(), model or HashEncoder(), Forgotten()
+        histories = getattr(stream, "histories", None) or MemoryTopics({HISTORIES: 1})
+        self.outbox = MemoryOutbox(histories, lambda: NOW_MS)
         self.store = store
+        # A reader of the topics of its own, as every process has.
+        log = another_reader(stream)
+        self.keep = KeepHistories(
+            topic=histories.reader(),
+            log=log,
+            store=store,
+            outbox=self.outbox,
+            every_s=keep_every_s,
+            clock_ms=lambda: NOW_MS,
+        )
         self.consumer = Consumer(
             stream=stream,
             outbox=self.outbox,
@@ -160,13 +177,15 @@ class EncoderProcess:
                 pseudonym_key=pseudonym_key,
                 forgotten=forgotten,
                 restore_users=RestoreUsers(
-                    log=another_reader(stream),
+                    log=log,
                     store=store,
                     encoder=self.model,
                     vocabulary=words,
                     forgotten=forgotten,
+                    keep=self.keep,
                     clock_ms=lambda: NOW_MS,
                 ),
+                keep=self.keep,
                 clock_ms=lambda: NOW_MS,
             ),
             forgets=ForgetUsers(
@@ -179,6 +198,7 @@ class EncoderProcess:
                 pseudonym_key=pseudonym_key,
                 reader="test",
                 earlier_keys=earlier_keys,
+                keep=self.keep,
             ),
             metrics=EncoderMetrics(CollectorRegistry()),
             limits=limits,
@@ -226,10 +246,15 @@ class LoopClock(threading.Event):
         return self._done() or self.now_s >= self._limit_s
 
 
-def replay(stream: Any, user_ids: Sequence[str] = (ANN,), words: Vocabulary | None = None) -> dict[str, Any]:
+def replay(
+    stream: Any,
+    user_ids: Sequence[str] = (ANN,),
+    words: Vocabulary | None = None,
+    forget_log: MemoryForgetLog | None = None,
+) -> dict[str, Any]:
     """The contents of a store that lost nothing, after the whole log."""
     calm = MemoryStream(len(stream.log))
     calm.log = stream.log
     store = FragileStore()
-    EncoderProcess(calm, store, words=words).settle()
+    EncoderProcess(calm, store, words=words, forget_log=forget_log).settle()
     return store.contents(user_ids)

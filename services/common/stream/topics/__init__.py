@@ -3,6 +3,9 @@
 Everything that reads or writes a topic takes its name from its module. A new topic is a module here, named in `_OWN`.
 """
 
+from collections.abc import Collection
+from dataclasses import replace
+
 import structlog
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import KafkaError, NoError, TopicAlreadyExistsError, for_code
@@ -14,6 +17,7 @@ from services.common.stream.topics import (
     dead_letters,
     exposures,
     forgets,
+    histories,
     index_deltas,
     interactions,
     items,
@@ -32,6 +36,7 @@ _OWN = tuple(
         items,
         index_deltas,
         forgets,
+        histories,
         search_clicks,
         exposures,
         refresher_checkpoints,
@@ -70,6 +75,7 @@ def ensure_topics(
         if missing:
             num_brokers = len(admin.describe_cluster()["brokers"])
             factor, in_sync = replicas.on(num_brokers)
+            missing = [_sized(admin, topic, existing) for topic in missing]
             _create(admin, missing, factor, in_sync, timeout_ms)
             log.info("topics_made", topics=len(missing), brokers=num_brokers, replicas=factor, min_in_sync=in_sync)
         return [topic.name for topic in missing]
@@ -77,6 +83,13 @@ def ensure_topics(
         raise DependencyUnavailable(f"Kafka at {bootstrap} did not make the topics: {exc}") from exc
     finally:
         admin.close()
+
+
+def _sized(admin: KafkaAdminClient, topic: Topic, existing: Collection[str]) -> Topic:
+    if topic.as_many_as not in existing:
+        return topic
+    (found,) = admin.describe_topics([topic.as_many_as])
+    return replace(topic, num_partitions=len(found["partitions"]))
 
 
 def _create(

@@ -39,7 +39,7 @@ CONTENT_TYPE = "content-type"
 JSON_CONTENT_TYPE = b"application/json"
 PROTOBUF_CONTENT_TYPES = (b"", b"application/x-protobuf", b"application/protobuf")
 
-_JSON_TEXTS = ("user_id", "item_id", "event_id", "type", "undoes_event_id", "query")
+_JSON_TEXTS = ("user_id", "item_id", "event_id", "type", "undoes_event_id", "query", "exposure_id")
 _JSON_FIELDS = frozenset((*_JSON_TEXTS, "value", "event_time", "context"))
 
 
@@ -59,6 +59,7 @@ class Interaction:
     context: Mapping[str, str] = field(default_factory=dict)
     undoes_event_id: str = ""
     query: str = ""
+    exposure_id: str = ""
 
 
 def validate(interaction: Interaction, now_ms: int) -> None:
@@ -77,6 +78,8 @@ def validate(interaction: Interaction, now_ms: int) -> None:
             raise InvalidRequest.of("item_id", "set", "empty when undoes_event_id is set")
     else:
         validate_id("item_id", it.item_id)
+    if it.exposure_id:
+        validate_id("exposure_id", it.exposure_id)
     validate_text("type", it.type, 1, MAX_TYPE_BYTES)
     if not math.isfinite(it.value):
         raise InvalidRequest.of("value", it.value, "a finite number")
@@ -112,6 +115,7 @@ def from_message(message: events_pb2.Interaction, *, missing_time_ms: int) -> In
         context=dict(message.context) if message.context else {},
         undoes_event_id=message.undoes_event_id,
         query=message.query,
+        exposure_id=message.exposure_id,
     )
 
 
@@ -126,6 +130,7 @@ def encode_interaction(interaction: Interaction) -> bytes:
         context=interaction.context,
         undoes_event_id=interaction.undoes_event_id,
         query=interaction.query,
+        exposure_id=interaction.exposure_id,
     )
     set_ms(message.event_time, interaction.event_time_ms)
     data: bytes = message.SerializeToString()
@@ -198,6 +203,7 @@ def _from_json(value: bytes, missing_time_ms: int) -> Interaction:
         context=context,
         undoes_event_id=texts["undoes_event_id"],
         query=texts["query"],
+        exposure_id=texts["exposure_id"],
     )
 
 
