@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 # This checkout, whatever is installed.
@@ -297,7 +297,7 @@ def main() -> int:
             stack.up(["kafka", "redis"])
             settings = EncoderSettings(kafka_bootstrap=stack.kafka_bootstrap, redis_url=stack.redis_url)
             encoder: SequenceEncoder = HashEncoder()
-            words = VOCABULARY
+            words = replace(VOCABULARY, max_history=100)
             if options.bundle is not None:
                 model = load_bundle(options.bundle)
                 encoder, words = in_process_encoder(settings, model), vocabulary_of(model)

@@ -321,17 +321,15 @@ def test_whatever_happens_every_user_is_what_the_log_says(seed: int) -> None:
             for _ in range(rng.randrange(1, 5)):
                 user = rng.choice(users)
                 clock += 1
-                event = interaction(rng.choice("abcdef"), user=user, event_id=f"{user}-{clock}", second=clock)
-                if rng.random() < 0.15:
-                    event = interaction(
-                        "",
-                        user=user,
-                        event_id=f"u{clock}",
-                        second=clock,
-                        undoes_event_id=f"{user}-{rng.randrange(clock)}",
-                    )
                 home = home_of(user, f"e-{partitions}").partition
-                append(stream, event, home if rng.random() < 0.9 else rng.randrange(partitions))
+                partition = home if rng.random() < 0.9 else rng.randrange(partitions)
+                # Between partitions there is no order: what lies elsewhere is not undone from home.
+                name = f"{user}-{clock}" if partition == home else f"elsewhere-{clock}"
+                event = interaction(rng.choice("abcdef"), user=user, event_id=name, second=clock)
+                if rng.random() < 0.15:
+                    partition, undoes = home, f"{user}-{rng.randrange(clock)}"
+                    event = interaction("", user=user, event_id=f"u{clock}", second=clock, undoes_event_id=undoes)
+                append(stream, event, partition)
         elif action == "evict":
             store.evict(rng.sample(users, rng.randrange(1, 5)))
         elif action == "wipe":

@@ -89,7 +89,7 @@ def _sized(admin: KafkaAdminClient, topic: Topic, existing: Collection[str]) -> 
     if topic.as_many_as not in existing:
         return topic
     (found,) = admin.describe_topics([topic.as_many_as])
-    return replace(topic, num_partitions=len(found["partitions"]))
+    return replace(topic, num_partitions=len(found["partitions"]) or topic.num_partitions)
 
 
 def _create(
