@@ -301,6 +301,7 @@ class ApplyRecords:
         if lost := [user_id for user_id, history in histories.items() if history.is_lost]:
             self.restore(lost)
             histories = {**histories, **self.store.load_users(lost, self.epoch)}
+        self._check_in_step()
         work: dict[str, _UserWork] = {}
         jobs: list[EncodeJob] = []
         for user_id, mine in by_user.items():
@@ -321,6 +322,15 @@ class ApplyRecords:
                     user.jobs[sequence] = (len(jobs), rows)
                     jobs.append(job)
         return work, jobs
+
+    def _check_in_step(self) -> None:
+        """After users were loaded: attributions made of what an emptied or older store says could not be taken back.
+
+        Raises: Conflict when the store is not where this writer is.
+        """
+        found = self.store.progress(self.watermarks.keys(), self.epoch)
+        if other := sorted(number for number, at in self.watermarks.items() if found[number].watermark != at):
+            raise Conflict(f"the state store is not where it was left: partitions {other}")
 
     def _is_attributed(self, arrival: Arrival) -> bool:
         return arrival.offset >= self._attribute_from.get(arrival.partition, 0)

@@ -125,6 +125,8 @@ class FragileStore(MemoryStore):
 
 def another_reader(stream: Any) -> Any:
     """A reader of the same log with positions of its own."""
+    if isinstance(stream, MemoryStream):
+        return stream.reader()
     reader = copy.copy(stream)
     reader._next = {}
     return reader
@@ -136,15 +138,16 @@ class EncoderProcess:
     def __init__(
         self,
         stream: Any,
-        store: FragileStore,
+        store: Any,
         *,
         words: Vocabulary | None = None,
         model: HashEncoder | None = None,
         limits: ConsumerLimits = QUICK,
         forget_log: MemoryForgetLog | None = None,
         pseudonym_key: bytes = b"key",
+        outbox: Any = None,
     ) -> None:
-        words, self.model, self.outbox = words or vocabulary(), model or HashEncoder(), MemoryOutbox()
+        words, self.model, self.outbox = words or vocabulary(), model or HashEncoder(), outbox or MemoryOutbox()
         forgotten = Forgotten()
         self.store = store
         self.consumer = Consumer(
