@@ -26,8 +26,6 @@ EPOCH_KEY = "stream:epoch"
 HOLD_KEY = "stream:hold"
 # The model versions that states were ever stored for; whoever stores one names it here first.
 MODELS_KEY = "stream:models"
-# Per reader of `forgets`, `epoch|offset` of the last record that it has applied to this store.
-FORGETS_KEY = "stream:forgets"
 # Every key that belongs to a partition: users, the table of them, progress.
 USER_KEYS = "{p[0-9]*}:*"
 COUNT_FIELDS = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten")
@@ -108,6 +106,11 @@ def users_key(partition: int) -> str:
 
 def progress_key(partition: int) -> str:
     return f"{{p{partition}}}:progress"
+
+
+def forgets_key(partition: int) -> str:
+    """Per reader of `forgets`, `epoch|offset` of the last record that it has applied to these users."""
+    return f"{{p{partition}}}:forgets"
 
 
 # Field of the table of users (no user id is empty): the epoch that the table is of.
@@ -237,10 +240,13 @@ def _covers(reached: Mapping[int, int], wanted: Mapping[int, int]) -> bool:
 # writer knows of the home partition (empty: it is another process's), number of items no longer seen, those items,
 # number of seen items, (time, item) each, then the state's fields and values.
 # A writer that missed a failover knows another watermark than the store: nothing of it is written. `unfinished` counts
-# the users written since the watermark moved; ADVANCE wants them all.
+# the users written since the watermark moved; ADVANCE wants them all. Nor is anything written by another process where
+# the progress is of another epoch: a store that went back to one has its own table of users. Seen items that were lost since the user was
+# loaded are not begun anew: with one of them there, nobody would miss the others.
 APPLY = """
 local current = redis.call('HGET', KEYS[1], 'position') or ''
 if current ~= ARGV[1] then return 0 end
+if redis.call('HSTRLEN', KEYS[1], 'events') > 0 and redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
 if ARGV[12] ~= '' then
   local found = redis.call('HMGET', KEYS[5], 'epoch', 'watermark')
   if found[1] ~= ARGV[11] then
@@ -251,6 +257,9 @@ if ARGV[12] ~= '' then
     return 0
   end
   redis.call('HINCRBY', KEYS[5], 'unfinished', 1)
+else
+  local of = redis.call('HGET', KEYS[5], 'epoch') or ARGV[11]
+  if of ~= ARGV[11] then return 0 end
 end
 if redis.call('HGET', KEYS[4], '') ~= ARGV[11] then
   redis.call('DEL', KEYS[4])
