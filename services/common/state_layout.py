@@ -241,8 +241,8 @@ def _covers(reached: Mapping[int, int], wanted: Mapping[int, int]) -> bool:
 # number of seen items, (time, item) each, then the state's fields and values.
 # A writer that missed a failover knows another watermark than the store: nothing of it is written. `unfinished` counts
 # the users written since the watermark moved; ADVANCE wants them all. Nor is anything written by another process where
-# the progress is of another epoch: a store that went back to one has its own table of users. Seen items that were lost since the user was
-# loaded are not begun anew: with one of them there, nobody would miss the others.
+# the progress is of another epoch: a store that went back to one has its own table of users. Seen items that were lost
+# since the user was loaded are not begun anew: with one of them there, nobody would miss the others.
 APPLY = """
 local current = redis.call('HGET', KEYS[1], 'position') or ''
 if current ~= ARGV[1] then return 0 end
