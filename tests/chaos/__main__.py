@@ -17,7 +17,7 @@ from scenario import FAULTS, draw
 
 ROOT = paths.TESTS.parent
 ROWS = ROOT / "docs" / "benchmarks" / "reliability.json"
-TEMPLATE, PAGE = ROOT / "docs" / "benchmarks" / "reliability.template.md", ROOT / "docs" / "reliability.md"
+TEMPLATE, PAGE = ROOT / "docs" / "reliability.template.md", ROOT / "docs" / "reliability.md"
 
 
 def write(part: str, found: Any) -> None:
