@@ -82,13 +82,14 @@ def page() -> bool:
             about = {**fault, "seed": trial["seed"], "bad": bool(trial["violations"])}
             in_real.setdefault(fault["kind"], []).append(about)
     found = rows["simulated"]
+    # Where trials of other seeds were added to the first ones.
+    runs = [found, *([found["also"]] if "also" in found else [])]
     tables = {
         "SIMULATED": "\n".join(f"| {r['fault']} | {r['trials']:,} | {r['violations']} |" for r in found["rows"]),
-        "SEEDS": f"{found['seeds']:,}",
-        "FIRST": str(found["first"]),
-        "LAST": str(found["first"] + found["seeds"] - 1),
-        "SIM_SECONDS": f"{found['seconds']:,}",
-        "SIM_FAILED": str(len(found["failed"])),
+        "SEEDS": f"{sum(run['seeds'] for run in runs):,}",
+        "RANGES": ", ".join(f"{run['first']} to {run['first'] + run['seeds'] - 1}" for run in runs),
+        "SIM_SECONDS": f"{sum(run['seconds'] for run in runs):,}",
+        "SIM_FAILED": f"{len(found['failed'])} (seeds {', '.join(found['failed']) or 'none'})",
         "REVERTED": "\n".join(
             f"| {r['case']} | {r['reverted']} | {r['seeds'] or 'not found'} | {r['said'] or ''} |"
             for r in rows["reverted"]
@@ -98,7 +99,8 @@ def page() -> bool:
         "REAL_READS": f"{sum(trial['reads'] for trial in rows.get('real', ())):,}",
         "REAL": "\n".join(
             f"| {kind} | {len(ones)} | {sum(one['bad'] for one in ones)} | "
-            f"{statistics.median(one['recovered_s'] for one in ones):.1f} | {max(one['recovered_s'] for one in ones):.1f} | "
+            f"{statistics.median(one['recovered_s'] for one in ones):.1f} | "
+            f"{max(one['recovered_s'] for one in ones):.1f} | "
             f"{', '.join(str(one['seed']) for one in ones)} |"
             for kind, ones in sorted(in_real.items())
         ),

@@ -72,7 +72,8 @@ class RealTrial:
                     todo.pop(0)
                     doing = threading.Thread(target=self._do, args=(kinds.pop(0),))
                     doing.start()
-                self._write()
+                if self.events < 2 * EVENTS:  # no user's window slides
+                    self._write()
                 for _ in range(READS * BATCH // EVENTS):
                     self._ask(self.rng.choice(self.users))
             while todo:
