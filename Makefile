@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check fmt up down bench proto-image hooks clean
+.PHONY: help setup demo test test-fast chaos check fmt up down bench proto-image hooks clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,17 @@ test: setup ## Every test, integration tests against the real components include
 
 test-fast: setup ## The tests that start no component (some minutes)
 	@$(PYTEST) -m "not integration" $(ARGS)
+
+# Numbers of simulated and of real trials; MODEL: the bundle that the real ones serve.
+SEEDS ?= 10000
+TRIALS ?= 100
+MODEL ?= .freshet/bundle
+
+chaos: setup ## Random trials against an oracle, hours: SEEDS= simulated, TRIALS= on the real stack; docs/reliability.md
+	@$(BIN)/python tests/chaos simulated --seeds $(SEEDS)
+	@$(BIN)/python tests/chaos reverted --seeds 1000
+	@FRESHET_CHAOS_BUNDLE=$(MODEL) $(BIN)/python tests/chaos real --trials $(TRIALS)
+	@$(BIN)/python tests/chaos page
 
 check: setup ## Format, lint, types, import rules, proto lint and breaking changes
 	@$(BIN)/ruff format --check .

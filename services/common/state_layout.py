@@ -30,8 +30,6 @@ EPOCH_KEY = "stream:epoch"
 HOLD_KEY = "stream:hold"
 # The model versions that states were ever stored for; whoever stores one names it here first.
 MODELS_KEY = "stream:models"
-# Per reader of `forgets`, `epoch|offset` of the last record that it has applied to this store.
-FORGETS_KEY = "stream:forgets"
 # Every key that belongs to a partition: users, the table of them, progress.
 USER_KEYS = "{p[0-9]*}:*"
 COUNT_FIELDS = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten")
@@ -130,6 +128,11 @@ def users_key(partition: int) -> str:
 
 def progress_key(partition: int) -> str:
     return f"{{p{partition}}}:progress"
+
+
+def forgets_key(partition: int) -> str:
+    """Per reader of `forgets`, `epoch|offset` of the last record that it has applied to these users."""
+    return f"{{p{partition}}}:forgets"
 
 
 # Field of the table of users (no user id is empty): the epoch that the table is of.
@@ -369,10 +372,12 @@ def _covers(reached: Mapping[int, int], wanted: Mapping[int, int]) -> bool:
 # writer knows of the home partition (empty: it is another process's), number of items no longer seen, those items,
 # number of seen items, (time, item) each, then the state's fields and values.
 # A writer that missed a failover knows another watermark than the store: nothing of it is written. `unfinished` counts
-# the users written since the watermark moved; ADVANCE wants them all.
+# the users written since the watermark moved; ADVANCE wants them all. Nor is anything written by another process where
+# the progress is of another epoch: a store that went back to one has its own table of users.
 _EXPECT = """
 local current = redis.call('HGET', KEYS[1], 'position') or ''
 if current ~= ARGV[1] then return 0 end
+if ARGV[11] == '' and (redis.call('HGET', KEYS[5], 'epoch') or ARGV[10]) ~= ARGV[10] then return 0 end
 """
 _WRITE = """
 if ARGV[11] ~= '' then
@@ -416,7 +421,15 @@ end
 return 1
 """
 
-APPLY = _EXPECT + _WRITE
+# Seen items that were lost since the user was loaded are not begun anew: with one of them there, nobody would miss the
+# others.
+APPLY = (
+    _EXPECT
+    + """
+if redis.call('HSTRLEN', KEYS[1], 'events') > 0 and redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
+"""
+    + _WRITE
+)
 # The same in the place of all that is stored. KEYS 6 and on: a state per other model version. An empty position:
 # nothing is to stay.
 REWRITE = (

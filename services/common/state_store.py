@@ -599,16 +599,24 @@ class StateWriter:
             self._redis.sadd(layout.MODELS_KEY, model_version)
 
     def forgets_applied(self, reader: str, epoch: str) -> int:
-        """The last record of `forgets` that `reader` applied to this store in this epoch; -1: none yet."""
+        """The last record of `forgets` that `reader` applied to all users in this epoch; -1: none yet.
+
+        It lies with the users: a node that took over and holds older ones says so.
+        """
+        pipeline = self._redis.pipeline(transaction=False)
+        for partition in range(layout.num_partitions_of(epoch)):
+            pipeline.hget(layout.forgets_key(partition), reader)
         with _redis_errors():
-            found = cast(bytes | None, self._redis.hget(layout.FORGETS_KEY, reader))
-        written, _, offset = (found or b"").decode().partition("|")
-        return int(offset) if found and written == epoch else -1
+            found = [(text or b"").decode().partition("|") for text in pipeline.execute()]
+        return min(int(offset) if written == epoch else -1 for written, _, offset in found)
 
     def set_forgets_applied(self, reader: str, offset: int, epoch: str) -> None:
         """Note that `reader` applied `forgets` up to this offset. Raises: DependencyUnavailable."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for partition in range(layout.num_partitions_of(epoch)):
+            pipeline.hset(layout.forgets_key(partition), reader, f"{epoch}|{offset}")
         with _redis_errors():
-            self._redis.hset(layout.FORGETS_KEY, reader, f"{epoch}|{offset}")
+            pipeline.execute()
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
         """Move watermarks and add counts, once: a step whose from_watermark no longer holds is not taken.

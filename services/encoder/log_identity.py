@@ -1,9 +1,10 @@
 """Whether a partition of `interactions` is still the log whose records were applied.
 
 Offsets cannot tell: another topic of the same name may be longer than the first. kafka-python does not tell topics by
-their ids, so two records of each partition are remembered with the progress, by offset and digest: the first one that
-this epoch read, and one near the watermark. The second one is only moved once it was found in its place again, so that
-it never comes from another log than the records before it. Knows neither Kafka nor Redis.
+their ids, so three records of each partition are remembered with the progress, by offset and digest: the first one that
+this epoch read, the newest one, and one near it. That one is only moved once it was found in its place again, so that
+it never comes from another log than the records before it; the newest one tells that a log lost no more than what came
+since, and was written over. Knows neither Kafka nor Redis.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -40,14 +41,15 @@ class Anchors(NamedTuple):
 
     first: Anchor
     last: Anchor
+    newest: Anchor
 
     @classmethod
     def parse(cls, text: str) -> "Anchors | None":
-        """The inverse of `text`; None for ""."""
+        """The inverse of `text`; None for "". An earlier version stored no newest one."""
         if not text:
             return None
-        first, last = ((int(offset), digest) for offset, _, digest in (one.partition(":") for one in text.split(",")))
-        return cls(Anchor(*first), Anchor(*last))
+        found = [Anchor(int(offset), digest) for offset, _, digest in (one.partition(":") for one in text.split(","))]
+        return cls(found[0], found[1], found[-1])
 
     @property
     def text(self) -> str:
@@ -88,7 +90,10 @@ class LogIdentity:
         latest = {record.partition: record for record in records}
         for partition in latest.keys() - self._anchors.keys():
             first = next(record for record in records if record.partition == partition)
-            self._anchors[partition] = Anchors(Anchor.of(first), Anchor.of(latest[partition]))
+            last = Anchor.of(latest[partition])
+            self._anchors[partition] = Anchors(Anchor.of(first), last, last)
+        for partition, record in latest.items():
+            self._anchors[partition] = self._anchors[partition]._replace(newest=Anchor.of(record))
         self._latest |= latest
 
     def check(self, stream: Reader, partitions: Collection[int]) -> None:
@@ -96,8 +101,8 @@ class LogIdentity:
 
         Raises: Conflict when one is not (`resync` finds out more); DependencyUnavailable.
         """
-        known = {partition: self._anchors[partition].last for partition in partitions if partition in self._anchors}
-        same = _found(stream, known)
+        known = {partition: self._anchors[partition] for partition in partitions if partition in self._anchors}
+        same = _found_last(stream, known)
         if other := sorted(known.keys() - same):
             raise Conflict(f"partitions {other} do not hold the records that were read of them")
         for partition in same & self._latest.keys():
@@ -111,7 +116,7 @@ class LogIdentity:
         """
         known = {partition: anchors for partition in watermarks if (anchors := Anchors.parse(stored[partition]))}
         bounds = stream.bounds(list(watermarks))
-        last_found = _found(stream, {partition: anchors.last for partition, anchors in known.items()})
+        last_found = _found_last(stream, known)
         first_found = _found(stream, {p: anchors.first for p, anchors in known.items()})
         self._latest.clear()
         lost: dict[int, int] = {}
@@ -140,7 +145,9 @@ class LogIdentity:
             last = old.last if old and partition in last_found else _anchor(lasts.get(partition))
             first = old.first if old and partition in first_found else _anchor(firsts.get(partition))
             if last is not None:
-                self._anchors[partition] = Anchors(first or last, last)
+                self._anchors[partition] = Anchors(
+                    first or last, last, old.newest if old and partition in last_found else last
+                )
         self._anchors |= {p: anchors for p, anchors in self._kept.items() if watermarks.get(p) == -1}
         self._kept = {}
         if lost:
@@ -148,7 +155,7 @@ class LogIdentity:
 
     def keep(self) -> None:
         """After `LostTail`: the next `resync`, with a store that was emptied, goes on with the logs' beginnings."""
-        self._kept = {p: Anchors(anchors.first, anchors.first) for p, anchors in self._anchors.items()}
+        self._kept = {p: Anchors(*[anchors.first] * 3) for p, anchors in self._anchors.items()}
 
 
 def _anchor(record: SourceRecord | None) -> Anchor | None:
@@ -159,6 +166,12 @@ def _found(stream: Reader, anchors: Mapping[int, Anchor]) -> set[int]:
     """The partitions whose anchor lies in its place."""
     records = stream.records_at({partition: anchor.offset for partition, anchor in anchors.items()})
     return {p for p, anchor in anchors.items() if (record := records.get(p)) and Anchor.of(record) == anchor}
+
+
+def _found_last(stream: Reader, known: Mapping[int, Anchors]) -> set[int]:
+    """The partitions whose newest record, and the one near it, lie in their places."""
+    found = _found(stream, {partition: anchors.last for partition, anchors in known.items()})
+    return found & _found(stream, {partition: anchors.newest for partition, anchors in known.items()})
 
 
 def _another_log(partition: int, watermark: int, end: int, *, has_anchors: bool) -> str:

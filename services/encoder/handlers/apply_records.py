@@ -127,6 +127,11 @@ class ApplyRecords:
         epoch, _ = self.store.ensure_epoch(stream.num_partitions())
         self.store.add_model(self.vocabulary.model_version)
         progress = self.store.progress(partitions, epoch)
+        if epoch != self.epoch and (new := [p for p in partitions if progress[p].watermark < 0]):
+            # Users are not written where the progress is still another epoch's.
+            steps = [AdvanceStep(partition=p, from_watermark=-1, to_watermark=-1, counts={}) for p in new]
+            self.store.advance(steps, epoch)
+            progress = self.store.progress(partitions, epoch)
         self._attribute_from = dict(stream.committed())
         self.watermarks = {partition: progress[partition].watermark for partition in partitions}
         try:
@@ -193,10 +198,11 @@ class ApplyRecords:
             self._unfinished.update({step.partition: 0 for step in steps})
 
     def check_epoch(self) -> None:
-        """Raises: Conflict when the store lost or changed its epoch; DependencyUnavailable."""
+        """Raises: Conflict when the store lost or changed its epoch, or went back; DependencyUnavailable."""
         epoch = self.store.epoch()
         if epoch != self.epoch:
             raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
+        self._check_in_step()
 
     def find_lost(self, *, look: bool) -> None:
         """Look for users of these partitions whom the store lost; `turn` brings them back. look: also if it says that
@@ -334,6 +340,7 @@ class ApplyRecords:
         if lost and self.restore_users is not None:
             self.restore_users(lost, self.watermarks, self.epoch)
             histories = {**histories, **self.store.load_users(lost, self.epoch)}
+        self._check_in_step()
         work: dict[str, _UserWork] = {}
         jobs: list[EncodeJob] = []
         for user_id, mine in by_user.items():
@@ -354,6 +361,15 @@ class ApplyRecords:
                     user.jobs[sequence] = (len(jobs), rows)
                     jobs.append(job)
         return work, jobs
+
+    def _check_in_step(self) -> None:
+        """After users were loaded: attributions made of what an emptied or older store says could not be taken back.
+
+        Raises: Conflict when the store is not where this writer left it.
+        """
+        found = self.store.progress(self.watermarks.keys(), self.epoch)
+        if other := sorted(number for number, at in self.watermarks.items() if found[number].watermark != at):
+            raise Conflict(f"the state store is not where it was left: partitions {other}")
 
     def _is_attributed(self, arrival: Arrival) -> bool:
         return arrival.offset >= self._attribute_from.get(arrival.partition, 0)

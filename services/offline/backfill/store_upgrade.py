@@ -16,6 +16,8 @@ from services.common.errors import PreconditionFailed
 
 _HOLD_SECONDS = 60
 _PAGE = 1_000
+# Where an earlier layout noted, by reader of `forgets`, what it had applied.
+_FORGETS = "stream:forgets"
 
 # KEYS history before, seen before, history, seen, users, then pairs of a state's name before and after.
 # ARGV: epoch before, epoch, user id, home partition, now (Unix seconds), seconds to live where nothing limits them.
@@ -88,11 +90,13 @@ def upgrade_store(
             if client.hget(f"stream:{partition}:progress", "epoch") == before.encode():
                 client.hset(f"stream:{partition}:progress", "epoch", epoch)
                 client.rename(f"stream:{partition}:progress", layout.progress_key(partition))
-        applied = cast(dict[bytes, bytes], client.hgetall(layout.FORGETS_KEY))
+        applied = cast(dict[bytes, bytes], client.hgetall(_FORGETS))
         for reader, text in applied.items():
             of_epoch, _, offset = text.decode().partition("|")
             if of_epoch == before:
-                client.hset(layout.FORGETS_KEY, cast(Any, reader), f"{epoch}|{offset}")
+                for partition in range(num_partitions):
+                    client.hset(layout.forgets_key(partition), cast(Any, reader), f"{epoch}|{offset}")
+        client.delete(_FORGETS)
         client.set(layout.EPOCH_KEY, epoch)
         client.delete(layout.HOLD_KEY)
         return Upgraded(epoch=epoch, users=moved)

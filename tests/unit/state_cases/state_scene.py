@@ -128,6 +128,8 @@ class FragileStore(MemoryStore):
 
 def another_reader(stream: Any) -> Any:
     """A reader of the same log with positions of its own."""
+    if isinstance(stream, MemoryStream):
+        return stream.reader()
     reader = copy.copy(stream)
     reader._next = {}
     if hasattr(stream, "assigned"):
@@ -141,7 +143,7 @@ class EncoderProcess:
     def __init__(
         self,
         stream: Any,
-        store: FragileStore,
+        store: Any,
         *,
         words: Vocabulary | None = None,
         model: HashEncoder | None = None,
@@ -150,10 +152,11 @@ class EncoderProcess:
         pseudonym_key: bytes = b"key",
         earlier_keys: Sequence[bytes] = (),
         keep_every_s: float = 0.0,
+        outbox: Any = None,
     ) -> None:
         words, self.model, forgotten = words or vocabulary(), model or HashEncoder(), Forgotten()
         histories = getattr(stream, "histories", None) or MemoryTopics({HISTORIES: 1})
-        self.outbox = MemoryOutbox(histories, lambda: NOW_MS)
+        self.outbox = outbox or MemoryOutbox(histories, lambda: NOW_MS)
         self.store = store
         # A reader of the topics of its own, as every process has.
         log = another_reader(stream)
