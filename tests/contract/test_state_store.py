@@ -350,7 +350,8 @@ def test_what_comes_after_a_forget_is_kept_beside_it(store: Store) -> None:
     epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     store.apply([update("ann")], epoch, {})
     later = StoredEvent(9_000, 3, 43, 5, "item-9")
-    store.rewrite([forgotten(store, "ann", epoch, events=[later], positions={3: 43})], epoch)
+    rest = forgotten(store, "ann", epoch, events=[later], positions={3: 43})
+    store.rewrite([replace(rest, seen_times={"item-9": 9_000})], epoch)
     found = store.load_users(["ann"], epoch)["ann"]
     assert (found.events, found.positions) == ([later], {3: 43})
     store.apply([update("ann", found.expected, positions={3: 44}, forgotten=found.forgotten)], epoch, {})
