@@ -16,11 +16,11 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-_WRITES = {"SET", "HSET", "HINCRBY", "ZADD", "SADD"}
+_WRITES = {"SET", "HSET", "HSETNX", "HINCRBY", "ZADD", "SADD"}
 _TOKEN = re.compile(r"'[^']*'|\d+|[A-Za-z_][\w.]*|~=|==|<=|>=|\.\.|\n|[^\s]")
 _WORDS = {
     "nil": "None", "true": "True", "false": "None", "~=": "!=", "..": "+", "{": "Table([", "}": "])",
-    "redis.call": "call", "unpack": "*unpack", "table.concat": "concat", "tonumber": "int",
+    "redis.call": "call", "unpack": "*unpack", "table.concat": "concat", "table.insert": "insert", "tonumber": "int",
 }  # fmt: skip
 _BLOCK_ENDS = ("end", "else", "elseif")
 slot = lru_cache(maxsize=None)(key_slot)
@@ -115,6 +115,7 @@ def _compiled(script: str) -> Callable[..., Any]:
         "Table": Table,
         "unpack": lambda table, first=1: list(table)[first - 1 :],
         "concat": lambda table, by: by.join(table),
+        "insert": lambda table, at, value: table.insert(at - 1, value),
     }
     exec("\n".join(lines), names)
     return names["script"]  # type: ignore[no-any-return]
@@ -208,6 +209,10 @@ class MemoryServer:
         self.data.setdefault(key, {}).update(zip(pairs[::2], pairs[1::2], strict=True))
         return len(pairs) // 2
 
+    def do_hsetnx(self, key: bytes, name: bytes, value: bytes) -> int:
+        fields = self.data.setdefault(key, {})
+        return int(fields.setdefault(name, value) is value)
+
     def do_hdel(self, key: bytes, *names: bytes) -> int:
         return sum(self.data.get(key, {}).pop(name, None) is not None for name in names)
 
@@ -237,6 +242,10 @@ class MemoryServer:
 
     def do_zcard(self, key: bytes) -> int:
         return len(self.data.get(key, ()))
+
+    def do_zrange(self, key: bytes, *_: bytes) -> list[bytes]:
+        found = self.data.get(key, Sorted())
+        return [word for member in found.ordered() for word in (member, _bytes(found[member]))]
 
     def do_zrevrange(self, key: bytes, *_: bytes) -> list[bytes]:
         return self.data[key].ordered()[::-1] if key in self.data else []
@@ -300,6 +309,10 @@ class Client:
     def scan_iter(self, match: str, count: int = 10) -> list[bytes]:
         pattern = match.replace("{", "[{]").replace("}", "[}]")
         return [key for key in self._server.data if fnmatch.fnmatchcase(key.decode(), pattern)]
+
+    def hscan_iter(self, key: str, count: int = 10) -> list[tuple[bytes, bytes]]:
+        found = self._server.run("HSCAN", key, 0)[1]
+        return list(zip(found[::2], found[1::2], strict=True))
 
     def info(self, section: str) -> dict[str, int]:
         self._server.run("PING")

@@ -36,6 +36,7 @@ class Event(NamedTuple):
     id: str
     time_ms: int
     undoes: str
+    said: tuple[str, float, str]  # type, value, exposure id
 
     @property
     def is_poison(self) -> bool:
@@ -47,15 +48,16 @@ def _ms(stamp: Any) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _read(key: bytes | None, value: bytes | None) -> tuple[str, str, str, int, str] | None:
-    """User, item, id, milliseconds and what is undone; None: it cannot be read."""
+def _read(key: bytes | None, value: bytes | None) -> tuple[Any, ...] | None:
+    """An `Event` but its place; None: it cannot be read."""
     try:
         one = events_pb2.Interaction.FromString(value or b"")
     except DecodeError:
         return None
     if not one.user_id or key != one.user_id.encode():
         return None
-    return one.user_id, one.item_id, one.event_id, _ms(one.event_time), one.undoes_event_id
+    said = (one.type or "interaction", one.value, one.exposure_id)
+    return one.user_id, one.item_id, one.event_id, _ms(one.event_time), one.undoes_event_id, said
 
 
 def read_log(world: World) -> dict[Place, Event | None]:
@@ -99,12 +101,12 @@ def forgets_of(world: World, user: str) -> list[tuple[int, Mapping[int, int]]]:
 class History:
     """A user after these events. attributed: of each event that something preceded, what did: (item, seconds)."""
 
-    events: list[tuple[int, int, int, str, str]] = field(default_factory=list)
+    events: list[tuple[int, int, int, str, str, tuple[str, float, str]]] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     attributed: dict[Place, tuple[str, list[tuple[str, int]]]] = field(default_factory=dict)
 
     def pairs(self) -> list[tuple[str, int]]:
-        return [(item, time_ms // 1000) for time_ms, _, _, _, item in self.events]
+        return [(item, time_ms // 1000) for time_ms, _, _, _, item, _ in self.events]
 
 
 def replay(events: Iterable[Event], void: Mapping[int, int], longest: int) -> History:
@@ -122,7 +124,7 @@ def replay(events: Iterable[Event], void: Mapping[int, int], longest: int) -> Hi
                 history.events = [one for one in history.events if one[1:3] != undone.place]
                 history.attributed.pop(undone.place, None)
             continue
-        row = (event.time_ms, partition, offset, event.id, event.item)
+        row = (event.time_ms, partition, offset, event.id, event.item, event.said)
         at = bisect_right(history.events, row[:3], key=lambda one: one[:3])
         if at == 0 and len(history.events) >= longest - longest // 4:
             late.add(event.item)
@@ -194,7 +196,7 @@ class Oracle:
         for user in (*USERS, *SETTLERS):
             wanted = self.final(user)
             stored = store.load_users([user], epoch)[user]
-            events = [(time, p, o, hash_event_id(name), item) for time, p, o, name, item in wanted.events]
+            events = [(time, p, o, hash_event_id(name), item, *said) for time, p, o, name, item, said in wanted.events]
             if [tuple(one) for one in stored.events] != events:
                 found.append(
                     f"history of {user}: {[one[4] for one in stored.events]}, not {[one[4] for one in events]}"

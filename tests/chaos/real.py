@@ -256,7 +256,10 @@ class RealTrial:
         for user in self.users:
             wanted = replay(log.get(user, []), {}, NEVER_SLIDES)
             stored = [tuple(one) for one in store.load_users([user], epoch)[user].events]
-            events = [(ms, partition, at, hash_event_id(name), item) for ms, partition, at, name, item in wanted.events]
+            events = [
+                (ms, partition, at, hash_event_id(name), item, *said)
+                for ms, partition, at, name, item, said in wanted.events
+            ]
             if stored != events:
                 self.violations.append(f"history of {user}: {len(stored)} events, not {len(events)}")
             if self.client.seen(user) != wanted.seen:

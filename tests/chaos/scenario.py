@@ -225,6 +225,7 @@ class Play:
         seconds = int(START_S) + 10 * second + (1 if (int(START_S) + 10 * second) % 100 == 66 else 0)
         self.events[event_id] = Interaction(
             user_id=user, item_id=item, event_id=event_id, event_time_ms=1000 * seconds, type=kind, value=value,
+            exposure_id=f"shown-{event_id}" if second % 3 else "",
             query="some words" if kind == "search_click" else "",
         )  # fmt: skip
         self.do_again(event_id)

@@ -422,11 +422,17 @@ class Checkpoints(MemoryCheckpoints):
 
     world: "World"
 
-    def save(self, partition: int, data: bytes) -> None:
+    def opened(self) -> "Checkpoints":
+        other = super().opened()
+        assert isinstance(other, Checkpoints)
+        other.world = self.world
+        return other
+
+    def save(self, partition: int, values: Mapping[str, Any], parts: Mapping[str, bytes | None]) -> None:
         self.world.touched()
         if self.world.is_disk_full:
             raise DependencyUnavailable("checkpoint: no space left on device")
-        super().save(partition, data)
+        super().save(partition, values, parts)
 
 
 class World:
