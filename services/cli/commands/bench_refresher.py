@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.output import CommandError, console, emit_json, reports_errors
+from services.cli.output import CommandError, console, emit_json, reports_errors, sentences
 
 
 @reports_errors
@@ -71,7 +71,7 @@ def refresher_size(
 
     from services.cli.refresher_size import measure
 
-    with TemporaryDirectory() as folder:
+    with sentences(), TemporaryDirectory() as folder:
         size = measure(bundle, Path(folder), users=users, each=each, rate=rate, seconds=seconds, seed=seed)
     if as_json:
         emit_json(asdict(size))
