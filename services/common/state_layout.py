@@ -131,8 +131,20 @@ def progress_key(partition: int) -> str:
 
 
 def forgets_key(partition: int) -> str:
-    """Per reader of `forgets`, `epoch|offset` of the last record that it has applied to these users."""
+    """Per reader of `forgets`: `forgets_text`."""
     return f"{{p{partition}}}:forgets"
+
+
+def forgets_text(epoch: str, offset: int, rewritten: int = 0) -> str:
+    """Up to where `forgets` is applied to a partition's users, and how many were written since then."""
+    return f"{epoch}|{offset}|{rewritten}" if rewritten else f"{epoch}|{offset}"
+
+
+def unpack_forgets(epoch: str, text: str) -> tuple[int, int]:
+    """The inverse of `forgets_text`; (-1, 0) where there is nothing of this epoch."""
+    written, *numbers = text.split("|")
+    offset, rewritten = (*map(int, numbers), 0)[:2] if written == epoch and numbers else (-1, 0)
+    return offset, rewritten
 
 
 # Field of the table of users (no user id is empty): the epoch that the table is of.
@@ -411,7 +423,7 @@ if seen > 0 then
 end
 redis.call('EXPIRE', KEYS[2], ARGV[3])
 if ARGV[7] == 'set' then
-  redis.call('HSET', KEYS[3], 'history_position', ARGV[2], unpack(ARGV, at))
+  redis.call('HSET', KEYS[3], 'history_position', ARGV[2], unpack(ARGV, at, at + STATE_WORDS))
   redis.call('EXPIRE', KEYS[3], ARGV[3])
 elseif ARGV[7] == 'drop' then
   redis.call('DEL', KEYS[3])
@@ -419,7 +431,7 @@ elseif redis.call('HGET', KEYS[3], 'history_position') == ARGV[1] then
   redis.call('HSET', KEYS[3], 'history_position', ARGV[2])
 end
 return 1
-"""
+""".replace("STATE_WORDS", str(2 * len(STATE_FIELDS) - 1))
 
 # Seen items that were lost since the user was loaded are not begun anew: with one of them there, nobody would miss the
 # others.
@@ -430,12 +442,19 @@ if redis.call('HSTRLEN', KEYS[1], 'events') > 0 and redis.call('EXISTS', KEYS[2]
 """
     + _WRITE
 )
-# The same in the place of all that is stored. KEYS 6 and on: a state per other model version. An empty position:
-# nothing is to stay.
+# The same in the place of all that is stored. KEYS 6: progress in `forgets`; 7 and on: a state per other model version.
+# An empty position: nothing is to stay. The last three of ARGV: the reader of `forgets` that writes (empty: it is
+# somebody else), its progress as it has to be and as it is then; a node that lacks an earlier forget, or an earlier
+# user of this one, is told by it.
 REWRITE = (
     _EXPECT
-    + "redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], unpack(KEYS, 6))"
     + """
+local reader = ARGV[#ARGV - 2]
+if reader ~= '' then
+  if (redis.call('HGET', KEYS[6], reader) or '') ~= ARGV[#ARGV - 1] then return 0 end
+  redis.call('HSET', KEYS[6], reader, ARGV[#ARGV])
+end
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], unpack(KEYS, 7))
 if ARGV[2] == '' then return 1 end
 """
     + _WRITE
@@ -456,6 +475,13 @@ if found[1] ~= ARGV[1] then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'watermark', ARGV[3], 'unfinished', 0)
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'anchors', ARGV[5]) end
 for i = 6, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
+return 1
+"""
+
+# KEYS progress in `forgets`. ARGV: reader, its progress as it has to be, and as it is then.
+NOTE_FORGETS = """
+if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
 """
 

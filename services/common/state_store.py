@@ -149,6 +149,19 @@ class AdvanceStep:
     unfinished: int | None = None
 
 
+@dataclass(slots=True)
+class ForgetsApplied:
+    """A reader's progress in `forgets` as the store has it, a text per partition: each write of the reader is fenced by
+    it and moves it on, so that a node that took over with users of before is told.
+
+    offset: the last record that is applied to all users; -1: none yet.
+    """
+
+    reader: str
+    offset: int
+    texts: dict[int, str]
+
+
 @contextmanager
 def _redis_errors() -> Iterator[None]:
     try:
@@ -521,26 +534,40 @@ class StateWriter:
         replies = self._run_script(layout.APPLY, queue) if updates else []
         _check_written(replies)
 
-    def rewrite(self, updates: Sequence[UserUpdate], epoch: str) -> None:
+    def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
         """Erase all that is stored of each user, states of every model version included, and write the update in its
         place, in one transaction per user; a user without positions, before and after, is only erased.
 
-        Raises: Conflict when another writer was quicker with some of them; DependencyUnavailable.
+        forgets: the progress of whoever applies `forgets`, moved on with each user.
+        Raises: Conflict when another writer was quicker with some of them, or the store is not where `forgets` says;
+        DependencyUnavailable.
         """
+        homes = [layout.home_of(update.user_id, epoch) for update in updates]
+        texts, moves = dict(forgets.texts if forgets else {}), list[tuple[str, str, str]]()
+        for home in homes:
+            if forgets is None:
+                moves.append(("", "", ""))
+                continue
+            offset, rewritten = layout.unpack_forgets(epoch, texts[home.partition])
+            before, after = texts[home.partition], layout.forgets_text(epoch, offset, rewritten + 1)
+            moves.append((forgets.reader, before, after))
+            texts[home.partition] = after
         with _redis_errors():
             models = {model.decode() for model in cast(set[bytes], self._redis.smembers(layout.MODELS_KEY))}
 
         def queue(pipeline: Any, sha: str) -> None:
-            for update in updates:
-                home = layout.home_of(update.user_id, epoch)
+            for update, home, move in zip(updates, homes, moves, strict=True):
                 keys_and_arguments = self._apply_arguments(update, epoch, {})
                 keys, arguments = keys_and_arguments[:5], keys_and_arguments[5:]
                 if not update.expected and not update.positions:
                     arguments[1] = ""
+                keys.append(layout.forgets_key(home.partition))
                 keys += [layout.state_key(home, version) for version in sorted(models - {update.model_version})]
-                pipeline.evalsha(sha, len(keys), *keys, *arguments)
+                pipeline.evalsha(sha, len(keys), *keys, *arguments, *move)
 
         _check_written(self._run_script(layout.REWRITE, queue) if updates else [])
+        if forgets is not None:
+            forgets.texts = texts
 
     def dump(self, user_ids: Collection[str], partitions: Collection[int], epoch: str) -> Dump:
         """All of these users but their states, then the progress of these partitions, in one round trip.
@@ -598,25 +625,30 @@ class StateWriter:
         with _redis_errors():
             self._redis.sadd(layout.MODELS_KEY, model_version)
 
-    def forgets_applied(self, reader: str, epoch: str) -> int:
-        """The last record of `forgets` that `reader` applied to all users in this epoch; -1: none yet.
-
-        It lies with the users: a node that took over and holds older ones says so.
-        """
+    def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:
+        """How far `reader` applied `forgets` to all users in this epoch; it lies with them. Raises:
+        DependencyUnavailable."""
         pipeline = self._redis.pipeline(transaction=False)
         for partition in range(layout.num_partitions_of(epoch)):
             pipeline.hget(layout.forgets_key(partition), reader)
         with _redis_errors():
-            found = [(text or b"").decode().partition("|") for text in pipeline.execute()]
-        return min(int(offset) if written == epoch else -1 for written, _, offset in found)
+            texts = {partition: (text or b"").decode() for partition, text in enumerate(pipeline.execute())}
+        return ForgetsApplied(reader, min(layout.unpack_forgets(epoch, text)[0] for text in texts.values()), texts)
 
-    def set_forgets_applied(self, reader: str, offset: int, epoch: str) -> None:
-        """Note that `reader` applied `forgets` up to this offset. Raises: DependencyUnavailable."""
-        pipeline = self._redis.pipeline(transaction=False)
-        for partition in range(layout.num_partitions_of(epoch)):
-            pipeline.hset(layout.forgets_key(partition), reader, f"{epoch}|{offset}")
-        with _redis_errors():
-            pipeline.execute()
+    def note_forgets(self, forgets: ForgetsApplied, offset: int, epoch: str) -> None:
+        """Note that `forgets` is applied up to this offset.
+
+        Raises: Conflict when the store is not where `forgets` says; DependencyUnavailable.
+        """
+        after = layout.forgets_text(epoch, offset)
+
+        def queue(pipeline: Any, sha: str) -> None:
+            for partition, before in forgets.texts.items():
+                pipeline.evalsha(sha, 1, layout.forgets_key(partition), forgets.reader, before, after)
+
+        if 0 in self._run_script(layout.NOTE_FORGETS, queue):
+            raise Conflict("forgets were applied by another writer, or the store went back")
+        forgets.offset, forgets.texts = offset, dict.fromkeys(forgets.texts, after)
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
         """Move watermarks and add counts, once: a step whose from_watermark no longer holds is not taken.

@@ -183,6 +183,7 @@ class Consumer(Follower):
             self._synchronise()
         if not self._is_held:
             self._handler.check_epoch()
+            self._forgets.check()
             self._find_lost(now)
         self._in_step = True
         if self._is_held != was_held:

@@ -7,7 +7,7 @@ synchronous: the consumer has a thread of its own, and on-demand encoding runs i
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from services.common.state_store import AdvanceStep, Dump, Progress, UserHistory, UserKeys, UserUpdate
+from services.common.state_store import AdvanceStep, Dump, ForgetsApplied, Progress, UserHistory, UserKeys, UserUpdate
 from services.common.stream.record import DeadLetter
 from services.common.stream.topics.attributions import Attributed
 from services.common.stream.topics.histories import KeptRecord
@@ -105,10 +105,11 @@ class Store(Protocol):
         where the writer thinks. Raises: Conflict when some were not written.
         """
 
-    def rewrite(self, updates: Sequence[UserUpdate], epoch: str) -> None:
+    def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
         """Erase all that is stored of each user, states of every model version included, and write the update in its
-        place (nothing, where neither it nor what was stored has positions), atomically. Raises: Conflict when some were
-        written in between."""
+        place (nothing, where neither it nor what was stored has positions), atomically. forgets: the progress of
+        whoever applies `forgets`, moved on with each user. Raises: Conflict when some were written in between, or the
+        store is not where `forgets` says."""
 
     def dump(self, user_ids: Collection[str], partitions: Collection[int], epoch: str) -> Dump:
         """All of these users but their states; then the progress of these partitions, no older than they are."""
@@ -119,11 +120,11 @@ class Store(Protocol):
     def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
         """Note that these users are at home in this partition: who is there already stays, the others are lost."""
 
-    def forgets_applied(self, reader: str, epoch: str) -> int:
-        """The last record of `forgets` that `reader` applied to this store in this epoch; -1: none yet."""
+    def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:
+        """How far `reader` applied `forgets` to this store in this epoch."""
 
-    def set_forgets_applied(self, reader: str, offset: int, epoch: str) -> None:
-        """Note that `reader` applied `forgets` up to this offset."""
+    def note_forgets(self, forgets: ForgetsApplied, offset: int, epoch: str) -> None:
+        """Note that `forgets` is applied up to this offset. Raises: Conflict when the store is not where it says."""
 
     def advance(self, steps: Sequence[AdvanceStep], epoch: str) -> None:
         """Move watermarks and add counts, once. Raises: Conflict when some had moved, or users written since the last

@@ -113,7 +113,7 @@ def _compiled(script: str) -> Callable[..., Any]:
     lines = ["def script(call, KEYS, ARGV):", *_Translator(script).block(" ")]
     names: dict[str, Any] = {
         "Table": Table,
-        "unpack": lambda table, first=1: list(table)[first - 1 :],
+        "unpack": lambda table, first=1, last=None: list(table)[first - 1 : last],
         "concat": lambda table, by: by.join(table),
         "insert": lambda table, at, value: table.insert(at - 1, value),
     }

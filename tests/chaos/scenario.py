@@ -31,6 +31,7 @@ from world import (
 )
 
 from services.common.errors import FreshetError
+from services.common.state_layout import unpack_forgets
 from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.stream.topics.forgets import FORGETS
 from services.common.stream.topics.interactions import INTERACTIONS, Interaction
@@ -427,8 +428,8 @@ class Play:
         home = self.world.partition_of(user)
         progress = data.get(b"{p%d}:progress" % home, {})
         floor = int(progress.get(b"watermark", -1)) + 1 if progress.get(b"epoch") == epoch else 0
-        of_epoch, _, offset = data.get(b"{p%d}:forgets" % home, {}).get(b"test", b"").partition(b"|")
-        return floor, int(offset) if of_epoch == epoch else -1
+        forgets = data.get(b"{p%d}:forgets" % home, {}).get(b"test", b"")
+        return floor, unpack_forgets(epoch.decode(), forgets.decode())[0]
 
     def _places_of(self, user: str) -> set[str]:
         """Topics that hold something of the user."""

@@ -16,7 +16,7 @@ from services.cli.stack import Ports
 from services.common import state_layout
 from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.common.query_state import PackedQueryState
-from services.common.state_layout import RecentId, StoredEvent
+from services.common.state_layout import RecentId, StoredEvent, forgets_key, home_of
 from services.common.state_store import AdvanceStep, StateReader, StateWriter, StoredState, UserKeys, UserUpdate
 from services.encoder.ports import Store, UserReader
 from services.offline.backfill.memory_store import MemoryStore
@@ -374,10 +374,14 @@ def test_what_an_earlier_epoch_left_of_a_user_is_erased(store: Store) -> None:
 
 def test_how_far_forgets_are_applied_is_each_readers_own_and_of_its_epoch(store: Store) -> None:
     epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
-    assert store.forgets_applied("a", epoch) == -1
-    store.set_forgets_applied("a", 7, epoch)
-    assert (store.forgets_applied("a", epoch), store.forgets_applied("b", epoch)) == (7, -1)
-    assert store.forgets_applied("a", LATER) == -1
+    mine, stale = (store.forgets_applied("a", epoch) for _ in range(2))
+    assert mine.offset == -1
+    store.note_forgets(mine, 7, epoch)
+    assert mine == store.forgets_applied("a", epoch)
+    assert (mine.offset, store.forgets_applied("b", epoch).offset) == (7, -1)
+    assert store.forgets_applied("a", LATER).offset == -1
+    with pytest.raises(Conflict):
+        store.note_forgets(stale, 8, epoch)
 
 
 def test_a_hold_lasts_until_it_is_released(store: Store) -> None:
@@ -458,6 +462,29 @@ def test_a_forget_takes_every_key_but_the_history_with_its_positions(writer: Sta
         assert [key.decode() for key in client.scan_iter("{p*}:[hs]*:*")] == [ANN_HISTORY]
         assert b"item" not in b"".join(client.hvals(ANN_HISTORY))  # type: ignore[arg-type]
         assert 0 < client.ttl(ANN_HISTORY) <= 1_000
+
+
+@pytest.mark.integration
+def test_a_forget_is_not_noted_on_a_store_that_went_back(writer: StateWriter, redis_url: str) -> None:
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    home = home_of("ann", epoch).partition
+    writer.apply([update("ann"), update("bob")], epoch, {})
+    with redis.Redis.from_url(redis_url) as client:
+        mine = writer.forgets_applied("a", epoch)
+        writer.rewrite([forgotten(writer, "ann", epoch)], epoch, mine)
+        # A node takes over that has not got this user yet.
+        client.delete(forgets_key(home))
+        with pytest.raises(Conflict, match="went back"):
+            writer.note_forgets(mine, 7, epoch)
+        mine = writer.forgets_applied("a", epoch)
+        writer.note_forgets(mine, 7, epoch)
+        # Another one, which lacks the forget before.
+        client.hset(forgets_key(home), "a", f"{epoch}|6")
+        before = writer.load_users(["ann"], epoch)
+        with pytest.raises(Conflict, match="1 of 1"):
+            writer.rewrite([forgotten(writer, "ann", epoch)], epoch, mine)
+        assert writer.load_users(["ann"], epoch) == before
+        assert writer.forgets_applied("a", epoch).offset == 6
 
 
 @pytest.mark.integration

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from services.common.errors import FreshetError
+from services.common.errors import Conflict, FreshetError
 from services.common.state_layout import PackedHistory
-from services.common.state_store import UserHistory, UserUpdate
+from services.common.state_store import ForgetsApplied, UserHistory, UserUpdate
 from services.common.stream.ports import Offsets
 from services.common.stream.position import Position
 from services.common.stream.record import DeadLetter
@@ -56,6 +56,7 @@ class ForgetUsers:
     earlier_keys: Sequence[bytes] = ()
     keep: KeepHistories | None = None
     _epoch: str = field(default="", init=False)
+    _progress: ForgetsApplied = field(default_factory=lambda: ForgetsApplied("", -1, {}), init=False)
     # The latest of each user, as compaction keeps them; and what could not be read and is no dead letter yet.
     _latest: dict[str, ForgetRecord] = field(default_factory=dict, init=False)
     _unreadable: list[ForgetRecord] = field(default_factory=list, init=False)
@@ -71,7 +72,8 @@ class ForgetUsers:
         self._epoch = epoch
         self._read()
         check_same_log(self.forgotten, ends)
-        done = self.store.forgets_applied(self.reader, epoch)
+        self._progress = self.store.forgets_applied(self.reader, epoch)
+        done = self._progress.offset
         self._unreadable = [record for record in self._unreadable if record.record.offset > done]
         applied = self._apply([record for record in self._latest.values() if record.record.offset > done])
         self._note_applied(self._latest)
@@ -80,6 +82,11 @@ class ForgetUsers:
     def follow(self) -> int:
         """Apply what came since; the number of forgets applied. After an error only `resync` goes on."""
         return self._apply(self._read())
+
+    def check(self) -> None:
+        """Raises: Conflict when the store lost what was applied to it; DependencyUnavailable."""
+        if self.store.forgets_applied(self.reader, self._epoch) != self._progress:
+            raise Conflict("the state store is not where the last forget left it")
 
     def applied_up_to(self, user_id: str) -> Mapping[int, int]:
         """Per partition the last forgotten offset, once it is applied here. From any thread."""
@@ -125,10 +132,10 @@ class ForgetUsers:
         self.outbox.publish(messages, dead_letters, voided)
         if self.keep is not None:
             self.keep.write(kept)
-        self.store.rewrite(updates, self._epoch)
+        self.store.rewrite(updates, self._epoch, self._progress)
         self._drop_cached(users)
         offsets = [record.record.offset for record in (*records, *self._unreadable)]
-        self.store.set_forgets_applied(self.reader, max(offsets), self._epoch)
+        self.store.note_forgets(self._progress, max(offsets), self._epoch)
         self._unreadable.clear()
         self._note_applied(users)
         return len(forgets)

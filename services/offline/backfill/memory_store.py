@@ -11,6 +11,7 @@ from services.common.errors import Conflict
 from services.common.state_store import (
     AdvanceStep,
     Dump,
+    ForgetsApplied,
     Progress,
     StoredState,
     UserHistory,
@@ -33,7 +34,7 @@ class MemoryStore:
         # The table of users: epoch, and the last applied offset of the home partition.
         self._users: dict[str, tuple[str, int]] = {}
         self._removed = 0
-        self._forgets: dict[str, tuple[str, int]] = {}
+        self._forgets: dict[str, str] = {}
         self.seen: dict[str, dict[str, int]] = {}
         self.states: dict[tuple[str, str], StoredState] = {}
 
@@ -137,7 +138,7 @@ class MemoryStore:
         if lost:
             raise Conflict(f"{lost} of {len(updates)} users were changed by another writer, or the store went back")
 
-    def rewrite(self, updates: Sequence[UserUpdate], epoch: str) -> None:
+    def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
         lost = 0
         for update in updates:
             current = self._positions.get(update.user_id)
@@ -180,12 +181,15 @@ class MemoryStore:
             if self._users.get(user_id, ("", 0))[0] != epoch:
                 self._users[user_id] = (epoch, -1)
 
-    def forgets_applied(self, reader: str, epoch: str) -> int:
-        written, offset = self._forgets.get(reader, ("", -1))
-        return offset if written == epoch else -1
+    def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:
+        text = self._forgets.get(reader, "")
+        return ForgetsApplied(reader, state_layout.unpack_forgets(epoch, text)[0], {0: text})
 
-    def set_forgets_applied(self, reader: str, offset: int, epoch: str) -> None:
-        self._forgets[reader] = (epoch, offset)
+    def note_forgets(self, forgets: ForgetsApplied, offset: int, epoch: str) -> None:
+        if self._forgets.get(forgets.reader, "") != forgets.texts[0]:
+            raise Conflict("forgets were applied by another writer")
+        self._forgets[forgets.reader] = text = state_layout.forgets_text(epoch, offset)
+        forgets.offset, forgets.texts = offset, {0: text}
 
     async def read_keys(self, user_id: str) -> UserKeys:
         stored = self._histories.get(user_id, UserHistory())

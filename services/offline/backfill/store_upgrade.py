@@ -95,7 +95,9 @@ def upgrade_store(
             of_epoch, _, offset = text.decode().partition("|")
             if of_epoch == before:
                 for partition in range(num_partitions):
-                    client.hset(layout.forgets_key(partition), cast(Any, reader), f"{epoch}|{offset}")
+                    client.hset(
+                        layout.forgets_key(partition), cast(Any, reader), layout.forgets_text(epoch, int(offset))
+                    )
         client.delete(_FORGETS)
         client.set(layout.EPOCH_KEY, epoch)
         client.delete(layout.HOLD_KEY)

@@ -50,7 +50,7 @@ class Crashing:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._inner, name)
-        if name not in ("publish", "apply", "advance", "encode", "load_users", "forget", "set_forgets_applied"):
+        if name not in ("publish", "apply", "advance", "encode", "load_users", "forget", "note_forgets"):
             return attribute
 
         def call(*args: Any) -> Any:

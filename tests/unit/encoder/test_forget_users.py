@@ -377,7 +377,9 @@ def test_two_processes_that_share_the_partitions_both_forget() -> None:
     first, second = world.process(), world.process()
     world.forgets.append(forget(0, p0=2))
     first.turn()
-    second.turn()
+    with pytest.raises(Conflict, match="another writer"):
+        second.turn()
+    second.resync()
     assert first.forgets.applied_up_to("user-0") == second.forgets.applied_up_to("user-0") == {0: 2}
     assert {message.forget_id for message in world.outbox.attributions if isinstance(message, ForgetUpTo)} == {"f1"}
 
