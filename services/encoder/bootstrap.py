@@ -14,6 +14,7 @@ from services.common.kafka import BulkProducer
 from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader, StateWriter
 from services.common.stream.reader import TopicReader
+from services.common.stream.topics.dead_letters import SUFFIX
 from services.common.stream.topics.forgets import FORGETS
 from services.common.stream.topics.histories import HISTORIES
 from services.common.stream.topics.interactions import INTERACTIONS
@@ -118,6 +119,17 @@ def log_of_users(settings: EncoderSettings) -> TopicReader:
     )
 
 
+def dead_letters(settings: EncoderSettings) -> TopicReader:
+    """The dead letters of `interactions`."""
+    return TopicReader(
+        settings.kafka_bootstrap,
+        INTERACTIONS + SUFFIX,
+        group_id=settings.group_id,
+        client_id="freshet-encoder-dead-letters",
+        makes_topics=settings.replicas,
+    )
+
+
 def history_topic(settings: EncoderSettings) -> TopicReader:
     """The configured partitions of `histories`."""
     return TopicReader(
@@ -188,8 +200,19 @@ def stream_consumer(
         encoder=encoder,
         vocabulary=vocabulary,
         forgotten=forgotten,
+        letters=dead_letters(settings),
         keep=keep,
         restored=metrics.restored.inc,
+    )
+    handler = ApplyRecords(
+        store=store,
+        outbox=outbox,
+        encoder=encoder,
+        vocabulary=vocabulary,
+        pseudonym_key=key,
+        forgotten=forgotten,
+        restore_users=restore_users,
+        keep=keep,
     )
     forgets = ForgetUsers(
         log=forget_log(settings),
@@ -202,16 +225,7 @@ def stream_consumer(
         reader=f"{settings.group_id}:{settings.partitions}",
         earlier_keys=earlier_keys(settings),
         keep=keep,
-    )
-    handler = ApplyRecords(
-        store=store,
-        outbox=outbox,
-        encoder=encoder,
-        vocabulary=vocabulary,
-        pseudonym_key=key,
-        forgotten=forgotten,
-        restore_users=restore_users,
-        keep=keep,
+        check_in_step=handler.check_in_step,
     )
     consumer = Consumer(
         stream=kafka_stream(settings),

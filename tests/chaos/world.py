@@ -38,6 +38,7 @@ from services.common.rpc_server import HealthState
 from services.common.state_store import StateReader, StateWriter
 from services.common.stream.position import Position
 from services.common.stream.topics.attributions import ATTRIBUTIONS
+from services.common.stream.topics.dead_letters import SUFFIX
 from services.common.stream.topics.forgets import FORGETS, encode_forget
 from services.common.stream.topics.histories import HISTORIES
 from services.common.stream.topics.index_deltas import INDEX_DELTAS, ItemDelta, MemoryDelta
@@ -67,6 +68,7 @@ from services.refresher.adapters.decoding import QueryShape
 from services.refresher.adapters.kafka_log import KafkaLog
 from services.refresher.adapters.kafka_outbox import KafkaOutbox as RefresherOutbox
 
+LETTERS = INTERACTIONS + SUFFIX
 MODELS = (refresher_scene.MODEL, "model-b")
 BUNDLE = [f"item-{row}" for row in range(refresher_scene.NUM_ITEMS)]
 ITEM_IDS = [*BUNDLE, "item-12", "item-13"]  # the last two are unknown to the models until they are listed
@@ -87,10 +89,12 @@ class Killed(BaseException):
 
 
 class Clock:
-    """The one clock; `jump_s` is how wrong this machine's wall clock is."""
+    """The one clock, and the one source of ids; `jump_s` is how wrong this machine's wall clock is."""
 
     def __init__(self) -> None:
         self.now_s, self.jump_s = 1_000.0, 0.0
+        # So that a trial is the same each time; PYTHONHASHSEED does the rest.
+        self._random = random.Random(0)
         self.waiting: Callable[[], None] = lambda: None
 
     def advance(self, seconds: float) -> None:
@@ -127,6 +131,8 @@ class Clock:
             mock.patch("time.time", self.wall_s),
             mock.patch("time.time_ns", self.wall_ns),
             mock.patch("time.sleep", self.sleep),
+            mock.patch("secrets.token_hex", lambda size: self._random.randbytes(size).hex()),
+            mock.patch("secrets.randbits", self._random.getrandbits),
         ):
             yield
 
@@ -444,7 +450,8 @@ class World:
         self.is_kafka_down = self.is_short_of_memory = self.is_disk_full = False
         self.is_poison_deadly = True
         self.topics = Topics(
-            {INTERACTIONS: 2, HISTORIES: 2, ATTRIBUTIONS: 2, SEARCH_CLICKS: 1, INDEX_DELTAS: 1, ITEMS: 1, FORGETS: 1}
+            {INTERACTIONS: 2, HISTORIES: 2, ATTRIBUTIONS: 2}
+            | dict.fromkeys((LETTERS, SEARCH_CLICKS, INDEX_DELTAS, ITEMS, FORGETS), 1)
         )
         self.topics.world, self.redis.hook, clock.waiting = self, self.touched, self._background
         self.dead_letters: list[Record] = []
@@ -489,8 +496,9 @@ class World:
         self.touched()
         if self.is_kafka_down:
             raise DependencyUnavailable("Kafka is away")
-        if topic not in self.topics.logs:
+        if topic not in self.topics.logs or topic == LETTERS:
             self.dead_letters.append(Record(topic, key, value, headers=headers))
+        if topic not in self.topics.logs:
             return Position(0, len(self.dead_letters) - 1)
         if partition is None:
             partition = partition_for(key or b"", len(self.topics.logs[topic]))
@@ -516,7 +524,7 @@ class World:
         )
         stream = self.topics.of(INTERACTIONS)
         stream.__class__ = InteractionsReader
-        stream.histories = self.topics.of(HISTORIES)
+        stream.histories, stream.letters = self.topics.of(HISTORIES), self.topics.of(LETTERS)
         writer = StateWriter("redis://localhost")
         writer._redis = Client(self.redis)  # type: ignore[assignment]
         process = EncoderProcess(

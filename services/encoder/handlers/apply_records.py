@@ -202,7 +202,7 @@ class ApplyRecords:
         epoch = self.store.epoch()
         if epoch != self.epoch:
             raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
-        self._check_in_step()
+        self.check_in_step()
 
     def find_lost(self, *, look: bool) -> None:
         """Look for users of these partitions whom the store lost; `turn` brings them back. look: also if it says that
@@ -340,7 +340,7 @@ class ApplyRecords:
         if lost and self.restore_users is not None:
             self.restore_users(lost, self.watermarks, self.epoch)
             histories = {**histories, **self.store.load_users(lost, self.epoch)}
-        self._check_in_step()
+        self.check_in_step()
         work: dict[str, _UserWork] = {}
         jobs: list[EncodeJob] = []
         for user_id, mine in by_user.items():
@@ -362,10 +362,10 @@ class ApplyRecords:
                     jobs.append(job)
         return work, jobs
 
-    def _check_in_step(self) -> None:
-        """After users were loaded: attributions made of what an emptied or older store says could not be taken back.
+    def check_in_step(self) -> None:
+        """After users were loaded: what is published of an emptied or older store's could not be taken back.
 
-        Raises: Conflict when the store is not where this writer left it.
+        Raises: Conflict when the store is not where this writer left it; DependencyUnavailable.
         """
         found = self.store.progress(self.watermarks.keys(), self.epoch)
         if other := sorted(number for number, at in self.watermarks.items() if found[number].watermark != at):

@@ -8,7 +8,7 @@ is to stay is written to `histories` before, so that no history that the store l
 """
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 @dataclass(kw_only=True, eq=False)
 class ForgetUsers:
     """Applies `forgets`. reader: names this process's share of the stream in the progress it notes. keep: the durable
-    histories."""
+    histories. check_in_step: raises Conflict where the store is not the one whose records were applied."""
 
     log: ForgetLog
     store: Store
@@ -55,6 +55,7 @@ class ForgetUsers:
     # Keys of before, under which there may be something of users still.
     earlier_keys: Sequence[bytes] = ()
     keep: KeepHistories | None = None
+    check_in_step: Callable[[], None] = lambda: None
     _epoch: str = field(default="", init=False)
     _progress: ForgetsApplied = field(default_factory=lambda: ForgetsApplied("", -1, {}), init=False)
     # The latest of each user, as compaction keeps them; and what could not be read and is no dead letter yet.
@@ -114,6 +115,8 @@ class ForgetUsers:
         forgets = [record.forget for record in records if record.forget is not None]
         users = {forget.user_id for forget in forgets}
         histories = self.store.load_users(users, self._epoch)
+        # What an emptied or older store says of users must not go into `histories`.
+        self.check_in_step()
         voided = [one for forget in forgets for one in self._voided(forget)]
         messages: list[Attributed] = [*voided]
         updates = []

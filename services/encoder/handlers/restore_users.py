@@ -20,6 +20,7 @@ from services.common.state_store import StoredState, UserHistory, UserUpdate, no
 from services.common.stream.ports import Offsets, Reader
 from services.common.stream.record import SourceRecord
 from services.common.stream.retraction import covers, furthest
+from services.common.stream.topics.dead_letters import stored_letters
 from services.common.stream.topics.histories import KeptHistory
 from services.encoder.domain import MAX_RECORDS_PER_USER, Arrival, EncodeJob, merge, read_arrival
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
@@ -51,14 +52,16 @@ class _User:
 
 @dataclass(kw_only=True, eq=False)
 class RestoreUsers:
-    """log: a reader of `interactions` of its own. keep: the durable histories; None: there is only the log. restored:
-    told how many users came back."""
+    """log: a reader of `interactions` of its own. letters: one of its dead letters, of which those that could be read
+    were set aside and count no more; None: nothing is. keep: the durable histories; None: there is only the log.
+    restored: told how many users came back."""
 
     log: Reader
     store: Store
     encoder: SequenceEncoder
     vocabulary: Vocabulary
     forgotten: Forgotten
+    letters: Reader | None = None
     keep: KeepHistories | None = None
     restored: Callable[[int], None] = lambda users: None
     clock_ms: Callable[[], int] = now_ms
@@ -115,8 +118,10 @@ class RestoreUsers:
         return self._make_states(epoch)
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Give the connections up."""
         self.log.close()
+        if self.letters is not None:
+            self.letters.close()
 
     def _find_some(self, watermarks: Offsets, epoch: str) -> int:
         kept: Mapping[str, KeptHistory | None]
@@ -205,8 +210,9 @@ class RestoreUsers:
         if not users:
             return
         wanted = {user_id.encode() for user_id in users}
+        aside = self._set_aside(wanted)
         for record in read_between(self.log, ranges):
-            if record.key in wanted:
+            if record.key in wanted and aside.get((record.partition, record.offset)) != record.value:
                 arrival = read_arrival(record)
                 if isinstance(arrival, Arrival):
                     user_id = arrival.interaction.user_id
@@ -215,6 +221,14 @@ class RestoreUsers:
                         self._merge(users[user_id], user_id)
         for user_id, user in users.items():
             self._merge(user, user_id)
+
+    def _set_aside(self, keys: Collection[bytes]) -> Mapping[tuple[int, int], bytes]:
+        """The values of these keys' dead letters by their places: another log may have a good record in one of them."""
+        if self.letters is None:
+            return {}
+        first, end = self.letters.bounds([0])[0]
+        letters = stored_letters(r for r in read_between(self.letters, {0: (first, end - 1)}) if r.key in keys)
+        return {(letter.position.partition, letter.position.offset): letter.value for letter in letters}
 
     def _merge(self, user: _User, user_id: str) -> None:
         if not user.arrivals:

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from fakes.encoder import MemoryForgetLog, MemoryStream
+from fakes.stream import MemoryTopics
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append, append_all, interaction, replay
 from structlog.testing import capture_logs
 
 from services.common.errors import DependencyUnavailable
 from services.common.state_layout import home_of
+from services.common.stream.topics.dead_letters import SUFFIX, dead_letter
 from services.common.stream.topics.forgets import Forget
 from services.common.stream.topics.histories import HISTORIES, MARK_KEY, decode_history, decode_mark
 from services.common.stream.topics.interactions import INTERACTIONS
@@ -362,3 +364,23 @@ def test_whatever_happens_every_user_is_what_the_log_says(seed: int) -> None:
             if not found[user]["states"]:
                 wanted[user]["states"] = {}
         assert found == wanted, (seed, loss)
+
+
+def test_who_is_read_from_the_log_again_does_not_get_what_was_set_aside() -> None:
+    stream, store = MemoryStream(1), FragileStore()
+    stream.letters = letters = MemoryTopics({INTERACTIONS + SUFFIX: 1})
+    append_all(stream, "abc")
+    process = EncoderProcess(stream, store)
+    handler = process.consumer._handler
+    handler.resync(stream)
+    first, tripping, last = stream.logs[INTERACTIONS][0]
+    handler.apply([first])
+    handler.reject(tripping, "it tripped a bug")
+    handler.apply([last])
+    for dead in process.outbox.dead_letters:
+        record = dead_letter(dead)
+        letters.write(record.topic, record.key, record.value, partition=0, headers=record.headers)
+    wanted = store.contents([ANN])
+    store.evict([ANN])
+    EncoderProcess(stream, store).settle()
+    assert store.contents([ANN]) == wanted
