@@ -394,13 +394,7 @@ if ARGV[11] == '' and (redis.call('HGET', KEYS[5], 'epoch') or ARGV[10]) ~= ARGV
 _WRITE = """
 if ARGV[11] ~= '' then
   local found = redis.call('HMGET', KEYS[5], 'epoch', 'watermark')
-  if found[1] ~= ARGV[10] then
-    if ARGV[11] ~= '-1' then return 0 end
-    redis.call('DEL', KEYS[5])
-    redis.call('HSET', KEYS[5], 'epoch', ARGV[10], 'watermark', '-1')
-  elseif found[2] ~= ARGV[11] then
-    return 0
-  end
+  if found[1] ~= ARGV[10] or found[2] ~= ARGV[11] then return 0 end
   redis.call('HINCRBY', KEYS[5], 'unfinished', 1)
 end
 if redis.call('HGET', KEYS[4], '') ~= ARGV[10] then

@@ -140,6 +140,7 @@ def test_a_writer_that_missed_a_step_writes_nothing(store: Store) -> None:
     """It took another store for this one: a replica that lagged took over, or another process moved the watermark."""
     epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     home = ANN_HOME.partition
+    store.advance([AdvanceStep(partition=home, from_watermark=-1, to_watermark=-1, counts={})], epoch)
     store.apply([update("ann")], epoch, {home: -1})
     store.advance([AdvanceStep(partition=home, from_watermark=-1, to_watermark=4, counts={}, unfinished=1)], epoch)
     expected = store.load_users(["ann"], epoch)["ann"].expected
@@ -150,9 +151,16 @@ def test_a_writer_that_missed_a_step_writes_nothing(store: Store) -> None:
     assert store.load_users(["ann"], epoch)["ann"].positions == {home: 9}
 
 
+def test_a_writer_of_another_epoch_writes_nothing_on_a_store_that_was_emptied(store: Store) -> None:
+    with pytest.raises(Conflict, match="1 of 1"):
+        store.apply([update("ann")], EARLIER, {ANN_HOME.partition: -1})
+    assert store.load_users(["ann"], EARLIER)["ann"].positions == {}
+
+
 def test_a_watermark_moves_only_over_all_users_that_were_written(store: Store) -> None:
     epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     home = ANN_HOME.partition
+    store.advance([AdvanceStep(partition=home, from_watermark=-1, to_watermark=-1, counts={})], epoch)
     store.apply([update("ann")], epoch, {home: -1})
     assert store.progress([home], epoch)[home].unfinished == 1
     step = AdvanceStep(partition=home, from_watermark=-1, to_watermark=4, counts={"applied": 1})
@@ -247,7 +255,7 @@ async def test_a_user_whose_keys_are_gone_is_lost_and_not_new(
 ) -> None:
     epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
     home = ANN_HOME.partition
-    writer.apply([update("ann", positions={home: 7}), update("bob")], epoch, {home: -1})
+    writer.apply([update("ann", positions={home: 7}), update("bob")], epoch, {})
     assert writer.find_lost(range(NUM_PARTITIONS), epoch) == []
     assert not (await reader.read_user("ann", MODEL)).is_lost
     with redis.Redis.from_url(redis_url) as client:

@@ -120,7 +120,8 @@ class MemoryStore:
             home = state_layout.home_of(update.user_id, epoch).partition
             progress = self._progress_of(home, epoch)
             if (repr(current).encode() if current else b"") != update.expected or (
-                home in watermarks and watermarks[home] != progress.watermark
+                home in watermarks
+                and (self._progress.get(home, ("",))[0], progress.watermark) != (epoch, watermarks[home])
             ):
                 lost += 1
                 continue
