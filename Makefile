@@ -11,7 +11,7 @@ HNSWLIB = $(if $(wildcard $(shell $(PYTHON) -c 'import sysconfig; print(sysconfi
 WORKERS ?= 2
 # Bytecode is kept even where the environment says not to, as in many containers: tests start some hundred processes,
 # and without it each compiles all that it imports (a gateway's start: 4.2 instead of 1.5 s of processor time).
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS)
+PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast chaos check fmt up down bench proto-image hooks clean
@@ -46,8 +46,8 @@ TRIALS ?= 100
 MODEL ?= .freshet/bundle
 
 chaos: setup ## Random trials against an oracle, hours: SEEDS= simulated, TRIALS= on the real stack; docs/reliability.md
-	@$(BIN)/python tests/chaos simulated --seeds $(SEEDS)
-	@$(BIN)/python tests/chaos reverted --seeds 1000
+	@PYTHONHASHSEED=0 $(BIN)/python tests/chaos simulated --seeds $(SEEDS)
+	@PYTHONHASHSEED=0 $(BIN)/python tests/chaos reverted --seeds 1000
 	@FRESHET_CHAOS_BUNDLE=$(MODEL) $(BIN)/python tests/chaos real --trials $(TRIALS)
 	@$(BIN)/python tests/chaos page
 

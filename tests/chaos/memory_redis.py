@@ -312,7 +312,7 @@ class Client:
 
     def hscan_iter(self, key: str, count: int = 10) -> list[tuple[bytes, bytes]]:
         found = self._server.run("HSCAN", key, 0)[1]
-        return list(zip(found[::2], found[1::2], strict=True))
+        return list(zip(*[iter(found)] * 2, strict=True))
 
     def info(self, section: str) -> dict[str, int]:
         self._server.run("PING")

@@ -149,8 +149,7 @@ class Trial:
     @classmethod
     def read(cls, path: Path) -> "Trial":
         kept = json.loads(path.read_text())
-        kept.pop("violation")
-        return cls(**kept)
+        return cls(**{name: kept[name] for name in cls.__dataclass_fields__})
 
 
 def draw(seed: int, kinds: Sequence[str] = tuple(FAULTS)) -> Trial:
@@ -352,6 +351,7 @@ class Play:
     def do_anew(self) -> None:
         self.oracle.lost_log()
         self.log_was_lost = self.is_anew = True
+        self.forgets_before = len(self.world.topics.logs[FORGETS][0])
         for log in self.world.topics.logs[INTERACTIONS]:
             log.clear()
 
@@ -421,13 +421,18 @@ class Play:
     def _users(self) -> dict[bytes, Any]:
         return {key: value for key, value in self.world.redis.snapshot().items() if b":history:" in key}
 
+    def _applied_to(self, partition: int) -> int:
+        data = self.world.redis.data
+        progress = data.get(b"{p%d}:progress" % partition, {})
+        is_current = progress.get(b"epoch") == data.get(b"stream:epoch", b"none")
+        return int(progress.get(b"watermark", -1)) if is_current else -1
+
     def _floor(self, user: str) -> tuple[int, int]:
         """Up to where the store says that this user is applied: one past the watermark, the last forget."""
         data = self.world.redis.data
         epoch = data.get(b"stream:epoch", b"none")
         home = self.world.partition_of(user)
-        progress = data.get(b"{p%d}:progress" % home, {})
-        floor = int(progress.get(b"watermark", -1)) + 1 if progress.get(b"epoch") == epoch else 0
+        floor = self._applied_to(home) + 1
         forgets = data.get(b"{p%d}:forgets" % home, {}).get(b"test", b"")
         return floor, unpack_forgets(epoch.decode(), forgets.decode())[0]
 
@@ -514,6 +519,7 @@ class Play:
         if self._is_behind():
             # A version without the bug: what poison stopped goes on.
             world.is_poison_deadly = False
+            self.oracle.mended_from = {number: self._applied_to(number) for number in range(2)}
             self._quiesce()
         self._check(not self._is_behind(), f"the stream does not go on: {self._why()}")
         wrong = self.oracle.wrong_contents(log_was_lost=self.log_was_lost)
@@ -579,7 +585,8 @@ class Play:
                 f"a topic made anew is not refused by name: {self._why()}",
             )
             self.world.redis.restore({})
-            self.world.topics.logs[FORGETS][0].clear()
+            # What was forgotten of the earlier topic.
+            self.world.topics.expire(FORGETS, 0, self.forgets_before)
             self.world.encoders.clear()
             self.do_kill("gateway")
             self._quiesce()
