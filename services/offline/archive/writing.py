@@ -100,7 +100,6 @@ class ArchiveInteractions:
     def run(self) -> ArchiveReport:
         """Raises: PreconditionFailed, with nothing changed, when a file is not what was written or the topic is not the
         archive's log; DependencyUnavailable."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         with _alone(self._folder):
             archive = self._opened()
             for record in self._forgets.read():
@@ -217,12 +216,17 @@ class ArchiveInteractions:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    with (folder / _LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            raise PreconditionFailed(f"another `freshet archive` writes to {folder}") from exc
-        yield
+    """The folder, for one run at a time. Raises: PreconditionFailed, also when it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / _LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                raise PreconditionFailed(f"another `freshet archive` writes to {folder}") from exc
+            yield
+    except OSError as exc:
+        raise PreconditionFailed(f"{folder} cannot be written: {exc}") from exc
 
 
 def _table(records: Sequence[SourceRecord]) -> pa.Table:

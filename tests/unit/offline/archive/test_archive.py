@@ -359,6 +359,12 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, full(5), f"has no {MANIFEST} and holds thesis.tex")
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(PreconditionFailed, match="file cannot be written"):
+        run(tmp_path / "file", full(5))
+
+
 def test_without_its_manifest_nothing_is_taken_for_garbage(tmp_path: Path) -> None:
     run(tmp_path, full())
     (tmp_path / MANIFEST).unlink()
