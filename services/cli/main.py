@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from services.cli.commands import (
+    archive,
     backfill_attributions,
     backup,
     bench,
@@ -91,6 +92,7 @@ app.command("export", rich_help_panel=_DATA)(train.export)
 app.command("index", rich_help_panel=_DATA)(index.index)
 app.command("import", rich_help_panel=_DATA)(import_past.import_past)
 app.add_typer(data.app, rich_help_panel=_DATA)
+app.command("archive", rich_help_panel=_KEEP)(archive.archive)
 app.command("backup", rich_help_panel=_KEEP)(backup.backup)
 app.command("restore", rich_help_panel=_KEEP)(backup.restore)
 app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)

@@ -23,12 +23,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.
 BundlePath = Annotated[Path, typer.Option("--bundle", envvar="FRESHET_BUNDLE", help="The model bundle.")]
 StackBundle = Annotated[Path | None, typer.Option("--bundle", envvar="FRESHET_BUNDLE", help="Bundle [the stack's].")]
 PortOffset = Annotated[int, typer.Option(min=0, help="Add this to every port of the stack.")]
+Archive = Annotated[
+    Path | None, typer.Option(help="What `freshet archive` made, for interactions that retention took.")
+]
 Gateway = Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")]
 Candidates = Annotated[str, typer.Option(envvar="FRESHET_CANDIDATES", help="host:port.")]
 TimeoutMs = Annotated[int, typer.Option(min=1, help="Give up after this long.")]
 UserId = Annotated[str, typer.Argument(help="User id.")]
 Sequence = Annotated[str, typer.Option(help="Item ids, oldest first: answer for this sequence instead.")]
-Data = Annotated[str, typer.Option(help="auto, a MovieLens name, simulator, or the path of a CSV or Parquet table.")]
+Data = Annotated[
+    str,
+    typer.Option(help="auto, a MovieLens name, simulator, or a path: a CSV or Parquet table, or an archive's folder."),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Equal seeds train equal models.")]
 AllowItems = Annotated[str, typer.Option(help="Only these item ids.")]
 DenyItems = Annotated[str, typer.Option(help="Never these item ids.")]

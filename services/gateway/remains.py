@@ -42,6 +42,7 @@ _ELSEWHERE = (
     "answers may rest on earlier item states until the refresher's next changes are served, seconds later",
     "the generator takes back what the user's clicks taught it when it reads of the forget; it is not asked for that",
     "Redis's append-only file keeps earlier writes until Redis writes it anew",
+    "an archive (`freshet archive`) holds the user's interactions with the user id until its next run takes them out",
     "backups, snapshots and exports that were made before hold what they held",
 )
 _DAY_MS = 24 * 3600 * 1000

@@ -15,14 +15,18 @@ def backfill_attributions(
     bundle: Annotated[Path, typer.Option("--bundle", help="The new model's bundle.")],
     *,
     state: options.State = options.DEFAULT_STATE,
+    archive: options.Archive = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Write attributions of another model for all interactions so far, so that it goes live with what people taught.
 
     Only Kafka has to run; the model runs inside this command, and nobody is disturbed. Run it again shortly before
-    switching models: it adds what has come since. Undone and forgotten interactions are left out.
+    switching models: it adds what has come since. Undone and forgotten interactions are left out. With `--archive` it
+    reads what retention took from there first, then the topic.
 
     Example:  freshet backfill-attributions --bundle .freshet/bundles/next
+
+    Example:  freshet backfill-attributions --bundle .freshet/bundles/next --archive archives/interactions
     """
     from services.cli.stack import Stack
     from services.encoder.config import EncoderSettings
@@ -31,7 +35,9 @@ def backfill_attributions(
     with sentences(), progress_bar(as_json=as_json) as bar:
         settings = EncoderSettings(bundle=bundle, kafka_bootstrap=Stack(state).kafka_bootstrap)
         task = bar.add_task("interactions", total=None)
-        report = run_reattribution(settings, lambda done, total: bar.update(task, completed=done, total=total))
+        report = run_reattribution(
+            settings, lambda done, total: bar.update(task, completed=done, total=total), archive=archive
+        )
     if as_json:
         emit_json(asdict(report))
         return

@@ -15,14 +15,15 @@ def rekey(
     *,
     state: options.State = options.DEFAULT_STATE,
     bundle: Annotated[Path | None, typer.Option(help="The live model's bundle [the stack's].")] = None,
+    archive: options.Archive = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Write attributions and search clicks once more, under the pseudonyms of FRESHET_PSEUDONYM_KEY.
 
     First give the encoder the new key, and the old one in FRESHET_PSEUDONYM_KEYS_BEFORE. Sums, memory and what clicks
     taught stay as they are; they are the same users' under new names. Once the refreshers and generators have read what
-    was written, the old key may be dropped. What retention took from `interactions` cannot be renamed: a forget finds
-    it only while the old key is known. Run it for each model that is live.
+    was written, the old key may be dropped. What retention took from `interactions` is renamed with `--archive`;
+    else a forget finds it only while the old key is known. Run it for each model that is live.
 
     Example:  FRESHET_PSEUDONYM_KEY=new FRESHET_PSEUDONYM_KEYS_BEFORE=old freshet rekey
     """
@@ -35,7 +36,7 @@ def rekey(
         settings = EncoderSettings(bundle=bundle or stack.bundle, kafka_bootstrap=stack.kafka_bootstrap)
         task = bar.add_task("interactions", total=None)
         report = run_reattribution(
-            settings, lambda done, total: bar.update(task, completed=done, total=total), rekeys=True
+            settings, lambda done, total: bar.update(task, completed=done, total=total), rekeys=True, archive=archive
         )
     if as_json:
         emit_json(asdict(report))

@@ -19,6 +19,8 @@ from services.encoder.bootstrap import (
 )
 from services.encoder.config import EncoderSettings
 from services.encoder.forgetting import pseudonym_of
+from services.offline.archive.files import open_whole
+from services.offline.archive.writing import ArchiveInteractions, ArchiveReport, check_continues
 from services.offline.backfill.bulk_import import BulkImport, ImportReport, Progressed
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.past_interactions import PastInteractions
@@ -75,16 +77,21 @@ def run_import(
 
 
 def run_reattribution(
-    settings: EncoderSettings, progress: Callable[[int, int], None] = lambda done, total: None, *, rekeys: bool = False
+    settings: EncoderSettings,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    rekeys: bool = False,
+    archive: Path | None = None,
 ) -> ReattributionReport:
     """Encode all of `interactions` with the settings' bundle into attributions of its version (blocking).
 
-    rekeys: the bundle is the live one, and what went out under earlier keys goes out again, search clicks too, so that
-    it is the users' under the settings' key. Only Kafka must run: the model runs here, and nothing that the live system
-    reads from is touched.
+    archive: what `freshet archive` made, for what retention took. rekeys: the bundle is the live one, and what went out
+    under earlier keys goes out again, search clicks too, so that it is the users' under the settings' key. Only Kafka
+    must run: the model runs here, and nothing that the live system reads from is touched.
     Raises: BundleError, PreconditionFailed, DependencyUnavailable.
     """
     bundle = load_bundle(settings.bundle)
+    past = None if archive is None else open_whole(archive)
     # Its own group: what it commits says how far this model's attributions went out.
     group_id = f"freshet-attribute-{bundle.model_version}"
     if rekeys:
@@ -96,6 +103,8 @@ def run_reattribution(
     producer = bulk_producer(settings, "freshet-attribute")
     encoder = in_process_encoder(settings, bundle)
     try:
+        if past is not None:
+            check_continues(past, every)
         job = Reattribution(
             open_stream=lambda partition: kafka_stream(mine.model_copy(update={"partitions": str(partition)})),
             partitions=list(every.partitions()),
@@ -107,6 +116,7 @@ def run_reattribution(
             new_store=lambda: MemoryStore(max_seen=0),
             progress=progress,
             writes_clicks=rekeys,
+            archive=past,
         )
         return job.run()
     finally:
@@ -114,6 +124,28 @@ def run_reattribution(
         forgets.close()
         producer.close(timeout_s=1.0)
         encoder.close()
+
+
+def run_archive(
+    settings: EncoderSettings,
+    folder: Path,
+    *,
+    before_ms: int | None = None,
+    progress: Progressed = lambda what, done, total: None,
+) -> ArchiveReport:
+    """Bring the archive in `folder` up to date (blocking); only Kafka must run. before_ms: as `ArchiveInteractions`.
+
+    Raises: PreconditionFailed, DependencyUnavailable as `ArchiveInteractions.run` says.
+    """
+    mine = settings.model_copy(
+        update={"group_id": "freshet-archive", "partitions": "", "max_poll_records": POLL_RECORDS}
+    )
+    log, forgets = kafka_stream(mine), forget_log(mine)
+    try:
+        return ArchiveInteractions(folder, log=log, forgets=forgets, before_ms=before_ms, progress=progress).run()
+    finally:
+        log.close()
+        forgets.close()
 
 
 def run_rebuild(

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 from services.common.errors import DependencyUnavailable
 from services.common.stream.ports import Reader
-from services.common.stream.record import DeadLetter
+from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topics.attributions import Attributed
 from services.common.stream.topics.search_clicks import ClickRecord
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
+from services.offline.archive.files import Archive
 
 # Of one user at once: nothing is ever delivered again here, and one pass of the model gives the states of all of them.
 RECORDS_PER_USER = 4_096
@@ -81,8 +82,10 @@ class Reattribution:
         new_store: Callable[[], Store],
         progress: Callable[[int, int], None] = lambda done, total: None,
         writes_clicks: bool = False,
+        archive: Archive | None = None,
     ) -> None:
-        """writes_clicks: search clicks, too, for who changed the pseudonyms' key."""
+        """writes_clicks: search clicks, too, for who changed the pseudonyms' key. archive: read first, then the topic
+        from where it ends; it is whole and of this log (`services.offline.archive.writing.check_continues`)."""
         self._open_stream = open_stream
         self._partitions = partitions
         self._outbox = _AttributionsOnly(outbox, writes_clicks=writes_clicks)
@@ -92,6 +95,7 @@ class Reattribution:
         self._pseudonym_key = pseudonym_key
         self._new_store = new_store
         self._progress = progress
+        self._archive = archive
 
     def run(self) -> ReattributionReport:
         """Attribute every interaction that the topic holds now and that no earlier run of this model attributed.
@@ -138,6 +142,16 @@ class Reattribution:
             records_per_user=RECORDS_PER_USER,
         )
         handler.resync(stream)
+        for records in self._batches(stream, partition, end):
+            handler.apply(records)
+            stream.commit(handler.committable())
+            yield handler.watermarks[partition] + 1
+        stream.committed()  # answered after the commit is
+
+    def _batches(self, stream: Reader, partition: int, end: int) -> Iterator[Sequence[SourceRecord]]:
+        if self._archive is not None:
+            yield from self._archive.records(partition)
+            stream.seek({partition: self._archive.partitions[partition].end})
         silent_polls = 0
         # Positions, not watermarks: a topic may end with what no reader is given (an aborted transaction, say).
         while stream.positions()[partition] < end:
@@ -147,7 +161,4 @@ class Reattribution:
                 raise DependencyUnavailable(
                     f"partition {partition} cannot be read beyond {stream.positions()[partition]}"
                 )
-            handler.apply(records)
-            stream.commit(handler.committable())
-            yield handler.watermarks[partition] + 1
-        stream.committed()  # answered after the commit is
+            yield records

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from services.offline.archive.files import MANIFEST, is_archive
+
+from .archive import read_archive
 from .interactions import Interactions
 from .locate import DatasetUnavailableError, Locator
 from .movielens import MOVIELENS_NAMES, is_movielens, read_movielens
@@ -30,9 +33,9 @@ def load_dataset(
 
     `name`: "auto", "simulator", a MovieLens name (ml-1m, ml-latest-small, ml-100k, ml-10m, ml-20m, ml-25m, ml-32m), one
     of SEQUENCE_NAMES (order without times, never downloaded), or the path of a CSV or Parquet table (see `read_table`),
-    of sequences (see `read_sequences`), or of a MovieLens folder or zip. `root`: the only folder to
-    look in, instead of the usual ones. `download=False` keeps off the network. `environ` defaults to os.environ, read
-    now.
+    of sequences (see `read_sequences`), of an archive's folder (see `read_archive`), or of a MovieLens folder or zip.
+    `root`: the only folder to look in, instead of the usual ones. `download=False` keeps off the network. `environ`
+    defaults to os.environ, read now.
     Raises: DatasetUnavailableError (a ValueError) when a named set cannot be had; ValueError when a file is not what
     it should be.
     """
@@ -83,8 +86,11 @@ def _load_path(path: Path) -> Interactions:
         return read_movielens(path, name=path.stem if path.is_file() else path.resolve().name)
     if is_sequences(path):
         return read_sequences(path)
+    if is_archive(path):
+        return read_archive(path)
     if path.is_dir():
         raise ValueError(
-            f"{path} is a folder without MovieLens ratings or sequences.parquet; name one CSV or Parquet file"
+            f"{path} is a folder without MovieLens ratings, sequences.parquet or {MANIFEST}; name one CSV or Parquet "
+            "file"
         )
     return read_table(path)

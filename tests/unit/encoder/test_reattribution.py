@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from services.common.stream.retraction import Undo
 from services.common.stream.topics.attributions import Attribution
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.encoder.forgetting import Forgotten
+from services.offline.archive.files import Archive, open_whole
+from services.offline.archive.writing import ArchiveInteractions
 from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.reattribution import Reattribution, ReattributionReport
 
@@ -50,6 +53,7 @@ def run(
     forgets: MemoryForgetLog | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     encoder: HashEncoder | None = None,
+    archive: Archive | None = None,
 ) -> ReattributionReport:
     return Reattribution(
         open_stream=lambda partition: one_partition(stream, partition, commits),
@@ -61,6 +65,7 @@ def run(
         pseudonym_key=b"key",
         new_store=lambda: MemoryStore(max_seen=0),
         progress=progress,
+        archive=archive,
     ).run()
 
 
@@ -121,3 +126,21 @@ def test_the_forgotten_are_left_out() -> None:
     forgotten.add(forget(4, p1=len(stream.log[1]) - 1))
     run(stream, outbox, {}, forgets)
     assert by_place(outbox) == live(stream, forgotten) != live(stream)
+
+
+def test_what_retention_took_is_read_from_the_archive(tmp_path: Path) -> None:
+    stream, forgets, forgotten = topic(), MemoryForgetLog(), Forgotten()
+    forgets.append(forget(4, p1=40))
+    forgotten.add(forget(4, p1=40))
+    expected = live(stream, forgotten)
+    earlier = MemoryStream(PARTITIONS)
+    earlier.log = [log[:120] for log in stream.log]
+    archiving = ArchiveInteractions(tmp_path, log=earlier, forgets=forgets.reader(), file_bytes=20_000)
+    assert archiving.run().forgotten > 0
+    archive, outbox, commits = open_whole(tmp_path), MemoryOutbox(), dict[int, int]()
+    for partition, part in archive.partitions.items():
+        stream.expire(INTERACTIONS, partition, part.end - partition)
+    run(stream, outbox, commits, forgets.reader(), archive=archive)
+    assert by_place(outbox) == expected
+    assert len(outbox.attributions) == len(expected)
+    assert run(stream, outbox, commits, forgets.reader(), archive=archive).attributions == 0

@@ -1,0 +1,78 @@
+"""`freshet archive`: past interactions as Parquet files, so that retention may take them from Kafka."""
+
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import options
+from services.cli.output import console, emit_json, progress_bar, reports_errors, sentences, usage_error
+
+_DAY_MS = 24 * 3600 * 1000
+
+
+@reports_errors
+def archive(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The archive; made where it is not there.")],
+    *,
+    before: Annotated[
+        datetime | None,
+        typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="Only what came before this time, UTC."),
+    ] = None,
+    older_than: Annotated[float | None, typer.Option(min=0, help="Only what is older than so many days.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only compare every file with its checksum.")] = False,
+    state: options.State = options.DEFAULT_STATE,
+    as_json: options.AsJson = False,
+) -> None:
+    """Copy `interactions` into Parquet files, going on where the archive ends, while everything runs.
+
+    Each record is kept whole, with its position, time and headers, beside columns for training. Users who were
+    forgotten since the last run leave the archive. A file that was altered, a topic that is not the archive's log, or
+    records that retention took before they were archived: refused by name, and nothing is changed. A run that breaks
+    off is continued by the next one. `freshet train --data DIR` reads it, and `freshet backfill-attributions --archive
+    DIR`; so the topic's retention may be finite.
+
+    Example:  freshet archive archives/interactions
+
+    Example:  freshet archive archives/interactions --older-than 7
+
+    Example:  freshet archive archives/interactions --check
+    """
+    from services.cli.stack import Stack
+    from services.encoder.config import EncoderSettings
+    from services.offline.archive.files import open_whole
+    from services.offline.backfill.jobs import run_archive
+
+    if before is not None and older_than is not None:
+        raise usage_error("--before and --older-than are two ways to say one thing", "give one of them")
+    before_ms = None if before is None else int(before.replace(tzinfo=UTC).timestamp() * 1000)
+    if older_than is not None:
+        before_ms = int(time.time() * 1000 - older_than * _DAY_MS)
+    with sentences(), progress_bar(as_json=as_json) as bar:
+        task = bar.add_task("reading", total=None)
+        if check:
+            whole = open_whole(folder, lambda what, done, total: bar.update(task, completed=done, total=total))
+            report = {"files": len(whole.files), "records": sum(file.records for file in whole.files)}
+        else:
+            settings = EncoderSettings(kafka_bootstrap=Stack(state).kafka_bootstrap)
+            report = asdict(
+                run_archive(
+                    settings,
+                    folder,
+                    before_ms=before_ms,
+                    progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
+                )
+            )
+    if as_json:
+        emit_json(report)
+    elif check:
+        typer.echo(f"{folder} is whole: {report['records']:,} records in {report['files']:,} files")
+    else:
+        console().print(
+            f"{report['copied']:,} records copied, {report['forgotten']:,} of forgotten users left out or taken out. "
+            f"{folder} holds {report['records']:,} in {report['files']:,} files, {report['bytes'] / 1e6:,.1f} MB",
+            soft_wrap=True,
+        )

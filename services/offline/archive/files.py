@@ -1,0 +1,237 @@
+"""An archive's files: Parquet tables of records, and `archive.json`, which lists each with its offsets and checksum.
+
+Each file holds what the topic had in a range of one partition's offsets; the ranges of a partition follow each other
+without a gap. Offsets inside a range may be missing: marks of transactions, and records of forgotten users. A file is
+never changed: another one takes its place, and is there only once `archive.json` names it. So a run that is killed
+leaves the archive of before, and files that nothing names. What is read was compared with its checksum. Knows nothing
+of Kafka.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from services.common.errors import PreconditionFailed
+from services.common.stream.record import SourceRecord
+from services.common.stream.topics.interactions import INTERACTIONS
+
+MANIFEST = "archive.json"
+FORMAT = 1
+_BATCH = 20_000
+_OURS = re.compile(rf"{INTERACTIONS}-\d+-\d+-\d+-[0-9a-f]{{12}}\.parquet(\.writing)?")
+_TIME = pa.timestamp("ms", "UTC")
+
+# The record as it lay in the topic, then what it says; of one that cannot be read the latter are null.
+SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", _TIME),
+        ("record_key", pa.binary()),
+        ("record_value", pa.binary()),
+        ("record_headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
+        ("user_id", pa.string()),
+        ("item_id", pa.string()),
+        ("type", pa.string()),
+        ("value", pa.float64()),
+        ("event_time", _TIME),
+        ("event_id", pa.string()),
+        ("undoes_event_id", pa.string()),
+    ]
+)
+
+
+# What is being done, how much of it, and all that there is: files, or offsets of the topic.
+Progressed = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchiveFile:
+    """The records of a partition from offset `first` to before `end`."""
+
+    partition: int
+    first: int
+    end: int
+    records: int
+    bytes: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """It follows from the contents, so that a file that takes another one's place has another name."""
+        return f"{INTERACTIONS}-{self.partition}-{self.first:012d}-{self.end:012d}-{self.sha256[:12]}.parquet"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchivedPartition:
+    """What is archived of a partition: offsets `first` to before `end`. anchors: which log that is (the text of
+    `services.encoder.log_identity.Anchors`, of the last record); "" while there was no record."""
+
+    first: int
+    end: int
+    anchors: str = ""
+    files: Sequence[ArchiveFile] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Archive:
+    """An archive as its `archive.json` describes it."""
+
+    folder: Path
+    partitions: Mapping[int, ArchivedPartition] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Raises: PreconditionFailed when there is no archive, or its `archive.json` is not as it was written."""
+        path = folder / MANIFEST
+        try:
+            text = path.read_bytes()
+        except OSError as exc:
+            raise PreconditionFailed(f"{folder} is no archive: {path} cannot be read ({exc.strerror})") from exc
+        try:
+            said = json.loads(text)
+            parts = {
+                int(number): ArchivedPartition(**part | {"files": tuple(ArchiveFile(**one) for one in part["files"])})
+                for number, part in said["partitions"].items()
+            }
+            found = cls(folder=folder, partitions=parts)
+            own, form, topic = said["sha256"], said["format"], said["topic"]
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise PreconditionFailed(f"{path} is not what `freshet archive` writes: {exc!r}") from exc
+        if (form, topic) != (FORMAT, INTERACTIONS):
+            raise PreconditionFailed(
+                f"{path} is of topic {topic!r} in format {form}; this version reads {INTERACTIONS!r} in format {FORMAT}"
+            )
+        if (whole := found._text()) != text:
+            wanted = json.loads(whole)["sha256"]
+            raise PreconditionFailed(f"{path} was altered: it says sha256 {own}, its contents make {wanted}")
+        return found
+
+    @property
+    def files(self) -> list[ArchiveFile]:
+        """All of them, by partition and offset."""
+        return [file for _, part in sorted(self.partitions.items()) for file in part.files]
+
+    def data(self, file: ArchiveFile) -> bytes:
+        """The file's bytes. Raises: PreconditionFailed when they are not those that were written."""
+        path = self.folder / file.name
+        try:
+            data = path.read_bytes()
+        except OSError as exc:
+            raise PreconditionFailed(f"{path} cannot be read ({exc.strerror}); {MANIFEST} lists it") from exc
+        found = len(data), hashlib.sha256(data).hexdigest()
+        if found != (file.bytes, file.sha256):
+            raise PreconditionFailed(
+                f"{path} has {found[0]} bytes and sha256 {found[1]}; {MANIFEST} says {file.bytes} and {file.sha256}"
+            )
+        return data
+
+    def table(self, file: ArchiveFile, columns: Sequence[str] | None = None) -> pa.Table:
+        """The file's rows in the order of their offsets. Raises: PreconditionFailed as `data`."""
+        return pq.read_table(pa.BufferReader(self.data(file)), columns=columns)
+
+    def records(self, partition: int) -> Iterator[list[SourceRecord]]:
+        """The records of a partition as they lay in the topic, some thousands at a time."""
+        for file in self.partitions[partition].files:
+            for batch in self.table(file).to_batches(max_chunksize=_BATCH):
+                yield list(_records(batch))
+
+    def write(self, partition: int, first: int, end: int, table: pa.Table) -> ArchiveFile:
+        """A new file, whole on the disk, that no archive names yet."""
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        data = sink.getvalue()
+        if not pq.read_table(pa.BufferReader(data)).equals(table):
+            raise AssertionError(f"Parquet gives other rows of partition {partition} back than were written")
+        file = ArchiveFile(
+            partition=partition,
+            first=first,
+            end=end,
+            records=len(table),
+            bytes=data.size,
+            sha256=hashlib.sha256(data).hexdigest(),
+        )
+        _put(self.folder / file.name, data)
+        return file
+
+    def with_partition(self, number: int, part: ArchivedPartition) -> "Archive":
+        """The archive with this in the place of what it held of the partition."""
+        return replace(self, partitions={**self.partitions, number: part})
+
+    def save(self) -> Self:
+        """From now on this is what the folder holds. What it does not name goes: tables that another one has replaced,
+        and what a killed run left."""
+        _put(self.folder / MANIFEST, self._text())
+        named = {file.name for file in self.files}
+        for path in self.folder.iterdir():
+            if _OURS.fullmatch(path.name) and path.name not in named:
+                path.unlink()
+        return self
+
+    def _text(self) -> bytes:
+        said: dict[str, Any] = {
+            "format": FORMAT,
+            "topic": INTERACTIONS,
+            "partitions": {str(number): asdict(part) for number, part in self.partitions.items()},
+        }
+        said["sha256"] = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        return (json.dumps(said, indent=1, sort_keys=True) + "\n").encode()
+
+
+def open_whole(folder: Path, progress: Progressed = lambda what, done, total: None) -> Archive:
+    """An archive, once every file was compared with its checksum.
+
+    Raises: PreconditionFailed naming the file, what was expected and what was found.
+    """
+    archive, done = Archive.open(folder), 0
+    for number, part in archive.partitions.items():
+        ranges = [(part.first, part.first), *((file.first, file.end) for file in part.files), (part.end, part.end)]
+        for (_, end), (first, _) in pairwise(ranges):
+            if first != end:
+                raise PreconditionFailed(
+                    f"{folder / MANIFEST}: partition {number} goes on at offset {first}, not at {end}"
+                )
+        for file in part.files:
+            archive.data(file)
+            done += 1
+            progress("verifying", done, len(archive.files))
+    return archive
+
+
+def is_archive(folder: Path) -> bool:
+    """Whether a folder says of itself that it is one."""
+    return (folder / MANIFEST).is_file()
+
+
+def _put(path: Path, data: Any) -> None:
+    """Write aside, onto the disk, and rename."""
+    aside = path.with_name(path.name + ".writing")
+    with aside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _records(batch: pa.RecordBatch) -> Iterator[SourceRecord]:
+    times, headers = batch["timestamp"].cast(pa.int64()).to_pylist(), batch["record_headers"].to_pylist()
+    names = ("partition", "offset", "record_key", "record_value")
+    for partition, offset, key, value, written_ms, sides in zip(
+        *(batch[name].to_pylist() for name in names), times, headers, strict=True
+    ):
+        pairs = [(side["name"], side["value"]) for side in sides]
+        yield SourceRecord(INTERACTIONS, partition, offset, written_ms, key, value, pairs)

@@ -1,0 +1,244 @@
+"""Copying `interactions` into an archive, and taking forgotten users out of it.
+
+The archive goes on where it ends. Everything is checked before the first change: each file, and that the topic is the
+log that the archive was made of and still has what comes next. What is written then is kept file by file, so that a run
+that breaks off is continued by the next one.
+"""
+
+import fcntl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from services.common.errors import DependencyUnavailable, PreconditionFailed
+from services.common.stream.ports import Reader
+from services.common.stream.reader import SILENCE_S
+from services.common.stream.record import DeadLetter, SourceRecord
+from services.common.stream.retraction import is_covered
+from services.common.stream.topics.interactions import INTERACTIONS
+from services.encoder.domain import read_arrival
+from services.encoder.forgetting import Forgotten, check_same_log
+from services.encoder.log_identity import Anchor, Anchors, same_logs
+from services.encoder.ports import ForgetLog
+from services.offline.archive.files import (
+    MANIFEST,
+    SCHEMA,
+    Archive,
+    ArchivedPartition,
+    Progressed,
+    is_archive,
+    open_whole,
+)
+
+# Of a file's records: keys, values and headers, and what each weighs in memory beside them.
+FILE_BYTES, _RECORD_BYTES = 64 << 20, 256
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchiveReport:
+    """copied: records in files that this run wrote. forgotten: records of forgotten users that it left out or took out.
+    records, bytes: of the whole archive now. partitions: the offsets that it holds, from and to before."""
+
+    copied: int
+    forgotten: int
+    records: int
+    bytes: int
+    files: int
+    partitions: Mapping[int, tuple[int, int]]
+
+
+def check_continues(archive: Archive, log: Reader) -> None:
+    """Raises: PreconditionFailed unless the log is the one that the archive was made of, and begins where the archive
+    ends or before."""
+    bounds = log.bounds(log.partitions())
+    if bounds.keys() != archive.partitions.keys():
+        raise PreconditionFailed(
+            f"{INTERACTIONS!r} has partitions {sorted(bounds)}, {archive.folder} has {sorted(archive.partitions)}: the "
+            "topic was made anew, with other positions. Archive it into another folder"
+        )
+    remembered = {p: (part.end - 1, part.anchors) for p, part in archive.partitions.items() if part.anchors}
+    same = same_logs(log, remembered)
+    for partition, part in archive.partitions.items():
+        first, end = bounds[partition]
+        if end < part.end or partition in remembered.keys() - same:
+            found = f"ends at offset {end}" if end < part.end else "holds other records"
+            raise PreconditionFailed(
+                f"partition {partition} of {INTERACTIONS!r} {found}, but {archive.folder} holds it up to {part.end}: "
+                "the topic was made anew, or lost its end. Archive it into another folder"
+            )
+        if first > part.end:
+            raise PreconditionFailed(
+                f"partition {partition} of {INTERACTIONS!r} begins at offset {first}, and {archive.folder} ends at "
+                f"{part.end}: retention took what lies between. Archive what is left into another folder"
+            )
+
+
+class ArchiveInteractions:
+    """One run over all partitions. log: a reader of `interactions` alone. before_ms: each partition is archived up to
+    its first record of this time or later; None: to its end."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        log: Reader,
+        forgets: ForgetLog,
+        before_ms: int | None = None,
+        file_bytes: int = FILE_BYTES,
+        progress: Progressed = lambda what, done, total: None,
+    ) -> None:
+        self._folder, self._log, self._forgets = folder, log, forgets
+        self._before_ms, self._file_bytes, self._progress = before_ms, file_bytes, progress
+        self._forgotten, self._copied, self._dropped = Forgotten(), 0, 0
+
+    def run(self) -> ArchiveReport:
+        """Raises: PreconditionFailed, with nothing changed, when a file is not what was written or the topic is not the
+        archive's log; DependencyUnavailable."""
+        with _alone(self._folder):
+            archive = self._opened()
+            for record in self._forgets.read():
+                if record.forget is not None:
+                    self._forgotten.add(record.forget)
+            bounds = self._log.bounds(self._log.partitions())
+            check_same_log(self._forgotten, {partition: end for partition, (_, end) in bounds.items()})
+            if archive.partitions:
+                check_continues(archive, self._log)
+            for partition, (first, _) in bounds.items():
+                if partition not in archive.partitions:
+                    archive = archive.with_partition(partition, ArchivedPartition(first=first, end=first))
+            archive = self._without_forgotten(archive.save())
+            todo = {partition: end - archive.partitions[partition].end for partition, (_, end) in bounds.items()}
+            done = 0
+            for partition in sorted(todo):
+                archive = self._copy(archive, partition, bounds[partition][1], done, sum(todo.values()))
+                done += todo[partition]
+        files = archive.files
+        return ArchiveReport(
+            copied=self._copied,
+            forgotten=self._dropped,
+            records=sum(file.records for file in files),
+            bytes=sum(file.bytes for file in files),
+            files=len(files),
+            partitions={number: (part.first, part.end) for number, part in sorted(archive.partitions.items())},
+        )
+
+    def _opened(self) -> Archive:
+        """The archive, every file compared with its checksum; an empty one where the folder is."""
+        if is_archive(self._folder):
+            return open_whole(self._folder, self._progress)
+        # Also where `archive.json` is missing: nobody could tell what of the tables is whole, and nothing goes.
+        if others := sorted({path.name for path in self._folder.iterdir()} - {_LOCK, f"{MANIFEST}.writing"}):
+            raise PreconditionFailed(f"{self._folder} has no {MANIFEST} and holds {others[0]}: name an empty folder")
+        return Archive(folder=self._folder)
+
+    # -- forgetting ----------------------------------------------------------------------------------------------------
+
+    def _without_forgotten(self, archive: Archive) -> Archive:
+        """Files that hold forgotten records are written anew without them."""
+        last, total = self._forgotten.last(), len(archive.files)
+        for done, file in enumerate(archive.files):
+            self._progress("forgetting", done, total)
+            if file.first > last.get(file.partition, -1):
+                continue
+            keys = archive.table(file, ["offset", "record_key"])
+            kept = self._is_kept(file.partition, keys["offset"].to_pylist(), keys["record_key"])
+            if all(kept):
+                continue
+            self._dropped += len(kept) - sum(kept)
+            part = archive.partitions[file.partition]
+            rest = archive.write(file.partition, file.first, file.end, archive.table(file).filter(pa.array(kept)))
+            files = tuple(rest if one == file else one for one in part.files)
+            archive = archive.with_partition(file.partition, replace(part, files=files)).save()
+        return archive
+
+    def _is_kept(self, partition: int, offsets: Sequence[int], keys: pa.ChunkedArray) -> list[bool]:
+        coded = pc.dictionary_encode(keys).combine_chunks()
+        codes: list[int | None] = coded.indices.to_pylist()
+        up_to = [self._up_to(key).get(partition, -1) for key in coded.dictionary.to_pylist()]
+        return [code is None or offset > up_to[code] for offset, code in zip(offsets, codes, strict=True)]
+
+    def _up_to(self, key: bytes | None) -> Mapping[int, int]:
+        # No user id has what stands for bytes that are no text.
+        return {} if key is None else self._forgotten.up_to(key.decode("utf-8", "surrogateescape"))
+
+    # -- copying -------------------------------------------------------------------------------------------------------
+
+    def _copy(self, archive: Archive, partition: int, end: int, done: int, total: int) -> Archive:
+        """Archive a partition from where it is archived to `end`, or the first record that is too new."""
+        part = archive.partitions[partition]
+        begin = part.end
+        for found, reached in self._chunks(partition, begin, end):
+            first = self._log.bounds([partition])[partition][0]
+            if first > part.end:
+                raise PreconditionFailed(
+                    f"partition {partition} of {INTERACTIONS!r} begins at offset {first} now: retention took records "
+                    f"from {part.end} on while they were read. Raise retention.ms, and run it again"
+                )
+            kept = [one for one in found if not is_covered(self._up_to(one.key), one.partition, one.offset)]
+            self._copied, self._dropped = self._copied + len(kept), self._dropped + len(found) - len(kept)
+            file = archive.write(partition, part.end, reached, _table(kept))
+            anchors = Anchors(*[Anchor.of(found[-1])] * 3).text if found else part.anchors
+            part = replace(part, end=reached, anchors=anchors, files=(*part.files, file))
+            archive = archive.with_partition(partition, part).save()
+            self._progress("archiving", done + reached - begin, total)
+        return archive
+
+    def _chunks(self, partition: int, start: int, end: int) -> Iterator[tuple[list[SourceRecord], int]]:
+        """The next records, as many as a file is to hold, and the offset before which these are all."""
+        self._log.assign({partition: start})
+        chunk, size, at, heard = list[SourceRecord](), 0, start, time.monotonic()
+        while at < end:
+            found = self._log.poll(500)
+            for record in found:
+                if record.offset >= end:
+                    break
+                if self._before_ms is not None and record.written_ms >= self._before_ms:
+                    end = record.offset
+                    break
+                chunk.append(record)
+                size += _RECORD_BYTES + len(record.key or b"") + len(record.value or b"")
+                size += sum(len(name) + len(value or b"") for name, value in record.headers)
+            before, at = at, min(self._log.positions()[partition], end)
+            if at > before:
+                heard = time.monotonic()
+            elif at < end and time.monotonic() - heard > SILENCE_S:
+                raise DependencyUnavailable(f"partition {partition} fell silent at offset {at} of {end}")
+            if size >= self._file_bytes or (at >= end and at > start):
+                yield chunk, at
+                chunk, size, start = [], 0, at
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """The folder, for one run at a time. Raises: PreconditionFailed, also when it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / _LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                raise PreconditionFailed(f"another `freshet archive` writes to {folder}") from exc
+            yield
+    except OSError as exc:
+        raise PreconditionFailed(f"{folder} cannot be written: {exc}") from exc
+
+
+def _table(records: Sequence[SourceRecord]) -> pa.Table:
+    columns: dict[str, list[object]] = {name: [] for name in SCHEMA.names}
+    for record in records:
+        arrival = read_arrival(record)
+        said: tuple[object, ...] = (None,) * 7
+        if not isinstance(arrival, DeadLetter):
+            it = arrival.interaction
+            said = it.user_id, it.item_id, it.type, it.value, it.event_time_ms, it.event_id, it.undoes_event_id
+        headers = [{"name": name, "value": value} for name, value in record.headers]
+        lay = record.partition, record.offset, record.written_ms, record.key, record.value, headers
+        for column, cell in zip(columns.values(), (*lay, *said), strict=True):
+            column.append(cell)
+    return pa.table(columns, schema=SCHEMA)
