@@ -149,6 +149,15 @@ class AdvanceStep:
     unfinished: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """removed: keys that the store has evicted or let expire since it started. memory_share: how much of its limit is
+    used, 1: full; 0 without a limit."""
+
+    removed: int
+    memory_share: float
+
+
 @dataclass(slots=True)
 class ForgetsApplied:
     """A reader's progress in `forgets` as the store has it, a text per partition: each write of the reader is fenced by
@@ -511,11 +520,12 @@ class StateWriter:
                         break
         return sorted({*lost})
 
-    def num_removed(self) -> int:
-        """How many keys Redis has evicted or let expire since it started. Raises: DependencyUnavailable."""
+    def usage(self) -> StoreUsage:
+        """What Redis says of its memory and keys. Raises: DependencyUnavailable."""
         with _redis_errors():
-            found = cast(Mapping[str, int], self._redis.info("stats"))
-        return found["evicted_keys"] + found["expired_keys"]
+            found = cast(Mapping[str, int], self._redis.info())
+        share = found["used_memory"] / found["maxmemory"] if found["maxmemory"] else 0.0
+        return StoreUsage(found["evicted_keys"] + found["expired_keys"], share)
 
     def apply(self, updates: Sequence[UserUpdate], epoch: str, watermarks: Mapping[int, int]) -> None:
         """Write every update whose `expected` position still holds, each atomically, in one round trip.

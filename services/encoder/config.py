@@ -35,7 +35,7 @@ class EncoderSettings(ProcessSettings):
     max_queue: int = Field(default=256, ge=1, le=100_000, validation_alias="FRESHET_ENCODER_MAX_QUEUE")
     # At most so often are the histories that changed written to `histories`. What is lost in between is read from the
     # log behind the last mark: longer is cheaper per event, and slower for a lost user.
-    history_every_s: float = Field(default=30.0, ge=0.1, le=3600, validation_alias="FRESHET_ENCODER_HISTORY_EVERY_S")
+    history_every_s: float = Field(default=120.0, ge=0.1, le=3600, validation_alias="FRESHET_ENCODER_HISTORY_EVERY_S")
     # Bounds of what is kept per user.
     user_ttl_seconds: int = Field(
         default=DEFAULT_TTL_SECONDS, ge=60, validation_alias="FRESHET_ENCODER_USER_TTL_SECONDS"

@@ -206,7 +206,7 @@ class Consumer(Follower):
 
     def _find_lost(self, now: float) -> None:
         look = now >= self._next_look
-        self._handler.find_lost(look=look)
+        self._metrics.store_memory.set(self._handler.find_lost(look=look).memory_share)
         if look:
             self._next_look = now + self._limits.look_for_lost_every_s
 

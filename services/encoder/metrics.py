@@ -53,6 +53,9 @@ class EncoderMetrics:
         self.restored = figures.counter(
             "freshet_encoder_restored_users", "Users of whom the state store lost something, and who came back."
         )
+        self.store_memory = figures.gauge(
+            "freshet_encoder_store_memory_share", "Share of the state store's memory limit in use; 0 without a limit."
+        )
         self.kept = figures.counter("freshet_encoder_kept_histories", "Records of users written to `histories`.")
         self._freshness = figures.histogram(
             "freshet_encoder_event_to_state_seconds",

@@ -7,7 +7,16 @@ synchronous: the consumer has a thread of its own, and on-demand encoding runs i
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from services.common.state_store import AdvanceStep, Dump, ForgetsApplied, Progress, UserHistory, UserKeys, UserUpdate
+from services.common.state_store import (
+    AdvanceStep,
+    Dump,
+    ForgetsApplied,
+    Progress,
+    StoreUsage,
+    UserHistory,
+    UserKeys,
+    UserUpdate,
+)
 from services.common.stream.record import DeadLetter
 from services.common.stream.topics.attributions import Attributed
 from services.common.stream.topics.histories import KeptRecord
@@ -95,8 +104,8 @@ class Store(Protocol):
     def find_lost(self, partitions: Collection[int], epoch: str) -> Sequence[str]:
         """Users at home in these partitions of whom something was lost. It looks at everybody."""
 
-    def num_removed(self) -> int:
-        """How many keys the store has evicted or let expire; when it changes, `find_lost` may find somebody."""
+    def usage(self) -> StoreUsage:
+        """How full the store is, and what it has taken away; when that changes, `find_lost` may find somebody."""
 
     def apply(self, updates: Sequence[UserUpdate], epoch: str, watermarks: Mapping[int, int]) -> None:
         """Write every update whose `expected` position still holds.

@@ -235,15 +235,15 @@ def test_prometheus_scrapes_every_metrics_port() -> None:
     assert targets == {f"{owner(name)}:{port}" for name, port in DEFAULTS.items() if name.endswith("-metrics")}
 
 
-def test_dashboard_shows_metrics_that_the_processes_export() -> None:
+def test_dashboard_and_alerts_name_metrics_that_the_processes_export() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "services").rglob("metrics.py"))
     dashboard = json.loads((DEPLOY / "dashboards" / "freshet.json").read_text(encoding="utf-8"))
-    shown = {
-        name
-        for panel in dashboard["panels"]
-        for target in panel["targets"]
-        for name in re.findall(r"freshet_\w+", target["expr"])
-    }
+    alerts = yaml.safe_load((DEPLOY / "dashboards" / "alerts.yml").read_text(encoding="utf-8"))
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    alarming = [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    shown = {name for expression in asked + alarming for name in re.findall(r"freshet_\w+", expression)}
+    assert asked
+    assert alarming
     assert shown
     for name in shown:
         plain = re.sub(r"_(bucket|total)$", "", name)

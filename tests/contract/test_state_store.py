@@ -271,12 +271,23 @@ async def test_a_user_whose_keys_are_gone_is_lost_and_not_new(
 
 
 @pytest.mark.integration
+def test_usage_says_how_full_the_store_is(writer: StateWriter, redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        before = client.config_get("maxmemory")["maxmemory"]
+        client.config_set("maxmemory", 2 * client.info("memory")["used_memory"])
+        assert 0.3 < writer.usage().memory_share < 0.9
+        client.config_set("maxmemory", 0)
+        assert writer.usage().memory_share == 0.0
+        client.config_set("maxmemory", before)
+
+
+@pytest.mark.integration
 async def test_a_user_whose_time_is_over_is_not_lost(reader: StateReader, redis_url: str) -> None:
     writer = StateWriter(redis_url, ttl_seconds=1)
     epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
-    removed = writer.num_removed()
+    removed = writer.usage().removed
     writer.apply([update("ann")], epoch, {})
-    eventually(lambda: writer.num_removed() > removed)
+    eventually(lambda: writer.usage().removed > removed)
     eventually(lambda: not writer.load_users(["ann"], epoch)["ann"].is_lost)
     assert writer.find_lost(range(NUM_PARTITIONS), epoch) == []
     with redis.Redis.from_url(redis_url) as client:

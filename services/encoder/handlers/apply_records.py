@@ -17,7 +17,7 @@ import structlog
 
 from services.common.errors import Conflict, DependencyUnavailable
 from services.common.state_layout import home_of
-from services.common.state_store import AdvanceStep, StoredState, UserHistory, UserUpdate, now_ms
+from services.common.state_store import AdvanceStep, StoredState, StoreUsage, UserHistory, UserUpdate, now_ms
 from services.common.stream.ports import Offsets, Reader
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import Undo
@@ -204,13 +204,14 @@ class ApplyRecords:
             raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
         self.check_in_step()
 
-    def find_lost(self, *, look: bool) -> None:
+    def find_lost(self, *, look: bool) -> StoreUsage:
         """Look for users of these partitions whom the store lost; `turn` brings them back. look: also if it says that
         it has taken no keys away since the last time (a key that somebody deleted is not counted)."""
-        removed = self.store.num_removed()
-        if (removed != self._removed or look) and self.restore_users is not None:
+        usage = self.store.usage()
+        if (usage.removed != self._removed or look) and self.restore_users is not None:
             self.restore_users.add(self.store.find_lost(self.watermarks.keys(), self.epoch))
-            self._removed = removed
+            self._removed = usage.removed
+        return usage
 
     @property
     def is_busy(self) -> bool:

@@ -61,7 +61,7 @@ class KeepHistories:
     log: Reader
     store: Store
     outbox: HistoryOutbox
-    every_s: float = 30.0
+    every_s: float = 120.0
     ttl_seconds: int = DEFAULT_TTL_SECONDS
     kept: Callable[[int], None] = lambda users: None
     clock_ms: Callable[[], int] = now_ms

@@ -14,6 +14,7 @@ from services.common.state_store import (
     ForgetsApplied,
     Progress,
     StoredState,
+    StoreUsage,
     UserHistory,
     UserKeys,
     UserUpdate,
@@ -101,8 +102,8 @@ class MemoryStore:
             if state_layout.home_of(user_id, epoch).partition in partitions and self._is_lost(user_id, epoch)
         ]
 
-    def num_removed(self) -> int:
-        return self._removed
+    def usage(self) -> StoreUsage:
+        return StoreUsage(self._removed, 0.0)
 
     def _is_lost(self, user_id: str, epoch: str) -> bool:
         entry = self._users.get(user_id)
