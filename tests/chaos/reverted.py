@@ -71,7 +71,7 @@ REVERTED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
         _patches(
             (StateWriter, "apply", _apply_unfenced),
             (StateWriter, "advance", _advance_unfenced),
-            (ApplyRecords, "_check_in_step", _nothing),
+            (ApplyRecords, "check_in_step", _nothing),
         ),
     ),
     "3 a failing moment": (
