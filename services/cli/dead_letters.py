@@ -13,8 +13,11 @@ from typing import Any
 from freshet.v1 import events_pb2
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
+from kafka import TopicPartition
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
 
-from services.common.errors import InvalidRequest
+from services.common.errors import DependencyUnavailable, InvalidRequest
 from services.common.kafka import BulkProducer, Headers, Record
 from services.common.stream.position import Position
 from services.common.stream.reader import TopicReader
@@ -94,7 +97,7 @@ class DeadLetters:
             letter,
             key=original.key or b"",
             value=original.value or b"",
-            headers=[(name, text or b"") for name, text in original.headers],
+            headers=_headers(original),
             written_ms=original.written_ms,
             is_whole=True,
         )
@@ -130,6 +133,26 @@ class DeadLetters:
             self._producer.send_many(replay_notes([(one.letter, place) for one, place in written]))
             done += written
         return done
+
+    def forget(self) -> int:
+        """Take what forgotten users' interactions left out of the dead letters; how many records that were.
+
+        The others are written again behind them, then everything before goes. Broken off, the next run does it: an
+        original counts once however often its letter is there.
+        """
+        topic, forgotten = INTERACTIONS + SUFFIX, self._forgotten()
+        records = self._read_whole(topic)
+        kept = [record for record in records if not _is_void(record, forgotten)]
+        if len(kept) < len(records):
+            self._producer.send_many([Record(topic, one.key or b"", one.value or b"", _headers(one)) for one in kept])
+            before = {TopicPartition(topic, one.partition): one.offset + 1 for one in records}
+            try:
+                admin = KafkaAdminClient(bootstrap_servers=self._bootstrap.split(","), client_id=_GROUP)
+                admin.delete_records(before)
+                admin.close()
+            except (KafkaError, OSError) as exc:
+                raise DependencyUnavailable(f"Kafka did not delete records of {topic!r}: {exc}") from exc
+        return len(records) - len(kept)
 
     def _reader(self, topic: str) -> TopicReader:
         reader = TopicReader(self._bootstrap, topic, group_id=_GROUP, client_id=_GROUP)
@@ -169,6 +192,20 @@ def decoded(letter: StoredLetter) -> dict[str, Any] | None:
     except (DecodeError, ValueError, RecursionError):
         return None
     return message
+
+
+def _is_void(record: SourceRecord, forgotten: Mapping[bytes, Mapping[int, int]]) -> bool:
+    """Whether a dead letter, or the note of a replay, is of an interaction that a forget covers."""
+    found = dict(record.headers)
+    try:
+        at = int(found["freshet-source-partition"] or b""), int(found["freshet-source-offset"] or b"")
+    except (KeyError, ValueError):
+        return False
+    return is_covered(forgotten.get(record.key or b"", {}), *at)
+
+
+def _headers(record: SourceRecord) -> Headers:
+    return [(name, text or b"") for name, text in record.headers]
 
 
 def _is_json(headers: Headers) -> bool:

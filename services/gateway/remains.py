@@ -28,7 +28,8 @@ HOLDS: Mapping[str, str] = {
     HISTORIES: "the user id, applied positions and hashes of event ids for good; the user's earlier records, which "
     "nothing reads any more",
     FORGETS: "the user id and up to where it is void, so that rebuilds honour it",
-    INTERACTIONS + SUFFIX: "records of the user that could not be read, with the user id; a forget does not reach them",
+    INTERACTIONS + SUFFIX: "records of the user that could not be read, with the user id, until `freshet dead-letters "
+    "forget` takes them out",
     ATTRIBUTIONS + SUFFIX: "unreadable records of the user under a pseudonym; a forget does not reach them",
     SEARCH_CLICKS + SUFFIX: "unreadable searches of the user under a pseudonym; a forget does not reach them",
     REFRESHER_CHECKPOINTS: "what the refreshers held before the forget, under hashes of a pseudonym; two later "

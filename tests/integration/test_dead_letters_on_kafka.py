@@ -15,7 +15,7 @@ from services.common.kafka import BulkProducer, Record, partition_for
 from services.common.stream.reader import TopicReader
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topic import NUM_PARTITIONS
-from services.common.stream.topics.dead_letters import dead_letter
+from services.common.stream.topics.dead_letters import SUFFIX, dead_letter
 from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
 from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
@@ -156,3 +156,24 @@ def test_all_of_one_reason_are_replayed_together(letters: Letters) -> None:
     assert (result.exit_code, "7 records written" in result.stdout) == (0, True), result.output
     assert letters.json(*arguments, "--yes")["written"] == 0
     assert letters.run("replay").exit_code == 2
+
+
+def test_what_a_forgotten_user_left_is_taken_out_and_nothing_else(letters: Letters) -> None:
+    user, other = new_user(), new_user()
+    gone = letters.put(INTERACTIONS, user.encode(), b"\xff\x00", reason="unreadable")
+    stays = letters.put(INTERACTIONS, other.encode(), b"\xff\x01", [("trace", b"1")], reason="unreadable")
+    replayed = letters.json("replay", stays, "--yes")["records"][0]["written_to"]
+    _, partition, offset = gone.split(":")
+    forget = Forget(forget_id="f", user_id=user, up_to={int(partition): int(offset)}, requested_ms=1_000)
+    letters.put(FORGETS, user.encode(), encode_forget(forget))
+    later = letters.put(INTERACTIONS, user.encode(), b"\xff\x02", reason="unreadable")
+    before = {one: letters.json("show", one) for one in (stays, later)}
+    assert letters.json("forget")["removed"] >= 1
+    assert letters.run("show", gone).exit_code == 1
+    assert {one: letters.json("show", one) for one in (stays, later)} == before
+    assert before[stays]["replayed_to"] == replayed
+    assert letters.json("forget")["removed"] == 0
+    reader = TopicReader(letters.kafka, INTERACTIONS + SUFFIX, group_id="test")
+    reader.seek({0: reader.bounds([0])[0][0]})
+    assert user.encode() not in {record.key for record in reader.read_to_end() if record.value == b"\xff\x00"}
+    reader.close()

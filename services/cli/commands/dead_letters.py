@@ -1,4 +1,4 @@
-"""`freshet dead-letters list | show | replay`: what was set aside, why, and back onto its topic.
+"""`freshet dead-letters list | show | replay | forget`: what was set aside, why, and back onto its topic.
 
 Thin: what a dead letter is and what replaying it writes is services/cli/dead_letters.py's.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from services.common.stream.topics.dead_letters import StoredLetter
 
 app = typer.Typer(
-    name="dead-letters", help="Records that were set aside: list, show and replay them.", no_args_is_help=True
+    name="dead-letters", help="Records that were set aside: list, show, replay and forget them.", no_args_is_help=True
 )
 
 _Kafka = Annotated[str, typer.Option(envvar="FRESHET_KAFKA_BOOTSTRAP", help="host:port [the stack's].")]
@@ -159,6 +159,23 @@ def replay(
         _show_plan(planned)
     what = f"{count:,} of {len(planned):,} records would be written" if dry_run else f"{len(written):,} records written"
     console().print(what, style="dim" if dry_run else "green")
+
+
+@app.command()
+@reports_errors
+def forget(
+    *, state: options.State = options.DEFAULT_STATE, kafka: _Kafka = "", as_json: options.AsJson = False
+) -> None:
+    """Take the interactions of forgotten users out of the dead letters. Run it as often as promised to your users.
+
+    Example:  freshet dead-letters forget
+    """
+    with _opened(state, kafka) as opened:
+        gone = opened.forget()
+    if as_json:
+        emit_json({"removed": gone})
+        return
+    console().print(f"{gone:,} records of forgotten users removed", style="green")
 
 
 @contextmanager
