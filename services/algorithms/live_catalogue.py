@@ -1,9 +1,10 @@
 """A catalogue that changes while it answers: refreshed states, new, withdrawn and returning items, versions by name.
 
 It puts a mutable index over a bundle's items and says what a change of the stream means for it: which state an item
-has now, whether it may be answered, what it is called. A version is named `{index version of the bundle}+{position}`;
-before any change by the bundle's alone. The last ones are kept, so that a reranker can score with the very version
-that made a pool. It knows neither the stream nor a clock: positions and times are the caller's numbers.
+has now, whether it may be answered, what it is called. Before any change a version is named as the bundle's index
+is. Names are compared, never read: positions say what comes before what. The last versions are kept, so that a reranker
+can score with the very one that made a pool. It knows neither the stream nor a clock: positions, marks and times are
+the caller's.
 
 Letters: n items of a change, P_x item components, P = P_q * P_x pairs, d component width.
 """
@@ -114,21 +115,20 @@ class LiveCatalogue:
         """The newest version; after a merge the same content, searched faster."""
         return self._merged(self._kept[-1])
 
-    def version_named(self, name: str) -> tuple[Served, bool]:
-        """The version of that name, True; or the one nearest to its position (the newest without one), False."""
+    def version_named(self, name: str, position: int | None = None) -> tuple[Served, bool]:
+        """The version of that name, True; or the one nearest to the position (the newest without one), False."""
         kept = self._kept
         for served in reversed(kept):
             if served.name == name:
                 return self._merged(served), True
-        position = self._position_of(name)
         if position is None:
             return self.served, False
         return self._merged(min(kept, key=lambda served: abs(served.position - position))), False
 
-    def is_ahead(self, name: str) -> bool:
-        """Whether that version comes after the newest one here."""
-        position = self._position_of(name)
-        return position is not None and position > self._kept[-1].position
+    def may_come(self, name: str, position: int | None = None) -> bool:
+        """Whether the version of that name may be here soon: it comes after the newest one, or nobody says."""
+        kept = self._kept
+        return all(served.name != name for served in kept) and (position is None or position > kept[-1].position)
 
     def is_hidden(self, item_id: str) -> bool:
         """Whether the item may not be answered now, whatever an older version says."""
@@ -177,11 +177,13 @@ class LiveCatalogue:
         position: int,
         changes: Sequence[ItemChange],
         *,
+        mark: str = "",
         newest_recorded_ms: int | None = None,
         lag_s: float | None = None,
     ) -> tuple[str, ...]:
         """Take a batch of states as one version of that position; return the ids whose states do not fit the model.
 
+        mark: tells the batch from another one that has its position in another log; it becomes part of the name.
         A version keeps the newest `newest_recorded_ms` that there was, with its lag.
         Raises: ValueError for an id that occurs twice; IndexFullError, and then nothing has changed.
         """
@@ -205,7 +207,7 @@ class LiveCatalogue:
             known = before.newest_recorded_ms
             if newest_recorded_ms is None or (known is not None and known >= newest_recorded_ms):
                 newest_recorded_ms, lag_s = known, before.lag_s
-            self._publish(position, newest_recorded_ms, lag_s)
+            self._publish(position, newest_recorded_ms, lag_s, self._name(position, mark))
         return tuple(misfits)
 
     def describe(self, descriptions: Sequence[Description]) -> None:
@@ -256,14 +258,10 @@ class LiveCatalogue:
             self._evidence.clear()
             self._aside.clear()
             self._kept = ()
-            self._publish(NO_CHANGE, None, None)
+            self._publish(NO_CHANGE, None, None, self.base.index_version)
 
-    def _position_of(self, name: str) -> int | None:
-        """The position in a version's name, None where the name is not of this catalogue."""
-        base, _, position = name.rpartition("+")
-        if name == self.base.index_version:
-            return NO_CHANGE
-        return int(position) if base == self.base.index_version and position.isdecimal() else None
+    def _name(self, position: int, mark: str) -> str:
+        return f"{self.base.index_version}+{position}{mark and '.'}{mark}"
 
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
         """Under the writer's lock: these items with their categories in, those out, as one version of the index."""
@@ -281,10 +279,9 @@ class LiveCatalogue:
         if upserts is not None or removals:
             self.index.apply(upserts=upserts, removals=removals)
 
-    def _publish(self, position: int, newest_recorded_ms: int | None, lag_s: float | None) -> None:
-        base = self.base.index_version
+    def _publish(self, position: int, newest_recorded_ms: int | None, lag_s: float | None, name: str) -> None:
         served = Served(
-            name=base if position == NO_CHANGE else f"{base}+{position}",
+            name=name,
             position=position,
             version=self.index.version,
             newest_recorded_ms=newest_recorded_ms,
@@ -296,7 +293,7 @@ class LiveCatalogue:
     def _publish_again(self) -> None:
         """The same position with other items visible."""
         before = self._kept[-1]
-        self._publish(before.position, before.newest_recorded_ms, before.lag_s)
+        self._publish(before.position, before.newest_recorded_ms, before.lag_s, before.name)
 
     def _merged(self, served: Served) -> Served:
         newest = self.index.version

@@ -43,7 +43,13 @@ class Items:
         self.room, self.misfits = True, ()
 
     def apply(
-        self, position: int, changes: Sequence[ItemDelta], *, newest_recorded_ms: int | None, lag_s: float | None
+        self,
+        position: int,
+        changes: Sequence[ItemDelta],
+        *,
+        mark: str,
+        newest_recorded_ms: int | None,
+        lag_s: float | None,
     ) -> Sequence[str]:
         if not self.room:
             raise Full("max_bytes=1")

@@ -215,6 +215,15 @@ def test_a_batch_says_the_newest_interaction_that_it_reflects() -> None:
     assert batch.newest_recorded_ms == 1_700_000_000_130
 
 
+def test_a_batchs_mark_tells_its_place_from_the_same_place_of_another_log() -> None:
+    marks = []
+    for batch, value in ((7, 0.1), (7, 0.1), (8, 0.2)):
+        (closed,) = Batches().add(3, record(item("a", value), batch=batch))
+        marks.append(closed.mark)
+    assert marks[0] == marks[1] != marks[2]
+    assert joined([closed, *Batches().add(4, record(item("a", 0.1), batch=7))]).mark == marks[0]
+
+
 @given(data=st.data())
 @settings(deadline=None, max_examples=60)
 def test_a_reader_after_compaction_ends_where_the_live_one_is(data: st.DataObject) -> None:

@@ -11,6 +11,7 @@ Letters: P_q, P_x query and item components, P = P_q * P_x, d component width.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -180,11 +181,15 @@ def decode(key: bytes | None, value: bytes | None) -> IndexDelta:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """The changes of one batch, in order, to be applied as one; `offset` is the record that closed it."""
+    """The changes of one batch, in order, to be applied as one; `offset` is the record that closed it.
+
+    mark: of that record, so that a record in the same place of another log has another one.
+    """
 
     offset: int
     deltas: Sequence[IndexDelta]
     newest_recorded_ms: int | None
+    mark: str = ""
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
@@ -193,6 +198,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
         offset=batches[-1].offset,
         deltas=tuple({delta.key: delta for batch in batches for delta in batch.deltas}.values()),
         newest_recorded_ms=_newest_ms(batches),
+        mark=batches[-1].mark,
     )
 
 
@@ -221,14 +227,15 @@ class Batches:
         waiting = self._open.setdefault(delta.partition, [])
         if waiting and waiting[-1].batch != delta.batch:
             # Another number: a writer that went on from an older checkpoint counts on from there, so it may be lower.
-            closed.append(self._close(offset, delta.partition))
+            closed.append(self._close(offset, delta))
             waiting = self._open.setdefault(delta.partition, [])
         waiting.append(delta)
         if delta.last_of_batch or len(waiting) >= MAX_BATCH_RECORDS:
-            closed.append(self._close(offset, delta.partition))
+            closed.append(self._close(offset, delta))
         return closed
 
-    def _close(self, offset: int, partition: int) -> Batch:
+    def _close(self, offset: int, closing: IndexDelta) -> Batch:
+        partition = closing.partition
         deltas = self._open.pop(partition)
         newest: dict[bytes, IndexDelta] = {}
         for delta in deltas:
@@ -238,7 +245,13 @@ class Batches:
                 self._reflected[key] = (partition, delta.offset)
                 newest.pop(key, None)  # a batch that was begun twice: the later one counts, in its place
                 newest[key] = delta
-        return Batch(offset=offset, deltas=tuple(newest.values()), newest_recorded_ms=_newest_ms(deltas))
+        said = (closing.key, partition, closing.offset, closing.batch, closing.newest_recorded_ms)
+        return Batch(
+            offset=offset,
+            deltas=tuple(newest.values()),
+            newest_recorded_ms=_newest_ms(deltas),
+            mark=f"{crc32(repr(said).encode()):08x}",
+        )
 
 
 def _newest_ms(records: Sequence[Batch | IndexDelta]) -> int | None:
