@@ -165,6 +165,9 @@ class CatalogueFollower(Follower):
             if not is_of_model(record.key, self._model_version):
                 skipped["other_model"] += 1
                 continue
+            if record.key is not None and record.value is None:
+                closed += self._batches.gone(record.offset, record.key)
+                continue
             try:
                 delta = decode(record.key, record.value)
             except InvalidRequest as exc:

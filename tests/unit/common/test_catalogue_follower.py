@@ -206,6 +206,23 @@ def test_other_models_and_unreadable_records_are_counted_and_passed_over() -> No
     assert scene.count("changes_total", kind="item") == 1
 
 
+def test_a_tombstone_is_taken_as_dropped_where_compaction_took_the_record_that_dropped() -> None:
+    scene = Scene()
+    scene.delta("a")
+    scene.write(MemoryDelta(entry_id="e", item_id="a", components=np.ones((1, 2), dtype=np.float32)))
+    scene.steps()
+    for change in (ItemDelta(item_id="a", dropped=True), MemoryDelta(entry_id="e", dropped=True)):
+        scene.write(change)
+    for key in (b"m1/item/a", b"m1/memory/e", b"m1/item/never", b"m2/item/a"):
+        scene.topics.write(INDEX_DELTAS, key, None)
+    scene.topics.compact(INDEX_DELTAS)
+    scene.steps()
+    assert scene.items.calls == [(1, ["a"]), (4, ["a"]), (5, [])]
+    assert scene.memory.ids == set()
+    assert scene.count("changes_total", kind="dropped_item") == 1
+    assert scene.count("changes_total", kind="unreadable_delta") == 0
+
+
 def test_a_malformed_item_is_set_aside_with_its_reason_and_the_next_is_taken() -> None:
     scene = Scene()
     scene.topics.write(ITEMS, b"x", b"\xff\xff")

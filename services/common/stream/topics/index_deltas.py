@@ -207,14 +207,18 @@ class Batches:
 
     A batch is closed by its last record, by the next batch of its writer (whoever wrote it ended in the middle, or
     compaction took its last record), or at `MAX_BATCH_RECORDS`. Nothing needs the topic's end: compaction takes a
-    record only once a later batch of the same writer holds its key. Per key, a change that reflects less than what
+    record only once a later batch of the same writer is there. Per key, a change that reflects less than what
     its partition handed out before is left out, so a writer that was replaced and does not know it yet changes nothing.
     Positions of two partitions say nothing of each other: where a key has moved, the topic's order decides.
+
+    A key's tombstone stands behind the batch that dropped it and in front of its writer's next one, so that a batch
+    whose last record a tombstone replaced is closed, too.
     """
 
     def __init__(self) -> None:
         self._open: dict[int, list[IndexDelta]] = {}
         self._reflected: dict[bytes, tuple[int, int]] = {}
+        self._dropped: set[bytes] = set()
 
     @property
     def num_open(self) -> int:
@@ -234,6 +238,24 @@ class Batches:
             closed.append(self._close(offset, delta))
         return closed
 
+    def gone(self, offset: int, key: bytes) -> list[Batch]:
+        """Take the tombstone at `offset`: a batch that drops the key, where compaction took the record that did."""
+        self._open = {writer: [one for one in waiting if one.key != key] for writer, waiting in self._open.items()}
+        if key not in self._reflected or key in self._dropped:
+            return []
+        partition, reflected = self._reflected[key]
+        model_version, kind, id_ = key.decode().split("/", 2)
+        delta = IndexDelta(
+            model_version=model_version,
+            partition=partition,
+            offset=reflected,
+            batch=0,
+            last_of_batch=True,
+            change=ItemDelta(item_id=id_, dropped=True) if kind == "item" else MemoryDelta(entry_id=id_, dropped=True),
+        )
+        self._dropped.add(key)
+        return [Batch(offset=offset, deltas=(delta,), newest_recorded_ms=None, mark=_mark(delta))]
+
     def _close(self, offset: int, closing: IndexDelta) -> Batch:
         partition = closing.partition
         deltas = self._open.pop(partition)
@@ -245,13 +267,18 @@ class Batches:
                 self._reflected[key] = (partition, delta.offset)
                 newest.pop(key, None)  # a batch that was begun twice: the later one counts, in its place
                 newest[key] = delta
-        said = (closing.key, partition, closing.offset, closing.batch, closing.newest_recorded_ms)
+                (self._dropped.add if delta.change.dropped else self._dropped.discard)(key)
         return Batch(
             offset=offset,
             deltas=tuple(newest.values()),
             newest_recorded_ms=_newest_ms(deltas),
-            mark=f"{crc32(repr(said).encode()):08x}",
+            mark=_mark(closing),
         )
+
+
+def _mark(closing: IndexDelta) -> str:
+    said = (closing.key, closing.partition, closing.offset, closing.batch, closing.newest_recorded_ms)
+    return f"{crc32(repr(said).encode()):08x}"
 
 
 def _newest_ms(records: Sequence[Batch | IndexDelta]) -> int | None:
