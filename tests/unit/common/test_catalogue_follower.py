@@ -149,6 +149,21 @@ def test_catching_up_serves_each_poll_as_one_batch_and_then_each_batch_by_itself
     assert scene.count("deltas_offset") == 4
 
 
+def test_before_it_is_ready_many_polls_are_one_batch_and_later_each_poll_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue_follower, "_GATHERED", 5)
+    scene = Scene(per_poll=3)
+    for number in range(8):
+        scene.delta(f"a{number % 4}")
+    scene.steps(3)
+    assert scene.items.calls == [(5, ["a0", "a1", "a2", "a3"]), (7, ["a2", "a3"])]
+    assert scene.ready == 1
+    scene.follower.fail(DependencyUnavailable("gone"))
+    for number in range(6):
+        scene.delta(f"b{number}")
+    scene.steps(2)
+    assert scene.items.calls[2:] == [(10, ["b0", "b1", "b2"]), (13, ["b3", "b4", "b5"])]
+
+
 def test_nothing_of_an_unfinished_batch_is_served() -> None:
     scene = Scene()
     scene.delta("a", last=False)
