@@ -14,6 +14,7 @@ from typing import Protocol
 
 import structlog
 
+from services.common.catalogue_snapshots import CatalogueSnapshots
 from services.common.errors import InvalidRequest
 from services.common.kafka import BulkProducer
 from services.common.stream.follower import Follower
@@ -21,7 +22,15 @@ from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
 from services.common.stream.record import SourceRecord
 from services.common.stream.topic import Replicas
-from services.common.stream.topics.index_deltas import INDEX_DELTAS, Batch, Batches, decode, is_of_model, joined
+from services.common.stream.topics.index_deltas import (
+    INDEX_DELTAS,
+    Batch,
+    Batches,
+    decode,
+    is_of_model,
+    joined,
+    mark_of,
+)
 from services.common.stream.topics.items import ITEMS, CatalogueItem, decode_item
 from services.common.turn_clock import TurnClock
 
@@ -93,17 +102,19 @@ class CatalogueFollower(Follower):
         model_version: str,
         on_ready: Callable[[], None] = lambda: None,
         follows_deltas: bool = True,
+        snapshots: CatalogueSnapshots | None = None,
         poll_s: float = 0.5,
         backoff_s: float = 0.5,
         turns: TurnClock | None = None,
     ) -> None:
-        """Without `follows_deltas`, `items` alone is followed."""
+        """Without `follows_deltas`, `items` alone is followed. `items` is read from its start with a snapshot, too."""
         super().__init__(
             "catalogue-follower", on_ready=on_ready, backoff_s=backoff_s, max_backoff_s=backoff_s, turns=turns
         )
         self._topics, self._listener, self._model_version = topics, listener, model_version
         self._followed = (INDEX_DELTAS, ITEMS) if follows_deltas else (ITEMS,)
         self._poll_s = poll_s
+        self._snapshots, self._looked_for_one = snapshots, False
         self._batches = Batches()
         self._pending: list[Batch] = []
         self._ends: dict[str, int] | None = None  # None: not connected
@@ -116,11 +127,17 @@ class CatalogueFollower(Follower):
         return self._next[ITEMS]
 
     def finish(self) -> None:
-        """The next start reads everything again."""
+        """The next start reads everything again, or on from the newest snapshot."""
+        if self._snapshots is not None:
+            self._snapshots.close()
         self._topics.close()
 
     def turn(self) -> int:
         """Connect if need be, poll, apply. Raises: what the topics and the listener raise."""
+        if self._snapshots is not None and not self._looked_for_one:
+            position = self._snapshots.restore(self._is_in_place)
+            self._next[INDEX_DELTAS] = 0 if position is None else position + 1
+            self._looked_for_one = True
         if self._ends is None:
             self._ends = {topic: self._topics.end_offsets(topic)[0] for topic in self._followed}
             if any(end < self._next[topic] for topic, end in self._ends.items()):
@@ -141,6 +158,8 @@ class CatalogueFollower(Follower):
             self.is_behind = False
             log.info("catalogue_caught_up", next_offsets=dict(self._next))
             self.ready()
+        if self._snapshots is not None and not (self.is_behind or self._pending or self._batches.num_open):
+            self._snapshots.look(self._next[INDEX_DELTAS])
         return len(records)
 
     def lost(self, exc: Exception) -> None:
@@ -155,6 +174,16 @@ class CatalogueFollower(Follower):
     @property
     def _num_pending(self) -> int:
         return sum(len(batch.deltas) for batch in self._pending)
+
+    def _is_in_place(self, offset: int, mark: str) -> bool:
+        """Whether the topic has a record of that mark there."""
+        if self._topics.end_offsets(INDEX_DELTAS)[0] <= offset:
+            return False
+        record = self._topics.records_at({0: offset}, INDEX_DELTAS).get(0)
+        try:
+            return record is not None and mark_of(decode(record.key, record.value)) == mark
+        except InvalidRequest:
+            return False
 
     def _is_at(self, ends: Mapping[str, int]) -> bool:
         return all(self._topics.positions(topic)[0] >= end for topic, end in ends.items())

