@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.indexes.mutable.index import Build, MutableIndex
+from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.segment_merge import gather_categories, gather_ids, state_slices
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.manifest import BundleError, FileEntry
 from services.algorithms.sealed_files import MANIFEST, check_file
-from services.algorithms.states import ItemShape, ItemStates, PairGate
+from services.algorithms.states import ItemShape, ItemStates
 from services.algorithms.tensor_file import read_tensors, tensor_places
 from services.algorithms.tensor_writer import SlicedTensor, write_tensors
 
@@ -177,28 +177,6 @@ def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
     except (ValueError, KeyError, IndexError) as exc:
         raise SnapshotError(f"{path}: {exc}") from exc
     return Snapshot(path=path, manifest=manifest, items=items, columns=columns)
-
-
-def restore(
-    snapshot: Snapshot, pair_gate: PairGate | None, *, build: Build, max_bytes: int | None = None
-) -> MutableIndex:
-    """An index that goes on where the snapshot was taken. Raises: SnapshotError if its shapes do not fit the model."""
-    manifest = snapshot.manifest
-    try:
-        index = MutableIndex(
-            snapshot.items,
-            pair_gate,
-            model_version=manifest.model_version,
-            build=build,
-            max_bytes=max_bytes,
-            number=manifest.number,
-            digest=manifest.digest,
-        )
-    except ValueError as exc:
-        raise SnapshotError(f"{snapshot.path}: {exc}") from exc
-    if index.shape != manifest.shape:
-        raise SnapshotError(f"{snapshot.path}: {manifest.shape}; with this model's pair gate items have {index.shape}")
-    return index
 
 
 def _sequence(path: Path) -> int:

@@ -24,8 +24,8 @@ from services.common.stream.topic import COMPACTED, Topic, check_key, parse
 from services.common.validation import validate_id
 
 INDEX_DELTAS = "index-deltas"
-# A broker compacts closed segments alone, by default of a gigabyte or a week: of 25,000 items published 20 times each late
-# reader read all 500,000 records, and reads 25,139 with these. What a forget took back is compacted within a day.
+# A broker compacts closed segments alone, by default of a gigabyte or a week: of 25,000 items published 20 times each
+# late reader read all 500,000 records, and reads 25,139 with these. What a forget took back is compacted within a day.
 TOPIC = Topic(
     name=INDEX_DELTAS,
     num_partitions=1,
