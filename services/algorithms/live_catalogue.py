@@ -1,16 +1,19 @@
 """A catalogue that changes while it answers: refreshed states, new, withdrawn and returning items, versions by name.
 
 It puts a mutable index over a bundle's items and says what a change of the stream means for it: which state an item
-has now, whether it may be answered, what it is called. A version is named `{index version of the bundle}+{position}`;
-before any change by the bundle's alone. The last ones are kept, so that a reranker can score with the very version
-that made a pool. It knows neither the stream nor a clock: positions and times are the caller's numbers.
+has now, whether it may be answered, what it is called. Before any change a version is named as the bundle's index
+is. Names are compared, never read: positions say what comes before what. The last versions are kept, so that a reranker
+can score with the very one that made a pool. It knows neither the stream nor a clock: positions, marks and times are
+the caller's.
 
 Letters: n items of a change, P_x item components, P = P_q * P_x pairs, d component width.
 """
 
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -19,10 +22,12 @@ from services.algorithms.catalogue import Catalogue
 from services.algorithms.indexes.mutable.index import Build, MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.lookup import find_items
+from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError, write_snapshot
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.states import FloatArray, ItemStates, QueryStates
 
 NO_CHANGE = -1  # the position before any
+_UNTOUCHED = (math.nan, 0)  # the evidence of an item in its bundle's state, in a snapshot
 
 
 class ItemChange(Protocol):
@@ -60,7 +65,7 @@ class Description(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """One version, whole: its name, the position it reflects, and how fresh that was.
+    """One version, whole: its name, the position it reflects with that one's mark, and how fresh that was.
 
     newest_recorded_ms: when the newest interaction in it was recorded, Unix milliseconds; lag_s: how long that was
     before it was served. None before any.
@@ -69,6 +74,7 @@ class Served:
     name: str
     position: int
     version: Version
+    mark: str = ""
     newest_recorded_ms: int | None = None
     lag_s: float | None = None
 
@@ -114,21 +120,20 @@ class LiveCatalogue:
         """The newest version; after a merge the same content, searched faster."""
         return self._merged(self._kept[-1])
 
-    def version_named(self, name: str) -> tuple[Served, bool]:
-        """The version of that name, True; or the one nearest to its position (the newest without one), False."""
+    def version_named(self, name: str, position: int | None = None) -> tuple[Served, bool]:
+        """The version of that name, True; or the one nearest to the position (the newest without one), False."""
         kept = self._kept
         for served in reversed(kept):
             if served.name == name:
                 return self._merged(served), True
-        position = self._position_of(name)
         if position is None:
             return self.served, False
         return self._merged(min(kept, key=lambda served: abs(served.position - position))), False
 
-    def is_ahead(self, name: str) -> bool:
-        """Whether that version comes after the newest one here."""
-        position = self._position_of(name)
-        return position is not None and position > self._kept[-1].position
+    def may_come(self, name: str, position: int | None = None) -> bool:
+        """Whether the version of that name may be here soon: it comes after the newest one, or nobody says."""
+        kept = self._kept
+        return all(served.name != name for served in kept) and (position is None or position > kept[-1].position)
 
     def is_hidden(self, item_id: str) -> bool:
         """Whether the item may not be answered now, whatever an older version says."""
@@ -177,11 +182,13 @@ class LiveCatalogue:
         position: int,
         changes: Sequence[ItemChange],
         *,
+        mark: str = "",
         newest_recorded_ms: int | None = None,
         lag_s: float | None = None,
     ) -> tuple[str, ...]:
         """Take a batch of states as one version of that position; return the ids whose states do not fit the model.
 
+        mark: tells the batch from another one that has its position in another log; it becomes part of the name.
         A version keeps the newest `newest_recorded_ms` that there was, with its lag.
         Raises: ValueError for an id that occurs twice; IndexFullError, and then nothing has changed.
         """
@@ -205,7 +212,7 @@ class LiveCatalogue:
             known = before.newest_recorded_ms
             if newest_recorded_ms is None or (known is not None and known >= newest_recorded_ms):
                 newest_recorded_ms, lag_s = known, before.lag_s
-            self._publish(position, newest_recorded_ms, lag_s)
+            self._publish(position, newest_recorded_ms, lag_s, mark)
         return tuple(misfits)
 
     def describe(self, descriptions: Sequence[Description]) -> None:
@@ -256,37 +263,82 @@ class LiveCatalogue:
             self._evidence.clear()
             self._aside.clear()
             self._kept = ()
-            self._publish(NO_CHANGE, None, None)
+            self._publish(NO_CHANGE, None, None, "")
 
-    def _position_of(self, name: str) -> int | None:
-        """The position in a version's name, None where the name is not of this catalogue."""
-        base, _, position = name.rpartition("+")
-        if name == self.base.index_version:
-            return NO_CHANGE
-        return int(position) if base == self.base.index_version and position.isdecimal() else None
+    def capture(self, **said: int) -> Callable[[Path], Path]:
+        """What writes the stream's changes up to now as a snapshot below a folder, at any time and in any thread.
+
+        said: the caller's own, kept in the manifest.
+        """
+        with self._writing:
+            served, evidence, aside = self._kept[-1], dict(self._evidence), dict(self._aside)
+
+        def columns(item_ids: Sequence[str]) -> dict[str, np.ndarray]:
+            found = [evidence.get(item_id, _UNTOUCHED) for item_id in (*item_ids, *aside)]
+            return {
+                "model_share": np.array([share for share, _ in found], np.float64),
+                "num_interactions": np.array([count for _, count in found], np.int64),
+                **{f"aside.{row}.components": state.components for row, state in enumerate(aside.values())},
+                **{f"aside.{row}.gate": one.gate for row, one in enumerate(aside.values()) if one.gate is not None},
+            }
+
+        content = {
+            "base": self.base.index_version,
+            "position": served.position,
+            "mark": served.mark,
+            "newest_recorded_ms": served.newest_recorded_ms,
+            "aside": list(aside),
+            **said,
+        }
+        return lambda root: write_snapshot(root, self.index, version=served.version, said=content, columns=columns)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take a snapshot's states, in front of any change. What was withdrawn then has to be described again.
+
+        Raises: SnapshotError for one over other items; IndexFullError, and then nothing has changed.
+        """
+        said, columns = snapshot.manifest.said, snapshot.columns
+        if (base := said["base"]) != self.base.index_version:
+            raise SnapshotError(
+                f"{snapshot.path}: changes of {base!r}; this process serves {self.base.index_version!r}"
+            )
+        item_ids = [*snapshot.items.item_ids, *said["aside"]]
+        shares = columns["model_share"].tolist()
+        evidence = dict(zip(item_ids, zip(shares, columns["num_interactions"].tolist(), strict=True), strict=True))
+        rows = [row for row, share in enumerate(shares[: len(snapshot.items)]) if not math.isnan(share)]
+        aside = range(len(said["aside"]))
+        parts = [snapshot.items.states.components[rows], *(columns[f"aside.{row}.components"] for row in aside)]
+        gates = [columns[f"aside.{row}.gate"] for row in aside if self.index.shape.gated]
+        if snapshot.items.states.gate is not None:
+            gates.insert(0, snapshot.items.states.gate[rows])
+        states = ItemStates(components=np.concatenate(parts), gate=np.concatenate(gates) if gates else None)
+        with self._writing:
+            if len(states):
+                self._upsert([*(item_ids[row] for row in rows), *said["aside"]], states)
+            self._evidence = {item_id: one for item_id, one in evidence.items() if not math.isnan(one[0])}
+            self._publish(said["position"], said["newest_recorded_ms"], None, said["mark"])
 
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
         """Under the writer's lock: these items with their categories in, those out, as one version of the index."""
-        upserts = None
         if states:
             gates = [state.gate for state in states.values() if state.gate is not None]
-            upserts = ItemBatch(
-                item_ids=list(states),
-                states=ItemStates(
-                    components=np.concatenate([state.components for state in states.values()]),
-                    gate=np.concatenate(gates) if gates else None,
-                ),
-                categories=[self.categories_of(item_id) for item_id in states],
-            )
-        if upserts is not None or removals:
-            self.index.apply(upserts=upserts, removals=removals)
+            components = np.concatenate([state.components for state in states.values()])
+            joined = ItemStates(components=components, gate=np.concatenate(gates) if gates else None)
+            self._upsert(list(states), joined, removals)
+        elif removals:
+            self.index.apply(removals=removals)
 
-    def _publish(self, position: int, newest_recorded_ms: int | None, lag_s: float | None) -> None:
+    def _upsert(self, item_ids: list[str], states: ItemStates, removals: Sequence[str] = ()) -> None:
+        categories = [self.categories_of(item_id) for item_id in item_ids]
+        self.index.apply(upserts=ItemBatch(item_ids=item_ids, states=states, categories=categories), removals=removals)
+
+    def _publish(self, position: int, newest_recorded_ms: int | None, lag_s: float | None, mark: str) -> None:
         base = self.base.index_version
         served = Served(
-            name=base if position == NO_CHANGE else f"{base}+{position}",
+            name=base if position == NO_CHANGE else f"{base}+{position}{mark and '.'}{mark}",
             position=position,
             version=self.index.version,
+            mark=mark,
             newest_recorded_ms=newest_recorded_ms,
             lag_s=lag_s,
         )
@@ -296,7 +348,7 @@ class LiveCatalogue:
     def _publish_again(self) -> None:
         """The same position with other items visible."""
         before = self._kept[-1]
-        self._publish(before.position, before.newest_recorded_ms, before.lag_s)
+        self._publish(before.position, before.newest_recorded_ms, before.lag_s, before.mark)
 
     def _merged(self, served: Served) -> Served:
         newest = self.index.version

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -18,6 +20,7 @@ from services.algorithms.indexes.by_name import Algorithm, make_index, parse_alg
 from services.algorithms.indexes.exact.cheapest import carry_over
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build, IndexFullError
+from services.algorithms.indexes.mutable.snapshot import load_snapshot, snapshots
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.live_catalogue import LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
@@ -33,6 +36,7 @@ from services.candidates.votes import RememberedVotes
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.catalogue_gate import CatalogueGate
+from services.common.catalogue_snapshots import CatalogueSnapshots
 from services.common.config import ConfigError
 from services.common.memory import available_bytes, require_memory
 from services.common.rpc_server import HealthState, serve
@@ -144,6 +148,22 @@ def make_votes(
     return RememberedVotes(index, neighbours=settings.vote_neighbours, model_share=settings.vote_model_share)
 
 
+def make_snapshots(settings: CandidatesSettings, live: Live) -> CatalogueSnapshots | None:
+    """Where the settings ask for them and there is no memory, which lies in `index-deltas` alone."""
+    if not settings.snapshots:
+        return None
+    if live.votes is not None:
+        log.warning("snapshots_not_kept", reason="remembered interactions are read from the topic's start")
+        return None
+    return CatalogueSnapshots(
+        live.catalogue,
+        Path(settings.snapshots),
+        found=snapshots,
+        load=partial(load_snapshot, model_version=live.catalogue.base.model_version),
+        every_s=60 * settings.snapshot_minutes,
+    )
+
+
 def make_follower(
     settings: CandidatesSettings, live: Live, metrics: CandidatesMetrics, health: HealthState, gate: CatalogueGate
 ) -> tuple[CatalogueFollower, list[BackgroundMerge]]:
@@ -172,6 +192,7 @@ def make_follower(
         model_version=live.catalogue.base.model_version,
         on_ready=gate.open,
         follows_deltas=settings.device == "cpu",
+        snapshots=make_snapshots(settings, live) if settings.device == "cpu" else None,
     )
     metrics.catalogue.watch_turns(follower.turns)
     health.watch("catalogue", follower.turns)

@@ -34,6 +34,12 @@ class CandidatesSettings(ProcessSettings):
     # lambda of the votes: a final score is this times the model's, and the rest the vote.
     vote_model_share: float = Field(default=1.0, ge=0, le=1, validation_alias="FRESHET_CANDIDATES_VOTE_MODEL_SHARE")
 
+    # Where snapshots of what the stream changed are kept, for a start that does not read all of it; empty: none.
+    snapshots: str = Field(default="", validation_alias="FRESHET_CANDIDATES_SNAPSHOTS")
+    snapshot_minutes: float = Field(
+        default=10.0, ge=0.1, le=600, validation_alias="FRESHET_CANDIDATES_SNAPSHOT_MINUTES"
+    )
+
     @field_validator("algorithms")
     @classmethod
     def _known(cls, text: str) -> str:

@@ -111,7 +111,12 @@ class _Counting:
     def __init__(self) -> None:
         self.deltas = self.nbytes = 0
 
-    def publish(self, deltas: Sequence[index_deltas.IndexDelta], unreadable: Sequence[DeadLetter]) -> None:
+    def publish(
+        self,
+        deltas: Sequence[index_deltas.IndexDelta],
+        unreadable: Sequence[DeadLetter],
+        tombstones: Sequence[bytes] = (),
+    ) -> None:
         for delta in deltas:
             self.nbytes += len(delta.key) + len(index_deltas.encode(delta))
         self.deltas += len(deltas)

@@ -23,9 +23,15 @@ class ServedItems(Protocol):
     """Where items are served from."""
 
     def apply(
-        self, position: int, changes: Sequence[ItemDelta], *, newest_recorded_ms: int | None, lag_s: float | None
+        self,
+        position: int,
+        changes: Sequence[ItemDelta],
+        *,
+        mark: str,
+        newest_recorded_ms: int | None,
+        lag_s: float | None,
     ) -> Sequence[str]:
-        """Serve a batch under its position; return the ids of states that do not fit the model."""
+        """Serve a batch under its position and mark; return the ids of states that do not fit the model."""
 
     def describe(self, descriptions: Sequence[CatalogueItem]) -> None:
         """Take titles, categories, withdrawals and returns."""
@@ -77,7 +83,9 @@ class CatalogueChanges:
         try:
             if self._remembered is not None:
                 misfits += self._remembered.apply(remembered)
-            ids = self._items.apply(batch.offset, items, newest_recorded_ms=batch.newest_recorded_ms, lag_s=lag_s)
+            ids = self._items.apply(
+                batch.offset, items, mark=batch.mark, newest_recorded_ms=batch.newest_recorded_ms, lag_s=lag_s
+            )
         except self._full_error as exc:
             self._say_full(str(exc), waits_at=batch.offset)
             return False

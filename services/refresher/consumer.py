@@ -396,7 +396,8 @@ class Refresher(Follower):
                 room -= len(batch.items) + len(batch.entries)
         deltas = [delta for batch in batches for delta in batch.deltas]
         if deltas or self._unreadable:
-            self._outbox.publish(deltas, self._unreadable)
+            tombstones = [key for batch in batches for key in batch.tombstones]
+            self._outbox.publish(deltas, self._unreadable, tombstones)
             self._unreadable = []
             entries = sum(len(batch.entries) for batch in batches)
             self._metrics.published(len(deltas) - entries, entries, time.perf_counter() - started)

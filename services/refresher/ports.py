@@ -56,8 +56,10 @@ class Log(Protocol):
 class Outbox(Protocol):
     """What the refresher writes. Returns once everything is acknowledged; a failure may leave some of it written."""
 
-    def publish(self, deltas: Sequence[IndexDelta], unreadable: Sequence[DeadLetter]) -> None:
-        """Write deltas in order, and what could not be read to the dead letters."""
+    def publish(
+        self, deltas: Sequence[IndexDelta], unreadable: Sequence[DeadLetter], tombstones: Sequence[bytes] = ()
+    ) -> None:
+        """Write the tombstones of these keys, then deltas in order, and what could not be read to the dead letters."""
 
     def close(self) -> None:
         """Give the connections up; the next call makes new ones."""

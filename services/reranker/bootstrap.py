@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +15,7 @@ from services.algorithms.bundle import load_bundle
 from services.algorithms.catalogue import Catalogue, catalogue_from_bundle, required_bytes
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import IndexFullError
+from services.algorithms.indexes.mutable.snapshot import load_snapshot, snapshots
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.live_catalogue import LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
@@ -21,6 +24,7 @@ from services.algorithms.states import PairGate
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.catalogue_gate import CatalogueGate
+from services.common.catalogue_snapshots import CatalogueSnapshots
 from services.common.memory import available_bytes, require_memory
 from services.common.rpc_server import HealthState, serve
 from services.common.tracing import configure_tracing
@@ -75,11 +79,19 @@ async def run(settings: RerankerSettings) -> None:
     health = HealthState()
     gate = CatalogueGate("reranker", health)
     merge = BackgroundMerge(catalogue.index)
+    kept = CatalogueSnapshots(
+        catalogue,
+        Path(settings.snapshots),
+        found=snapshots,
+        load=partial(load_snapshot, model_version=catalogue.base.model_version),
+        every_s=60 * settings.snapshot_minutes,
+    )
     follower = CatalogueFollower(
         catalogue_reader(settings.kafka_bootstrap, "reranker", makes_topics=settings.replicas),
         CatalogueChanges(catalogue, metrics.catalogue, full_error=IndexFullError, merges=[merge]),
         model_version=catalogue.base.model_version,
         on_ready=gate.open,
+        snapshots=kept if settings.snapshots else None,
     )
     metrics.catalogue.watch_turns(follower.turns)
     health.watch("catalogue", follower.turns)

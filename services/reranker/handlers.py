@@ -65,7 +65,7 @@ class Rerank:
         Raises: InvalidRequest naming the field, PreconditionFailed for a state of another model, Overloaded.
         """
         self._check(request)
-        await self._wait_for(request.index_version)
+        await self._wait_for(request)
         ranked, queue_s = await self._batcher.submit(request)
         self._metrics.queue.observe(queue_s)
         self._metrics.ranked(ranked.certificate, ranked.dropped_items)
@@ -144,16 +144,17 @@ class Rerank:
         except ValueError as exc:
             raise InvalidRequest(f"query_state: {exc}") from exc
 
-    async def _wait_for(self, index_version: str) -> None:
+    async def _wait_for(self, request: RerankQuery) -> None:
         """Give a version that is ahead of ours a moment to arrive."""
+        name, position = request.index_version, request.position
         deadline = time.perf_counter() + _VERSION_WAIT_S
         # Asked for, since the writer's thread knows of no event loop; it comes at most a few times.
-        while self._catalogue.is_ahead(index_version) and time.perf_counter() < deadline:  # noqa: ASYNC110
+        while name and self._catalogue.may_come(name, position) and time.perf_counter() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_VERSION_CHECK_S)
 
     def _rank(self, request: RerankQuery) -> Ranked:
         started = time.perf_counter()
-        served, is_the_pools = self._version(request.index_version)
+        served, is_the_pools = self._version(request)
         pool = request.candidate_item_ids
         votes = dict(zip(pool, request.votes or [0.0] * len(pool), strict=True))
         items = self._verified(served, request.filter, list(votes))
@@ -184,10 +185,10 @@ class Rerank:
             index_version=served.name,
         )
 
-    def _version(self, name: str) -> tuple[Served, bool]:
+    def _version(self, request: RerankQuery) -> tuple[Served, bool]:
         """What to score with, and whether the pool and its bound are of that version."""
-        if name:
-            return self._catalogue.version_named(name)
+        if request.index_version:
+            return self._catalogue.version_named(request.index_version, request.position)
         served = self._catalogue.served
         return served, served.position == NO_CHANGE
 

@@ -73,6 +73,7 @@ def _rerank_query(request: reranker_pb2.RerankRequest) -> RerankQuery:
         max_per_category=request.max_per_category,
         diversity=request.diversity,
         index_version=request.index_version,
+        position=request.deltas_offset if request.HasField("deltas_offset") else None,
         votes=tuple(request.votes),
         model_share=request.model_share,
     )

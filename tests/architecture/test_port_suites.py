@@ -29,6 +29,7 @@ WITHOUT_SUITE = {
     "services.common.catalogue_follower.Listener": "told only",
     "services.common.catalogue_changes.ServedItems": "told only",
     "services.common.catalogue_changes.Remembered": "told only",
+    "services.common.catalogue_snapshots.Snapshotted": "told only; tests use the real one",
     "services.common.merge_reports.Merging": "one attribute",
     "services.generator.clicks.Taught": "told only; tests use the real one",
 }

@@ -133,7 +133,8 @@ def encoder(request: pytest.FixtureRequest) -> Iterator[Scene[EncoderOutbox]]:
 def refresher(request: pytest.FixtureRequest) -> Iterator[Scene[RefresherOutbox]]:
     if request.param == "memory":
         fake = refresher_fakes.MemoryOutbox()
-        yield Scene(fake, lambda *_: list(map(encode, fake.deltas)), lambda _: letters_of(fake.unreadable))
+        values = lambda *_: [None if isinstance(one, bytes) else encode(one) for one in fake.records]  # noqa: E731
+        yield Scene(fake, values, lambda _: letters_of(fake.unreadable))
         return
     yield from on_kafka(request.getfixturevalue("kafka"), refresher_kafka.KafkaOutbox, (INDEX_DELTAS,), ATTRIBUTIONS)
 
@@ -155,8 +156,8 @@ def test_what_the_refresher_publishes_is_there_in_order_when_publish_returns(
 ) -> None:
     sent = [delta(number, last=number % 2 == 1) for number in range(4)]
     refresher.outbox.publish(sent, [dead(ATTRIBUTIONS, 78)])
-    refresher.outbox.publish(sent[2:], ())
-    assert refresher.values(INDEX_DELTAS, 6) == [encode(one) for one in (*sent, *sent[2:])]
+    refresher.outbox.publish(sent[2:], (), [sent[0].key])
+    assert refresher.values(INDEX_DELTAS, 7) == [*map(encode, sent), None, *map(encode, sent[2:])]
     assert refresher.letters(1) == [(78, b"\xff78", "because 78")]
 
 

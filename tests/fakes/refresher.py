@@ -92,10 +92,15 @@ class MemoryOutbox:
 
     def __init__(self) -> None:
         self.deltas: list[IndexDelta] = []
+        # In the topic's order: a tombstone is its key.
+        self.records: list[IndexDelta | bytes] = []
         self.unreadable: list[DeadLetter] = []
 
-    def publish(self, deltas: Sequence[IndexDelta], unreadable: Sequence[DeadLetter]) -> None:
+    def publish(
+        self, deltas: Sequence[IndexDelta], unreadable: Sequence[DeadLetter], tombstones: Sequence[bytes] = ()
+    ) -> None:
         self.deltas += deltas
+        self.records += [*tombstones, *deltas]
         self.unreadable += unreadable
 
     def close(self) -> None:

@@ -494,7 +494,8 @@ def top_ten(live: Live, algorithm: str, states: Mapping[str, Any]) -> dict[str, 
 
 
 def assert_lists(live: Live, states: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float) -> None:
-    assert live.catalogue.served.name == expected["version"]
+    # That commit named a version by the bundle and the position; behind them stands a mark now.
+    assert live.catalogue.served.name.startswith(expected["version"])
     for algorithm in ("exact", "brute_force"):
         found = top_ten(live, algorithm, states)
         assert {user: list(one.item_ids) for user, one in found.items()} == {

@@ -37,7 +37,7 @@ class FileOutbox:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def publish(self, deltas, unreadable):
+    def publish(self, deltas, unreadable, tombstones=()):
         for delta in deltas:
             data = pickle.dumps(delta)
             with self._path.open("ab") as file:

@@ -211,6 +211,7 @@ class RemoteReranker:
             max_per_category=max_per_category,
             diversity=diversity,
             index_version=pool.index_version,
+            deltas_offset=None if pool.index_freshness is None else pool.index_freshness.deltas_offset,
             votes=pool.votes,
             model_share=pool.model_share,
         )

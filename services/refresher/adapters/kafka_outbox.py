@@ -17,8 +17,14 @@ class KafkaOutbox:
         self._topic = deltas
         self._timeout_s = timeout_s
 
-    def publish(self, deltas: Sequence[index_deltas.IndexDelta], unreadable: Sequence[DeadLetter]) -> None:
-        records = [Record(self._topic, delta.key, index_deltas.encode(delta), partition=0) for delta in deltas]
+    def publish(
+        self,
+        deltas: Sequence[index_deltas.IndexDelta],
+        unreadable: Sequence[DeadLetter],
+        tombstones: Sequence[bytes] = (),
+    ) -> None:
+        records = [Record(self._topic, key, None, partition=0) for key in tombstones]
+        records += [Record(self._topic, delta.key, index_deltas.encode(delta), partition=0) for delta in deltas]
         records += [dead_letter(entry) for entry in unreadable]
         self._producer.send_many(records, self._timeout_s)
 

@@ -60,10 +60,11 @@ class Partition:
 
     dirty_items: what has to be published again, True where something was taken out of it since. dirty_entries: likewise
     of the memory. visible: the memory's entries as they are to be published. published: the model weight of each item
-    state that readers hold from here. quiet_until: an earlier life may have published up to this offset; below it
-    nothing is published, so that readers never see an item go back. leaving: forgotten users of whom something is
-    still to be read again and taken out, each with up to where. returning: offsets of interactions that count and are
-    still to be read again and added to the sums of their items, which were made anew.
+    state that readers hold from here. dropped: keys of `index-deltas` that the last batch dropped. quiet_until: an
+    earlier life may have published up to this offset; below it nothing is published, so that readers never see an item
+    go back. leaving: forgotten users of whom something is still to be read again and taken out, each with up to where.
+    returning: offsets of interactions that count and are still to be read again and added to the sums of their items,
+    which were made anew.
     """
 
     def __init__(self, number: int, rules: Rules, listed: Container[str]) -> None:
@@ -106,6 +107,7 @@ class Partition:
         self.new_item_policy: SharePolicy = NEW_ITEM_SHARE
         # Published items that the sweep at hand has not looked at yet.
         self.to_sweep: list[str] = []
+        self.dropped: list[bytes] = []
 
     @property
     def is_quiet(self) -> bool:

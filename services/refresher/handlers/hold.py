@@ -87,6 +87,7 @@ class HoldPartition:
         state = Partition(old.number, self.rules, self.withdrawn)
         state.dirty_items = dict.fromkeys((*old.published, *old.dirty_items), True)
         state.dirty_entries = {*old.visible, *old.dirty_entries}
+        state.dropped = old.dropped
         state.quiet_until = old.folded_offset
         return state
 

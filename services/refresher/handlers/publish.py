@@ -39,13 +39,21 @@ _WEIGHT_STEP = 0.01
 
 @dataclass(slots=True)
 class Batch:
-    """Changes of one partition to be published together; `model_weights`: of each item written."""
+    """Changes of one partition to be published together; `model_weights`: of each item written.
+
+    tombstones: keys that the batch before dropped, to be written in front of this one: a batch whose last record they
+    replace is ended by the next batch of its writer, which is this one.
+    """
 
     partition: Partition
     deltas: list[IndexDelta]
     items: list[str]
     entries: list[str]
     model_weights: dict[str, float]
+
+    @property
+    def tombstones(self) -> list[bytes]:
+        return self.partition.dropped if self.deltas else []
 
     def published(self) -> None:
         """All of it was acknowledged."""
@@ -55,6 +63,8 @@ class Batch:
             state.published.pop(item_id, None)
         state.published.update(self.model_weights)
         state.dirty_entries.difference_update(self.entries)
+        if self.deltas:
+            state.dropped = [delta.key for delta in self.deltas if delta.change.dropped]
 
 
 @dataclass(kw_only=True, eq=False)

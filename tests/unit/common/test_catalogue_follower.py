@@ -43,7 +43,13 @@ class Items:
         self.room, self.misfits = True, ()
 
     def apply(
-        self, position: int, changes: Sequence[ItemDelta], *, newest_recorded_ms: int | None, lag_s: float | None
+        self,
+        position: int,
+        changes: Sequence[ItemDelta],
+        *,
+        mark: str,
+        newest_recorded_ms: int | None,
+        lag_s: float | None,
     ) -> Sequence[str]:
         if not self.room:
             raise Full("max_bytes=1")
@@ -143,6 +149,21 @@ def test_catching_up_serves_each_poll_as_one_batch_and_then_each_batch_by_itself
     assert scene.count("deltas_offset") == 4
 
 
+def test_before_it_is_ready_many_polls_are_one_batch_and_later_each_poll_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue_follower, "_GATHERED", 5)
+    scene = Scene(per_poll=3)
+    for number in range(8):
+        scene.delta(f"a{number % 4}")
+    scene.steps(3)
+    assert scene.items.calls == [(5, ["a0", "a1", "a2", "a3"]), (7, ["a2", "a3"])]
+    assert scene.ready == 1
+    scene.follower.fail(DependencyUnavailable("gone"))
+    for number in range(6):
+        scene.delta(f"b{number}")
+    scene.steps(2)
+    assert scene.items.calls[2:] == [(10, ["b0", "b1", "b2"]), (13, ["b3", "b4", "b5"])]
+
+
 def test_nothing_of_an_unfinished_batch_is_served() -> None:
     scene = Scene()
     scene.delta("a", last=False)
@@ -198,6 +219,23 @@ def test_other_models_and_unreadable_records_are_counted_and_passed_over() -> No
     assert scene.count("changes_total", kind="other_model") == 2
     assert scene.count("changes_total", kind="unreadable_delta") == 1
     assert scene.count("changes_total", kind="item") == 1
+
+
+def test_a_tombstone_is_taken_as_dropped_where_compaction_took_the_record_that_dropped() -> None:
+    scene = Scene()
+    scene.delta("a")
+    scene.write(MemoryDelta(entry_id="e", item_id="a", components=np.ones((1, 2), dtype=np.float32)))
+    scene.steps()
+    for change in (ItemDelta(item_id="a", dropped=True), MemoryDelta(entry_id="e", dropped=True)):
+        scene.write(change)
+    for key in (b"m1/item/a", b"m1/memory/e", b"m2/item/a"):
+        scene.topics.write(INDEX_DELTAS, key, None)
+    scene.topics.compact(INDEX_DELTAS)
+    scene.steps()
+    assert scene.items.calls == [(1, ["a"]), (4, ["a"]), (5, [])]
+    assert scene.memory.ids == set()
+    assert scene.count("changes_total", kind="dropped_item") == 1
+    assert scene.count("changes_total", kind="unreadable_delta") == 0
 
 
 def test_a_malformed_item_is_set_aside_with_its_reason_and_the_next_is_taken() -> None:

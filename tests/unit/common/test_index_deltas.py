@@ -215,22 +215,38 @@ def test_a_batch_says_the_newest_interaction_that_it_reflects() -> None:
     assert batch.newest_recorded_ms == 1_700_000_000_130
 
 
+def test_a_batchs_mark_tells_its_place_from_the_same_place_of_another_log() -> None:
+    marks = []
+    for batch, value in ((7, 0.1), (7, 0.1), (8, 0.2)):
+        (closed,) = Batches().add(3, record(item("a", value), batch=batch))
+        marks.append(closed.mark)
+    assert marks[0] == marks[1] != marks[2]
+    assert joined([closed, *Batches().add(4, record(item("a", 0.1), batch=7))]).mark == marks[0]
+
+
 @given(data=st.data())
 @settings(deadline=None, max_examples=60)
 def test_a_reader_after_compaction_ends_where_the_live_one_is(data: st.DataObject) -> None:
     """Compaction keeps the last record of each key, and everything behind some offset."""
-    log: list[tuple[int, IndexDelta]] = []
+    log: list[tuple[int, IndexDelta | bytes]] = []
     numbers = {0: itertools.count(), 1: itertools.count()}
     written = {0: 0, 1: 0}
-    queues: dict[int, list[IndexDelta]] = {0: [], 1: []}
+    # Tombstones of what a batch drops come in front of its writer's next batch.
+    queues: dict[int, list[IndexDelta | bytes]] = {0: [], 1: []}
+    dropped: dict[int, list[bytes]] = {0: [], 1: []}
     for _ in range(data.draw(st.integers(1, 25))):
         writer = data.draw(st.integers(0, 1))
         if not queues[writer]:
             chosen = data.draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True))
             number = next(numbers[writer])
+            queues[writer] += dropped[writer]
+            dropped[writer] = []
             for place, name in enumerate(chosen):
                 written[writer] += 1
                 state = item(f"{writer}{name}", float(written[writer]))
+                if data.draw(st.booleans()):
+                    state = ItemDelta(item_id=f"{writer}{name}", dropped=True)
+                    dropped[writer].append(item_key(MODEL, state.item_id))
                 queues[writer].append(
                     record(state, batch=number, last=place == len(chosen) - 1, partition=writer, offset=written[writer])
                 )
@@ -238,9 +254,30 @@ def test_a_reader_after_compaction_ends_where_the_live_one_is(data: st.DataObjec
     for writer in (0, 1):  # what is open at the end is being written: it ends
         log += [(len(log) + place, delta) for place, delta in enumerate(queues[writer])]
     kept_from = data.draw(st.integers(0, len(log)))
-    last = {delta.key: offset for offset, delta in log}
-    compacted = [(offset, delta) for offset, delta in log if offset >= kept_from or last[delta.key] == offset]
+    tombstones_from = data.draw(st.integers(0, kept_from))
+    last = {key_of(one): offset for offset, one in log}
+    compacted = [(offset, one) for offset, one in log if offset >= kept_from or last[key_of(one)] == offset]
+    compacted = [(offset, one) for offset, one in compacted if offset >= tombstones_from or isinstance(one, IndexDelta)]
     assert content(log) == content(compacted)
+    # A reader that was away while the topic was compacted.
+    away = data.draw(st.integers(0, kept_from))
+    if away >= tombstones_from:
+        assert content([*log[:away], *(one for one in compacted if one[0] >= away)])[1] == content(log)[1]
+
+
+def key_of(one: IndexDelta | bytes) -> bytes:
+    return one if isinstance(one, bytes) else one.key
+
+
+def test_a_key_goes_with_its_tombstone_unless_a_record_dropped_it() -> None:
+    batches = Batches()
+    key = item_key(MODEL, "a/b")
+    feed(batches, [(1, record(item("a/b"))), (2, record(MemoryDelta(entry_id="e", dropped=True), batch=2))])
+    (batch,) = batches.gone(3, key)
+    assert (batch.offset, [delta.key for delta in batch.deltas]) == (3, [key])
+    assert batch.deltas[0].change.dropped
+    assert batches.gone(4, key) == []
+    assert batches.gone(5, memory_key(MODEL, "e")) == []
 
 
 def test_joined_batches_end_at_the_last_and_keep_each_keys_last_change() -> None:
@@ -255,11 +292,14 @@ def test_joined_batches_end_at_the_last_and_keep_each_keys_last_change() -> None
     }
 
 
-def content(log: list[tuple[int, IndexDelta]]) -> tuple[int, dict[bytes, bytes]]:
+def content(log: list[tuple[int, IndexDelta | bytes]]) -> tuple[int, dict[bytes, bytes]]:
     """What is served at the end, and its position."""
     batches, held, position = Batches(), {}, -1
-    for offset, delta in log:
-        for batch in batches.add(offset, delta):
+    for offset, one in log:
+        for batch in batches.gone(offset, one) if isinstance(one, bytes) else batches.add(offset, one):
             position = batch.offset
-            held.update({one.key: one.change.components.tobytes() for one in batch.deltas})
+            for delta in batch.deltas:
+                held[delta.key] = delta.change.components.tobytes()
+                if delta.change.dropped:
+                    del held[delta.key]
     return position, held

@@ -186,7 +186,15 @@ async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> N
         )
         ranking = await RemoteReranker(over(channel)).rerank(
             query_state("q"),
-            Pool(item_ids=["a", "b"], scores=[1, 0], bound=0.5, votes=[0, 0.5], model_share=0.75, index_version="i+7"),
+            Pool(
+                item_ids=["a", "b"],
+                scores=[1, 0],
+                bound=0.5,
+                votes=[0, 0.5],
+                model_share=0.75,
+                index_version="i+7",
+                index_freshness=IndexFreshness(deltas_offset=7),
+            ),
             k=1,
             filter=Filter(),
             seen=["a", "z"],
@@ -200,7 +208,7 @@ async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> N
     assert (ranking.certificate.kind, ranking.certificate.gap) == (CertificateKind.BOUNDED, 0.125)
     assert ranking.items[0].item_id == "b"
     # The version that made the pool goes along; what comes back is the version that scored it.
-    assert (request.index_version, ranking.index_version) == ("i+7", "i+6")
+    assert (request.index_version, request.deltas_offset, ranking.index_version) == ("i+7", 7, "i+6")
     assert (list(request.votes), request.model_share) == ([0, 0.5], 0.75)
 
 

@@ -10,7 +10,10 @@ import numpy as np
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.mutable.index import Build as BuildAll
+from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
+from services.algorithms.indexes.mutable.snapshot import Snapshot
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
@@ -19,6 +22,14 @@ from services.algorithms.states import ItemStates, PairGate, QueryStates
 CATEGORIES = ("a", "b", "c", "d", "e")
 MODEL = "model-1"
 Build = Callable[[MolScorer, PairGate | None], Index]
+
+
+def restore(snapshot: Snapshot, pair_gate: PairGate | None, *, build: BuildAll) -> MutableIndex:
+    """An index that goes on where the snapshot was taken."""
+    said = snapshot.manifest
+    return MutableIndex(
+        snapshot.items, pair_gate, model_version=said.model_version, build=build, number=said.number, digest=said.digest
+    )
 
 
 class States:

@@ -197,14 +197,26 @@ def test_versions_answer_as_they_did_as_long_as_they_are_kept() -> None:
         assert (served.name, is_it) == (name, True)
         assert answer(catalogue, name=name) == then[name]
     for name in names[:-3]:
-        assert catalogue.version_named(name)[0].name == names[-3]
-        assert not catalogue.version_named(name)[1]
-    ahead = f"{catalogue.base.index_version}+999"
-    assert catalogue.version_named(ahead)[0].name == names[-1]
-    assert catalogue.is_ahead(ahead)
-    assert not catalogue.is_ahead(names[-1])
-    assert not catalogue.is_ahead("another.12345678+999")
-    assert catalogue.version_named("another.12345678+20")[0].name == names[-1]
+        assert catalogue.version_named(name, 10)[0].name == names[-3]
+        assert not catalogue.version_named(name, 10)[1]
+        assert not catalogue.may_come(name, 10)
+    assert catalogue.version_named("of another process", 31)[0].name == names[-2]
+    assert catalogue.version_named("of another process")[0].name == names[-1]
+    assert catalogue.may_come("of another process", 999)
+    assert catalogue.may_come("of another process")
+    assert not catalogue.may_come(names[-1], 999)
+
+
+def test_a_batch_in_the_same_place_of_another_log_makes_a_version_of_another_name() -> None:
+    one, other = live(), live()
+    one.apply(7, [refreshed("i1", 1)], mark="aa")
+    other.apply(7, [refreshed("i1", 2)], mark="bb")
+    assert one.served.position == other.served.position
+    assert not other.version_named(one.served.name, 7)[1]
+    other.reset()
+    other.apply(7, [refreshed("i1", 1)], mark="aa")
+    assert other.version_named(one.served.name, 7) == (other.served, True)
+    assert answer(other) == answer(one)
 
 
 def test_a_merge_changes_neither_name_nor_answer() -> None:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mutable_scene import CATEGORIES, MODEL, Build, Oracle, States
+from mutable_scene import CATEGORIES, MODEL, Build, Oracle, States, restore
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact.cheapest import Exact
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
-from services.algorithms.indexes.mutable.snapshot import load_snapshot, restore, write_snapshot
+from services.algorithms.indexes.mutable.snapshot import load_snapshot, write_snapshot
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.top_k_avg import TopKAvg

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mutable_scene import MODEL, States
-from retrieval_scene import make_pair_gate
+from mutable_scene import MODEL, States, restore
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import MutableIndex, only
@@ -19,7 +18,6 @@ from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.snapshot import (
     SnapshotError,
     load_snapshot,
-    restore,
     snapshots,
     write_snapshot,
 )
@@ -146,12 +144,6 @@ def test_a_manifest_of_a_later_format_is_refused(states: States, tmp_path: Path)
     path.write_text(json.dumps({**content, "kind": "new"}))
     with pytest.raises(SnapshotError, match="has fields"):
         load_snapshot(path.parent, model_version=MODEL)
-
-
-def test_a_pair_gate_of_another_shape_is_refused(states: States, tmp_path: Path) -> None:
-    snapshot = load_snapshot(write_snapshot(tmp_path, make_index(states)), model_version=MODEL)
-    with pytest.raises(SnapshotError, match=r"items\.gate has 4 pairs but pair_gate has 6"):
-        restore(snapshot, make_pair_gate(np.random.default_rng(0), 6, 3), build=only(BruteForce))
 
 
 def test_the_newest_two_snapshots_stay(states: States, tmp_path: Path) -> None:

@@ -54,12 +54,12 @@ class Dying(MemoryOutbox):
         super().__init__()
         self._inner, self._at, self._share = inner, at, share
 
-    def publish(self, deltas, unreadable):
+    def publish(self, deltas, unreadable, tombstones=()):
         self._at -= 1
         if self._at < 0:
             self._inner.publish(deltas[: int(len(deltas) * self._share)], [])
             raise KeyboardInterrupt
-        self._inner.publish(deltas, unreadable)
+        self._inner.publish(deltas, unreadable, tombstones)
 
 
 def live_states(running) -> dict[str, float]:
@@ -385,6 +385,31 @@ def test_a_withdrawn_item_is_dropped_keeps_learning_and_comes_back_with_what_it_
     assert readers_view(world.outbox.deltas)[0]["item-1"].num_interactions == 2
 
 
+def test_what_was_dropped_leaves_the_topic_with_the_next_batch_of_its_writer() -> None:
+    rng = np.random.default_rng(8)
+    world = World(RULES)
+    running = world.refresher()
+    for number, (item, user) in enumerate((("item-1", "gone"), ("item-2", "stays"))):
+        world.log.append(0, interaction(rng, place=(0, number), item=item, user=user))
+    running.settle()
+    # The item's state, and the remembered interaction.
+    of_user = {one.key for one in world.outbox.deltas if one.change.item_id == "item-1"}
+    assert len(of_user) == 2
+    world.log.append(0, Forgetting(0, "gone", {0: 100}))
+    running.settle()
+    assert of_user == {one.key for one in world.outbox.deltas if one.change.dropped}
+    assert not [one for one in world.outbox.records if isinstance(one, bytes)]
+    world.log.append(0, interaction(rng, place=(0, 9), item="item-3", user="stays"))
+    running.settle()
+    tombstones = [place for place, one in enumerate(world.outbox.records) if isinstance(one, bytes)]
+    assert {world.outbox.records[place] for place in tombstones} == of_user
+    behind = world.outbox.records[max(tombstones) + 1 :]
+    assert {one.change.item_id for one in behind} == {"item-3"}
+    world.log.append(0, interaction(rng, place=(0, 10), item="item-3", user="stays"))
+    running.settle()
+    assert sum(isinstance(one, bytes) for one in world.outbox.records) == len(of_user)
+
+
 def test_an_undone_last_interaction_gives_the_item_back_to_the_model() -> None:
     rng = np.random.default_rng(8)
     world = World(RULES)
@@ -537,13 +562,13 @@ def test_a_broker_that_goes_away_costs_nothing_but_time() -> None:
     class Flaky(MemoryOutbox):
         calls = 0
 
-        def publish(self, deltas, unreadable):
+        def publish(self, deltas, unreadable, tombstones=()):
             self.calls += 1
             if self.calls % 2:
                 # Some of it lands all the same.
                 world.outbox.publish(deltas[:1], [])
                 raise DependencyUnavailable("away")
-            world.outbox.publish(deltas, unreadable)
+            world.outbox.publish(deltas, unreadable, tombstones)
 
     world = world_of(14)
     running = world.refresher(outbox=Flaky())
@@ -612,10 +637,10 @@ def test_lag_and_age_grow_while_folding_stalls_and_fall_when_it_goes_on() -> Non
     class Away(MemoryOutbox):
         away = True
 
-        def publish(self, deltas, unreadable):
+        def publish(self, deltas, unreadable, tombstones=()):
             if self.away:
                 raise DependencyUnavailable("away")
-            super().publish(deltas, unreadable)
+            super().publish(deltas, unreadable, tombstones)
 
     def sample(name: str, **labels: str) -> float:
         return registry.get_sample_value(f"freshet_refresher_{name}", labels) or 0.0

@@ -1,5 +1,6 @@
 """The reranker while its catalogue changes: the pool's own version, votes, withdrawals, and scores explained."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class Running:
         states = ItemStates(components=change.components[None], gate=change.gate[None])
         return float(mol_scores_reference(self.queries, states, self.bundle.pair_gate)[0, 0])
 
-    def apply(self, offset: int, *changes: ItemDelta) -> None:
+    def apply(self, offset: int, *changes: ItemDelta, mark: str = "") -> None:
         deltas = [
             IndexDelta(
                 model_version=self.bundle.model_version, partition=0, offset=offset, batch=offset, last_of_batch=True,
@@ -67,7 +68,7 @@ class Running:
             )
             for change in changes
         ]  # fmt: skip
-        batch = Batch(offset=offset, deltas=deltas, newest_recorded_ms=1_700_000_000_000)
+        batch = Batch(offset=offset, deltas=deltas, newest_recorded_ms=1_700_000_000_000, mark=mark)
         assert self.changes.apply(batch, is_live=True)
 
     @property
@@ -119,10 +120,27 @@ async def test_a_pool_is_scored_with_the_version_that_made_it(running: Running) 
 async def test_a_version_that_is_not_held_is_answered_by_the_nearest_as_an_estimate(running: Running) -> None:
     for offset in range(VERSIONS_KEPT + 5):
         running.apply(offset, running.refreshed(4, seed=offset))
-    for asked, scored in ((running.name + "+1", "+5"), (running.name + "+900", "+68"), ("other.00000000+3", "+68")):
-        answer = await running.stub.Rerank(running.request(index_version=asked))
+    for place, scored in ((1, "+5"), (900, "+68"), (40, "+40"), (None, "+68")):
+        request = running.request(index_version="of another process", deltas_offset=place)
+        answer = await running.stub.Rerank(request)
         assert answer.index_version == running.name + scored
         assert answer.certificate.kind == KINDS.KIND_ESTIMATE
+
+
+async def test_a_pool_of_the_same_place_in_another_log_is_no_proof(running: Running) -> None:
+    running.apply(10, running.refreshed(4), mark="00000001")
+    for mark, kind in (("00000001", KINDS.KIND_EXACT), ("00000002", KINDS.KIND_ESTIMATE)):
+        answer = await running.stub.Rerank(
+            running.request(index_version=f"{running.name}+10.{mark}", deltas_offset=10, k=30)
+        )
+        assert answer.certificate.kind == kind
+
+
+async def test_a_gateway_that_says_no_place_is_answered_once_the_version_is_there(running: Running) -> None:
+    waiting = asyncio.ensure_future(running.stub.Rerank(running.request(k=30, index_version=running.name + "+10")))
+    await asyncio.to_thread(running.apply, 10, running.refreshed(4))
+    answer = await waiting
+    assert (answer.index_version, answer.certificate.kind) == (running.name + "+10", KINDS.KIND_EXACT)
 
 
 async def test_a_bound_of_no_named_version_proves_nothing_once_the_index_has_changed(running: Running) -> None:

@@ -13,27 +13,29 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.indexes.mutable.index import Build, MutableIndex
+from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.segment_merge import gather_categories, gather_ids, state_slices
+from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.manifest import BundleError, FileEntry
 from services.algorithms.sealed_files import MANIFEST, check_file
-from services.algorithms.states import ItemShape, ItemStates, PairGate
+from services.algorithms.states import ItemShape, ItemStates
 from services.algorithms.tensor_file import read_tensors, tensor_places
 from services.algorithms.tensor_writer import SlicedTensor, write_tensors
 
 ITEMS = "items.safetensors"
 ITEM_STATES = "item_states.safetensors"
-FORMAT = 1
+FORMAT = 2
 KEPT = 2  # the newest snapshot, and one to go back to
 
 _PREFIX, _ASIDE = "snapshot-", ".aside-"
@@ -54,6 +56,7 @@ class SnapshotManifest:
     num_items: int
     shape: ItemShape
     files: dict[str, FileEntry]
+    said: dict[str, Any]
     format: int = FORMAT
 
 
@@ -64,18 +67,27 @@ class Snapshot:
     path: Path
     manifest: SnapshotManifest
     items: ItemBatch
+    columns: dict[str, npt.NDArray[Any]]
 
     @property
     def index_version(self) -> str:
         return self.manifest.index_version
 
 
-def write_snapshot(root: Path, index: MutableIndex) -> Path:
-    """Write the newest version of an index below `root`, drop all but the newest `KEPT` snapshots, return the path.
+def write_snapshot(
+    root: Path,
+    index: MutableIndex,
+    *,
+    version: Version | None = None,
+    said: Mapping[str, Any] = MappingProxyType({}),
+    columns: Callable[[Sequence[str]], Mapping[str, npt.NDArray[Any]]] = lambda ids: {},
+) -> Path:
+    """Write a version of an index (None: the newest) below `root`, drop all but the newest `KEPT`, return the path.
 
+    `said`, in JSON's terms, and `columns` of the ids as they will lie there are kept with it and come back as they are.
     Searches and changes go on meanwhile. One process at a time writes below a root.
     """
-    version, shape = index.version, index.shape
+    version, shape = version or index.version, index.shape
     root.mkdir(parents=True, exist_ok=True)
     for abandoned in root.glob(f"{_ASIDE}*"):
         shutil.rmtree(abandoned)
@@ -92,14 +104,15 @@ def write_snapshot(root: Path, index: MutableIndex) -> Path:
     if shape.gated:
         states["gate"] = SlicedTensor(np.float32, (len(order), shape.num_pairs), state_slices(order, "gate"))
     ids, categories = gather_ids(order), gather_categories(order)
-    columns = {
+    arrays = {
+        **{name: SlicedTensor.whole(array) for name, array in columns(ids.tolist()).items()},
         **_text("ids", ids.tolist()),
         "category_offsets": SlicedTensor.whole(categories.offsets),
         "category_codes": SlicedTensor.whole(categories.codes),
         **_text("category_names", list(index.category_codes)),
     }
     files = {
-        ITEMS: write_tensors(aside / ITEMS, columns),
+        ITEMS: write_tensors(aside / ITEMS, arrays),
         ITEM_STATES: write_tensors(aside / ITEM_STATES, states),
     }
     manifest = SnapshotManifest(
@@ -110,6 +123,7 @@ def write_snapshot(root: Path, index: MutableIndex) -> Path:
         num_items=len(order),
         shape=shape,
         files=files,
+        said=dict(said),
     )
     _write_manifest(aside / MANIFEST, manifest)
     _flush(aside)
@@ -162,29 +176,7 @@ def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
         raise
     except (ValueError, KeyError, IndexError) as exc:
         raise SnapshotError(f"{path}: {exc}") from exc
-    return Snapshot(path=path, manifest=manifest, items=items)
-
-
-def restore(
-    snapshot: Snapshot, pair_gate: PairGate | None, *, build: Build, max_bytes: int | None = None
-) -> MutableIndex:
-    """An index that goes on where the snapshot was taken. Raises: SnapshotError if its shapes do not fit the model."""
-    manifest = snapshot.manifest
-    try:
-        index = MutableIndex(
-            snapshot.items,
-            pair_gate,
-            model_version=manifest.model_version,
-            build=build,
-            max_bytes=max_bytes,
-            number=manifest.number,
-            digest=manifest.digest,
-        )
-    except ValueError as exc:
-        raise SnapshotError(f"{snapshot.path}: {exc}") from exc
-    if index.shape != manifest.shape:
-        raise SnapshotError(f"{snapshot.path}: {manifest.shape}; with this model's pair gate items have {index.shape}")
-    return index
+    return Snapshot(path=path, manifest=manifest, items=items, columns=columns)
 
 
 def _sequence(path: Path) -> int:

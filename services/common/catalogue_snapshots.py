@@ -1,0 +1,94 @@
+"""Snapshots of a catalogue on this machine, so that a late follower of `index-deltas` reads on from there.
+
+One is written every few minutes beside the serving; it names the batch that it reflects. It is taken only where the
+topic still has that batch's last record in its place: a topic made anew has another one there, and where compaction
+took it, so much was written since that reading all of it takes about as long. It knows nothing of indexes.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+log = structlog.get_logger()
+
+# Half of what brokers keep a tombstone by default (delete.retention.ms): after a longer absence one may be gone, and
+# what it dropped would stay.
+MAX_AGE_S = 12 * 3600.0
+
+
+class Snapshotted(Protocol):
+    """The catalogue, as snapshots see it."""
+
+    def capture(self, **said: int) -> Callable[[Path], Path]: ...
+    def restore(self, snapshot: Any) -> None: ...
+
+
+class CatalogueSnapshots:
+    """Those below a folder. `found` lists them, newest first; `load` opens one.
+
+    What `load` and the catalogue's `restore` refuse is a ValueError that says what and where: then the one before is
+    tried, and without any the topic is read from its start.
+    """
+
+    def __init__(
+        self,
+        catalogue: Snapshotted,
+        root: Path,
+        *,
+        found: Callable[[Path], list[Path]],
+        load: Callable[[Path], Any],
+        every_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._catalogue, self._root, self._found, self._load = catalogue, root, found, load
+        self._every_s, self._clock = every_s, clock
+        self._written_s, self._written_at, self._thread = clock(), -1, threading.Thread()
+
+    def restore(self, is_in_place: Callable[[int, str], bool]) -> int | None:
+        """Take the newest snapshot that is whole and whose batch `is_in_place`; return its offset, None without one."""
+        for path in self._found(self._root):
+            try:
+                snapshot = self._load(path)
+                said = snapshot.manifest.said
+                age_s = self._clock() - said["written_s"]
+                if age_s > MAX_AGE_S or not is_in_place(said["position"], said["mark"]):
+                    log.info("snapshot_passed_over", path=str(path), position=said["position"], age_s=round(age_s))
+                    continue
+                self._catalogue.restore(snapshot)
+            except ValueError as exc:
+                log.error("snapshot_refused", path=str(path), reason=str(exc))
+                continue
+            log.info("snapshot_taken", path=str(path), position=said["position"], age_s=round(age_s))
+            return int(said["position"])
+        return None
+
+    def look(self, next_offset: int) -> None:
+        """Begin to write one when it is time and something was read since: cut off, a process keeps its last one's age.
+
+        For a moment at which no batch is open and none waits.
+        """
+        is_due = self._clock() - self._written_s >= self._every_s
+        if not is_due or next_offset == self._written_at or self._thread.is_alive():
+            return
+        self._written_s, self._written_at = self._clock(), next_offset
+        write = self._catalogue.capture(written_s=round(self._written_s))
+        self._thread = threading.Thread(target=self._write, args=(write,), name="snapshot", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait for one that is being written."""
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _write(self, write: Callable[[Path], Path]) -> None:
+        started = time.perf_counter()
+        try:
+            path = write(self._root)
+        except Exception:  # the process serves on without, and tries again when it is time
+            log.exception("snapshot_not_written", root=str(self._root))
+            return
+        log.info("snapshot_written", path=str(path), seconds=round(time.perf_counter() - started, 2))
