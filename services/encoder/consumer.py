@@ -82,7 +82,9 @@ class Consumer(Follower):
         self._is_held = False
         self._poll_records = limits.min_records
         self._committed: dict[int, int] = {}
-        self._next_commit = self._next_check = self._next_log_check = self._next_look = 0.0
+        self._next_commit = self._next_check = self._next_look = 0.0
+        # By partition: one whose records come seldom is looked at before they are applied, whatever others had.
+        self._next_log_check: dict[int, float] = {}
 
     def finish(self) -> None:
         """Commit. Whatever is unfinished is simply read again next time."""
@@ -191,11 +193,13 @@ class Consumer(Follower):
 
     def _check_log(self, now: float, records: Sequence[SourceRecord]) -> None:
         """Notice, before records are applied, that they are another topic's; a stream at rest asks nothing."""
-        if now < self._next_log_check:
+        partitions = {record.partition for record in records}
+        if all(now < self._next_log_check.get(partition, 0.0) for partition in partitions):
             return
-        self._next_log_check = now + _LOG_CHECK_EVERY * self._limits.check_every_s
+        due = now + _LOG_CHECK_EVERY * self._limits.check_every_s
+        self._next_log_check.update(dict.fromkeys(partitions, due))
         self._in_step = False
-        self._handler.check_log(self._stream, {record.partition for record in records})
+        self._handler.check_log(self._stream, partitions)
         self._in_step = True
 
     def _pass_over(self) -> None:

@@ -131,7 +131,7 @@ def test_a_topic_made_anew_between_two_looks_is_noticed_at_the_next_one() -> Non
     process = EncoderProcess(stream, store).settle()
     stream.log[0].clear()
     append_all(stream, "fedcb", first=10)
-    process.consumer._next_log_check = float("inf")
+    process.consumer._next_log_check[0] = float("inf")
     process.settle()
     append_all(stream, "a", first=20)
     with pytest.raises(PreconditionFailed, match="made anew"):
