@@ -1,10 +1,12 @@
 """`make chaos`: run trials, keep what was found as JSON beside the benchmarks, and write docs/reliability.md of it.
 
 python tests/chaos simulated|reverted|real|page [--seeds N] [--first N] [--trials N] [--minutes M]
+    [--brokers 1|3] [--kind FAULT]
 """
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import time
@@ -64,13 +66,18 @@ def reverted(most: int) -> bool:
     return all(row["seeds"] for row in rows)
 
 
-def real(first: int, trials: int, minutes: float) -> bool:
-    """Trials on the local stack; whether none failed."""
+def real(first: int, trials: int, minutes: float, brokers: int, kind: str) -> bool:
+    """Trials on the local stack, each beside the ones before or in the place of its own; whether none failed."""
     from real import run_trials
 
-    rows = run_trials(first, trials, minutes, say)
-    write("real", rows)
-    return not any(row["violations"] for row in rows)
+    well = True
+    for row in run_trials(first, trials, minutes, brokers, kind):
+        say(f"{row}")
+        before = json.loads(ROWS.read_text()).get("real", ()) if ROWS.exists() else ()
+        others = [one for one in before if (one["setting"], one["seed"]) != (row["setting"], row["seed"])]
+        write("real", sorted([*others, row], key=lambda one: (one["setting"], one["seed"])))
+        well = well and not row["violations"]
+    return well
 
 
 def page() -> bool:
@@ -79,8 +86,11 @@ def page() -> bool:
     in_real: dict[str, list[dict[str, Any]]] = {}
     for trial in rows.get("real", ()):
         for fault in trial["faults"]:
-            about = {**fault, "seed": trial["seed"], "bad": bool(trial["violations"])}
+            about = {**fault, "bad": bool(trial["violations"])}
             in_real.setdefault(fault["kind"], []).append(about)
+    by_setting: dict[str, list[dict[str, Any]]] = {}
+    for trial in rows.get("real", ()):
+        by_setting.setdefault(trial["setting"], []).append(trial)
     found = rows["simulated"]
     # Where trials of other seeds were added to the first ones.
     runs = [found, *([found["also"]] if "also" in found else [])]
@@ -95,13 +105,16 @@ def page() -> bool:
             for r in rows["reverted"]
         ),
         "REAL_TRIALS": str(len(rows.get("real", ()))),
-        "REAL_EVENTS": f"{sum(trial['events'] for trial in rows.get('real', ())):,}",
-        "REAL_READS": f"{sum(trial['reads'] for trial in rows.get('real', ())):,}",
+        "SETTINGS": "\n".join(
+            f"| {setting} | {len(ones)} | {sum(bool(one['violations']) for one in ones)} | "
+            f"{sum(one['events'] for one in ones):,} | {sum(one['reads'] for one in ones):,} | "
+            f"{', '.join(str(one['seed']) for one in ones)} |"
+            for setting, ones in sorted(by_setting.items())
+        ),
         "REAL": "\n".join(
             f"| {kind} | {len(ones)} | {sum(one['bad'] for one in ones)} | "
             f"{statistics.median(one['recovered_s'] for one in ones):.1f} | "
-            f"{max(one['recovered_s'] for one in ones):.1f} | "
-            f"{', '.join(str(one['seed']) for one in ones)} |"
+            f"{max(one['recovered_s'] for one in ones):.1f} |"
             for kind, ones in sorted(in_real.items())
         ),
     }
@@ -119,11 +132,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10_000)
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=1e9)
+    parser.add_argument("--brokers", type=int, choices=[1, 3], default=1)
+    parser.add_argument("--kind", default="")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a trial started ends with it
     well = {
         "simulated": lambda: simulated(asked.first, asked.seeds, asked.minutes),
         "reverted": lambda: reverted(asked.seeds),
-        "real": lambda: real(asked.first, asked.trials, asked.minutes),
+        "real": lambda: real(asked.first, asked.trials, asked.minutes, asked.brokers, asked.kind),
         "page": page,
     }[asked.part]()
     sys.exit(0 if well else 1)

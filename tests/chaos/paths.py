@@ -1,7 +1,7 @@
-"""Where the scenes lie that trials are built of; imported for its effect."""
+"""Where the scenes lie that trials are built of, and the services of the same tree; imported for its effect."""
 
 import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / place) for place in ("", "unit", "unit/state_cases", "chaos")]
+sys.path[:0] = [str(TESTS / place) for place in ("..", "", "unit", "unit/state_cases", "chaos")]

@@ -4,6 +4,8 @@ A client writes and asks while another thread does three things to the stack, on
 until a new event is answered for without a mark, and notes how long that took.
 """
 
+import itertools
+import json
 import os
 import random
 import shutil
@@ -12,18 +14,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import paths
 import redis
+from engines import WITHIN_S, Engines
 from freshet.v1 import gateway_pb2
 from kafka import KafkaConsumer, TopicPartition
 from oracle import Event, _read, replay
 
-from services.cli.stack import Ports, Stack
+from services.cli.stack import Stack
 from services.common.state_layout import hash_event_id
 from services.common.stream.topic import NUM_PARTITIONS
 from services.common.stream.topics.interactions import INTERACTIONS
@@ -35,7 +38,6 @@ EVENTS, READS, BATCH = 2_000, 200, 20
 USERS = 64
 # No window slides: the model's is longer than what one user does.
 NEVER_SLIDES = 1_000
-WITHIN_S = 90.0
 PROCESSES = ("gateway", "encoder", "candidates", "reranker", "refresher", "redis", "kafka")
 FAULTS = [
     *(f"SIGKILL {name}" for name in PROCESSES),
@@ -53,6 +55,7 @@ class RealTrial:
 
     def __init__(self, stack: Stack, seed: int) -> None:
         self.stack, self.seed, self.rng = stack, seed, random.Random(seed)
+        self.own = stack.faults() if isinstance(stack, Engines) else {}
         self.prefix = f"chaos-{seed}-{time.time_ns()}"
         self.users = [f"{self.prefix}-{number}" for number in range(USERS)]
         self.violations: list[str] = []
@@ -66,7 +69,7 @@ class RealTrial:
         with Outside(self.stack) as self.client:
             self.before = self._ends()
             todo = [number * EVENTS // 4 for number in (1, 2, 3)]
-            kinds, doing = self.rng.sample(FAULTS, 3), threading.Thread()
+            kinds, doing = three_of(self.stack, self.seed), threading.Thread()
             while self.events < EVENTS or doing.is_alive():
                 if todo and self.events >= todo[0] and not doing.is_alive():
                     todo.pop(0)
@@ -154,13 +157,18 @@ class RealTrial:
 
     def _do(self, kind: str) -> None:
         what, _, name = kind.partition(" ")
+        how: dict[str, Any] = {}
+        if isinstance(self.stack, Engines):
+            name = self.stack.now(name)
         try:
-            if what == "SIGKILL":
+            if kind in self.own:
+                how = self.own[kind](self.rng)
+            elif what == "SIGKILL":
                 self.stack.kill(name)
                 time.sleep(self.rng.uniform(0.2, 2.0))
                 self.stack.start(name)
             elif what == "SIGSTOP":
-                pid = next(one.pid for one in self.stack.status() if one.name == name)
+                pid = json.loads((self.stack.place.state.run / f"{name}.json").read_text())["pid"]
                 os.killpg(pid, signal.SIGSTOP)
                 time.sleep(self.rng.uniform(0.5, 3.0))
                 os.killpg(pid, signal.SIGCONT)
@@ -183,7 +191,7 @@ class RealTrial:
                 break
         else:
             self.violations.append(f"{kind}: not whole again within {WITHIN_S} s")
-        self.faults.append({"kind": kind, "recovered_s": round(time.monotonic() - healed, 2)})
+        self.faults.append({"kind": kind, "recovered_s": round(time.monotonic() - healed, 2), **how})
 
     def _do_to_data(self, kind: str) -> None:
         with redis.Redis.from_url(self.stack.redis_url) as client:
@@ -266,20 +274,26 @@ class RealTrial:
                 self.violations.append(f"seen of {user}")
 
 
-def run_trials(first: int, trials: int, minutes: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Trials on a stack of their own. FRESHET_CHAOS_BUNDLE: the model; any will do."""
+def three_of(stack: Stack, seed: int) -> list[str]:
+    """Three kinds for a seed, so that each comes as often as any other over seeds that follow each other."""
+    kinds = [*FAULTS, *(stack.faults() if isinstance(stack, Engines) else ())]
+    turns = [divmod(3 * seed + number, len(kinds)) for number in range(3)]
+    return [random.Random(turn).sample(kinds, len(kinds))[place] for turn, place in turns]
+
+
+def run_trials(first: int, trials: int, minutes: float, brokers: int, kind: str) -> Iterator[dict[str, Any]]:
+    """Trials on a stack of their own. FRESHET_CHAOS_BUNDLE: the model; any will do. kind: only seeds that draw it."""
     folder = Path(tempfile.mkdtemp(prefix="freshet-chaos-"))
-    stack = Stack(folder, ports=Ports.free())
-    rows, until = [], time.monotonic() + 60 * minutes
+    stack = Engines(folder, brokers)
+    seeds = (seed for seed in itertools.count(first) if not kind or kind in three_of(stack, seed))
+    until = time.monotonic() + 60 * minutes
     try:
         stack.use_bundle(Path(os.environ["FRESHET_CHAOS_BUNDLE"]))
-        for seed in range(first, first + trials):
+        for seed in itertools.islice(seeds, trials):
             if time.monotonic() > until:
                 break
             stack.up()
-            rows.append(RealTrial(stack, seed).run())
-            say(f"{rows[-1]}")
+            yield {"setting": stack.setting, **RealTrial(stack, seed).run()}
     finally:
         stack.down()
         shutil.rmtree(folder, ignore_errors=True)
-    return rows
