@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from services.common.errors import DependencyUnavailable
 from services.common.kafka import BulkProducer, Record
 from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
@@ -54,6 +55,15 @@ class OwnTopics:
         made = [Topic(name=self.names[name], num_partitions=count) for name, count in topics.items()]
         ensure_topics(bootstrap, topics=(*made, *map(dead_letter_topic, made)))
         self.producer = BulkProducer(bootstrap)
+        for name in self.names.values():
+            eventually(lambda name=name: self._is_known(name))
+
+    def _is_known(self, name: str) -> bool:
+        """A topic is made before every connection hears of it."""
+        try:
+            return bool(self.producer.num_partitions(name))
+        except DependencyUnavailable:
+            return False
 
     def reader(self, *names: str, **options: Any) -> TopicReader:
         """A reader of some of the topics, in this test's group."""

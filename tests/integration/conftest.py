@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from services.cli.stack import Ports, Stack
 from services.common.stream.topics import ensure_topics
@@ -60,6 +61,16 @@ def redis_url(_session_stack: Stack) -> str:
     """The state store's URL."""
     _session_stack.up(["redis"])
     return _session_stack.redis_url
+
+
+@pytest.fixture
+def own_redis(redis_url: str) -> Iterator[str]:
+    """A database that no process of the stack writes to, empty."""
+    url = redis_url.rsplit("/", 1)[0] + "/5"
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+        yield url
+        client.flushdb()
 
 
 @pytest.fixture

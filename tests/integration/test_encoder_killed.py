@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from fakes.encoder import HashEncoder, MemoryOutbox, MemoryStream
 from freshet.v1 import events_pb2
 from kafka.admin import KafkaAdminClient
@@ -51,14 +50,6 @@ def topics(kafka: str) -> Iterator[tuple[str, str]]:
     admin = KafkaAdminClient(bootstrap_servers=kafka)
     admin.delete_topics([interactions, forgets])
     admin.close()
-
-
-@pytest.fixture
-def own_redis(redis_url: str) -> Iterator[str]:
-    url = redis_url.rsplit("/", 1)[0] + "/5"
-    yield url
-    with redis.Redis.from_url(url) as client:
-        client.flushdb()
 
 
 def events(rng: random.Random, users: list[str], count: int, name: str) -> list[Interaction]:

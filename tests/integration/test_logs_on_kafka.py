@@ -165,10 +165,9 @@ def _after_reconnecting(stream: TopicReader, ask: Callable[[], None]) -> None:
     ask()
 
 
-def test_redis_keeps_what_is_remembered_of_a_log_and_begins_anew(redis_url: str) -> None:
-    writer = StateWriter(redis_url)
-    with redis.Redis.from_url(redis_url) as client:
-        client.flushdb()
+def test_redis_keeps_what_is_remembered_of_a_log_and_begins_anew(own_redis: str) -> None:
+    writer = StateWriter(own_redis)
+    with redis.Redis.from_url(own_redis) as client:
         epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
         for name in ("ann", "{bob}"):
             update = UserUpdate(

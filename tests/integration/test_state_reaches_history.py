@@ -62,10 +62,8 @@ class Store:
 
 
 @pytest.fixture
-def store(redis_url: str) -> Iterator[Store]:
-    with redis.Redis.from_url(redis_url) as client:
-        client.flushall()
-    found = Store(redis_url)
+def store(own_redis: str) -> Iterator[Store]:
+    found = Store(own_redis)
     yield found
     found.writer.close()
 

@@ -20,6 +20,8 @@ Degradation = gateway_pb2.Degradation
 _TRY_AGAIN = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
+    # The same where the server's clock was first.
+    grpc.StatusCode.CANCELLED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
 
