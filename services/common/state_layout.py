@@ -454,19 +454,23 @@ if ARGV[2] == '' then return 1 end
     + _WRITE
 )
 
+# A partition's progress begins in an epoch. KEYS progress. ARGV: the epoch that was found there (empty: none), and the
+# one that was the current one after that: a process that was paused in between does not put an older one back.
+BEGIN = """
+if (redis.call('HGET', KEYS[1], 'epoch') or '') ~= ARGV[1] then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'watermark', '-1', 'unfinished', 0)
+return 1
+"""
+
 # KEYS progress. ARGV: epoch, expected watermark, new watermark, users written since the last one (empty: not known),
 # anchors (empty: as they are), then (field, increment) pairs. A node that took over and lacks one of those users lacks
 # this count, too.
 ADVANCE = """
 local found = redis.call('HMGET', KEYS[1], 'epoch', 'watermark', 'unfinished')
-local current, unfinished = '-1', 0
-if found[1] == ARGV[1] then
-  current, unfinished = found[2] or '-1', tonumber(found[3] or '0')
-end
-if current ~= ARGV[2] then return 0 end
-if ARGV[4] ~= '' and unfinished ~= tonumber(ARGV[4]) then return 0 end
-if found[1] ~= ARGV[1] then redis.call('DEL', KEYS[1]) end
-redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'watermark', ARGV[3], 'unfinished', 0)
+if found[1] ~= ARGV[1] or found[2] ~= ARGV[2] then return 0 end
+if ARGV[4] ~= '' and tonumber(found[3] or '0') ~= tonumber(ARGV[4]) then return 0 end
+redis.call('HSET', KEYS[1], 'watermark', ARGV[3], 'unfinished', 0)
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'anchors', ARGV[5]) end
 for i = 6, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
 return 1
@@ -511,8 +515,9 @@ found[7] = table.concat(redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), '\\0
 return found
 """
 
-# Users of whom nothing is there yet are to be restored. KEYS users. ARGV: epoch, entry in the table, user ids.
+# Users of whom nothing is there yet are to be restored. KEYS users, progress. ARGV: epoch, entry in the table, user ids.
 SEED = """
+if redis.call('HGET', KEYS[2], 'epoch') ~= ARGV[1] then return 0 end
 if redis.call('HGET', KEYS[1], '') ~= ARGV[1] then
   redis.call('DEL', KEYS[1])
   redis.call('HSET', KEYS[1], '', ARGV[1])

@@ -437,11 +437,25 @@ class StateWriter:
 
     def progress(self, partitions: Collection[int], epoch: str) -> dict[int, Progress]:
         """Progress of the partitions in this epoch. Raises: DependencyUnavailable."""
-        pipeline = self._redis.pipeline(transaction=False)
-        for partition in partitions:
-            pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
-        with _redis_errors():
-            rows = pipeline.execute() if partitions else []
+        rows = self._progress_rows(partitions)
+        return {p: _progress(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
+
+    def begin(self, partitions: Sequence[int], epoch: str) -> dict[int, Progress]:
+        """Progress of the partitions; where another epoch's stands, this one's begins in its place.
+
+        Raises: Conflict when the epoch is not the current one, or another writer was quicker; DependencyUnavailable.
+        """
+        rows = self._progress_rows(partitions)
+        if self.epoch() != epoch:  # read after what is replaced: whatever else stands there is older
+            raise Conflict(f"the state store's epoch is not {epoch} any more")
+        others = {p: row[0] or b"" for p, row in zip(partitions, rows, strict=True) if row[0] != epoch.encode()}
+
+        def queue(pipeline: Any, sha: str) -> None:
+            for partition, other in others.items():
+                pipeline.evalsha(sha, 1, layout.progress_key(partition), other, epoch)
+
+        if 0 in (self._run_script(layout.BEGIN, queue) if others else ()):
+            raise Conflict("another writer began an epoch")
         return {p: _progress(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
     def begin_anew(self, epoch: str) -> None:
@@ -622,13 +636,15 @@ class StateWriter:
     def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
         """Put users who are at home in this partition into its table; of whom nothing else is there is lost, not new.
 
-        Raises: DependencyUnavailable.
+        Raises: Conflict when the partition's progress is not of this epoch; DependencyUnavailable.
         """
         entry = layout.pack_entry(-1, int(time.time()) + self._ttl_seconds)
-        self._run_script(
-            layout.SEED,
-            lambda pipeline, sha: pipeline.evalsha(sha, 1, layout.users_key(partition), epoch, entry, *user_ids),
+        keys = (layout.users_key(partition), layout.progress_key(partition))
+        seeded = self._run_script(
+            layout.SEED, lambda pipeline, sha: pipeline.evalsha(sha, 2, *keys, epoch, entry, *user_ids)
         )
+        if 0 in seeded:
+            raise Conflict(f"the progress of partition {partition} is of another epoch")
 
     def add_model(self, model_version: str) -> None:
         """Name a model version before its first state is stored, so that a forget finds them all. Idempotent."""
@@ -682,6 +698,13 @@ class StateWriter:
     def close(self) -> None:
         """Close the connections."""
         self._redis.close()
+
+    def _progress_rows(self, partitions: Collection[int]) -> list[list[bytes | None]]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for partition in partitions:
+            pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
+        with _redis_errors():
+            return pipeline.execute() if partitions else []
 
     def _apply_arguments(self, update: UserUpdate, epoch: str, watermarks: Mapping[int, int]) -> list[Any]:
         state, home = update.state, layout.home_of(update.user_id, epoch)

@@ -98,6 +98,9 @@ class Store(Protocol):
     def progress(self, partitions: Collection[int], epoch: str) -> Mapping[int, Progress]:
         """How far each partition is applied in this epoch."""
 
+    def begin(self, partitions: Sequence[int], epoch: str) -> Mapping[int, Progress]:
+        """The same, begun where there is none of this epoch. Raises: Conflict when it is not the current one."""
+
     def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
         """The users' histories; an unknown user's is empty, and that of who was lost says so."""
 

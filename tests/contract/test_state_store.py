@@ -62,6 +62,13 @@ def update(user_id: str = "ann", expected: bytes = b"", **changes: Any) -> UserU
     return UserUpdate(user_id=user_id, model_version=MODEL, expected=expected, **(fields | changes))
 
 
+def lose_epoch(store: Store) -> None:
+    if isinstance(store, MemoryStore):
+        store._epoch = None
+    else:
+        store._redis.delete(state_layout.EPOCH_KEY)  # type: ignore[attr-defined]
+
+
 def test_an_epoch_is_made_once(store: Store) -> None:
     assert store.epoch() is None
     epoch, made = store.ensure_epoch(NUM_PARTITIONS)
@@ -117,7 +124,7 @@ def test_what_an_earlier_epoch_left_reads_as_absent_and_can_be_replaced(store: S
 
 def test_progress_moves_once_and_adds_up(store: Store) -> None:
     epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
-    assert store.progress([0, 1], epoch)[1].watermark == -1
+    assert store.begin([0, 1], epoch)[1].watermark == -1
     first = AdvanceStep(partition=1, from_watermark=-1, to_watermark=9, counts={"applied": 8, "duplicates": 2})
     store.advance([first], epoch)
     with pytest.raises(Conflict, match=r"\[1\]"):
@@ -129,18 +136,40 @@ def test_progress_moves_once_and_adds_up(store: Store) -> None:
 
 
 def test_progress_of_an_earlier_epoch_counts_for_nothing(store: Store) -> None:
-    store.advance([AdvanceStep(partition=0, from_watermark=-1, to_watermark=9, counts={"applied": 10})], EARLIER)
-    assert store.progress([0], NOW)[0].watermark == -1
-    store.advance([AdvanceStep(partition=0, from_watermark=-1, to_watermark=0, counts={"applied": 1})], NOW)
-    found = store.progress([0], NOW)[0]
+    earlier, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.begin([0], earlier)
+    store.advance([AdvanceStep(partition=0, from_watermark=-1, to_watermark=9, counts={"applied": 10})], earlier)
+    lose_epoch(store)
+    now, _ = store.ensure_epoch(NUM_PARTITIONS)
+    assert store.progress([0], now)[0].watermark == store.begin([0], now)[0].watermark == -1
+    store.advance([AdvanceStep(partition=0, from_watermark=-1, to_watermark=0, counts={"applied": 1})], now)
+    found = store.begin([0], now)[0]
     assert (found.watermark, found.counts["applied"]) == (0, 1)
+
+
+def test_a_process_that_missed_a_new_epoch_puts_nothing_in_the_place_of_its_progress(store: Store) -> None:
+    earlier, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.begin([0], earlier)
+    lose_epoch(store)
+    now, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.begin([0], now)
+    step = AdvanceStep(partition=0, from_watermark=-1, to_watermark=9, counts={})
+    for late in (
+        lambda: store.begin([0], earlier),
+        lambda: store.seed(0, ["ann"], earlier),
+        lambda: store.advance([step], earlier),
+    ):
+        with pytest.raises(Conflict):
+            late()
+    store.advance([step], now)
+    assert list(store.user_ids(0, earlier)) == []
 
 
 def test_a_writer_that_missed_a_step_writes_nothing(store: Store) -> None:
     """It took another store for this one: a replica that lagged took over, or another process moved the watermark."""
     epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     home = ANN_HOME.partition
-    store.advance([AdvanceStep(partition=home, from_watermark=-1, to_watermark=-1, counts={})], epoch)
+    store.begin([home], epoch)
     store.apply([update("ann")], epoch, {home: -1})
     store.advance([AdvanceStep(partition=home, from_watermark=-1, to_watermark=4, counts={}, unfinished=1)], epoch)
     expected = store.load_users(["ann"], epoch)["ann"].expected
@@ -160,7 +189,7 @@ def test_a_writer_of_another_epoch_writes_nothing_on_a_store_that_was_emptied(st
 def test_a_watermark_moves_only_over_all_users_that_were_written(store: Store) -> None:
     epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
     home = ANN_HOME.partition
-    store.advance([AdvanceStep(partition=home, from_watermark=-1, to_watermark=-1, counts={})], epoch)
+    store.begin([home], epoch)
     store.apply([update("ann")], epoch, {home: -1})
     assert store.progress([home], epoch)[home].unfinished == 1
     step = AdvanceStep(partition=home, from_watermark=-1, to_watermark=4, counts={"applied": 1})
@@ -185,6 +214,7 @@ def test_a_dump_is_all_of_a_user_but_states_and_progress_as_of_then(store: Store
     store.apply(
         [update("ann", recent=recent, seen_times=seen, forgotten={5: 9}), update("bob", seen_times={"x": 2})], epoch, {}
     )
+    store.begin([1], epoch)
     store.advance([AdvanceStep(partition=1, from_watermark=-1, to_watermark=9, counts={"applied": 8})], epoch)
     found = store.dump(["ann", "bob", "nobody"], [0, 1], epoch)
     assert (set(found.histories), list(found.lost)) == ({"ann", "bob"}, [])
@@ -208,6 +238,7 @@ def test_seeded_users_are_lost_until_they_are_written_and_known_ones_stay(store:
     home = ANN_HOME.partition
     others = [name for name in map(str, range(50)) if state_layout.home_of(name, epoch).partition == home][:2]
     store.apply([update("ann", positions={home: 7})], epoch, {})
+    store.begin([home], epoch)
     store.seed(home, ["ann", *others], epoch)
     assert sorted(store.user_ids(home, epoch)) == sorted(["ann", *others])
     assert list(store.user_ids(home, LATER)) == []
@@ -463,6 +494,7 @@ def writer(redis_url: str, reader: StateReader) -> Iterator[StateWriter]:
 @pytest.mark.integration
 async def test_a_reader_sees_what_became_of_each_partitions_records(reader: StateReader, writer: StateWriter) -> None:
     epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    writer.begin([3], epoch)
     writer.advance([AdvanceStep(partition=3, from_watermark=-1, to_watermark=42, counts={"applied": 43})], epoch)
     found, progress = await reader.read_progress()
     assert (found, progress[3].watermark, progress[3].counts["applied"], progress[0].watermark) == (epoch, 42, 43, -1)

@@ -13,7 +13,7 @@ from suites import either
 
 from services.common.kafka import partition_for
 from services.common.query_state import PackedQueryState
-from services.common.state_layout import RecentId, StoredEvent
+from services.common.state_layout import EPOCH_KEY, RecentId, StoredEvent
 from services.common.state_store import AdvanceStep, StateReader, StateWriter, StoredState, UserUpdate, UserView
 from services.common.stream.topic import NUM_PARTITIONS
 from services.encoder.ports import Store
@@ -35,6 +35,12 @@ class Scene:
 
     async def view(self, user_id: str = "ann", *, with_seen: bool = True) -> UserView:
         return await self.states.read_user(user_id, with_seen=with_seen, partition=3)
+
+    def lose_epoch(self) -> None:
+        if isinstance(self.store, MemoryStore):
+            self.store._epoch = None
+        else:
+            self.store._redis.delete(EPOCH_KEY)  # type: ignore[attr-defined]
 
     def apply(self, epoch: str, *, user_id: str = "ann", model: str = MODEL, **changes: Any) -> StoredState:
         """Write a user's next history; its state."""
@@ -89,6 +95,7 @@ async def test_one_reading_brings_state_seen_items_epoch_and_watermark(scene: Sc
     state = scene.apply(epoch, seen_times={f"item-{n}": n for n in range(7)})
     assert (await scene.view()).watermark == -1
     step = AdvanceStep(partition=3, from_watermark=-1, to_watermark=42, counts={"applied": 43})
+    scene.store.begin([3], epoch)
     scene.store.advance([step], epoch)
     # Bounded: the two oldest are gone; the newest come first.
     seen = ["item-6", "item-5", "item-4", "item-3", "item-2"]
@@ -133,6 +140,7 @@ async def test_no_partition_means_the_users_home_as_the_epoch_counts_partitions(
     home = partition_for(b"ann", 5)
     assert home != partition_for(b"ann", NUM_PARTITIONS)
     epoch, _ = scene.store.ensure_epoch(5)
+    scene.store.begin([home], epoch)
     scene.store.advance([AdvanceStep(partition=home, from_watermark=-1, to_watermark=42, counts={})], epoch)
     found = await scene.states.read_user("ann", with_seen=False, partition=None)
     assert (found.partition, found.watermark) == (home, 42)
@@ -140,9 +148,12 @@ async def test_no_partition_means_the_users_home_as_the_epoch_counts_partitions(
 
 
 async def test_what_an_earlier_epoch_left_is_read_until_it_is_replaced_but_its_progress_is_not(scene: Scene) -> None:
-    state = scene.apply("earlier-8")
+    earlier, _ = scene.store.ensure_epoch(NUM_PARTITIONS)
+    state = scene.apply(earlier)
     step = AdvanceStep(partition=3, from_watermark=-1, to_watermark=42, counts={"applied": 43})
-    scene.store.advance([step], "earlier-8")
+    scene.store.begin([3], earlier)
+    scene.store.advance([step], earlier)
+    scene.lose_epoch()
     epoch, _ = scene.store.ensure_epoch(NUM_PARTITIONS)
     assert told(await scene.view()) == (state, ["item-1"], epoch, -1)
     assert len(await scene.states.read_history("ann")) == 3

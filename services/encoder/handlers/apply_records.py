@@ -126,12 +126,7 @@ class ApplyRecords:
         partitions = stream.partitions()
         epoch, _ = self.store.ensure_epoch(stream.num_partitions())
         self.store.add_model(self.vocabulary.model_version)
-        progress = self.store.progress(partitions, epoch)
-        if epoch != self.epoch and (new := [p for p in partitions if progress[p].watermark < 0]):
-            # Users are not written where the progress is still another epoch's.
-            steps = [AdvanceStep(partition=p, from_watermark=-1, to_watermark=-1, counts={}) for p in new]
-            self.store.advance(steps, epoch)
-            progress = self.store.progress(partitions, epoch)
+        progress = self.store.begin(partitions, epoch)
         self._attribute_from = dict(stream.committed())
         self.watermarks = {partition: progress[partition].watermark for partition in partitions}
         try:

@@ -229,12 +229,7 @@ class BulkImport:
         """recorded_ms: when the broker had all of it."""
         epoch, _ = self._store.ensure_epoch(len(layout.rows))
         self._store.add_model(self._vocabulary.model_version)
-        progress = self._store.progress(range(len(layout.rows)), epoch)
-        new = [p for p, found in progress.items() if found.watermark < 0]
-        # Users are not written where the progress is still another epoch's.
-        self._store.advance(
-            [AdvanceStep(partition=p, from_watermark=-1, to_watermark=-1, counts={}) for p in new], epoch
-        )
+        progress = self._store.begin(range(len(layout.rows)), epoch)
         # What lies before went out, by an earlier import or the consumer, before the state store was lost.
         attribute_from = self._stream.committed() if self._attributes else dict(enumerate(map(len, layout.rows)))
         behind = [p for p, rows in enumerate(layout.rows) if progress[p].watermark < len(rows) - 1]

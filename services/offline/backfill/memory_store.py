@@ -73,6 +73,12 @@ class MemoryStore:
     def progress(self, partitions: Collection[int], epoch: str) -> Mapping[int, Progress]:
         return {partition: self._progress_of(partition, epoch) for partition in partitions}
 
+    def begin(self, partitions: Sequence[int], epoch: str) -> Mapping[int, Progress]:
+        if epoch != self._epoch:
+            raise Conflict(f"the state store's epoch is not {epoch} any more")
+        self._progress.update({p: (epoch, self._progress_of(p, epoch)) for p in partitions})
+        return self.progress(partitions, epoch)
+
     def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
         found: dict[str, UserHistory] = {}
         for user_id in user_ids:
@@ -179,6 +185,8 @@ class MemoryStore:
         ]
 
     def seed(self, partition: int, user_ids: Collection[str], epoch: str) -> None:
+        if self._progress.get(partition, ("",))[0] != epoch:
+            raise Conflict(f"the progress of partition {partition} is of another epoch")
         for user_id in user_ids:
             if self._users.get(user_id, ("", 0))[0] != epoch:
                 self._users[user_id] = (epoch, -1)
@@ -205,7 +213,11 @@ class MemoryStore:
         lost = []
         for step in steps:
             current = self._progress_of(step.partition, epoch)
-            if current.watermark != step.from_watermark or step.unfinished not in (None, current.unfinished):
+            written = self._progress.get(step.partition, ("",))[0]
+            if (written, current.watermark) != (epoch, step.from_watermark) or step.unfinished not in (
+                None,
+                current.unfinished,
+            ):
                 lost.append(step.partition)
                 continue
             counts = Counter(current.counts)
