@@ -515,7 +515,7 @@ found[7] = table.concat(redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), '\\0
 return found
 """
 
-# Users of whom nothing is there yet are to be restored. KEYS users, progress. ARGV: epoch, entry in the table, user ids.
+# Users of whom nothing is there yet are to be restored. KEYS users, progress. ARGV: epoch, table entry, user ids.
 SEED = """
 if redis.call('HGET', KEYS[2], 'epoch') ~= ARGV[1] then return 0 end
 if redis.call('HGET', KEYS[1], '') ~= ARGV[1] then
