@@ -12,7 +12,7 @@ import grpc
 class FreshetError(Exception):
     """Base of the tree. `status` is what a gRPC caller sees; `retriable` says whether trying again can help.
 
-    `retry_after_ms`, when set, goes out as trailing metadata `retry-after-ms`.
+    `retry_after_ms`, when set, goes out as trailing metadata `retry-after-ms` and `grpc-retry-pushback-ms`.
     """
 
     status: ClassVar[grpc.StatusCode]
@@ -39,6 +39,18 @@ class InvalidRequest(FreshetError):
         return cls(f"{field}={shown} allowed: {allowed}")
 
 
+class Unauthenticated(FreshetError):
+    """Nobody that we know: no API key, an unknown one, or one that has expired."""
+
+    status = grpc.StatusCode.UNAUTHENTICATED
+
+
+class PermissionDenied(FreshetError):
+    """We know the caller, whose roles do not hold this method."""
+
+    status = grpc.StatusCode.PERMISSION_DENIED
+
+
 class NotFound(FreshetError):
     """A named version or bundle is absent."""
 
@@ -59,7 +71,7 @@ class Conflict(FreshetError):
 
 
 class Overloaded(FreshetError):
-    """Our queue or permit pool is full; refused early."""
+    """Our queue or permit pool is full, or the caller's own rate is used up; refused early."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
     default_retriable = True

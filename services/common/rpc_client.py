@@ -41,6 +41,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[errors.FreshetError]] = {
         errors.DeadlineExceeded,
     )
 }
+# Unauthenticated and PermissionDenied are left out: that a peer refuses this process is no fault of our caller's.
 # A peer of another version: someone must deploy.
 _BY_STATUS[grpc.StatusCode.UNIMPLEMENTED] = errors.PreconditionFailed
 _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}

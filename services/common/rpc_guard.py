@@ -1,8 +1,8 @@
 """What happens around every RPC of ours, in one interceptor because each further one costs every call.
 
-It binds the request id and the deadline, refuses late and surplus calls before any work, maps the error tree to
-status codes, and counts. Anything outside the tree is a bug: neutral text to the caller, the stack in the log.
-Health and reflection are left alone.
+It binds the request id and the deadline, refuses strangers, late and surplus calls before any work (a unary request is
+not even parsed), maps the error tree to status codes, and counts. Anything outside the tree is a bug: neutral text to
+the caller, the stack in the log. Health and reflection are left alone. Who may call what is the door's to know.
 """
 
 import asyncio
@@ -13,9 +13,10 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from services.common import request_context
-from services.common.errors import DeadlineExceeded, FreshetError, Overloaded
+from services.common.errors import DeadlineExceeded, FreshetError, InvalidRequest, Overloaded
 from services.common.metrics import RpcMetrics
 
 log = structlog.get_logger()
@@ -24,13 +25,18 @@ _UNGUARDED = ("/grpc.health.", "/grpc.reflection.")
 _INTERNAL_TEXT = "internal error; quote the request id when reporting it"
 _MAX_REQUEST_ID = 64
 
+# Asked with a method's name and the call's context before anything else; raises a FreshetError for who may not come in.
+# What it returns, if anything, is called once with the status that the call ended with.
+Door = Callable[[str, Any], Callable[[str], None] | None]
+
 
 class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Wraps each handler once and remembers it; a call then costs one dictionary lookup and one guard."""
 
-    def __init__(self, metrics: RpcMetrics, *, max_in_flight: int) -> None:
+    def __init__(self, metrics: RpcMetrics, *, max_in_flight: int, door: Door | None = None) -> None:
         self.metrics = metrics
         self.max_in_flight = max_in_flight
+        self.door = door
         self.in_flight = 0
         self._wrapped: dict[str, grpc.RpcMethodHandler | None] = {}
 
@@ -51,42 +57,40 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return wrapped
 
     def _wrap(self, handler: grpc.RpcMethodHandler, method: str) -> grpc.RpcMethodHandler:
+        # A single request is parsed inside the guard: what strangers send is not. Those of a stream are parsed as read.
+        streams = handler.request_streaming
+        read = _as_it_is if streams else _parser(handler.request_deserializer)
         coders = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": handler.request_deserializer if streams else None,
             "response_serializer": handler.response_serializer,
         }
         if not handler.response_streaming:
-            inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
+            inner = handler.stream_unary if streams else handler.unary_unary
 
             async def answer(request: Any, context: Any) -> Any:
                 async with _Guard(self, method, context):
-                    return await inner(request, context)
+                    return await inner(read(request), context)
 
-            make = (
-                grpc.stream_unary_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_unary_rpc_method_handler
-            )
+            make = grpc.stream_unary_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
             return make(answer, **coders)
-        stream = handler.stream_stream if handler.request_streaming else handler.unary_stream
+        stream = handler.stream_stream if streams else handler.unary_stream
 
         async def answer_stream(request: Any, context: Any) -> AsyncIterator[Any]:
             async with _Guard(self, method, context):
-                async for message in stream(request, context):
+                async for message in stream(read(request), context):
                     yield message
 
-        make = (
-            grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
-        )
+        make = grpc.stream_stream_rpc_method_handler if streams else grpc.unary_stream_rpc_method_handler
         return make(answer_stream, **coders)
 
 
 class _Guard:
     """One call. Entering refuses it or binds its context; leaving maps its error and counts it."""
 
-    __slots__ = ("_context", "_guards", "_method", "_started")
+    __slots__ = ("_context", "_ended", "_guards", "_method", "_started")
 
     def __init__(self, guards: CallGuards, method: str, context: Any) -> None:
+        self._ended: Callable[[str], None] | None = None
         self._guards = guards
         self._method = method
         self._context = context
@@ -96,6 +100,11 @@ class _Guard:
         guards = self._guards
         # Each call runs in a task of its own, so nothing needs to be reset.
         request_context.request_id.set(_request_id(self._context))
+        if guards.door is not None:
+            try:
+                self._ended = guards.door(self._method, self._context)
+            except FreshetError as exc:
+                await self._abort(exc)
         remaining = self._context.time_remaining()
         if remaining is None:
             request_context.deadline.set(None)
@@ -119,29 +128,48 @@ class _Guard:
         guards.in_flight -= 1
         guards.metrics.in_flight(guards.in_flight)
         if exc is None:
-            guards.metrics.observe(self._method, "OK", time.perf_counter() - self._started)
+            self._observe("OK")
         elif isinstance(exc, FreshetError):
             await self._abort(exc)
         elif isinstance(exc, asyncio.CancelledError | GeneratorExit):
-            guards.metrics.observe(self._method, "CANCELLED", time.perf_counter() - self._started)
+            self._observe("CANCELLED")
         elif isinstance(exc, grpc.aio.AbortError):
             code = self._context.code()
-            name = code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN"
-            guards.metrics.observe(self._method, name, time.perf_counter() - self._started)
+            self._observe(code.name if isinstance(code, grpc.StatusCode) else "UNKNOWN")
         else:
             log.error("rpc_failed", method=self._method, exc_info=exc)
-            guards.metrics.observe(self._method, "INTERNAL", time.perf_counter() - self._started)
+            self._observe("INTERNAL")
             await self._context.abort(
                 grpc.StatusCode.INTERNAL, f"{_INTERNAL_TEXT} ({request_context.request_id.get()})"
             )
 
+    def _observe(self, code: str) -> None:
+        self._guards.metrics.observe(self._method, code, time.perf_counter() - self._started)
+        if self._ended is not None:
+            self._ended(code)
+
     async def _abort(self, exc: FreshetError) -> None:
-        self._guards.metrics.observe(self._method, exc.status.name, time.perf_counter() - self._started)
+        self._observe(exc.status.name)
         log.debug("rpc_refused", method=self._method, status=exc.status.name, message=exc.message)
         metadata = [(request_context.REQUEST_ID_HEADER, request_context.request_id.get())]
         if exc.retry_after_ms is not None:
-            metadata.append(("retry-after-ms", str(exc.retry_after_ms)))
+            # The second one is gRPC's own: clients with a retry policy wait that long.
+            metadata += [(name, str(exc.retry_after_ms)) for name in ("retry-after-ms", "grpc-retry-pushback-ms")]
         await self._context.abort(exc.status, exc.message, tuple(metadata))
+
+
+def _parser(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parsed(request: bytes) -> Any:
+        try:
+            return deserialize(request)
+        except DecodeError as exc:
+            raise InvalidRequest("the request is no message of this method") from exc
+
+    return parsed
+
+
+def _as_it_is(requests: Any) -> Any:
+    return requests
 
 
 def _request_id(context: Any) -> str:

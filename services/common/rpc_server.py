@@ -22,7 +22,7 @@ from services.common.config import ProcessSettings
 from services.common.health_check import WHY_NOT_READY
 from services.common.metrics import RpcMetrics, serve_metrics
 from services.common.ports import PortTaken, check_port_free, port_owner
-from services.common.rpc_guard import CallGuards
+from services.common.rpc_guard import CallGuards, Door
 from services.common.tracing import Tracing
 from services.common.turn_clock import TurnClock
 
@@ -175,12 +175,13 @@ class RpcServer:
         add_services: AddServices,
         health_state: HealthState | None = None,
         tracing: Tracing | None = None,
+        door: Door | None = None,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         self._process = process
         self._settings = settings
         self._health = health_state or HealthState(ready=True)
-        guards = CallGuards(RpcMetrics(process, registry), max_in_flight=settings.max_in_flight)
+        guards = CallGuards(RpcMetrics(process, registry), max_in_flight=settings.max_in_flight, door=door)
         interceptors = [*(tracing.server_interceptors if tracing else ()), guards]
         self._server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
         self._add_services = add_services
@@ -220,10 +221,12 @@ async def serve(
     on_drain: Callable[[], Awaitable[None]] | None = None,
     health_state: HealthState | None = None,
     tracing: Tracing | None = None,
+    door: Door | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain, then call `on_drain` (close batchers, consumers, connections).
 
     `health_state`: pass one to say later when the process is ready; without it, it is ready at once.
+    `door`: who may call what; without one, everybody may call everything.
     Raises: PortTaken when the gRPC or the metrics port is held by somebody else (`on_drain` is called first).
     """
     stop = asyncio.Event()
@@ -231,7 +234,12 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     server = RpcServer(
-        process=process, settings=settings, add_services=add_services, health_state=health_state, tracing=tracing
+        process=process,
+        settings=settings,
+        add_services=add_services,
+        health_state=health_state,
+        tracing=tracing,
+        door=door,
     )
     try:
         await server.start()

@@ -8,6 +8,8 @@ from services.common.rpc_client import translate
 
 EXPECTED = {
     errors.InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, False),
+    errors.Unauthenticated: (grpc.StatusCode.UNAUTHENTICATED, False),
+    errors.PermissionDenied: (grpc.StatusCode.PERMISSION_DENIED, False),
     errors.NotFound: (grpc.StatusCode.NOT_FOUND, False),
     errors.PreconditionFailed: (grpc.StatusCode.FAILED_PRECONDITION, False),
     errors.Conflict: (grpc.StatusCode.ABORTED, True),
@@ -31,11 +33,18 @@ def test_each_class_has_its_own_status_and_retry_advice(kind: type[errors.Freshe
     assert (kind.status, kind("x").retriable) == EXPECTED[kind]
 
 
-@pytest.mark.parametrize("kind", EXPECTED)
+@pytest.mark.parametrize("kind", EXPECTED.keys() - {errors.Unauthenticated, errors.PermissionDenied})
 def test_a_status_from_the_wire_comes_back_as_its_class(kind: type[errors.FreshetError]) -> None:
     back = translate(_failed(kind.status), "encoder")
     assert type(back) is kind
     assert back.message == "encoder: why"
+
+
+@pytest.mark.parametrize("kind", [errors.Unauthenticated, errors.PermissionDenied])
+def test_a_peer_that_refuses_this_process_is_no_fault_of_the_caller(kind: type[errors.FreshetError]) -> None:
+    back = translate(_failed(kind.status), "encoder")
+    assert type(back) is errors.DependencyUnavailable
+    assert not back.retriable
 
 
 def test_a_bug_in_a_peer_reads_as_an_unavailable_dependency_not_worth_a_retry() -> None:

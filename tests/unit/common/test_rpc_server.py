@@ -1,6 +1,7 @@
 """A real grpc.aio server on a real port: health, reflection, the error mapping, refusals, drain, a taken port."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from services.common import errors, request_context, rpc_client
 from services.common.config import ProcessSettings
 from services.common.health_check import WHY_NOT_READY
 from services.common.ports import PortTaken
+from services.common.rpc_guard import Door
 from services.common.rpc_server import HealthState, RpcServer, serve
 from services.common.turn_clock import TurnClock
 
@@ -49,7 +51,7 @@ def _settings(**changes: Any) -> ProcessSettings:
 
 @asynccontextmanager
 async def running(
-    answer: Answer, health: HealthState | None = None, **changes: Any
+    answer: Answer, health: HealthState | None = None, door: Door | None = None, **changes: Any
 ) -> AsyncIterator[tuple[grpc.aio.Channel, Servicer, CollectorRegistry]]:
     servicer = Servicer(answer)
 
@@ -59,7 +61,12 @@ async def running(
 
     registry = CollectorRegistry()
     server = RpcServer(
-        process="test", settings=_settings(**changes), add_services=add, health_state=health, registry=registry
+        process="test",
+        settings=_settings(**changes),
+        add_services=add,
+        health_state=health,
+        door=door,
+        registry=registry,
     )
     await server.start()
     async with rpc_client.channel(f"127.0.0.1:{server.port}") as channel:
@@ -199,7 +206,11 @@ async def test_reflection_answers_not_found_for_a_symbol_that_is_not_there(symbo
     assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
-@pytest.mark.parametrize("kind", errors.FreshetError.__subclasses__())
+# What a door says to strangers; no process of ours is one (test_errors.py has what it would be told).
+STRANGERS = (errors.Unauthenticated, errors.PermissionDenied)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in errors.FreshetError.__subclasses__() if kind not in STRANGERS])
 async def test_each_error_crosses_the_wire_as_itself(kind: type[errors.FreshetError]) -> None:
     async def fail(_: Any, __: Any) -> Any:
         raise kind("said so")
@@ -219,6 +230,51 @@ async def test_a_retry_hint_goes_out_as_trailing_metadata() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await encoder_pb2_grpc.EncoderServiceStub(channel).Encode(encoder_pb2.EncodeRequest(), timeout=5)
         assert caught.value.trailing_metadata()["retry-after-ms"] == "500"
+        assert caught.value.trailing_metadata()["grpc-retry-pushback-ms"] == "500"
+
+
+async def test_bytes_that_are_no_message_are_the_callers_fault_and_reach_no_handler() -> None:
+    async with running(_ok) as (channel, servicer, _):
+        method = channel.unary_unary(f"/{NAME}/Encode")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await method(b"\xff", timeout=5)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert servicer.calls == 0
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+async def test_who_may_not_come_in_is_told_so_before_the_request_is_parsed(kind: type[errors.FreshetError]) -> None:
+    def door(method: str, context: Any) -> None:
+        assert (method, bool(context.peer())) == ("Encode", True)
+        raise kind("not you", retry_after_ms=7)
+
+    async with running(_ok, door=door) as (channel, servicer, registry):
+        method = channel.unary_unary(f"/{NAME}/Encode")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await method(b"\xff", timeout=5)
+        assert (caught.value.code(), caught.value.details()) == (kind.status, "not you")
+        assert caught.value.trailing_metadata()["grpc-retry-pushback-ms"] == "7"
+        assert servicer.calls == 0
+        # Nobody's permit was taken, and who only asks whether we are well needs no key.
+        assert registry.get_sample_value("freshet_test_rpc_in_flight") == 0
+        assert await _health(channel) == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(None, "OK"), (errors.Conflict("no"), "ABORTED"), (KeyError(), "INTERNAL")]
+)
+async def test_the_door_hears_how_a_call_ended(error: Exception | None, code: str) -> None:
+    heard: list[str] = []
+
+    async def answer(_: Any, __: Any) -> Any:
+        if error is not None:
+            raise error
+        return encoder_pb2.EncodeResponse()
+
+    async with running(answer, door=lambda method, context: heard.append) as (channel, _, _):
+        with contextlib.suppress(errors.FreshetError):
+            await _encode(channel)
+    assert heard == [code]
 
 
 async def test_a_bug_is_internal_with_neutral_text() -> None:
