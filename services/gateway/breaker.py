@@ -1,10 +1,12 @@
 """A short memory of failure: a dead dependency costs one request its timeout, not every request.
 
-After a failure the breaker is open for `open_seconds`, then lets one probe through; its success closes it. So a
-dependency that came back is used again within about that time.
+Once half of the last calls failed, the breaker is open for `open_seconds`, then lets one probe through;
+its success closes it. So a dependency that came back is used again within about that time. A call in whose time our own
+event loop stood still says nothing about the dependency: its answer may have lain there.
 """
 
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -25,6 +27,9 @@ T = TypeVar("T")
 
 _REFUSALS = (Overloaded, InvalidRequest, PreconditionFailed)
 _SAY_REFUSAL_EVERY_S = 10.0
+# Of a failed call's time: from this on the loop itself may be what it waited for.
+_STALL_SHARE = 0.2
+_LAST_CALLS, _LAST_S = 20, 5.0
 
 
 class Breaker:
@@ -36,15 +41,20 @@ class Breaker:
         *,
         open_seconds: float = 0.5,
         timeouts_to_open: int = 3,
+        stalled_s: Callable[[float], float] = lambda since: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """timeouts_to_open: so many at least, where time-outs are what fails. stalled_s: for how long our
+        event loop stood still since a time of the clock."""
         self.name = name
         self._open_seconds = open_seconds
         self._timeouts_to_open = timeouts_to_open
+        self._stalled_s = stalled_s
         self._clock = clock
         self._open_until: float | None = None
         self._probing = False
-        self._timeouts = 0
+        # When each of the last calls ended, and whether it failed.
+        self._ends: deque[tuple[float, bool]] = deque(maxlen=_LAST_CALLS)
         self._reason = ""
         self._say_refusal_at = 0.0
 
@@ -65,32 +75,36 @@ class Breaker:
         self._probing = True
         return True
 
-    def end(self, error: BaseException | None, *, probe: bool, patient: bool) -> None:
+    def end(self, error: BaseException | None, *, probe: bool, patient: bool, began: float | None = None) -> None:
         """An admitted call is over. Only errors of the tree are held against the dependency, and of these no refusal:
         it is alive and says no to that request. `patient` as in `run`.
 
         A replica of another model refuses every request of this one; others may stand beside it: it counts as alive.
+        began: when the call began, by the clock; None: the time of the loop's standing still is not looked at.
         """
         if probe:
             self._probing = False
         if error is None or isinstance(error, PreconditionFailed):
-            self._timeouts = 0
             if self._open_until is not None:
                 log.info("dependency_back", dependency=self.name)
                 self._open_until = None
+                self._ends.clear()
+            self._ends.append((self._clock(), False))
         elif isinstance(error, FreshetError) and not isinstance(error, _REFUSALS):
-            self._failed(error, probe=probe, patient=patient)
+            now = self._clock()
+            if began is None or self._stalled_s(began) <= _STALL_SHARE * (now - began):
+                self._failed(error, probe=probe, patient=patient)
 
     async def run(self, call: Callable[[], Awaitable[T]], *, patient: bool = True) -> T:
         """The result of `call`. `patient` is False when its time was cut short by our own caller's deadline.
 
         Raises: DependencyUnavailable at once while open; whatever `call` raises.
         """
-        probe = self.admit()
+        probe, began = self.admit(), self._clock()
         try:
             result = await call()
         except BaseException as exc:
-            self.end(exc, probe=probe, patient=patient)
+            self.end(exc, probe=probe, patient=patient, began=began)
             raise
         self.end(None, probe=probe, patient=patient)
         return result
@@ -114,12 +128,15 @@ class Breaker:
             log.warning("dependency_refused", dependency=self.name, error=type(exc).__name__, reason=exc.message)
 
     def _failed(self, exc: FreshetError, *, probe: bool, patient: bool) -> None:
-        if isinstance(exc, DeadlineExceeded) and not probe:
-            # One slow answer is no outage, and a caller's short deadline none at all.
-            self._timeouts += patient
-            if self._timeouts < self._timeouts_to_open:
-                return
+        is_timeout = isinstance(exc, DeadlineExceeded)
+        if is_timeout and not patient and not probe:
+            return  # a caller's short deadline is no outage
+        now = self._clock()
+        self._ends.append((now, True))
+        ends = [failed for at, failed in self._ends if at > now - _LAST_S]
+        if not probe and sum(ends) < max(self._timeouts_to_open if is_timeout else 1, len(ends) / 2):
+            return
         if self._open_until is None:
             log.warning("dependency_failed", dependency=self.name, error=type(exc).__name__, reason=exc.message)
         self._reason = exc.message
-        self._open_until = self._clock() + self._open_seconds
+        self._open_until = now + self._open_seconds

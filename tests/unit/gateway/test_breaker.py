@@ -1,6 +1,7 @@
 """The memory of failure: short, one probe at a time, and fair."""
 
 import asyncio
+import time
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,6 +16,7 @@ from services.common.errors import (
 from services.common.stream.position import Position
 from services.gateway.breaker import Breaker
 from services.gateway.lag import AcknowledgedLag
+from services.gateway.loop_stalls import LoopStalls
 
 
 class Clock:
@@ -86,16 +88,63 @@ async def test_a_cancelled_probe_lets_the_next_one_through() -> None:
     assert await breaker.attempt(dependency) == "ok"
 
 
-async def test_time_outs_open_it_only_in_a_row_and_only_when_patient() -> None:
+async def test_time_outs_open_it_from_three_on_and_only_patient_ones() -> None:
     dependency = Dependency()
     breaker = Breaker("it", clock=Clock())
     late = DeadlineExceeded("slow")
-    for failure, patient in [(late, True), (late, True), (None, True), (late, True), (late, True), (late, False)]:
+    for failure, patient in [(late, True), (late, True), (late, False), (None, True)]:
         dependency.failure = failure
         await breaker.attempt(dependency, patient=patient)
     assert breaker.closed
+    dependency.failure = late
     await breaker.attempt(dependency)
     assert not breaker.closed
+
+
+async def test_a_few_failures_among_many_answers_are_no_outage() -> None:
+    clock, dependency = Clock(), Dependency()
+    breaker = Breaker("it", clock=clock)
+    for number in range(200):
+        clock.now += 0.01
+        dependency.failure = DependencyUnavailable("reset") if number % 4 == 0 and number else None
+        await breaker.attempt(dependency)
+        assert breaker.closed
+    dependency.failure = DependencyUnavailable("gone")
+    for _ in range(20):
+        await breaker.attempt(dependency)
+    assert not breaker.closed
+    assert dependency.calls < 220
+
+
+@pytest.mark.parametrize("failure", [DependencyUnavailable("no answer"), DeadlineExceeded("slow")])
+async def test_what_fails_while_our_own_loop_stands_still_is_no_outage(failure: FreshetError) -> None:
+    clock, stalled_s = Clock(), 0.3
+    breaker = Breaker("it", clock=clock, stalled_s=lambda since: stalled_s)
+
+    async def call() -> None:
+        clock.now += 0.4
+        raise failure
+
+    for _ in range(5):
+        await breaker.attempt(call)
+    assert breaker.closed
+    stalled_s = 0.01
+    for _ in range(5):
+        await breaker.attempt(call)
+    assert not breaker.closed
+
+
+async def test_a_loop_that_stands_still_is_seen() -> None:
+    stalls, began = LoopStalls(), time.monotonic()
+    stalls.start()
+    await asyncio.sleep(0.05)
+    blocked = time.monotonic()
+    time.sleep(0.2)  # noqa: ASYNC251 - what is tested
+    await asyncio.sleep(0.05)
+    assert stalls.since(began) >= 0.15
+    assert stalls.since(blocked) >= 0.15
+    assert stalls.since(time.monotonic()) == 0.0
+    stalls.stop()
 
 
 async def test_a_busy_dependency_is_not_a_dead_one() -> None:
