@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from services.common.admission import Admission
 from services.common.ports import PortTaken, port_owner
 from services.common.turn_clock import TurnClock
 
@@ -71,6 +72,9 @@ class RpcMetrics:
         )
         self._in_flight = figures.gauge(f"freshet_{process}_rpc_in_flight", "RPCs being served.")
         self._refused = figures.counter(f"freshet_{process}_rpc_refused", "RPCs refused before any work.", "reason")
+        self._limit = figures.gauge(
+            f"freshet_{process}_rpc_limit", "RPCs of a class that may run at once, as last measured.", "calls"
+        )
         self._children: dict[tuple[str, str], Histogram] = {}
 
     def observe(self, method: str, code: str, seconds: float) -> None:
@@ -80,6 +84,10 @@ class RpcMetrics:
         if child is None:
             child = self._children[key] = self._seconds.labels(method, code)
         child.observe(seconds)
+
+    def watch_limit(self, admission: Admission) -> None:
+        """Tell its limit whenever somebody scrapes."""
+        self._limit.labels(admission.name).set_function(lambda: admission.limit)
 
     def in_flight(self, calls: int) -> None:
         """How many RPCs run now."""

@@ -13,6 +13,9 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 # On the clock of `time.monotonic()`, in seconds; None when the caller set no deadline.
 deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
+# Who calls, as far as the door knows; empty where it asks nobody.
+caller: ContextVar[str] = ContextVar("caller", default="")
+
 
 def new_request_id() -> str:
     """Sixteen hex digits, unique enough to find one request in the logs."""

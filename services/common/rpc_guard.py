@@ -7,7 +7,7 @@ the caller, the stack in the log. Health and reflection are left alone. Who may 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -15,8 +15,9 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from services.common import request_context
-from services.common.errors import DeadlineExceeded, FreshetError, InvalidRequest, Overloaded
+from services.common import admission, request_context
+from services.common.admission import Admission
+from services.common.errors import DeadlineExceeded, FreshetError, InvalidRequest
 from services.common.metrics import RpcMetrics
 
 log = structlog.get_logger()
@@ -31,13 +32,28 @@ Door = Callable[[str, Any], Callable[[str], None] | None]
 
 
 class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Wraps each handler once and remembers it; a call then costs one dictionary lookup and one guard."""
+    """Wraps each handler once and remembers it; a call then costs one dictionary lookup and one guard.
 
-    def __init__(self, metrics: RpcMetrics, *, max_in_flight: int, door: Door | None = None) -> None:
+    max_in_flight: of the methods together that are not in `admissions`. idle_s: how long a stream may be silent.
+    """
+
+    def __init__(
+        self,
+        metrics: RpcMetrics,
+        *,
+        max_in_flight: int,
+        admissions: Mapping[str, Admission] | None = None,
+        idle_s: float = 60.0,
+        door: Door | None = None,
+    ) -> None:
         self.metrics = metrics
-        self.max_in_flight = max_in_flight
+        self.admissions = admissions or {}
+        self.others = Admission("calls", smallest=max_in_flight, largest=max_in_flight)
+        self.idle_s = idle_s
         self.door = door
         self.in_flight = 0
+        for one in {*self.admissions.values(), self.others}:
+            metrics.watch_limit(one)
         self._wrapped: dict[str, grpc.RpcMethodHandler | None] = {}
 
     async def intercept_service(
@@ -59,7 +75,7 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _wrap(self, handler: grpc.RpcMethodHandler, method: str) -> grpc.RpcMethodHandler:
         # A single request is parsed inside the guard: what strangers send is not. Those of a stream are parsed as read.
         streams = handler.request_streaming
-        read = _as_it_is if streams else _parser(handler.request_deserializer)
+        read = self._while_not_silent if streams else _parser(handler.request_deserializer)
         coders = {
             "request_deserializer": handler.request_deserializer if streams else None,
             "response_serializer": handler.response_serializer,
@@ -83,11 +99,22 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         make = grpc.stream_stream_rpc_method_handler if streams else grpc.unary_stream_rpc_method_handler
         return make(answer_stream, **coders)
 
+    async def _while_not_silent(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        while True:
+            try:
+                async with asyncio.timeout(self.idle_s):
+                    request = await anext(requests)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as exc:
+                raise DeadlineExceeded(f"no message for {self.idle_s:g} s") from exc
+            yield request
+
 
 class _Guard:
     """One call. Entering refuses it or binds its context; leaving maps its error and counts it."""
 
-    __slots__ = ("_context", "_ended", "_guards", "_method", "_started")
+    __slots__ = ("_context", "_ended", "_guards", "_method", "_slot", "_started")
 
     def __init__(self, guards: CallGuards, method: str, context: Any) -> None:
         self._ended: Callable[[str], None] | None = None
@@ -113,11 +140,12 @@ class _Guard:
             if remaining <= 0:
                 guards.metrics.refused("deadline")
                 await self._abort(DeadlineExceeded("the deadline had passed before work began"))
-        if guards.in_flight >= guards.max_in_flight:
+        try:
+            self._slot = guards.admissions.get(self._method, guards.others).enter(_caller(self._context))
+        except FreshetError as exc:
             guards.metrics.refused("overloaded")
-            await self._abort(
-                Overloaded(f"{guards.in_flight} calls in flight, the limit of this process", retry_after_ms=100)
-            )
+            await self._abort(exc)
+        admission.current.set(self._slot)
         guards.in_flight += 1
         guards.metrics.in_flight(guards.in_flight)
 
@@ -127,6 +155,7 @@ class _Guard:
         guards = self._guards
         guards.in_flight -= 1
         guards.metrics.in_flight(guards.in_flight)
+        self._slot.leave(worked=exc is None)
         if exc is None:
             self._observe("OK")
         elif isinstance(exc, FreshetError):
@@ -168,8 +197,13 @@ def _parser(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return parsed
 
 
-def _as_it_is(requests: Any) -> Any:
-    return requests
+def _caller(context: Any) -> str:
+    """Who has to share with others: the owner of the API key; without keys, the address."""
+    caller = request_context.caller.get()
+    if not caller:
+        peer: str = context.peer()
+        caller = peer.rpartition(":")[0]
+    return caller
 
 
 def _request_id(context: Any) -> str:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import gc
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from services.common.admission import Admission
 from services.common.config import ProcessSettings
 from services.common.health_check import WHY_NOT_READY
 from services.common.metrics import RpcMetrics, serve_metrics
@@ -30,11 +31,13 @@ log = structlog.get_logger()
 
 AddServices = Callable[[grpc.aio.Server], Sequence[str]]
 
+# The gateway's peers send pools of thousands of items.
+MAX_REQUEST_BYTES = 16 * 1024 * 1024
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
     # Else two servers share a port silently and each gets half of the calls.
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
-    ("grpc.max_send_message_length", 16 * 1024 * 1024),
+    ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_concurrent_streams", 1024),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 ]
@@ -176,14 +179,26 @@ class RpcServer:
         health_state: HealthState | None = None,
         tracing: Tracing | None = None,
         door: Door | None = None,
+        admissions: Mapping[str, Admission] | None = None,
+        max_request_bytes: int = MAX_REQUEST_BYTES,
+        idle_s: float = 60.0,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         self._process = process
         self._settings = settings
         self._health = health_state or HealthState(ready=True)
-        guards = CallGuards(RpcMetrics(process, registry), max_in_flight=settings.max_in_flight, door=door)
+        guards = CallGuards(
+            RpcMetrics(process, registry),
+            max_in_flight=settings.max_in_flight,
+            admissions=admissions,
+            idle_s=idle_s,
+            door=door,
+        )
         interceptors = [*(tracing.server_interceptors if tracing else ()), guards]
-        self._server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
+        self._server = grpc.aio.server(
+            interceptors=interceptors,
+            options=[*_SERVER_OPTIONS, ("grpc.max_receive_message_length", max_request_bytes)],
+        )
         self._add_services = add_services
         self.port = 0
 
@@ -222,11 +237,14 @@ async def serve(
     health_state: HealthState | None = None,
     tracing: Tracing | None = None,
     door: Door | None = None,
+    admissions: Mapping[str, Admission] | None = None,
+    max_request_bytes: int = MAX_REQUEST_BYTES,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain, then call `on_drain` (close batchers, consumers, connections).
 
     `health_state`: pass one to say later when the process is ready; without it, it is ready at once.
-    `door`: who may call what; without one, everybody may call everything.
+    `door`: who may call what; without one, everybody may call everything. `admissions`: by method, where not all share
+    the one limit of `settings`. `max_request_bytes`: a larger one is refused before it is read.
     Raises: PortTaken when the gRPC or the metrics port is held by somebody else (`on_drain` is called first).
     """
     stop = asyncio.Event()
@@ -240,6 +258,8 @@ async def serve(
         health_state=health_state,
         tracing=tracing,
         door=door,
+        admissions=admissions,
+        max_request_bytes=max_request_bytes,
     )
     try:
         await server.start()

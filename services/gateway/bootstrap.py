@@ -1,7 +1,7 @@
 """Puts the gateway together: the only module that names concrete adapters."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from freshet.v1 import gateway_pb2_grpc
 
 from services.algorithms.bundle import Bundle, load_bundle
 from services.common import rpc_client
+from services.common.admission import Admission
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.kafka import EventProducer
 from services.common.rpc_server import HealthState, serve
@@ -38,12 +39,17 @@ from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.record import RecordInteractions
 from services.gateway.handlers.search import Search
 from services.gateway.lag import AcknowledgedLag
+from services.gateway.loop_stalls import LoopStalls
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
 from services.gateway.server import SERVICE, GatewayServicer
 from services.gateway.stages import Limits, Stages
 from services.gateway.text_retrieval import TextRetrieval
+from services.gateway.token_waits import TokenWaits
+
+# gRPC's own default: what clients expect to be able to send.
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
 
 # The generated stubs carry no types.
 _add_servicer: Any = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
@@ -52,6 +58,21 @@ _add_servicer: Any = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
 def _open_bundle(settings: GatewaySettings) -> tuple[Bundle, PopularItems]:
     bundle = load_bundle(settings.bundle)
     return bundle, PopularItems(bundle.item_ids, bundle.counts, bundle.categories)
+
+
+def admissions() -> dict[str, Admission]:
+    """What limits each RPC: a measured limit for reads and writes each, streams and administration apart from them."""
+    reads, writes = Admission("recommendations", largest=512), Admission("writes", largest=2048)
+    streams = Admission("streams", smallest=128, largest=128, per_caller=64)
+    rest = Admission("administration", smallest=32, largest=32)
+    return {
+        "Recommend": reads,
+        "Search": Admission("searches", largest=128),
+        "RecordInteractions": writes,
+        "UndoInteraction": writes,
+        "StreamInteractions": streams,
+        **dict.fromkeys(("Explain", "GetFreshness", "PutItems", "ForgetUser"), rest),
+    }
 
 
 def make_servicer(
@@ -63,15 +84,17 @@ def make_servicer(
     titles: Mapping[str, str],
     metrics: GatewayMetrics,
     model_version: str,
+    stalled_s: Callable[[float], float] = lambda since: 0.0,
 ) -> GatewayServicer:
-    """Every handler on these ports. `titles`: by item id, live."""
-    stages = Stages(ports, limits)
+    """Every handler on these ports. `titles`: by item id, live. `stalled_s`: see `Breaker`."""
+    stages = Stages(ports, limits, stalled_s)
     text = TextRetrieval(ports.sources, limits)
     return GatewayServicer(
         recommend=Recommend(
             ports=ports,
             stages=stages,
             text=text,
+            tokens=TokenWaits(stages.read_watermark, poll_s=limits.token_poll_s),
             lag=lag,
             popular=popular,
             metrics=metrics,
@@ -140,6 +163,8 @@ async def run(settings: GatewaySettings) -> None:
     follower.start()
     ends = KafkaStreamEnds(settings.kafka_bootstrap)
     ends.start()
+    stalls = LoopStalls()
+    stalls.start()
     servicer = make_servicer(
         Ports(
             states=RedisUserStates(reader, bundle.model_version),
@@ -160,6 +185,7 @@ async def run(settings: GatewaySettings) -> None:
         titles=described.titles,
         metrics=metrics,
         model_version=bundle.model_version,
+        stalled_s=stalls.since,
     )
 
     def add_services(server: grpc.aio.Server) -> list[str]:
@@ -167,6 +193,7 @@ async def run(settings: GatewaySettings) -> None:
         return [SERVICE]
 
     async def on_drain() -> None:
+        stalls.stop()
         await stream.close()
         await asyncio.to_thread(follower.stop)
         await ends.close()
@@ -182,4 +209,6 @@ async def run(settings: GatewaySettings) -> None:
         on_drain=on_drain,
         health_state=health,
         tracing=tracing,
+        admissions=admissions(),
+        max_request_bytes=MAX_REQUEST_BYTES,
     )

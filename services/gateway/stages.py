@@ -117,10 +117,11 @@ class FoundState:
 class Stages:
     """One per process, called concurrently."""
 
-    def __init__(self, ports: Ports, limits: Limits) -> None:
+    def __init__(self, ports: Ports, limits: Limits, stalled_s: Callable[[float], float] = lambda since: 0.0) -> None:
+        """stalled_s: see `Breaker`."""
         self._ports, self._limits = ports, limits
         self._breakers = {
-            name: Breaker(name, open_seconds=limits.breaker_s)
+            name: Breaker(name, open_seconds=limits.breaker_s, stalled_s=stalled_s)
             for name in ("state_store", "encoder", "candidates", "reranker")
         }
 
@@ -133,6 +134,12 @@ class Stages:
             self._limits.state_timeout_s,
             lambda _: self._ports.states.read_user(user_id, with_seen=with_seen, partition=partition),
         )
+
+    async def read_watermark(self, user_id: str, partition: int) -> UserView | None:
+        """A user's view without seen items, for the partition's watermark in it; for nobody's deadline."""
+        until = time.monotonic() + 2 * self._limits.state_timeout_s
+        work = Work(query=SearchQuery(query="", user_id=user_id, k=1), started=0.0, deadline=until)
+        return await self.read_user(work, with_seen=False, partition=partition)
 
     async def encode(self, work: Work[Any], history: Sequence[HistoryEvent]) -> Encoded | None:
         """The query state of a history whose events all have times."""

@@ -31,6 +31,7 @@ from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.text_retrieval import TextRetrieval, without_seen
+from services.gateway.token_waits import TokenWaits, is_reached
 from services.gateway.validation import MAX_K, check_query, with_times
 
 MAX_POOL = 10_000
@@ -43,6 +44,7 @@ class Recommend:
     ports: Ports
     stages: Stages
     text: TextRetrieval
+    tokens: TokenWaits
     lag: AcknowledgedLag
     popular: PopularItems
     metrics: GatewayMetrics
@@ -132,13 +134,13 @@ class Recommend:
         query, token = work.query, work.query.token
         partition = None if token is None else token.partition
         view = await self.stages.read_user(work, with_seen=query.filter.exclude_seen, partition=partition)
-        if view is not None and token is not None and not _reached(view, token):
+        if view is not None and token is not None and not is_reached(view, token):
             view = await self._wait_for(work, view, token)
         if view is None:
             work.mark(Degradation.STATE_STORE_DOWN)
             self._token_failed(work)
             return None
-        if token is not None and not _reached(view, token):
+        if token is not None and not is_reached(view, token):
             self._token_failed(work)
         if view.is_lost:
             work.mark(Degradation.HISTORY_INCOMPLETE)
@@ -149,23 +151,13 @@ class Recommend:
         return view
 
     async def _wait_for(self, work: Work[RecommendQuery], view: UserView, token: FreshnessToken) -> UserView | None:
-        """Poll until the token is reached, its epoch is gone, or the time for waiting is up; then read in full."""
+        """Wait until the token is reached, its epoch is gone, or the time for waiting is up; then read again."""
         began = time.monotonic()
         until = work.deadline - self.limits.token_reserve_s
-        waited = False
-        while view.epoch == token.epoch and time.monotonic() + self.limits.token_poll_s < until:
-            await asyncio.sleep(self.limits.token_poll_s)
-            waited = True
-            found = await self.stages.read_user(work, with_seen=False, partition=token.partition)
-            if found is None:
-                return None
-            view = replace(found, seen=view.seen)
-            if _reached(view, token):
-                break
+        if view.epoch != token.epoch or not await self.tokens.wait(work.query.user_id, token, until):
+            return view
         work.times.queue_ms += (time.monotonic() - began) * 1000
-        if waited and work.query.filter.exclude_seen:
-            return await self.stages.read_user(work, with_seen=True, partition=token.partition)
-        return view
+        return await self.stages.read_user(work, with_seen=work.query.filter.exclude_seen, partition=token.partition)
 
     def _token_failed(self, work: Work[RecommendQuery]) -> None:
         if work.query.token is not None:
@@ -243,7 +235,3 @@ def _joined(pool: Pool, by_words: Sequence[str]) -> Pool:
         item_ids=[*pool.item_ids, *joining],
         votes=[*pool.votes, *(0.0 for _ in joining)] if pool.votes else (),
     )
-
-
-def _reached(view: UserView, token: FreshnessToken) -> bool:
-    return view.epoch == token.epoch and view.watermark is not None and view.watermark >= token.offset

@@ -122,7 +122,7 @@ class RecordInteractions:
                         if not self._breaker.closed:
                             cut_short = True
                             break
-            except InvalidRequest as exc:
+            except (InvalidRequest, DeadlineExceeded) as exc:
                 refused = exc
             outcomes = await asyncio.gather(*pending, return_exceptions=True)
         except BaseException:
@@ -135,7 +135,7 @@ class RecordInteractions:
         if failure is not None:
             raise _with_count(failure, len(receipts), len(pending))
         if refused is not None:
-            raise InvalidRequest(f"{refused.message}; {len(receipts)} earlier messages were written")
+            raise type(refused)(f"{refused.message}; {len(receipts)} earlier messages were written")
         if not receipts:
             raise InvalidRequest.of("stream", "no message", "at least 1 message")
         return receipts

@@ -357,6 +357,25 @@ async def test_a_token_is_waited_for_and_the_newer_state_and_seen_items_are_used
     assert answer.stage_times.queue_ms > 3 * scene.limits.token_poll_s * 1000 * 0.9
 
 
+async def test_all_who_wait_for_a_partition_share_one_reading() -> None:
+    scene = Scene()
+    until_reached = asyncio.Event()
+
+    def apply(reads: int) -> None:
+        if until_reached.is_set():
+            scene.states.watermarks[3] = 8
+
+    scene.states.on_read = apply
+    query = RecommendQuery(user_id="ann", k=2, token=FreshnessToken("epoch-1", 3, 8))
+    calls = [asyncio.create_task(scene.recommend(query)) for _ in range(50)]
+    await asyncio.sleep(0.1)
+    # Each has read once; since then one reading every `token_poll_s` tells all.
+    assert scene.states.calls <= 50 + 0.1 / scene.limits.token_poll_s + 1
+    until_reached.set()
+    answers = await asyncio.gather(*calls)
+    assert all(answer.token_honoured for answer in answers)
+
+
 async def test_a_token_not_reached_within_the_deadline_is_said() -> None:
     scene = Scene()
     token = FreshnessToken("epoch-1", 3, 99)

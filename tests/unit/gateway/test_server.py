@@ -1,5 +1,7 @@
 """The gateway behind a real grpc.aio server: fields cross the wire, errors become statuses, hints become metadata."""
 
+import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,19 +16,28 @@ from prometheus_client import CollectorRegistry
 from services.common import rpc_client
 from services.common.errors import DependencyUnavailable
 from services.common.rpc_server import RpcServer
+from services.gateway.bootstrap import MAX_REQUEST_BYTES, admissions
 from services.gateway.config import GatewaySettings
 from services.gateway.domain import HistoryEvent, IndexFreshness
 from services.gateway.server import SERVICE
 
 
 @asynccontextmanager
-async def gateway(scene: Scene) -> AsyncIterator[Any]:
+async def gateway(scene: Scene, idle_s: float = 60.0) -> AsyncIterator[Any]:
     def add(server: grpc.aio.Server) -> list[str]:
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(scene.servicer, server)
         return [SERVICE]
 
     settings = GatewaySettings(port=0, metrics_port=0, drain_seconds=0)
-    server = RpcServer(process="gateway_test", settings=settings, add_services=add, registry=CollectorRegistry())
+    server = RpcServer(
+        process="gateway_test",
+        settings=settings,
+        add_services=add,
+        registry=CollectorRegistry(),
+        admissions=admissions(),
+        max_request_bytes=MAX_REQUEST_BYTES,
+        idle_s=idle_s,
+    )
     await server.start()
     async with rpc_client.channel(f"127.0.0.1:{server.port}") as channel:
         yield gateway_pb2_grpc.GatewayServiceStub(channel)
@@ -44,6 +55,53 @@ async def test_an_answer_names_its_provenance() -> None:
     assert answer.certificate.kind == common_pb2.Certificate.KIND_EXACT
     assert (answer.token_honoured, list(answer.degradations), answer.request_id) == (True, [], "r-1")
     assert answer.stage_times.total_ms > 0
+
+
+async def test_every_method_has_its_limit() -> None:
+    methods = {method.name for method in gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].methods}
+    assert admissions().keys() == methods
+
+
+async def test_silent_streams_take_no_place_of_others() -> None:
+    event = gateway_pb2.StreamInteractionsRequest(interaction=events_pb2.Interaction(user_id="ann", item_id="c"))
+    async with gateway(Scene()) as stub:
+        silent = [stub.StreamInteractions() for _ in range(600)]
+        for stream in silent:
+            with contextlib.suppress(asyncio.InvalidStateError):  # it was refused already
+                await stream.write(event)
+        for _ in range(50):
+            answer = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2), timeout=5)
+            assert not answer.degradations
+        async with asyncio.timeout(20):
+            while len(refused := [stream for stream in silent if stream.done()]) < len(silent) - 64:
+                await asyncio.sleep(0.01)
+        assert {await stream.code() for stream in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        held = [stream for stream in silent if not stream.done()]
+        for stream in held:
+            await stream.done_writing()
+        assert [len((await stream).receipts) for stream in held] == [1] * 64
+
+
+async def test_a_stream_that_falls_silent_ends_and_says_what_is_written() -> None:
+    scene = Scene()
+    event = gateway_pb2.StreamInteractionsRequest(interaction=events_pb2.Interaction(user_id="ann", item_id="c"))
+    async with gateway(scene, idle_s=0.2) as stub:
+        stream = stub.StreamInteractions()
+        for _ in range(3):
+            await stream.write(event)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert caught.value.details() == "no message for 0.2 s; 3 earlier messages were written"
+    assert len(scene.interactions.written) == 3
+
+
+async def test_a_request_that_is_too_large_is_refused_unread() -> None:
+    request = gateway_pb2.RecommendRequest(user_id="ann", k=2, query="x" * MAX_REQUEST_BYTES)
+    async with gateway(Scene()) as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as caught:
+            await stub.Recommend(request, timeout=5)
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_a_fallback_carries_no_state_and_its_mark() -> None:

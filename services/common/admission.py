@@ -1,0 +1,150 @@
+"""Who may begin: so many calls of a class at a time, fair between callers.
+
+Past its capacity a process that admits everything answers nothing in time. The limit follows what calls take: it falls
+in proportion while the median of the last calls is above twice what they take unhurried, and grows by its root
+otherwise (the gradient of Netflix's concurrency-limits and of Envoy's adaptive concurrency). What they take unhurried
+is learned while hardly any run at once, so a long overload does not teach that slow is normal. No gRPC here.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from math import sqrt
+from statistics import median
+
+from services.common.errors import Overloaded
+
+_TOLERANCE = 2.0
+# The share of the limit that all callers may use; the rest is for those who have less than their share.
+_COMMON = 0.75
+_FIRST = 16
+_WINDOW_S = 0.1
+_WINDOW_CALLS = 20
+# Of a difference that one window teaches.
+_LEARNED = 0.2
+_RETRY_AFTER_MS = 100
+
+
+class Admission:
+    """One class of calls. For one event loop; not for threads.
+
+    smallest, largest: what the limit moves between; equal, it stands still. per_caller: what one caller may have, too.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        largest: int,
+        smallest: int = 2,
+        per_caller: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._smallest, self._largest = min(smallest, largest), largest
+        self._per_caller = per_caller
+        self._clock = clock
+        self.limit = float(max(self._smallest, min(_FIRST, largest)))
+        self.in_flight = 0
+        self._callers = Counter[str]()
+        self._unhurried_s: float | None = None
+        self._is_sure = False
+        self._taken_s: list[float] = []
+        self._peak = 0
+        self._window_began = clock()
+
+    def enter(self, caller: str) -> "Slot":
+        """Let one call begin; its `Slot.leave` has to follow. Raises: Overloaded."""
+        own = self._callers[caller]
+        if self._per_caller is not None and own >= self._per_caller:
+            raise Overloaded(f"{own} {self.name} of this caller in flight, its limit", retry_after_ms=_RETRY_AFTER_MS)
+        limit = max(1, int(self.limit))
+        others = len(self._callers) - (own > 0)
+        if self.in_flight >= limit or (others and self.in_flight >= _COMMON * limit and own * (others + 1) >= limit):
+            if not own:
+                del self._callers[caller]
+            raise Overloaded(
+                f"{self.in_flight} {self.name} in flight, as many as are answered in time",
+                retry_after_ms=_RETRY_AFTER_MS,
+            )
+        self._count(caller, 1)
+        self._peak = max(self._peak, self.in_flight)
+        return Slot(self, caller, self._clock)
+
+    def _count(self, caller: str, number: int) -> None:
+        self.in_flight += number
+        self._callers[caller] += number
+        if not self._callers[caller]:
+            del self._callers[caller]
+
+    def _took(self, seconds: float) -> None:
+        if self._smallest == self._largest:
+            return
+        self._taken_s.append(seconds)
+        now = self._clock()
+        if len(self._taken_s) >= _WINDOW_CALLS and now - self._window_began >= _WINDOW_S:
+            self._move(median(self._taken_s))
+            self._taken_s.clear()
+            self._window_began, self._peak = now, self.in_flight
+
+    def _move(self, taken_s: float) -> None:
+        before = self._unhurried_s
+        if self._peak <= self._smallest:
+            self._is_sure = True
+            self._unhurried_s = taken_s if before is None else before + _LEARNED * (taken_s - before)
+        self._unhurried_s = unhurried_s = min(taken_s, taken_s if self._unhurried_s is None else self._unhurried_s)
+        gradient = min(1.0, max(0.5, _TOLERANCE * unhurried_s / taken_s)) if taken_s else 1.0
+        if gradient < 1.0 and not self._is_sure:
+            self.limit = self._smallest
+            return
+        # A limit that nobody reaches says nothing: it only falls.
+        headroom = sqrt(self.limit) if 2 * self._peak >= self.limit else 0.0
+        self.limit = max(self._smallest, min(self._largest, gradient * self.limit + headroom))
+
+
+class Slot:
+    """One admitted call."""
+
+    __slots__ = ("_admission", "_began", "_caller", "_clock", "_is_in")
+
+    def __init__(self, admission: Admission, caller: str, clock: Callable[[], float]) -> None:
+        self._admission, self._caller, self._clock = admission, caller, clock
+        self._began, self._is_in = clock(), True
+
+    def wait(self) -> None:
+        """Another may begin in its place, and the time until `go_on` does not count."""
+        self._is_in = False
+        self._began -= self._clock()
+        self._admission._count(self._caller, -1)
+
+    def go_on(self) -> None:
+        """The inverse of `wait`; it is not refused."""
+        self._is_in = True
+        self._began += self._clock()
+        self._admission._count(self._caller, 1)
+
+    def leave(self, *, worked: bool) -> None:
+        """The call is over. worked: what it took tells of the load; a refusal's time does not."""
+        if self._is_in:
+            self._admission._count(self._caller, -1)
+            if worked:
+                self._admission._took(self._clock() - self._began)
+
+
+current: ContextVar[Slot | None] = ContextVar("slot", default=None)
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Around what the current call does not work for: it waits for somebody else's event, say."""
+    slot = current.get()
+    if slot is None:
+        yield
+        return
+    slot.wait()
+    try:
+        yield
+    finally:
+        slot.go_on()

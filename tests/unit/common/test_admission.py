@@ -1,0 +1,152 @@
+"""The door's limit: what it does to a queue past its capacity (in simulated time), and how callers share it."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from services.common import admission
+from services.common.admission import Admission, Slot
+from services.common.errors import Overloaded
+
+CORES, WORK_S = 2, 0.015
+CAPACITY = CORES / WORK_S
+IN_TIME_S = 0.1
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(slots=True)
+class Job:
+    left_s: float
+    came_s: float
+    slot: Slot
+
+
+def goodput(rate: float, *, admits_all: bool = False, warm_s: float = 2.0, seconds: float = 10.0) -> tuple[float, int]:
+    """Answers a second within `IN_TIME_S` of two cores that all calls in flight share, and how many were refused."""
+    random_ = random.Random(0)
+    clock, jobs, good, refused = Clock(), list[Job](), 0, 0
+    door = Admission("calls", smallest=10**6 if admits_all else 2, largest=10**6, clock=clock)
+    if admits_all:
+        door.limit = 10**6
+    coming_s = random_.expovariate(rate)
+    while clock.now < seconds:
+        speed = min(1.0, CORES / len(jobs)) if jobs else 0.0
+        first = min(jobs, key=lambda job: job.left_s, default=None)
+        ends_s = clock.now + first.left_s / speed if first else float("inf")
+        until = min(ends_s, coming_s)
+        for job in jobs:
+            job.left_s -= (until - clock.now) * speed
+        clock.now = until
+        if first is not None and until == ends_s:
+            jobs.remove(first)
+            first.slot.leave(worked=True)
+            good += clock.now > warm_s and clock.now - first.came_s <= IN_TIME_S
+            continue
+        coming_s = clock.now + random_.expovariate(rate)
+        try:
+            jobs.append(Job(WORK_S * random_.gammavariate(4, 0.25), clock.now, door.enter("one")))
+        except Overloaded:
+            refused += clock.now > warm_s
+            if jobs:
+                jobs[0].left_s += WORK_S / 50  # a refusal is cheap, not free
+    return good / (seconds - warm_s), refused
+
+
+def test_past_its_capacity_a_process_goes_on_answering_in_time() -> None:
+    at_capacity, _ = goodput(0.9 * CAPACITY)
+    assert at_capacity > 0.75 * CAPACITY
+    for times in (2, 4):
+        answered, refused = goodput(times * CAPACITY)
+        assert answered >= 0.8 * at_capacity
+        assert refused > 0
+    assert goodput(2 * CAPACITY, admits_all=True, seconds=6.0)[0] < 0.1 * at_capacity
+
+
+def test_below_its_capacity_hardly_anybody_is_refused() -> None:
+    answered, refused = goodput(0.6 * CAPACITY)
+    assert answered >= 0.95 * 0.6 * CAPACITY
+    assert refused < 0.03 * 8 * 0.6 * CAPACITY
+
+
+def test_the_limit_comes_back_when_calls_are_quick_again() -> None:
+    clock = Clock()
+    door = Admission("calls", largest=64, clock=clock)
+
+    def wave(number: int, seconds: float) -> None:
+        slots = []
+        for _ in range(number):
+            try:
+                slots.append(door.enter("one"))
+            except Overloaded:
+                break
+        clock.now += seconds
+        for slot in slots:
+            slot.leave(worked=True)
+
+    for _ in range(100):
+        wave(2, 0.01)
+    for _ in range(300):
+        wave(64, 1.0)
+    assert door.limit <= 8
+    for _ in range(300):
+        wave(64, 0.01)
+    assert door.limit == 64
+
+
+def test_a_caller_cannot_take_what_is_left_for_others() -> None:
+    door = Admission("calls", smallest=16, largest=16)
+    others = [door.enter("modest"), door.enter("shy")]
+    greedy = [door.enter("greedy") for _ in range(10)]
+    with pytest.raises(Overloaded):
+        door.enter("greedy")
+    others += [door.enter("modest"), door.enter("shy"), door.enter("another")]
+    for slot in [*greedy, *others]:
+        slot.leave(worked=True)
+    assert (door.in_flight, len(door._callers)) == (0, 0)
+
+
+def test_a_single_caller_may_have_all_of_it() -> None:
+    door = Admission("calls", smallest=16, largest=16)
+    for _ in range(16):
+        door.enter("one")
+    with pytest.raises(Overloaded, match="16 calls in flight") as caught:
+        door.enter("one")
+    assert caught.value.retry_after_ms
+
+
+def test_a_callers_own_bound_holds_while_there_is_room() -> None:
+    door = Admission("streams", smallest=16, largest=16, per_caller=3)
+    admitted = Counter[str]()
+    for caller in ("a", "a", "a", "a", "b", "b"):
+        try:
+            door.enter(caller)
+        except Overloaded:
+            continue
+        admitted[caller] += 1
+    assert admitted == {"a": 3, "b": 2}
+
+
+def test_who_waits_for_others_takes_no_place_and_is_not_measured() -> None:
+    clock = Clock()
+    door = Admission("calls", smallest=1, largest=4, clock=clock)
+    door.limit = 1.0
+    slot = door.enter("one")
+    admission.current.set(slot)
+    with admission.waiting():
+        clock.now += 60
+        second = door.enter("two")
+        second.leave(worked=True)
+    with pytest.raises(Overloaded):
+        door.enter("two")
+    slot.leave(worked=True)
+    assert door._taken_s == [0.0, 0.0]
+    with admission.waiting():
+        pass
