@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,9 +22,11 @@ from services.gateway.config import GatewaySettings
 from services.gateway.domain import HistoryEvent, IndexFreshness
 from services.gateway.server import SERVICE
 
+SERVICE_CONFIG = Path(__file__).parents[3] / "protos" / "freshet" / "v1" / "service_config.json"
+
 
 @asynccontextmanager
-async def gateway(scene: Scene, idle_s: float = 60.0) -> AsyncIterator[Any]:
+async def gateway(scene: Scene, idle_s: float = 60.0, config: str = "") -> AsyncIterator[Any]:
     def add(server: grpc.aio.Server) -> list[str]:
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(scene.servicer, server)
         return [SERVICE]
@@ -39,7 +42,9 @@ async def gateway(scene: Scene, idle_s: float = 60.0) -> AsyncIterator[Any]:
         idle_s=idle_s,
     )
     await server.start()
-    async with rpc_client.channel(f"127.0.0.1:{server.port}") as channel:
+    target = f"127.0.0.1:{server.port}"
+    options = [("grpc.service_config", config)]
+    async with grpc.aio.insecure_channel(target, options) if config else rpc_client.channel(target) as channel:
         yield gateway_pb2_grpc.GatewayServiceStub(channel)
     await server.drain()
 
@@ -73,7 +78,7 @@ async def test_silent_streams_take_no_place_of_others() -> None:
             answer = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2), timeout=5)
             assert not answer.degradations
         async with asyncio.timeout(20):
-            while len(refused := [stream for stream in silent if stream.done()]) < len(silent) - 64:
+            while len(refused := [stream for stream in silent if stream.done()]) < len(silent) - 64:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert {await stream.code() for stream in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         held = [stream for stream in silent if not stream.done()]
@@ -94,6 +99,22 @@ async def test_a_stream_that_falls_silent_ends_and_says_what_is_written() -> Non
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert caught.value.details() == "no message for 0.2 s; 3 earlier messages were written"
     assert len(scene.interactions.written) == 3
+
+
+async def test_with_the_service_config_a_write_is_repeated_when_the_gateway_says_so() -> None:
+    scene = Scene()
+    scene.interactions.refuse_after, scene.interactions.refusal = 0, DependencyUnavailable("no broker")
+    event = events_pb2.Interaction(user_id="ann", item_id="c", event_id="e-1")
+    request = gateway_pb2.RecordInteractionsRequest(interactions=[event])
+    async with gateway(scene, config=SERVICE_CONFIG.read_text()) as stub:
+        began = time.monotonic()
+        call = asyncio.ensure_future(stub.RecordInteractions(request))
+        await asyncio.sleep(0.2)
+        assert not call.done()
+        scene.interactions.refusal = None
+        assert [receipt.event_id for receipt in (await call).receipts] == ["e-1"]
+        assert time.monotonic() - began >= 0.5
+    assert len(scene.interactions.written) == 1
 
 
 async def test_a_request_that_is_too_large_is_refused_unread() -> None:
