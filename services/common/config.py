@@ -155,7 +155,7 @@ def _explain(kind: type[ProcessSettings], exc: ValidationError) -> str:
     for error in exc.errors():
         where = error["loc"]
         if not where:
-            lines.append(error["msg"])
+            lines.append(error["msg"].removeprefix("Value error, "))
             continue
         name = str(where[0])
         field = fields.get(name)
