@@ -4,6 +4,7 @@ Also speaks the two small notations a shell needs: a freshness token as `epoch:p
 context. Loads gRPC only when a call is made. Knows nothing of what an answer means.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,11 +47,16 @@ def candidates(target: str) -> Iterator["candidates_pb2_grpc.CandidatesServiceSt
 def call(
     method: Callable[..., Response], request: Any, *, target: str, timeout_s: float, process: str = "gateway"
 ) -> Response:
-    """Call `method(request)` and translate a failed status into a `CommandError` that says what to do."""
+    """Call `method(request)` and translate a failed status into a `CommandError` that says what to do.
+
+    The gateway is shown the API key of FRESHET_API_KEY, where there is one.
+    """
     import grpc
 
+    key = os.environ.get("FRESHET_API_KEY") if process == "gateway" else None
+    shown: dict[str, Any] = {"metadata": (("authorization", f"Bearer {key}"),)} if key else {}
     try:
-        return method(request, timeout=timeout_s)
+        return method(request, timeout=timeout_s, **shown)
     except grpc.RpcError as error:
         raise explain(error, target=target, timeout_s=timeout_s, process=process) from error
 
@@ -70,6 +76,8 @@ def explain(error: "grpc.RpcError", *, target: str, timeout_s: float, process: s
         return usage_error(details, "see --help for an example")
     if status == "FAILED_PRECONDITION":
         return CommandError(details, advice="`freshet doctor` says what has to be done first")
+    if status in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+        return CommandError(details, advice="FRESHET_API_KEY holds the key to use; `freshet keys create` makes one")
     later = {
         "UNAVAILABLE": (
             f"cannot do this now: {details}",

@@ -22,6 +22,7 @@ from services.cli.commands import (
     import_past,
     index,
     items,
+    keys,
     loadtest,
     rebuild,
     recommend,
@@ -102,6 +103,7 @@ app.command("rekey", rich_help_panel=_KEEP)(rekey.rekey)
 app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
 app.command("attribute", hidden=True)(backfill_attributions.attribute)
 app.add_typer(dead_letters.app, rich_help_panel=_KEEP)
+app.add_typer(keys.app, rich_help_panel=_KEEP)
 bench.app.command("refresher")(bench_refresher.refresher)
 bench.app.command("refresher-size")(bench_refresher.refresher_size)
 app.add_typer(bench.app, rich_help_panel=_MEASURE)

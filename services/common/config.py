@@ -4,11 +4,12 @@ A process subclasses `ProcessSettings` in its own config.py and names its variab
 `Field(validation_alias="FRESHET_<PROCESS>_...")`. Nothing is read at import.
 """
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.common.stream.topic import Replicas
@@ -95,6 +96,14 @@ class ProcessSettings(BaseSettings):
         return self
 
     @property
+    def is_on_loopback(self) -> bool:
+        """Whether only this machine reaches the process."""
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
     def replicas(self) -> Replicas:
         """Of the topics that a process makes."""
         return Replicas(replication_factor=self.kafka_replication, min_in_sync=self.kafka_min_in_sync)
@@ -116,10 +125,13 @@ def _mask(value: str) -> str:
     if "://" not in value:
         return value
     parts = urlsplit(value)
-    if parts.password is None:
-        return value
-    _, _, address = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{address}"))
+    if "password=" in parts.query:
+        query = [(name, "***" if name == "password" else said) for name, said in parse_qsl(parts.query)]
+        parts = parts._replace(query=urlencode(query, safe="*"))
+    if parts.password is not None:
+        _, _, address = parts.netloc.rpartition("@")
+        parts = parts._replace(netloc=f"{parts.username or ''}:***@{address}")
+    return urlunsplit(parts)
 
 
 S = TypeVar("S", bound=ProcessSettings)
@@ -137,17 +149,21 @@ def load_settings(kind: type[S]) -> S:
 
 
 def _explain(kind: type[ProcessSettings], exc: ValidationError) -> str:
+    aliases = {field.validation_alias: field for field in kind.model_fields.values()}
+    fields = {str(name): field for name, field in (kind.model_fields | aliases).items()}
     lines = []
     for error in exc.errors():
         where = error["loc"]
         if not where:
-            lines.append(error["msg"])
+            lines.append(error["msg"].removeprefix("Value error, "))
             continue
         name = str(where[0])
-        field = kind.model_fields.get(name)
+        field = fields.get(name)
         if field is not None and isinstance(field.validation_alias, str):
             variable = field.validation_alias
         else:
             variable = name if name.upper().startswith("FRESHET_") else f"FRESHET_{name}"
-        lines.append(f"{variable.upper()}={_mask(str(error['input']))!r} allowed: {error['msg']}")
+        is_secret = field is not None and field.annotation is SecretStr
+        value = "***" if is_secret else _mask(str(error["input"]))
+        lines.append(f"{variable.upper()}={value!r} allowed: {error['msg']}")
     return "; ".join(lines)

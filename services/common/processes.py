@@ -10,6 +10,8 @@ from types import MappingProxyType
 
 FULL_CPU_SHARES = 1024  # Docker's, a container's weight where nothing else is said
 BUNDLE, TEXT, CHECKPOINTS = "/bundle", "/text", "/var/lib/freshet/refresher"
+# Digests of API keys, for the gateway; secrets, for the encoder process and people. Containers have them.
+KEYS, SECRETS = "/var/lib/freshet/keys", "/var/lib/freshet/secrets"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +66,7 @@ _ROWS = (
         extra="encode",
         holds={"encoder.onnx": 3},
         needs={"kafka": True, "redis": True, "inference-server": True},
+        state=(BUNDLE, SECRETS),
         lag={"the user's state": "freshet_encoder_event_to_state_seconds"},
     ),
     Process(
@@ -124,6 +127,7 @@ _ROWS = (
             "reranker": False,
             "generator": False,
         },
+        state=(BUNDLE, KEYS),
     ),
 )
 PROCESSES: Mapping[str, Process] = MappingProxyType({row.name: row for row in _ROWS})

@@ -13,7 +13,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 # On the clock of `time.monotonic()`, in seconds; None when the caller set no deadline.
 deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
-# Who calls, as far as the door knows; empty where it asks nobody.
+# The id of the caller's API key; empty where none is asked for.
 caller: ContextVar[str] = ContextVar("caller", default="")
 
 

@@ -10,6 +10,7 @@ import structlog
 from freshet.v1 import encoder_pb2_grpc
 
 from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
+from services.common.config import ConfigError
 from services.common.kafka import BulkProducer
 from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader, StateWriter
@@ -23,7 +24,12 @@ from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
-from services.encoder.config import DEVELOPMENT_PSEUDONYM_KEY, EncoderSettings, parse_partitions
+from services.encoder.config import (
+    DEVELOPMENT_PSEUDONYM_KEY,
+    EncoderSettings,
+    check_pseudonym_key,
+    parse_partitions,
+)
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
@@ -163,13 +169,29 @@ def state_writer(settings: EncoderSettings) -> StateWriter:
 
 
 def pseudonym_key(settings: EncoderSettings) -> bytes:
-    """The key of the hash that stands for users."""
-    return settings.pseudonym_key.get_secret_value().encode()
+    """The key of the hash that stands for users.
+
+    Raises: ConfigError for a file that holds none, and for the development key where other machines reach the process.
+    """
+    key, file = settings.pseudonym_key.get_secret_value(), settings.pseudonym_key_file
+    if file is not None and key == DEVELOPMENT_PSEUDONYM_KEY:
+        try:
+            key = check_pseudonym_key(file.read_text(encoding="utf-8").strip())
+        except (OSError, ValueError) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) else "it holds none"
+            raise ConfigError(f"FRESHET_PSEUDONYM_KEY_FILE='{file}' allowed: a file of 1-64 bytes ({reason})") from exc
+    if key == DEVELOPMENT_PSEUDONYM_KEY and not settings.is_on_loopback:
+        raise ConfigError(
+            f"FRESHET_PSEUDONYM_KEY={key!r}, which is public, allowed beside FRESHET_HOST={settings.host!r}: "
+            "a key of your own of 1-64 bytes; the public one only on a loopback address"
+        )
+    return key.encode()
 
 
 def earlier_keys(settings: EncoderSettings) -> list[bytes]:
-    """The keys of before."""
-    return [key.encode() for key in settings.earlier_pseudonym_keys.get_secret_value().split()]
+    """The keys of before, the present one left out. Raises: as `pseudonym_key`."""
+    keys = [key.encode() for key in settings.earlier_pseudonym_keys.get_secret_value().split()]
+    return [key for key in keys if key != pseudonym_key(settings)]
 
 
 def stream_consumer(
@@ -244,12 +266,13 @@ def stream_consumer(
 async def run(settings: EncoderSettings) -> None:
     """Serve and apply the stream until a signal.
 
-    Raises: BundleError for an unusable bundle, PortTaken for a taken port. Kafka, Redis and the inference server may
-    be away at start: the process is NOT_SERVING until each was reached once.
+    Raises: ConfigError as `pseudonym_key`, BundleError for an unusable bundle, PortTaken for a taken port. Kafka, Redis
+    and the inference server may be away at start: the process is NOT_SERVING until each was reached once.
     """
+    key = pseudonym_key(settings)
     bundle = await asyncio.to_thread(load_bundle, settings.bundle)
     vocabulary = await asyncio.to_thread(vocabulary_of, bundle)
-    if settings.pseudonym_key.get_secret_value() == DEVELOPMENT_PSEUDONYM_KEY:
+    if key == DEVELOPMENT_PSEUDONYM_KEY.encode():
         log.warning("development_pseudonym_key", advice="set FRESHET_PSEUDONYM_KEY before real users' events come")
     tracing = configure_tracing("encoder", settings.otlp_endpoint)
     metrics = EncoderMetrics()
@@ -275,7 +298,7 @@ async def run(settings: EncoderSettings) -> None:
     describe_user = DescribeUser(
         reader=reader,
         vocabulary=vocabulary,
-        pseudonym_key=pseudonym_key(settings),
+        pseudonym_key=key,
         applied_up_to=forgets.applied_up_to,
         earlier_keys=earlier_keys(settings),
     )

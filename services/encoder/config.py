@@ -1,5 +1,6 @@
 """The encoder process's settings: the shared ones, the consumer's sizes, the bounds of what is kept per user."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
@@ -49,7 +50,8 @@ class EncoderSettings(ProcessSettings):
     pseudonym_key: SecretStr = Field(
         default=SecretStr(DEVELOPMENT_PSEUDONYM_KEY), validation_alias="FRESHET_PSEUDONYM_KEY"
     )
-
+    # A file that holds it, where the variable does not.
+    pseudonym_key_file: Path | None = Field(default=None, validation_alias="FRESHET_PSEUDONYM_KEY_FILE")
     # Earlier keys, two at most, with white space between: a forget reaches what came under them.
     earlier_pseudonym_keys: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_PSEUDONYM_KEYS_BEFORE")
 
@@ -62,8 +64,7 @@ class EncoderSettings(ProcessSettings):
     @field_validator("pseudonym_key")
     @classmethod
     def _key(cls, value: SecretStr) -> SecretStr:
-        if not 1 <= len(value.get_secret_value().encode()) <= 64:
-            raise ValueError("must be 1-64 bytes")
+        check_pseudonym_key(value.get_secret_value())
         return value
 
     @field_validator("earlier_pseudonym_keys")
@@ -73,6 +74,13 @@ class EncoderSettings(ProcessSettings):
         if len(keys) > MAX_EARLIER_KEYS or any(len(key.encode()) > 64 for key in keys):
             raise ValueError(f"must be at most {MAX_EARLIER_KEYS} keys of 1-64 bytes, with white space between")
         return value
+
+
+def check_pseudonym_key(key: str) -> str:
+    """The key, if it can be one. Raises: ValueError."""
+    if not 1 <= len(key.encode()) <= 64:
+        raise ValueError("must be 1-64 bytes")
+    return key
 
 
 def parse_partitions(text: str) -> list[int] | None:

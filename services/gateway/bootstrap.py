@@ -1,11 +1,13 @@
 """Puts the gateway together: the only module that names concrete adapters."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
 
 import grpc
+import structlog
 from freshet.v1 import gateway_pb2_grpc
 
 from services.algorithms.bundle import Bundle, load_bundle
@@ -29,8 +31,11 @@ from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.adapters.topics import KafkaForgetLog, KafkaInteractionLog, KafkaItemLog
+from services.gateway.api_keys import read_keys
+from services.gateway.audit import AuditLog
 from services.gateway.catalogue import DescribedItems
 from services.gateway.config import GatewaySettings
+from services.gateway.door import Door, follow_keys
 from services.gateway.handlers.explain import Explain
 from services.gateway.handlers.forget import ForgetUser
 from services.gateway.handlers.get_freshness import GetFreshness
@@ -50,6 +55,8 @@ from services.gateway.token_waits import TokenWaits
 
 # gRPC's own default: what clients expect to be able to send.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
+
+log = structlog.get_logger()
 
 # The generated stubs carry no types.
 _add_servicer: Any = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
@@ -117,12 +124,39 @@ def make_servicer(
     )
 
 
+@contextlib.asynccontextmanager
+async def opened_door(settings: GatewaySettings) -> AsyncIterator[Door | None]:
+    """The door, its keys as the file has them while the block runs; None where everybody may call everything.
+
+    Raises: ConfigError for a keys file or an audit log that cannot be used.
+    """
+    path = settings.api_keys
+    if path is None:
+        log.warning("no_api_keys", reason="FRESHET_API_KEYS names no file: everybody on this machine may call all")
+        yield None
+        return
+    door = Door(await asyncio.to_thread(read_keys, path), AuditLog(settings.audit_log))
+    following = asyncio.create_task(follow_keys(path, door))
+    try:
+        yield door
+    finally:
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+        door.audit.end_windows(now=True)
+
+
 async def run(settings: GatewaySettings) -> None:
     """Serve until a signal.
 
-    Raises: BundleError for an unusable bundle, PortTaken for a taken port. Redis, Kafka and the other processes may
-    be away at start: answers are marked until they come.
+    Raises: BundleError for an unusable bundle, PortTaken for a taken port, ConfigError as `opened_door`. Redis, Kafka
+    and the other processes may be away at start: answers are marked until they come.
     """
+    async with opened_door(settings) as door:
+        await _serve(settings, door)
+
+
+async def _serve(settings: GatewaySettings, door: Door | None) -> None:
     bundle, popular = await asyncio.to_thread(_open_bundle, settings)
     tracing = configure_tracing("gateway", settings.otlp_endpoint)
     channels = {
@@ -211,4 +245,5 @@ async def run(settings: GatewaySettings) -> None:
         tracing=tracing,
         admissions=admissions(),
         max_request_bytes=MAX_REQUEST_BYTES,
+        door=door,
     )

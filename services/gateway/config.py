@@ -1,6 +1,9 @@
-"""The gateway's settings: the shared ones, where its peers are, and the sizes and times of a Recommend and a Search."""
+"""The gateway's settings: the shared ones, its peers, the sizes and times of a Recommend and a Search, API keys."""
 
-from pydantic import Field, field_validator
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
 
 from services.common.config import ProcessSettings, check_address
 from services.gateway.stages import Limits
@@ -28,6 +31,10 @@ class GatewaySettings(ProcessSettings):
     breaker_ms: int = Field(default=500, ge=0, le=60_000, validation_alias="FRESHET_GATEWAY_BREAKER_MS")
     # Acknowledged events that are not applied after this make answers marked as not fresh.
     lag_grace_ms: int = Field(default=2000, ge=10, le=600_000, validation_alias="FRESHET_GATEWAY_LAG_GRACE_MS")
+    # Who may call what (`freshet keys`). None: everybody everything, which is allowed on loopback alone.
+    api_keys: Path | None = Field(default=None, validation_alias="FRESHET_API_KEYS")
+    # None: stderr.
+    audit_log: Path | None = Field(default=None, validation_alias="FRESHET_AUDIT_LOG")
 
     @field_validator("encoder_address", "candidates_address", "reranker_address", "generator_address")
     @classmethod
@@ -38,6 +45,17 @@ class GatewaySettings(ProcessSettings):
     @classmethod
     def _peers(cls, value: str) -> str:
         return ",".join(check_address(part.strip()) for part in value.split(",") if part.strip())
+
+    @model_validator(mode="after")
+    def _keys_outside_loopback(self) -> Self:
+        if self.api_keys is None and not self.is_on_loopback:
+            raise ValueError(
+                f"FRESHET_API_KEYS='' allowed beside FRESHET_HOST={self.host!r}: a keys file (`freshet keys create`); "
+                "without keys, only a loopback address"
+            )
+        if self.api_keys is None and self.audit_log is not None:
+            raise ValueError(f"FRESHET_AUDIT_LOG='{self.audit_log}' allowed: beside FRESHET_API_KEYS; without, empty")
+        return self
 
     @property
     def refreshers(self) -> tuple[str, ...]:

@@ -18,7 +18,12 @@ from services.cli.stack.compose import COMPOSE_FILE, local_environment, localize
 from services.cli.stack.folders import REPOSITORY
 from services.cli.stack.ports import DEFAULTS, PARTS, Ports, owner
 from services.common.config import ProcessSettings, load_settings
-from services.common.processes import BUNDLE, CHECKPOINTS, PROCESSES, TEXT, Process
+from services.common.processes import BUNDLE, CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEXT, Process
+from services.encoder.bootstrap import earlier_keys, pseudonym_key
+from services.encoder.config import DEVELOPMENT_PSEUDONYM_KEY, EncoderSettings
+from services.gateway import first_keys
+from services.gateway.api_keys import read_keys
+from services.gateway.config import GatewaySettings
 from services.generator.config import GeneratorSettings
 
 DEPLOY = REPOSITORY / "deploy"
@@ -27,6 +32,8 @@ OVERLAYS = (DEPLOY / "compose.gpu.yml", DEPLOY / "compose.text.yml", DEPLOY / "c
 LIBRARY_VARIABLES = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"}
 SERVICES = read_compose(environ={})
 RAW = yaml.safe_load(COMPOSE_FILE.read_text(encoding="utf-8"))
+# What runs once, in containers alone.
+ONCE = {"keys"}
 
 
 def settings_of(row: Process) -> type[ProcessSettings]:
@@ -48,6 +55,57 @@ def variables_of(settings: type[ProcessSettings]) -> set[str]:
 
 def test_the_file_holds_the_parts_of_the_local_stack_and_no_others() -> None:
     assert set(SERVICES) == set(PARTS)
+    assert set(RAW["services"]) == set(PARTS) | ONCE
+
+
+def test_keys_are_made_before_whoever_reads_them_starts(tmp_path: Path) -> None:
+    keys, secrets = tmp_path / "keys", tmp_path / "secrets"
+    secrets.mkdir()
+    entry = RAW["services"]["keys"]
+    assert entry["command"] == ["python", "-m", first_keys.__name__, KEYS, SECRETS]
+    assert entry["volumes"] == [f"keys:{KEYS}", f"secrets:{SECRETS}"]
+    assert (entry["restart"], "ports" in entry) == ("no", False)
+    first_keys.make_first_keys(keys, secrets)
+    made = {f"{KEYS}/{path.name}" for path in keys.iterdir()} | {f"{SECRETS}/{path.name}" for path in secrets.iterdir()}
+    asked = {value for service in SERVICES.values() for value in service.environment.values() if value.startswith(KEYS)}
+    asked |= {
+        value for service in SERVICES.values() for value in service.environment.values() if value.startswith(SECRETS)
+    }
+    assert asked == made - {f"{SECRETS}/api-key"}
+    for row in PROCESSES.values():
+        waits = RAW["services"][row.name].get("depends_on", {}).get("keys")
+        needs_them = {KEYS, SECRETS} & set(row.state)
+        assert waits == ({"condition": "service_completed_successfully"} if needs_them else None)
+    # The gateway, which strangers reach, is given no secret.
+    assert SECRETS not in PROCESSES["gateway"].state
+    folders = (REPOSITORY / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    assert f"-o freshet -g freshet -m 700 {KEYS} {SECRETS}\n" in folders
+
+
+def test_containers_have_the_keys_that_they_do_not_start_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first_keys.make_first_keys(tmp_path, tmp_path)
+    for process in ("gateway", "encoder"):
+        with monkeypatch.context() as patch:
+            for name, value in SERVICES[process].environment.items():
+                patch.setenv(name, value.replace(KEYS, str(tmp_path)).replace(SECRETS, str(tmp_path)))
+            loaded = load_settings(SETTINGS[process])
+        assert not loaded.is_on_loopback
+        if isinstance(loaded, EncoderSettings):
+            assert pseudonym_key(loaded) == (tmp_path / "pseudonym-key").read_bytes()
+            # What was written before there was a key of one's own is still found.
+            assert earlier_keys(loaded) == [DEVELOPMENT_PSEUDONYM_KEY.encode()]
+        if isinstance(loaded, GatewaySettings):
+            assert loaded.api_keys is not None
+            assert [key.id for key in read_keys(loaded.api_keys)] == ["first"]
+
+
+def test_the_local_stack_has_no_keys_and_stays_on_loopback() -> None:
+    for service in SERVICES.values():
+        local = local_environment(service, Ports.default(), Path("/the/bundle"), Path("/the/text"))
+        assert not {"FRESHET_API_KEYS", "FRESHET_PSEUDONYM_KEY_FILE"} & local.keys()
+        assert local.get("FRESHET_HOST", "127.0.0.1") == "127.0.0.1"
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -56,7 +114,7 @@ def test_published_ports_are_the_documented_ones(name: str) -> None:
     assert set(SERVICES[name].published) == documented
     for port in RAW["services"][name]["ports"]:
         host, outside, inside = str(port).split(":")
-        assert (host, outside) == ("127.0.0.1", inside), "the stack has no authentication: loopback only, same number"
+        assert (host, outside) == ("127.0.0.1", inside), "loopback only, same number"
 
 
 @pytest.mark.parametrize("process", PROCESSES)
@@ -77,7 +135,18 @@ def test_container_and_local_process_load_the_same_settings(process: str, monkey
             loaded.append(load_settings(SETTINGS[process]))
     container, local = loaded
     differ = {name for name, value in container.model_dump().items() if local.model_dump()[name] != value}
-    places = {"host", "bundle", "text", "redis_url", "kafka_bootstrap", "inference_server", "metrics_port"}
+    # Without the containers' keys, which the local stack does not need.
+    places = {
+        "api_keys",
+        "pseudonym_key_file",
+        "host",
+        "bundle",
+        "text",
+        "redis_url",
+        "kafka_bootstrap",
+        "inference_server",
+        "metrics_port",
+    }
     assert differ <= places | {f"{peer}_address" for peer in PROCESSES} | {"refresher_addresses"}
     assert local.port == container.port == DEFAULTS[process]
     assert local.resolved_metrics_port == container.resolved_metrics_port == DEFAULTS[f"{process}-metrics"]
@@ -109,7 +178,8 @@ def test_command_is_the_process_and_its_health_check_asks_its_own_port(process: 
 
 
 def test_every_service_has_a_health_check_and_comes_back() -> None:
-    for name, entry in RAW["services"].items():
+    for name in SERVICES:
+        entry = RAW["services"][name]
         assert entry["healthcheck"]["test"][0] == "CMD", name
         assert entry["restart"] in ("on-failure", "unless-stopped"), name
 
@@ -279,8 +349,14 @@ def test_weight_order_and_mounts_are_those_of_the_processs_row(row: Process) -> 
     assert set(mounts) == set(row.state)
     assert {mount for mount, said in mounts.items() if not said.endswith(":ro")} <= {CHECKPOINTS}
     environment = service.environment
-    named = {BUNDLE: "FRESHET_BUNDLE", TEXT: "FRESHET_TEXT", CHECKPOINTS: "FRESHET_REFRESHER_CHECKPOINTS"}
-    assert {folder for folder, variable in named.items() if environment.get(variable) == folder} == set(row.state)
+    named = {
+        BUNDLE: ("FRESHET_BUNDLE", BUNDLE),
+        TEXT: ("FRESHET_TEXT", TEXT),
+        CHECKPOINTS: ("FRESHET_REFRESHER_CHECKPOINTS", CHECKPOINTS),
+        KEYS: ("FRESHET_API_KEYS", f"{KEYS}/api-keys.json"),
+        SECRETS: ("FRESHET_PSEUDONYM_KEY_FILE", f"{SECRETS}/pseudonym-key"),
+    }
+    assert {folder for folder, (name, value) in named.items() if environment.get(name) == value} == set(row.state)
 
 
 @pytest.mark.parametrize("row", PROCESSES.values(), ids=lambda row: row.name)

@@ -15,7 +15,7 @@ import yaml
 
 from services.cli.stack.folders import REPOSITORY
 from services.cli.stack.ports import LOOPBACK, PARTS, Ports
-from services.common.processes import FULL_CPU_SHARES, PROCESSES
+from services.common.processes import FULL_CPU_SHARES, KEYS, PROCESSES, SECRETS
 
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
@@ -38,7 +38,7 @@ class Service:
 
 
 def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = None) -> dict[str, Service]:
-    """The services of a compose file by name.
+    """The services of a compose file by name, without those that run once: what they make is for containers alone.
 
     Raises: FileNotFoundError when the file is not there (an installation without the repository), ValueError when a
     variable has neither a value nor a default.
@@ -47,7 +47,7 @@ def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = 
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: the local stack is started from a clone of the repository")
     raw = _filled(yaml.safe_load(path.read_text(encoding="utf-8")), environ)
-    return {name: _service(name, entry) for name, entry in raw["services"].items()}
+    return {name: _service(name, entry) for name, entry in raw["services"].items() if entry.get("restart") != "no"}
 
 
 def localize(value: str, ports: Ports, bundle: Path, text: Path) -> str:
@@ -62,7 +62,12 @@ def localize(value: str, ports: Ports, bundle: Path, text: Path) -> str:
 
 def local_environment(service: Service, ports: Ports, bundle: Path, text: Path) -> dict[str, str]:
     """A process's settings on this machine; its own port, written as a number, becomes this stack's."""
-    environment = {name: localize(value, ports, bundle, text) for name, value in service.environment.items()}
+    environment = {
+        name: localize(value, ports, bundle, text)
+        for name, value in service.environment.items()
+        # On the loopback address no keys are needed.
+        if not value.startswith((f"{KEYS}/", f"{SECRETS}/"))
+    }
     if service.name in PROCESSES:
         environment[PROCESSES[service.name].port_variable] = str(ports[service.name])
         environment["FRESHET_METRICS_PORT"] = str(ports[f"{service.name}-metrics"])
@@ -81,7 +86,11 @@ def _service(name: str, entry: Mapping[str, Any]) -> Service:
         image=entry.get("image", ""),
         command=tuple(str(part) for part in command),
         environment={key: str(value) for key, value in entry.get("environment", {}).items()},
-        needs={other: how["condition"] == "service_healthy" for other, how in depends.items()},
+        needs={
+            other: how["condition"] == "service_healthy"
+            for other, how in depends.items()
+            if how["condition"] != "service_completed_successfully"
+        },
         published=tuple(int(str(port).rpartition(":")[2]) for port in entry.get("ports", [])),
         cpu_shares=int(entry.get("cpu_shares") or FULL_CPU_SHARES),
     )

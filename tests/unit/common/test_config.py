@@ -1,22 +1,35 @@
 """Settings come from FRESHET_ variables; a bad one is named with its value and what is allowed."""
 
+import importlib
 import io
 import json
 import logging
+import re
+from pathlib import Path
 
 import pytest
 import structlog
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from services.common.config import ConfigError, ProcessSettings, load_settings
 from services.common.errors import PreconditionFailed
 from services.common.logging import configure_logging
 from services.common.process import run_process
+from services.common.processes import PROCESSES
 from services.common.tracing import configure_tracing
 
 
 class DemoSettings(ProcessSettings):
     port: int = Field(default=50999, validation_alias="FRESHET_DEMO_PORT", ge=1, le=65535)
+
+
+# Of every process.
+SETTINGS = [
+    kind
+    for process in PROCESSES
+    for kind in vars(importlib.import_module(f"services.{process}.config")).values()
+    if isinstance(kind, type) and issubclass(kind, ProcessSettings) and kind is not ProcessSettings
+]
 
 
 def test_defaults_stand_without_any_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +66,34 @@ def test_a_bad_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatch,
 def test_a_password_never_shows_in_the_described_settings() -> None:
     settings = DemoSettings(redis_url="redis://me:hunter2@127.0.0.1:16379/0")
     assert settings.describe()["redis_url"] == "redis://me:***@127.0.0.1:16379/0"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:hunter2@127.0.0.1:1/0", "redis://:***@127.0.0.1:1/0"),
+        ("redis://127.0.0.1:1/0?password=hunter2&protocol=3", "redis://127.0.0.1:1/0?password=***&protocol=3"),
+        ("rediss://me:hunter2@a/0?password=hunter2", "rediss://me:***@a/0?password=***"),
+    ],
+)
+def test_no_form_of_a_password_shows_in_the_described_settings(url: str, shown: str) -> None:
+    assert DemoSettings(redis_url=url).describe()["redis_url"] == shown
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda kind: kind.__name__)
+def test_no_processs_described_settings_hold_a_secret(
+    settings: type[ProcessSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRESHET_REDIS_URL", "redis://me:hunter2@127.0.0.1:16379/0")
+    monkeypatch.setenv("FRESHET_PSEUDONYM_KEY", "hunter2")
+    monkeypatch.setenv("FRESHET_PSEUDONYM_KEYS_BEFORE", "hunter2")
+    monkeypatch.setenv("FRESHET_API_KEY", "hunter2")
+    loaded = load_settings(settings)
+    assert "hunter2" not in str(loaded.describe())
+    # What looks like a secret by its name is masked by its type, or is a path.
+    for name, field in settings.model_fields.items():
+        if re.search(r"key|secret|password|token", name):
+            assert field.annotation in (SecretStr, Path | None), name
 
 
 def test_a_bad_setting_ends_the_process_with_one_line(

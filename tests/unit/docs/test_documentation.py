@@ -1,5 +1,6 @@
 """The pages that a reader meets first: their links lead somewhere, their commands parse, the README stays short."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,18 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 @pytest.mark.parametrize(("page", "shown"), COMMANDS, ids=name_of)
 def test_every_command_of_a_page_parses(page: Path, shown: Shown) -> None:
     parses(list(shown.words), whole=shown.whole)
+
+
+def test_every_test_that_the_security_page_names_is_where_it_says() -> None:
+    page = ROOT / "docs" / "security.md"
+    rows = page.read_text(encoding="utf-8").partition("## Each protection and its test")[2].splitlines()
+    named = re.findall(r"\[([^\]]*`test_[^\]]*)\]\(([^)]+)\)", "\n".join(rows))
+    for names, path in named:
+        defined = (page.parent / path).read_text(encoding="utf-8")
+        for name in re.findall(r"`(test_\w+)`", names):
+            assert f"def {name}(" in defined, name
+    assert len(named) > 10
+    assert all("](../tests/" in row for row in rows if row.startswith("| ") and not row.startswith("| what must not"))
 
 
 def test_the_everyday_commands_are_found_in_the_pages() -> None:

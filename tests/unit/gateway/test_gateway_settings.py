@@ -1,6 +1,7 @@
 """The gateway's settings: where the refreshers are, and whose time-outs they are."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +35,23 @@ def test_search_and_recommend_have_the_same_time_outs_as_the_operator_set_them(m
 def test_nobody_can_make_a_handler_without_saying_its_time_outs(handler: type) -> None:
     parameter = inspect.signature(handler).parameters["limits"]
     assert parameter.default is inspect.Parameter.empty
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "gateway.example", ""])
+def test_outside_loopback_it_does_not_start_without_a_keys_file(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    with pytest.raises(ValueError, match=rf"FRESHET_API_KEYS='' allowed beside FRESHET_HOST='{host}': a keys file"):
+        GatewaySettings(host=host)
+    monkeypatch.setenv("FRESHET_HOST", host or "0.0.0.0")
+    monkeypatch.setenv("FRESHET_API_KEYS", "keys.json")
+    assert load_settings(GatewaySettings).api_keys == Path("keys.json")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_on_loopback_it_starts_without_a_keys_file(host: str) -> None:
+    assert GatewaySettings(host=host).api_keys is None
+
+
+def test_an_audit_log_without_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRESHET_AUDIT_LOG", "audit.log")
+    with pytest.raises(ConfigError, match=r"FRESHET_AUDIT_LOG='audit\.log' allowed: beside FRESHET_API_KEYS"):
+        load_settings(GatewaySettings)

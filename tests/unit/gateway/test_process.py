@@ -1,5 +1,6 @@
 """The gateway as a process, with everything else away: it serves, marks, drains; bad starts end with one clear line."""
 
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,8 @@ from freshet.v1 import events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from services.algorithms.bundle import BundleContent, EncoderShape, HeadShape, write_bundle
 from services.algorithms.states import ItemStates
+from services.gateway.api_keys import create_key
+from services.gateway.roles import Role
 
 
 @pytest.fixture
@@ -135,3 +138,40 @@ def test_a_bad_setting_ends_it_naming_the_variable(bundle: Path) -> None:
         _, message = process.communicate(timeout=60)
     assert process.returncode == 1
     assert message.startswith("freshet gateway: FRESHET_GATEWAY_POOL_SIZE='1' allowed: ")
+
+
+def test_outside_loopback_without_keys_it_ends_naming_the_variable(bundle: Path) -> None:
+    with gateway(bundle, _free_port(), FRESHET_HOST="0.0.0.0") as process:
+        _, message = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert message.startswith("freshet gateway: FRESHET_API_KEYS='' allowed beside FRESHET_HOST='0.0.0.0'")
+
+
+def test_a_keys_file_that_cannot_be_used_ends_it_naming_the_field(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text('{"keys": [{"id": "a", "sha256": "hunter2", "roles": ["ingest"]}]}')
+    with gateway(bundle, _free_port(), FRESHET_API_KEYS=str(tmp_path / "keys.json")) as process:
+        _, message = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert message.startswith(f"freshet gateway: {tmp_path}/keys.json: keys.0.sha256 allowed: ")
+    assert "hunter2" not in message
+
+
+def test_outside_loopback_with_keys_it_serves_who_shows_one_and_audits_to_stderr(bundle: Path, tmp_path: Path) -> None:
+    port, keys = _free_port(), tmp_path / "keys.json"
+    secret = create_key(keys, id="shop", roles=frozenset({Role.RECOMMEND}))
+    shown = (("authorization", f"Bearer {secret}"),)
+    with (
+        gateway(bundle, port, FRESHET_HOST="0.0.0.0", FRESHET_API_KEYS=str(keys)) as process,
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        request = gateway_pb2.RecommendRequest(user_id="ann", k=2)
+        assert stub.Recommend(request, timeout=30, wait_for_ready=True, metadata=shown).items
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ForgetUser(gateway_pb2.ForgetUserRequest(user_id="ann"), timeout=10, metadata=shown)
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        process.send_signal(signal.SIGTERM)
+        _, audited = process.communicate(timeout=20)
+        assert process.returncode == 0
+    (line,) = [json.loads(line) for line in audited.splitlines() if line.startswith("{")]
+    assert (line["key"], line["method"], line["status"]) == ("shop", "ForgetUser", "PERMISSION_DENIED")

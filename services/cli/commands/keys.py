@@ -1,0 +1,91 @@
+"""`freshet keys create | list | revoke`: the API keys that the gateway admits.
+
+Thin: what a key is and how its file is written is services/gateway/api_keys.py's.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import options
+from services.cli.output import CommandError, console, emit_json, reports_errors, sentences, table
+from services.gateway.roles import Role
+
+app = typer.Typer(name="keys", help="API keys of the gateway: create, list and revoke them.", no_args_is_help=True)
+
+_Id = Annotated[str, typer.Argument(help="The key's name, as the audit log shows it.")]
+_File = Annotated[Path, typer.Option("--file", envvar="FRESHET_API_KEYS", help="The keys file.")]
+_DEFAULT_FILE = options.DEFAULT_STATE / "api-keys.json"
+
+
+@app.command()
+@reports_errors
+def create(
+    key_id: _Id,
+    *,
+    role: Annotated[list[Role], typer.Option(help="May be repeated.")],
+    days: Annotated[float | None, typer.Option(min=0, max=36500, help="Valid for so long [for good].")] = None,
+    rate: Annotated[float | None, typer.Option(help="Calls per second [any number].")] = None,
+    burst: Annotated[int | None, typer.Option(help="Calls at once [a second's].")] = None,
+    file: _File = _DEFAULT_FILE,
+    as_json: options.AsJson = False,
+) -> None:
+    """Make a key and print its secret, which is kept nowhere. A running gateway knows it within two seconds.
+
+    Example:  freshet keys create shop --role recommend --role ingest --days 90 --rate 200
+    """
+    from datetime import UTC, datetime, timedelta
+
+    from services.gateway.api_keys import create_key
+
+    with sentences(OSError):
+        expires = None if days is None else (datetime.now(UTC) + timedelta(days=days)).replace(microsecond=0)
+        secret = create_key(
+            file, id=key_id, roles=frozenset(role), expires=expires, requests_per_second=rate, burst=burst
+        )
+    if as_json:
+        emit_json({"id": key_id, "secret": secret})
+    else:
+        typer.echo(secret)
+
+
+@app.command("list")
+@reports_errors
+def list_keys(*, file: _File = _DEFAULT_FILE, as_json: options.AsJson = False) -> None:
+    """List the keys: what each may do, until when, and how often.
+
+    Example:  freshet keys list
+    """
+    from services.gateway.api_keys import read_keys
+
+    with sentences(OSError):
+        rows = [key.model_dump(mode="json", exclude={"sha256"}) for key in read_keys(file)]
+    if as_json:
+        emit_json({"keys": rows})
+        return
+    shown = table("id", "roles", "expires", "calls per second")
+    for row in rows:
+        rate = row["requests_per_second"]
+        shown.add_row(
+            row["id"], ", ".join(sorted(row["roles"])), row["expires"] or "", "" if rate is None else f"{rate:g}"
+        )
+    console().print(shown)
+
+
+@app.command()
+@reports_errors
+def revoke(key_id: _Id, *, file: _File = _DEFAULT_FILE, as_json: options.AsJson = False) -> None:
+    """Take a key back. A running gateway refuses it within two seconds; calls that have begun end by themselves.
+
+    Example:  freshet keys revoke shop
+    """
+    from services.gateway.api_keys import remove_key
+
+    with sentences(OSError):
+        if not remove_key(file, key_id):
+            raise CommandError(f"{file} has no key {key_id!r}", advice="freshet keys list")
+    if as_json:
+        emit_json({"revoked": key_id})
+    else:
+        typer.echo(f"{key_id} is revoked")

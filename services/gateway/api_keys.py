@@ -1,0 +1,140 @@
+"""API keys: ids, roles and rates in one JSON file, and of each secret nothing but its SHA-256.
+
+A secret is 256 random bits. Nobody guesses those, however fast the digest is: slow hashes (scrypt, Argon2) are for
+passwords that people choose, and would cost each call milliseconds. The file is always replaced whole.
+"""
+
+import fcntl
+import hashlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from services.common.config import ConfigError
+from services.gateway.roles import Role
+
+# Lets a scanner for leaked secrets recognise one.
+_PREFIX = "freshet_"
+_MAX_RATE = 1_000_000
+
+
+class ApiKey(BaseModel):
+    """One key, as it stands in the file. `sha256`: of its secret, in lower-case hexadecimal digits.
+
+    `requests_per_second` calls may be made for good and `burst` at once (by default a second's); without, any number.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    roles: Annotated[frozenset[Role], Field(min_length=1)]
+    expires: AwareDatetime | None = None
+    requests_per_second: float | None = Field(default=None, ge=0.001, le=_MAX_RATE, allow_inf_nan=False)
+    burst: int | None = Field(default=None, ge=1, le=_MAX_RATE)
+
+
+class _KeysFile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    keys: tuple[ApiKey, ...]
+
+    @model_validator(mode="after")
+    def _each_is_one(self) -> Self:
+        for field in ("id", "sha256"):
+            values = [getattr(key, field) for key in self.keys]
+            if len(set(values)) < len(values):
+                raise ValueError(f"each {field} once, and {max(values, key=values.count)!r} is there twice")
+        return self
+
+
+def digest(secret: bytes) -> bytes:
+    """What a key is found by."""
+    return hashlib.sha256(secret).digest()
+
+
+def read_keys(path: Path) -> tuple[ApiKey, ...]:
+    """The keys of a file, in its order.
+
+    Raises: ConfigError naming the field, its value and what is allowed; of what might be a secret, no value.
+    """
+    try:
+        return _KeysFile.model_validate_json(path.read_bytes()).keys
+    except OSError as exc:
+        raise ConfigError(f"{path}: {exc.strerror}; allowed: a keys file (`freshet keys create`)") from exc
+    except ValidationError as exc:
+        # From None: the cause's text shows every value.
+        raise ConfigError(f"{path}: {'; '.join(map(_explain, exc.errors()))}") from None
+
+
+def create_key(path: Path, **fields: Any) -> str:
+    """Put a key with these fields of `ApiKey` into the file, which is made where there is none; return its new secret.
+
+    Raises: ConfigError for a field that is not allowed, an id that is taken, a file that cannot be used.
+    """
+    secret = _PREFIX + secrets.token_urlsafe(32)
+    try:
+        key = ApiKey(sha256=digest(secret.encode()).hex(), **fields)
+    except ValidationError as exc:
+        raise ConfigError("; ".join(map(_explain, exc.errors()))) from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        keys = read_keys(path) if path.exists() else ()
+        if any(other.id == key.id for other in keys):
+            raise ConfigError(f"id={key.id!r} allowed: one that no key in {path} has")
+        _write(path, (*keys, key))
+    return secret
+
+
+def remove_key(path: Path, key_id: str) -> bool:
+    """Take a key out of the file; False when it has none of this id. Raises: ConfigError as `read_keys`."""
+    with _locked(path):
+        keys = read_keys(path)
+        left = tuple(key for key in keys if key.id != key_id)
+        if left != keys:
+            _write(path, left)
+        return left != keys
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file in one step; its owner alone may read it."""
+    path = path.resolve()
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # Mode 0600.
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(aside).replace(path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def _write(path: Path, keys: tuple[ApiKey, ...]) -> None:
+    write_private(path, _KeysFile(keys=keys).model_dump_json(indent=1, exclude_defaults=True) + "\n")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One writer at a time: else a key that one has revoked comes back with what another has read before."""
+    folder = os.open(path.resolve().parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _explain(error: ErrorDetails) -> str:
+    where, value = error["loc"], error["input"]
+    # Elsewhere, somebody may have put the secret itself.
+    is_shown = (ApiKey.model_fields.keys() - {"sha256"}) & set(where) and not isinstance(value, dict)
+    return f"{'.'.join(map(str, where))}{f'={str(value)[:80]!r}' if is_shown else ''} allowed: {error['msg']}".lstrip()

@@ -1,0 +1,89 @@
+"""The audit log: who called what with which outcome, one JSON object per line, in a file of its own or on stderr.
+
+A line has time, key id, method, status, peer address, and of a refusal the reason. It never has a secret, a user id, an
+item or a query: nothing in it is a caller's own text. Calls of operators and erasers are all written. Refusals are
+counted per key and status, since a flood of them must not fill the disk.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+from services.common.config import ConfigError
+
+log = structlog.get_logger()
+
+# Of one key (strangers together are one) and status, so many refusals are written within a window; of the others, one
+# line at its end says how many they were.
+MAX_REFUSALS, WINDOW_S = 20, 60.0
+
+
+@dataclass(slots=True)
+class _Window:
+    ends_s: float
+    written: int = 0
+    left_out: int = 0
+
+
+class AuditLog:
+    """Lines to one file. `end_windows` has to be called about every second, and at the end."""
+
+    def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """path: None for stderr. Raises: ConfigError when it cannot be written."""
+        self._path = path
+        if path is not None:
+            try:
+                self._append("")
+            except OSError as exc:
+                raise ConfigError(f"FRESHET_AUDIT_LOG='{path}' allowed: a file to append to ({exc.strerror})") from exc
+        self._clock = clock
+        self._windows: dict[tuple[str, str], _Window] = {}
+
+    def call(self, key_id: str, method: str, peer: str, status: str) -> None:
+        """An operator's or an eraser's call ended."""
+        self._write(key=key_id, method=method, status=status, peer=peer)
+
+    def refusal(self, key_id: str, method: str, peer: str, status: str, reason: str) -> None:
+        """A call was turned away at the door. key_id: empty for a stranger."""
+        window = self._windows.get((key_id, status))
+        if window is None:
+            window = self._windows[key_id, status] = _Window(self._clock() + WINDOW_S)
+        if window.written == MAX_REFUSALS:
+            window.left_out += 1
+            return
+        window.written += 1
+        self._write(key=key_id, method=method, status=status, peer=peer, reason=reason)
+
+    def end_windows(self, *, now: bool = False) -> None:
+        """Say how many refusals were left out in the windows that are over; with `now`, in all of them."""
+        time_s = self._clock()
+        for (key_id, status), window in list(self._windows.items()):
+            if now or time_s >= window.ends_s:
+                del self._windows[key_id, status]
+                if window.left_out:
+                    self._write(key=key_id, status=status, left_out=window.left_out)
+
+    def _write(self, **fields: str | int) -> None:
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        try:
+            self._append(json.dumps({"time": stamp, **fields}) + "\n")
+        except OSError as exc:
+            # The call goes on; the line is not lost.
+            log.error("audit_log_unwritable", problem=exc.strerror, **fields)
+
+    def _append(self, text: str) -> None:
+        if self._path is None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            return
+        # Opened each time (lines are few), so that the file may be moved away.
+        opened = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+        with os.fdopen(opened, "a", encoding="utf-8") as file:
+            file.write(text)

@@ -1,0 +1,153 @@
+"""Who may call what: the check before each RPC of the gateway, given to the guard of `services.common.rpc_guard`.
+
+A key is found by the digest of its secret, so no comparison's time says anything of a secret. Keys may change while
+calls run; a call that has begun goes on. It does not know where keys come from (`follow_keys` reads the file again).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from services.common import request_context
+from services.common.config import ConfigError
+from services.common.errors import FreshetError, Overloaded, PermissionDenied, Unauthenticated
+from services.gateway.api_keys import ApiKey, digest, read_keys
+from services.gateway.audit import AuditLog
+from services.gateway.roles import AUDITED, ROLES_OF
+
+log = structlog.get_logger()
+
+_SCHEME = "bearer "
+_LOOK_EVERY_S = 1.0
+
+
+class Rate:
+    """`per_second` calls for good, `burst` at once: a token bucket as the one time at which it is full again."""
+
+    __slots__ = ("_full_s", "limits")
+
+    def __init__(self, per_second: float, burst: int) -> None:
+        self.limits = (per_second, burst)
+        self._full_s = 0.0
+
+    def take(self, now_s: float) -> float:
+        """Count one call, and return 0; or return the seconds until one may be made."""
+        per_second, burst = self.limits
+        full_s = max(self._full_s, now_s)
+        wait_s = full_s - (burst - 1) / per_second - now_s
+        # Less is rounding.
+        if wait_s > 1e-6:
+            return wait_s
+        self._full_s = full_s + 1 / per_second
+        return 0.0
+
+
+class _Holder:
+    """A key as calls need it."""
+
+    __slots__ = ("expires_s", "key", "methods", "rate")
+
+    def __init__(self, key: ApiKey, before: "_Holder | None") -> None:
+        self.key = key
+        self.expires_s = float("inf") if key.expires is None else key.expires.timestamp()
+        self.methods = frozenset(method for method, roles in ROLES_OF.items() if roles & key.roles)
+        self.rate: Rate | None = None
+        if key.requests_per_second is not None:
+            self.rate = Rate(key.requests_per_second, key.burst or max(1, int(key.requests_per_second)))
+            if before is not None and before.rate is not None and before.rate.limits == self.rate.limits:
+                # What was used up stays used up.
+                self.rate = before.rate
+
+
+class Door:
+    """Admits a call or raises, and has both written to the audit log."""
+
+    def __init__(
+        self,
+        keys: Iterable[ApiKey],
+        audit: AuditLog,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.audit = audit
+        self._clock, self._wall_clock = clock, wall_clock
+        self._by_digest: dict[bytes, _Holder] = {}
+        self.set_keys(keys)
+
+    def set_keys(self, keys: Iterable[ApiKey]) -> None:
+        """From now on these keys are valid, and no others."""
+        before = {holder.key.id: holder for holder in self._by_digest.values()}
+        self._by_digest = {bytes.fromhex(key.sha256): _Holder(key, before.get(key.id)) for key in keys}
+
+    def __call__(self, method: str, context: Any) -> Callable[[str], None] | None:
+        """Who has to hear how the call ended, or None.
+
+        Raises: Unauthenticated, PermissionDenied; Overloaded, with the time to wait, when the key's rate is used up.
+        """
+        secret = _presented(context)
+        holder = self._by_digest.get(digest(secret))
+        if holder is None:
+            why = "unknown API key" if secret else "no API key: send the metadata authorization: Bearer <key>"
+            raise self._refused("", method, context, Unauthenticated(why))
+        key = holder.key
+        if self._wall_clock() >= holder.expires_s:
+            raise self._refused(key.id, method, context, Unauthenticated(f"API key {key.id} has expired"))
+        if method not in holder.methods:
+            wanted = " or ".join(sorted(ROLES_OF.get(method, ()))) or "that nobody has"
+            why = f"{method} needs the role {wanted}; API key {key.id} has {', '.join(sorted(key.roles))}"
+            raise self._refused(key.id, method, context, PermissionDenied(why))
+        if holder.rate is not None and (wait_s := holder.rate.take(self._clock())):
+            why = f"API key {key.id} may make {key.requests_per_second:g} calls a second"
+            raise self._refused(key.id, method, context, Overloaded(why, retry_after_ms=ceil(wait_s * 1000)))
+        request_context.caller.set(key.id)
+        return partial(self.audit.call, key.id, method, context.peer()) if method in AUDITED else None
+
+    def _refused(self, key_id: str, method: str, context: Any, error: FreshetError) -> FreshetError:
+        self.audit.refusal(key_id, method, context.peer(), error.status.name, error.message)
+        return error
+
+
+async def follow_keys(path: Path, door: Door) -> None:
+    """Read the file again when it has changed, for ever. One that cannot be used leaves the earlier keys valid."""
+    seen: tuple[int, ...] = ()
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        door.audit.end_windows()
+        found = await asyncio.to_thread(_look, path)
+        if found == seen:
+            continue
+        seen = found
+        try:
+            keys = await asyncio.to_thread(read_keys, path)
+        except Exception as exc:  # Else nothing would be revoked from now on.
+            reason = str(exc) if isinstance(exc, ConfigError) else type(exc).__name__
+            log.error("api_keys_refused", reason=reason, advice="the earlier keys stay valid")
+            continue
+        door.set_keys(keys)
+        log.info("api_keys_read", keys=len(keys))
+
+
+def _look(path: Path) -> tuple[int, ...]:
+    """What differs when the file is another one."""
+    try:
+        found = path.stat()
+    except OSError as exc:
+        return (exc.errno or 0,)
+    return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def _presented(context: Any) -> bytes:
+    """The secret that the caller sent; empty for none."""
+    for name, value in context.invocation_metadata() or ():
+        if name == "authorization":
+            if isinstance(value, str) and value[: len(_SCHEME)].lower() == _SCHEME:
+                return value[len(_SCHEME) :].strip().encode()
+            break
+    return b""

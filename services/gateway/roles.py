@@ -1,0 +1,35 @@
+"""Which roles may call which RPC: the one table. A method that is not in it is open to no key at all.
+
+docs/security.md repeats it for its readers; tests compare both with protos/freshet/v1/gateway.proto.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Role(StrEnum):
+    """What a key is for. A key may have several."""
+
+    RECOMMEND = "recommend"  # reads answers, of any user
+    INGEST = "ingest"  # writes interactions, of any user
+    OPERATOR = "operator"  # changes the catalogue
+    ERASER = "eraser"  # forgets users
+
+
+# One of the roles is enough.
+ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
+    {
+        "Recommend": frozenset({Role.RECOMMEND}),
+        "Search": frozenset({Role.RECOMMEND}),
+        "Explain": frozenset({Role.RECOMMEND}),
+        "RecordInteractions": frozenset({Role.INGEST}),
+        "StreamInteractions": frozenset({Role.INGEST}),
+        "UndoInteraction": frozenset({Role.INGEST}),
+        "PutItems": frozenset({Role.OPERATOR}),
+        "GetFreshness": frozenset({Role.RECOMMEND, Role.OPERATOR}),
+        "ForgetUser": frozenset({Role.ERASER}),
+    }
+)
+# Only an operator's or an eraser's: each call of these goes into the audit log, whatever comes of it.
+AUDITED = frozenset(method for method, roles in ROLES_OF.items() if roles <= {Role.OPERATOR, Role.ERASER})

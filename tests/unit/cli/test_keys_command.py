@@ -1,0 +1,106 @@
+"""`freshet keys`, and how the other commands show a key."""
+
+import json
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from typer.testing import CliRunner, Result
+
+from services.cli import client
+from services.cli.main import app
+from services.cli.output import CommandError
+from services.gateway.api_keys import digest, read_keys
+from services.gateway.roles import Role
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "api-keys.json"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["keys", *map(str, arguments)], env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+def test_create_prints_the_secret_once_and_alone(file: Path) -> None:
+    made = run(
+        "create", "shop", "--role", "recommend", "--role", "ingest", "--days", "90", "--rate", "5", "--file", file
+    )
+    assert made.exit_code == 0, made.output
+    (key,) = read_keys(file)
+    assert key.sha256 == digest(made.stdout.strip().encode()).hex()
+    assert (key.id, key.roles, key.requests_per_second) == ("shop", {Role.RECOMMEND, Role.INGEST}, 5)
+    assert key.expires is not None
+    assert abs(key.expires - datetime.now(UTC) - timedelta(days=90)) < timedelta(minutes=1)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    for shown in (run("list", "--file", file), run("list", "--file", file, "--json")):
+        assert "shop" in shown.stdout
+        assert "ingest" in shown.stdout
+        assert made.stdout.strip() not in shown.stdout
+        assert key.sha256 not in shown.stdout
+
+
+def test_create_in_json_is_one_object(file: Path) -> None:
+    made = json.loads(run("create", "shop", "--role", "eraser", "--file", file, "--json").stdout)
+    assert made["id"] == "shop"
+    assert read_keys(file)[0].sha256 == digest(made["secret"].encode()).hex()
+
+
+def test_revoke_takes_the_key_out_and_says_when_there_is_none(file: Path) -> None:
+    run("create", "shop", "--role", "eraser", "--file", file)
+    assert run("revoke", "shop", "--file", file).exit_code == 0
+    assert read_keys(file) == ()
+    again = run("revoke", "shop", "--file", file)
+    assert (again.exit_code, "has no key 'shop'" in again.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("create", "shop"), "--role"),
+        (("create", "shop", "--role", "boss"), "boss"),
+        (("create", "a b", "--role", "eraser"), "id='a b' allowed: "),
+        (("create", "shop", "--role", "eraser", "--rate", "0"), "requests_per_second='0.0' allowed: "),
+        (("create", "shop", "--role", "eraser", "--burst", "0"), "burst='0' allowed: "),
+        (("list",), "No such file"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_by_name_and_nothing_is_written(
+    file: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    refused = run(*arguments, "--file", file)
+    assert refused.exit_code == 2
+    assert said in refused.output
+    assert not file.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_said_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    for command in (("create", "shop", "--role", "eraser"), ("revoke", "shop")):
+        refused = run(*command, "--file", tmp_path / "taken" / "keys.json")
+        assert refused.exit_code in (1, 2)
+        assert refused.output.startswith("error: ")
+
+
+@pytest.mark.parametrize(("process", "is_shown"), [("gateway", True), ("candidates", False)])
+def test_the_key_of_the_environment_is_shown_to_the_gateway_alone(
+    monkeypatch: pytest.MonkeyPatch, process: str, is_shown: bool
+) -> None:
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setenv("FRESHET_API_KEY", "freshet_x")
+    client.call(lambda request, **how: sent.append(how), None, target="t", timeout_s=1.0, process=process)
+    metadata = (("authorization", "Bearer freshet_x"),)
+    assert sent == [{"timeout": 1.0, "metadata": metadata} if is_shown else {"timeout": 1.0}]
+
+
+@pytest.mark.parametrize("status", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED])
+def test_a_refused_key_is_explained_with_what_to_set(status: grpc.StatusCode) -> None:
+    empty = grpc.aio.Metadata()
+    error = client.explain(grpc.aio.AioRpcError(status, empty, empty, details="why"), target="t", timeout_s=1.0)
+    assert isinstance(error, CommandError)
+    assert error.message == "why"
+    assert "FRESHET_API_KEY" in error.advice
