@@ -185,9 +185,7 @@ def make_follower(
         on_change=lambda: metrics.loaded(live.search.info),
     )
     follower = CatalogueFollower(
-        catalogue_reader(
-            settings.kafka_bootstrap, "candidates", makes_topics=settings.replicas, writes_dead_letters=True
-        ),
+        catalogue_reader(settings.kafka, "candidates", makes_topics=settings.replicas, writes_dead_letters=True),
         changes,
         model_version=live.catalogue.base.model_version,
         on_ready=gate.open,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from services.cli.output import CommandError, ExitStatus, usage_error
+from services.cli.output import CommandError, ExitStatus, sentences, usage_error
 
 if TYPE_CHECKING:
     import grpc
@@ -25,23 +25,29 @@ _USAGE = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "NOT_FOUND", "UNIMPLEMEN
 @contextmanager
 def gateway(target: str) -> Iterator["gateway_pb2_grpc.GatewayServiceStub"]:
     """A stub of the gateway at `target` ("host:port"); the channel closes with the block."""
-    import grpc
     from freshet.v1 import gateway_pb2_grpc
 
     stub: Any = gateway_pb2_grpc.GatewayServiceStub
-    with grpc.insecure_channel(target) as channel:
+    with _channel(target) as channel:
         yield stub(channel)
 
 
 @contextmanager
 def candidates(target: str) -> Iterator["candidates_pb2_grpc.CandidatesServiceStub"]:
     """A stub of the candidates process at `target` ("host:port"); the channel closes with the block."""
-    import grpc
     from freshet.v1 import candidates_pb2_grpc
 
     stub: Any = candidates_pb2_grpc.CandidatesServiceStub
-    with grpc.insecure_channel(target) as channel:
+    with _channel(target) as channel:
         yield stub(channel)
+
+
+def _channel(target: str) -> "grpc.Channel":
+    from services.common.config import environment_tls
+    from services.common.rpc_client import blocking_channel
+
+    with sentences():
+        return blocking_channel(target, environment_tls())
 
 
 def call(
@@ -66,6 +72,12 @@ def explain(error: "grpc.RpcError", *, target: str, timeout_s: float, process: s
     status = error.code().name
     details = str(error.details() or "no details")
     from_process = _came_from_a_process(error)
+    if status == "UNAVAILABLE" and "handshake" in details.lower() and not from_process:
+        return CommandError(
+            f"the {process} at {target} and this command do not believe each other's certificates: {details}",
+            advice="FRESHET_TLS_CERT, FRESHET_TLS_KEY and FRESHET_TLS_CA name what `freshet certs` made",
+            status=ExitStatus.UNAVAILABLE,
+        )
     if status == "UNAVAILABLE" and _is_connection_trouble(details) and not from_process:
         return CommandError(
             f"nothing answers at {target}: the {process} process is not running there",

@@ -18,7 +18,7 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
 from services.common.errors import DependencyUnavailable, InvalidRequest
-from services.common.kafka import BulkProducer, Headers, Record
+from services.common.kafka import Brokers, BulkProducer, Headers, Record, kafka_options
 from services.common.stream.position import Position
 from services.common.stream.reader import TopicReader
 from services.common.stream.record import SourceRecord
@@ -66,7 +66,7 @@ class Replay:
 class DeadLetters:
     """Reads and replays over one connection each; `close` at the end. Raises: DependencyUnavailable."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: Brokers) -> None:
         self._bootstrap = bootstrap
         self._readers: list[TopicReader] = []
         self._producer = BulkProducer(bootstrap, client_id=_GROUP)
@@ -147,7 +147,7 @@ class DeadLetters:
             self._producer.send_many([Record(topic, one.key or b"", one.value or b"", _headers(one)) for one in kept])
             before = {TopicPartition(topic, one.partition): one.offset + 1 for one in records}
             try:
-                admin = KafkaAdminClient(bootstrap_servers=self._bootstrap.split(","), client_id=_GROUP)
+                admin = KafkaAdminClient(**kafka_options(self._bootstrap), client_id=_GROUP)
                 admin.delete_records(before)
                 admin.close()
             except (KafkaError, OSError) as exc:

@@ -7,6 +7,7 @@ or does not count the lag, has none.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from services.common.config import environment_tls
 from services.common.processes import PROCESSES
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ def read_histogram(address: str, name: str, labels: Mapping[str, str]) -> Bucket
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+    tls = environment_tls()
+    url = f"{'https' if tls else 'http'}://{address}/metrics"
+    with urllib.request.urlopen(url, timeout=5, context=tls.client_context() if tls else None) as answer:
         text = answer.read().decode()
     return {
         float(sample.labels["le"]): sample.value

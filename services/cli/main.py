@@ -13,6 +13,7 @@ from services.cli.commands import (
     backup,
     bench,
     bench_refresher,
+    certs,
     data,
     dead_letters,
     demo,
@@ -99,6 +100,7 @@ app.command("restore", rich_help_panel=_KEEP)(backup.restore)
 app.command("rebuild", rich_help_panel=_KEEP)(rebuild.rebuild)
 app.command("repartition", rich_help_panel=_KEEP)(repartition.repartition)
 app.command("upgrade", rich_help_panel=_KEEP)(upgrade.upgrade)
+app.command("certs", rich_help_panel=_KEEP)(certs.certs)
 app.command("rekey", rich_help_panel=_KEEP)(rekey.rekey)
 app.command("backfill-attributions", rich_help_panel=_KEEP)(backfill_attributions.backfill_attributions)
 app.command("attribute", hidden=True)(backfill_attributions.attribute)

@@ -16,7 +16,7 @@ import structlog
 
 from services.common.catalogue_snapshots import CatalogueSnapshots
 from services.common.errors import InvalidRequest
-from services.common.kafka import BulkProducer
+from services.common.kafka import Brokers, BulkProducer
 from services.common.stream.follower import Follower
 from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
@@ -48,7 +48,11 @@ _SLICE, _PAUSE_S, _MAX_PAUSES = 16, 0.001, 32
 
 
 def catalogue_reader(
-    bootstrap: str, process: str, *topics: str, makes_topics: Replicas | None = None, writes_dead_letters: bool = False
+    bootstrap: Brokers,
+    process: str,
+    *topics: str,
+    makes_topics: Replicas | None = None,
+    writes_dead_letters: bool = False,
 ) -> TopicReader:
     """Reads the catalogue's topics (none named: both) for a process.
 

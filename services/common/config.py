@@ -6,46 +6,34 @@ A process subclasses `ProcessSettings` in its own config.py and names its variab
 
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.common.stream.topic import Replicas
+from services.common.transport import KafkaConnection, Tls, TransportSettings
 
 
 class ConfigError(ValueError):
     """A setting is missing or out of range; the message names the variable, its value and what is allowed."""
 
 
-def check_address(value: str) -> str:
-    """Return `value` if it is host:port, or raise ValueError."""
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError("must be host:port with a port of 1-65535")
-    return value
-
-
-class ProcessSettings(BaseSettings):
+class ProcessSettings(TransportSettings):
     """Shared settings; variables are FRESHET_ and the field's name in capitals."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="FRESHET_", frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
-    )
+    # The gateway's clients are strangers: they have no certificate.
+    asks_client_certificates: ClassVar[bool] = True
 
     host: str = "127.0.0.1"
     # A process gives its own default and variable; 0 takes any free port (tests).
     port: int = Field(default=0, ge=0, le=65535)
     # None: port + 1000. 0: no metrics endpoint.
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    redis_url: str = "redis://127.0.0.1:16379/0"
-    kafka_bootstrap: str = "127.0.0.1:19092"
     # Of topics that a process makes: brokers that hold each record, and brokers that have it before it is acknowledged.
     # 0: three and two on three brokers or more, else one and one.
     kafka_replication: int = Field(default=0, ge=0, le=100)
     kafka_min_in_sync: int = Field(default=0, ge=0, le=100)
-    inference_server: str = "127.0.0.1:18001"
     bundle: Path = Path(".freshet/bundle")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     # Empty: no traces.
@@ -55,25 +43,6 @@ class ProcessSettings(BaseSettings):
     max_in_flight: int = Field(default=512, ge=1, le=100_000)
     # Seconds that running calls get to finish after SIGTERM.
     drain_seconds: float = Field(default=5.0, ge=0, le=300)
-
-    @field_validator("inference_server")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        return check_address(value)
-
-    @field_validator("kafka_bootstrap")
-    @classmethod
-    def _addresses(cls, value: str) -> str:
-        for part in value.split(","):
-            check_address(part.strip())
-        return value
-
-    @field_validator("redis_url")
-    @classmethod
-    def _redis_url(cls, value: str) -> str:
-        if not value.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must start with redis://, rediss:// or unix://")
-        return value
 
     @field_validator("log_level", mode="before")
     @classmethod
@@ -134,21 +103,31 @@ def _mask(value: str) -> str:
     return urlunsplit(parts)
 
 
-S = TypeVar("S", bound=ProcessSettings)
+S = TypeVar("S", bound=TransportSettings)
 
 
-def load_settings(kind: type[S]) -> S:
-    """Read `kind` from the environment, once, at the start of a process.
+def load_settings(kind: type[S], **given: Any) -> S:
+    """Read `kind` from the environment, once, at the start of a process; `given` counts before it.
 
     Raises: ConfigError naming each bad variable, its value and what is allowed.
     """
     try:
-        return kind()
+        return kind(**given)
     except ValidationError as exc:
         raise ConfigError(_explain(kind, exc)) from exc
 
 
-def _explain(kind: type[ProcessSettings], exc: ValidationError) -> str:
+def environment_tls() -> Tls | None:
+    """The certificate that the environment names for a command's connections. Raises: ConfigError."""
+    return load_settings(TransportSettings).tls
+
+
+def environment_kafka(bootstrap: str) -> KafkaConnection:
+    """The brokers at `bootstrap`, and who the environment says that a command is. Raises: ConfigError."""
+    return load_settings(TransportSettings, kafka_bootstrap=bootstrap).kafka
+
+
+def _explain(kind: type[TransportSettings], exc: ValidationError) -> str:
     aliases = {field.validation_alias: field for field in kind.model_fields.values()}
     fields = {str(name): field for name, field in (kind.model_fields | aliases).items()}
     lines = []

@@ -8,13 +8,17 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.common.config import environment_tls
+from services.common.rpc_client import blocking_channel
+from services.common.transport import Tls
+
 # Trailing metadata of a health check: why a process of ours is not serving.
 WHY_NOT_READY = "freshet-not-ready"
 
 
-def probe_grpc(address: str, timeout_s: float = 1.0) -> str | None:
+def probe_grpc(address: str, timeout_s: float = 1.0, tls: Tls | None = None) -> str | None:
     """None when the process at `address` (host:port) is SERVING, else why not, in a few words."""
-    with grpc.insecure_channel(address) as channel:
+    with blocking_channel(address, tls) as channel:
         try:
             check = health_pb2_grpc.HealthStub(channel).Check
             reply, call = check.with_call(health_pb2.HealthCheckRequest(), timeout=timeout_s)
@@ -30,7 +34,7 @@ def probe_grpc(address: str, timeout_s: float = 1.0) -> str | None:
 def main(arguments: list[str]) -> int:
     """Exit status 0 when ready."""
     (address,) = arguments
-    problem = probe_grpc(address)
+    problem = probe_grpc(address, tls=environment_tls())
     if problem is not None:
         sys.stderr.write(problem + "\n")
     return 0 if problem is None else 1

@@ -9,6 +9,7 @@ that timed out may still land: callers reuse their event ids. Keys are placed by
 import asyncio
 import contextlib
 import queue
+import ssl
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -16,12 +17,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError
+from kafka.client_async import KafkaClient
+from kafka.errors import (
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    NoBrokersAvailable,
+    SaslAuthenticationFailedError,
+)
 from kafka.partitioner.default import murmur2
 
 from services.common.errors import DependencyUnavailable, InvalidRequest, Overloaded
 from services.common.kafka_headers import accept_any_header_name
 from services.common.stream.position import Position
+from services.common.transport import ENCRYPTED, SASL, KafkaConnection
 
 MAX_RECORD_BYTES = 1_000_000
 # Kafka's default for producers: the record with its key, its headers and what surrounds it.
@@ -36,6 +45,65 @@ _MAX_ANSWER_BYTES = 1 << 27
 _SETTLING_S = 2.0
 
 Headers = Sequence[tuple[str, bytes]]
+# host:port, separated by commas, of brokers that ask nobody who they are; else with what a client shows.
+Brokers = str | KafkaConnection
+
+
+class _Client(KafkaClient):  # type: ignore[misc]
+    """kafka-python's connections to brokers. It says why a broker refuses it; the library's tries for ever."""
+
+    _refusal: BaseException | None = None
+
+    def _init_connect(self, node_id: Any) -> Any:
+        begun = super()._init_connect(node_id)
+        if (connection := self._conns.get(node_id)) is not None and "close" not in vars(connection):
+            close = connection.close
+
+            def noted_close(error: BaseException | None = None) -> None:
+                # What follows from it closes it again.
+                if error is not None and not connection.disconnected():
+                    self._refusal = error
+                close(error)
+
+            connection.close = noted_close
+        return begun
+
+    def poll(self, *args: Any, **named: Any) -> Any:
+        """As there. Raises: SaslAuthenticationFailedError of a connection that it waited for."""
+        answers = super().poll(*args, **named)
+        if isinstance(self._refusal, SaslAuthenticationFailedError):
+            refusal, self._refusal = self._refusal, None
+            raise refusal
+        return answers
+
+    def check_version(self, *args: Any, **named: Any) -> Any:
+        """As there, once a broker has let this client in. Raises: why none did, too."""
+        end = time.monotonic() + self.config["api_version_auto_timeout_ms"] / 1000
+        try:
+            found = super().check_version(*args, **named)
+        except NoBrokersAvailable as exc:
+            raise self._refusal or exc from exc
+        # A broker tells its version to everybody.
+        while not any(connection.connected() for connection in self._conns.values()):
+            if time.monotonic() > end:
+                raise self._refusal or NoBrokersAvailable()
+            self.poll(timeout_ms=100)
+        return found
+
+
+def kafka_options(brokers: Brokers) -> dict[str, Any]:
+    """The keyword arguments of every kafka-python client that say where the brokers are, and who asks."""
+    options: dict[str, Any] = {"bootstrap_servers": str(brokers).split(","), "kafka_client": _Client}
+    if isinstance(brokers, str) or brokers.security == "PLAINTEXT":
+        return options
+    options["security_protocol"] = brokers.security
+    if brokers.security in ENCRYPTED:
+        options["ssl_context"] = brokers.tls.client_context() if brokers.tls else ssl.create_default_context()
+    if brokers.security in SASL:
+        options["sasl_mechanism"] = brokers.mechanism
+        options["sasl_plain_username"] = brokers.user
+        options["sasl_plain_password"] = brokers.password.get_secret_value()
+    return options
 
 
 def partition_for(key: bytes, num_partitions: int) -> int:
@@ -57,7 +125,7 @@ class Record:
 
 
 def build_producer(
-    bootstrap: str,
+    bootstrap: Brokers,
     *,
     client_id: str,
     linger_ms: int = 0,
@@ -71,7 +139,7 @@ def build_producer(
     """
     try:
         return KafkaProducer(
-            bootstrap_servers=bootstrap.split(","),
+            **kafka_options(bootstrap),
             client_id=client_id,
             acks="all",
             enable_idempotence=True,
@@ -117,7 +185,7 @@ class EventProducer:
 
     def __init__(
         self,
-        bootstrap: str,
+        bootstrap: Brokers,
         *,
         client_id: str = "freshet",
         delivery_timeout_ms: int = 5_000,
@@ -136,6 +204,7 @@ class EventProducer:
         self._start_lock = threading.Lock()
         self._closed = False
         self._build_failed_at = -RETRY_BUILD_SECONDS
+        self._why_away = f"Kafka at {bootstrap} cannot be reached"
         self._broken: KafkaProducer | None = None
         self.reachable: bool | None = None
 
@@ -203,7 +272,7 @@ class EventProducer:
             if producer is None and time.monotonic() - self._build_failed_at >= RETRY_BUILD_SECONDS:
                 producer = self._build()
             if producer is None:
-                self._leave(pending, DependencyUnavailable(f"Kafka at {self._bootstrap} cannot be reached"))
+                self._leave(pending, DependencyUnavailable(self._why_away))
                 continue
             self._hand_over(producer, pending)
         if producer is not None:
@@ -216,8 +285,8 @@ class EventProducer:
                 client_id=self._client_id,
                 delivery_timeout_ms=self._delivery_timeout_ms,
             )
-        except DependencyUnavailable:
-            self.reachable = False
+        except DependencyUnavailable as exc:
+            self.reachable, self._why_away = False, str(exc)
             self._build_failed_at = time.monotonic()
             return None
         self.reachable = True
@@ -269,7 +338,7 @@ class BulkProducer:
 
     def __init__(
         self,
-        bootstrap: str,
+        bootstrap: Brokers,
         *,
         client_id: str = "freshet-bulk",
         linger_ms: int = 0,
@@ -344,7 +413,7 @@ class BulkProducer:
 
 
 def build_consumer(
-    bootstrap: str,
+    bootstrap: Brokers,
     *topics: str,
     group_id: str,
     client_id: str = "freshet",
@@ -365,7 +434,7 @@ def build_consumer(
     accept_any_header_name()
     try:
         consumer = KafkaConsumer(
-            bootstrap_servers=bootstrap.split(","),
+            **kafka_options(bootstrap),
             group_id=group_id,
             client_id=client_id,
             enable_auto_commit=False,

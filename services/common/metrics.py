@@ -3,13 +3,19 @@
 Names are `freshet_<process>_...` with seconds as base unit; labels have few values and never hold user ids.
 """
 
+import sys
 from collections.abc import Sequence
+from typing import Any
 
+import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from services.common.admission import Admission
 from services.common.ports import PortTaken, port_owner
+from services.common.transport import Tls
 from services.common.turn_clock import TurnClock
+
+log = structlog.get_logger()
 
 # From a hash lookup to a lost cause; the targets (60 ms a request, 1.5 s of freshness) lie well inside.
 LATENCY_BUCKETS_S = (
@@ -49,17 +55,39 @@ class Figures:
         self.gauge(f"{name.removesuffix('_age_seconds')}_failures", text).set_function(lambda: turns.failures)
 
 
-def serve_metrics(port: int, host: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY) -> None:
-    """Serve /metrics from a daemon thread. Port 0 serves nothing.
+def serve_metrics(
+    port: int, host: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY, *, tls: Tls | None = None
+) -> None:
+    """Serve /metrics from a daemon thread. Port 0 serves nothing. tls: only clients with a certificate of its CA.
 
     Raises: PortTaken naming the port and its owner.
     """
     if port == 0:
         return
     try:
-        start_http_server(port, addr=host, registry=registry)
+        if tls is None:
+            start_http_server(port, addr=host, registry=registry)
+            return
+        server, _ = start_http_server(
+            port,
+            addr=host,
+            registry=registry,
+            certfile=str(tls.certificate),
+            keyfile=str(tls.key),
+            client_cafile=str(tls.ca),
+            client_auth_required=True,
+        )
+        # The handshake comes with the first read, in the request's own thread: in the accepting one, a client that
+        # connects and says nothing would keep everybody else out.
+        server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
+        server.handle_error = _say_refused  # type: ignore[method-assign,assignment]
     except OSError as exc:
         raise PortTaken(host, port, port_owner(port), purpose="metrics") from exc
+
+
+def _say_refused(_: Any, client: Any) -> None:
+    """A line instead of a traceback on stderr for each client without the right certificate."""
+    log.warning("metrics_request_failed", client=client[0], reason=repr(sys.exception()))
 
 
 class RpcMetrics:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import grpc
 
 from services.common import errors, request_context
+from services.common.transport import Tls
 
 R = TypeVar("R")
 
@@ -47,13 +48,28 @@ _BY_STATUS[grpc.StatusCode.UNIMPLEMENTED] = errors.PreconditionFailed
 _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
 
 
-def channel(target: str, interceptors: Sequence[Any] = (), *, shares: bool = True) -> grpc.aio.Channel:
+def channel(
+    target: str, interceptors: Sequence[Any] = (), *, shares: bool = True, tls: Tls | None = None
+) -> grpc.aio.Channel:
     """A channel to host:port. It connects lazily; pass `Tracing.client_interceptors` to trace its calls.
 
     shares: with other channels of this process to the same target it has one connection; False: it has its own.
+    tls: None is plaintext.
     """
     options = _CHANNEL_OPTIONS if shares else [*_CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
-    return grpc.aio.insecure_channel(target, options=options, interceptors=list(interceptors) or None)
+    chosen = list(interceptors) or None
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options=options, interceptors=chosen)
+    return grpc.aio.secure_channel(target, _credentials(tls), options=options, interceptors=chosen)
+
+
+def blocking_channel(target: str, tls: Tls | None = None) -> grpc.Channel:
+    """A channel to host:port for a command or a probe; tls: None is plaintext."""
+    return grpc.insecure_channel(target) if tls is None else grpc.secure_channel(target, _credentials(tls))
+
+
+def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(tls.ca.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes())
 
 
 def translate(exc: grpc.RpcError, peer: str) -> errors.FreshetError:

@@ -216,11 +216,20 @@ class RpcServer:
             [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server, pool=_ReflectionPool()
         )
         try:
-            self.port = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            self.port = self._add_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError as exc:
             raise PortTaken(host, port, port_owner(port)) from exc
         await self._health.attach(servicer, names)
         await self._server.start()
+
+    def _add_port(self, address: str) -> int:
+        tls = self._settings.tls
+        if tls is None:
+            return int(self._server.add_insecure_port(address))
+        own = [(tls.key.read_bytes(), tls.certificate.read_bytes())]
+        asks = self._settings.asks_client_certificates
+        ca = tls.ca.read_bytes() if asks else None
+        return int(self._server.add_secure_port(address, grpc.ssl_server_credentials(own, ca, asks)))
 
     async def drain(self) -> None:
         """Report NOT_SERVING, take no new call, give running ones `drain_seconds` to finish."""
@@ -264,7 +273,7 @@ async def serve(
     try:
         await server.start()
         try:
-            serve_metrics(settings.resolved_metrics_port, settings.host)
+            serve_metrics(settings.resolved_metrics_port, settings.host, tls=settings.tls)
             # What start-up made lives as long as the process: keep the collector from walking it in a request.
             gc.collect()
             gc.freeze()

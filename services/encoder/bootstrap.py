@@ -89,6 +89,7 @@ def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceSer
     head = bundle.manifest.head
     return InferenceServerEncoder(
         settings.inference_server,
+        tls=settings.inference_tls,
         model_version=bundle.model_version,
         max_history=bundle.max_history,
         components_shape=(head.num_query_components, head.component_width),
@@ -102,7 +103,7 @@ def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceSer
 def kafka_stream(settings: EncoderSettings) -> TopicReader:
     """The configured partitions of `interactions`; missing topics are made when the stream is first read."""
     return TopicReader(
-        settings.kafka_bootstrap,
+        settings.kafka,
         INTERACTIONS,
         group_id=settings.group_id,
         client_id="freshet-encoder",
@@ -116,7 +117,7 @@ def kafka_stream(settings: EncoderSettings) -> TopicReader:
 def log_of_users(settings: EncoderSettings) -> TopicReader:
     """The configured partitions of `interactions` again, for reading lost users' records from the beginning."""
     return TopicReader(
-        settings.kafka_bootstrap,
+        settings.kafka,
         INTERACTIONS,
         group_id=settings.group_id,
         client_id="freshet-encoder-restore",
@@ -128,7 +129,7 @@ def log_of_users(settings: EncoderSettings) -> TopicReader:
 def dead_letters(settings: EncoderSettings) -> TopicReader:
     """The dead letters of `interactions`."""
     return TopicReader(
-        settings.kafka_bootstrap,
+        settings.kafka,
         INTERACTIONS + SUFFIX,
         group_id=settings.group_id,
         client_id="freshet-encoder-dead-letters",
@@ -139,7 +140,7 @@ def dead_letters(settings: EncoderSettings) -> TopicReader:
 def history_topic(settings: EncoderSettings) -> TopicReader:
     """The configured partitions of `histories`."""
     return TopicReader(
-        settings.kafka_bootstrap,
+        settings.kafka,
         HISTORIES,
         group_id=settings.group_id,
         client_id="freshet-encoder-histories",
@@ -153,7 +154,7 @@ def forget_log(settings: EncoderSettings) -> ForgetTopic:
     """The topic `forgets`, which every process reads whole."""
     return ForgetTopic(
         TopicReader(
-            settings.kafka_bootstrap,
+            settings.kafka,
             FORGETS,
             group_id=settings.group_id,
             client_id="freshet-encoder-forgets",
@@ -165,7 +166,7 @@ def forget_log(settings: EncoderSettings) -> ForgetTopic:
 
 def state_writer(settings: EncoderSettings) -> StateWriter:
     """User states and progress in Redis."""
-    return StateWriter(settings.redis_url, ttl_seconds=settings.user_ttl_seconds, max_seen=settings.max_seen_items)
+    return StateWriter(settings.redis, ttl_seconds=settings.user_ttl_seconds, max_seen=settings.max_seen_items)
 
 
 def pseudonym_key(settings: EncoderSettings) -> bytes:
@@ -205,7 +206,7 @@ def stream_consumer(
     on_stall: Callable[[], None] = lambda: None,
 ) -> tuple[Consumer, ApplyRecords, ForgetUsers]:
     """The loop that applies the stream, and what it applies records and forgets with."""
-    outbox = KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-encoder"))
+    outbox = KafkaOutbox(BulkProducer(settings.kafka, client_id="freshet-encoder"))
     key, forgotten, log_again = pseudonym_key(settings), Forgotten(), log_of_users(settings)
     keep = KeepHistories(
         topic=history_topic(settings),
@@ -280,7 +281,7 @@ async def run(settings: EncoderSettings) -> None:
     encoder = model_encoder(settings, bundle)
     metrics.watch_cache(encoder.cache_counts)
     store = state_writer(settings)
-    reader = StateReader(settings.redis_url, timeout_s=DESCRIBE_TIMEOUT_S)
+    reader = StateReader(settings.redis, timeout_s=DESCRIBE_TIMEOUT_S)
     consumer, _, forgets = stream_consumer(
         settings,
         store,

@@ -160,11 +160,13 @@ async def _serve(settings: GatewaySettings, door: Door | None) -> None:
     bundle, popular = await asyncio.to_thread(_open_bundle, settings)
     tracing = configure_tracing("gateway", settings.otlp_endpoint)
     channels = {
-        peer: rpc_client.channel(address, tracing.client_interceptors)
+        peer: rpc_client.channel(address, tracing.client_interceptors, tls=settings.tls)
         for peer, address in (("encoder", settings.encoder_address), ("generator", settings.generator_address))
     }
     replicas = {
-        peer: Replicas(partial(rpc_client.channel, address, tracing.client_interceptors, shares=False))
+        peer: Replicas(
+            partial(rpc_client.channel, address, tracing.client_interceptors, shares=False, tls=settings.tls)
+        )
         for peer, address in (
             ("encoder", settings.encoder_address),
             ("candidates", settings.candidates_address),
@@ -172,20 +174,21 @@ async def _serve(settings: GatewaySettings, door: Door | None) -> None:
         )
     }
     refresher_channels = {
-        address: rpc_client.channel(address, tracing.client_interceptors) for address in settings.refreshers
+        address: rpc_client.channel(address, tracing.client_interceptors, tls=settings.tls)
+        for address in settings.refreshers
     }
     # A connection for each call that may be in flight: a burst must not read as an outage.
     reader = StateReader(
-        settings.redis_url, timeout_s=settings.state_timeout_ms / 1000, max_connections=settings.max_in_flight
+        settings.redis, timeout_s=settings.state_timeout_ms / 1000, max_connections=settings.max_in_flight
     )
-    producer = EventProducer(settings.kafka_bootstrap, client_id="freshet-gateway")
+    producer = EventProducer(settings.kafka, client_id="freshet-gateway")
     producer.start()
     stream = ProbedStreamStatus(channels["encoder"], settings.kafka_bootstrap.split(","))
     await stream.start()
     metrics = GatewayMetrics()
     described = DescribedItems(dict(zip(bundle.item_ids, bundle.titles, strict=True)), popular)
     follower = CatalogueFollower(
-        catalogue_reader(settings.kafka_bootstrap, "freshet-gateway", ITEMS),
+        catalogue_reader(settings.kafka, "freshet-gateway", ITEMS),
         described,
         model_version=bundle.model_version,
         on_ready=described.caught_up,
@@ -195,7 +198,7 @@ async def _serve(settings: GatewaySettings, door: Door | None) -> None:
     health = HealthState(ready=True)
     health.watch("catalogue", follower.turns)
     follower.start()
-    ends = KafkaStreamEnds(settings.kafka_bootstrap)
+    ends = KafkaStreamEnds(settings.kafka)
     ends.start()
     stalls = LoopStalls()
     stalls.start()

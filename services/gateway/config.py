@@ -1,16 +1,19 @@
 """The gateway's settings: the shared ones, its peers, the sizes and times of a Recommend and a Search, API keys."""
 
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from services.common.config import ProcessSettings, check_address
+from services.common.config import ProcessSettings
+from services.common.transport import check_address
 from services.gateway.stages import Limits
 
 
 class GatewaySettings(ProcessSettings):
     """Variables are named per field; times are milliseconds."""
+
+    asks_client_certificates: ClassVar[bool] = False
 
     port: int = Field(default=50050, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_PORT")
     encoder_address: str = Field(default="127.0.0.1:50051", validation_alias="FRESHET_ENCODER_ADDRESS")

@@ -146,6 +146,7 @@ class _Loading:
             settings.inference_server,
             model,
             queries.word_pieces,
+            tls=settings.inference_tls,
             text_version=self._bundle.text_version,
             max_tokens=queries.max_tokens,
             timeout_s=settings.encode_timeout_ms / 1000,
@@ -236,7 +237,7 @@ async def run(settings: GeneratorSettings) -> None:
     servicer = make_servicer(settings, sources, metrics, next_item=lambda: follower.next_item, is_ready=ready)
     changed = make_watch(sources, servicer, metrics)
     follower = CatalogueFollower(
-        catalogue_reader(settings.kafka_bootstrap, "generator", ITEMS, makes_topics=settings.replicas),
+        catalogue_reader(settings.kafka, "generator", ITEMS, makes_topics=settings.replicas),
         ItemChanges(sources, metrics, on_change=changed),
         model_version="",
         on_ready=lambda: ready.said("items"),
@@ -246,7 +247,7 @@ async def run(settings: GeneratorSettings) -> None:
     if sources.text is not None:
         sources.text.start()
         clicks = ClicksFollower(
-            clicks_reader(settings.kafka_bootstrap, settings.replicas),
+            clicks_reader(settings.kafka, settings.replicas),
             sources.text,
             metrics,
             on_ready=lambda: ready.said("clicks"),

@@ -12,7 +12,7 @@ import structlog
 
 from services.common.catalogue_follower import age_seconds
 from services.common.errors import InvalidRequest
-from services.common.kafka import BulkProducer
+from services.common.kafka import Brokers, BulkProducer
 from services.common.stream.follower import Follower
 from services.common.stream.ports import Reader
 from services.common.stream.reader import TopicReader
@@ -31,7 +31,7 @@ _MAX_RECORDS = 4_096
 _Click = tuple[SourceRecord, ClickRecord]
 
 
-def clicks_reader(bootstrap: str, replicas: Replicas) -> TopicReader:
+def clicks_reader(bootstrap: Brokers, replicas: Replicas) -> TopicReader:
     """Reads `search-clicks`; what is unreadable there goes to the dead letters, once for all generators."""
     return TopicReader(
         bootstrap,

@@ -89,7 +89,7 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle) -> KafkaLog:
 
     def reader(client_id: str, window_ms: int, *topics: str) -> TopicReader:
         return TopicReader(
-            settings.kafka_bootstrap,
+            settings.kafka,
             *topics,
             group_id=settings.group_id,
             client_id=client_id,
@@ -137,7 +137,7 @@ def checkpoint_topic(settings: RefresherSettings, model_version: str) -> Checkpo
     """Where a model's checkpoints lie: in the topic, and, from before, in a folder; two models' never meet."""
     return CheckpointTopic(
         TopicReader(
-            settings.kafka_bootstrap,
+            settings.kafka,
             REFRESHER_CHECKPOINTS,
             group_id=settings.group_id,
             client_id="freshet-refresher-checkpoints",
@@ -145,7 +145,7 @@ def checkpoint_topic(settings: RefresherSettings, model_version: str) -> Checkpo
             window_ms=_PARTS_WAIT_MS,
             max_partition_bytes=_READ_TOGETHER,
         ),
-        BulkProducer(settings.kafka_bootstrap, client_id="freshet-refresher-checkpoints"),
+        BulkProducer(settings.kafka, client_id="freshet-refresher-checkpoints"),
         model_version,
         files=CheckpointFiles(settings.checkpoints / model_version),
     )
@@ -173,9 +173,9 @@ async def run(settings: RefresherSettings) -> None:
     )
     refresher = Refresher(
         log=kafka_log(settings, bundle),
-        outbox=KafkaOutbox(BulkProducer(settings.kafka_bootstrap, client_id="freshet-refresher", linger_ms=_LINGER_MS)),
+        outbox=KafkaOutbox(BulkProducer(settings.kafka, client_id="freshet-refresher", linger_ms=_LINGER_MS)),
         checkpoints=checkpoint_topic(settings, bundle.model_version),
-        leases=RedisLeases(settings.redis_url, model_version=bundle.model_version, lease_ms=settings.lease_ms),
+        leases=RedisLeases(settings.redis, model_version=bundle.model_version, lease_ms=settings.lease_ms),
         rules=rules,
         publisher=publisher,
         withdrawn=withdrawn,

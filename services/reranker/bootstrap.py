@@ -87,7 +87,7 @@ async def run(settings: RerankerSettings) -> None:
         every_s=60 * settings.snapshot_minutes,
     )
     follower = CatalogueFollower(
-        catalogue_reader(settings.kafka_bootstrap, "reranker", makes_topics=settings.replicas),
+        catalogue_reader(settings.kafka, "reranker", makes_topics=settings.replicas),
         CatalogueChanges(catalogue, metrics.catalogue, full_error=IndexFullError, merges=[merge]),
         model_version=catalogue.base.model_version,
         on_ready=gate.open,

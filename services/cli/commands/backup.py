@@ -156,12 +156,13 @@ def _log_ends(stack: "Stack") -> Mapping[int, int] | None:
     """Where `attributions` ends, per partition; None when Kafka is away."""
     from kafka.errors import KafkaError
 
+    from services.common.config import environment_kafka
     from services.common.errors import DependencyUnavailable
     from services.common.kafka import build_consumer
     from services.common.stream.topics.attributions import ATTRIBUTIONS
 
     try:
-        consumer = build_consumer(stack.kafka_bootstrap, ATTRIBUTIONS, group_id="freshet-restore")
+        consumer = build_consumer(environment_kafka(stack.kafka_bootstrap), ATTRIBUTIONS, group_id="freshet-restore")
     except DependencyUnavailable:
         return None
     try:

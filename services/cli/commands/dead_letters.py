@@ -182,9 +182,10 @@ def forget(
 def _opened(state: "Path", kafka: str) -> "Iterator[DeadLetters]":
     from services.cli.dead_letters import DeadLetters
     from services.cli.stack import Stack
+    from services.common.config import environment_kafka
 
     with sentences():
-        opened = DeadLetters(kafka or Stack(state).kafka_bootstrap)
+        opened = DeadLetters(environment_kafka(kafka or Stack(state).kafka_bootstrap))
         try:
             yield opened
         finally:

@@ -90,8 +90,11 @@ def _live(stack: "Stack") -> Any:
     import grpc
     from freshet.v1 import refresher_pb2, refresher_pb2_grpc
 
+    from services.common.config import environment_tls
+    from services.common.rpc_client import blocking_channel
+
     stub_type: Any = refresher_pb2_grpc.RefresherServiceStub
-    with grpc.insecure_channel(stack.address("refresher")) as channel:
+    with blocking_channel(stack.address("refresher"), environment_tls()) as channel:
         try:
             return stub_type(channel).GetStatus(refresher_pb2.GetStatusRequest(), timeout=_STATUS_TIMEOUT_S)
         except grpc.RpcError:

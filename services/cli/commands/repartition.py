@@ -25,7 +25,7 @@ def repartition(
     Example:  freshet down && freshet up --only kafka,redis && freshet repartition --partitions 16
     """
     from services.cli.stack import Stack
-    from services.common.config import ProcessSettings
+    from services.common.config import ProcessSettings, environment_kafka
     from services.offline.backfill.repartition import repartition as run
 
     stack = Stack(state)
@@ -38,7 +38,7 @@ def repartition(
     with sentences(), progress_bar(as_json=as_json) as bar:
         task = bar.add_task("copying", total=None)
         report = run(
-            stack.kafka_bootstrap,
+            environment_kafka(stack.kafka_bootstrap),
             stack.redis_url,
             partitions,
             replicas=ProcessSettings().replicas,

@@ -15,7 +15,7 @@ from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from services.common.errors import DependencyUnavailable
-from services.common.kafka import BulkProducer, build_consumer
+from services.common.kafka import Brokers, BulkProducer, build_consumer
 from services.common.stream.ports import Offsets
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topic import Replicas
@@ -37,7 +37,7 @@ class TopicReader:
 
     def __init__(
         self,
-        bootstrap: str,
+        bootstrap: Brokers,
         *topics: str,
         group_id: str,
         client_id: str = "freshet",

@@ -22,6 +22,7 @@ from services.common.errors import (
     PreconditionFailed,
 )
 from services.common.rpc_client import RECONNECT_OPTIONS
+from services.common.transport import Tls, inference_options
 from services.encoder.adapters.batches import PADDING_ITEM, IntArray, calls, length_buckets, pad_jobs
 from services.encoder.domain import EncodedStates, EncodeJob
 
@@ -48,6 +49,7 @@ class InferenceServerEncoder:
         uses_user_index: bool,
         max_rows: int = 64,
         timeout_s: float = 5.0,
+        tls: Tls | None = None,
     ) -> None:
         self._address = address
         self._model_version = model_version
@@ -69,6 +71,7 @@ class InferenceServerEncoder:
                 ("grpc.max_receive_message_length", -1),
                 *RECONNECT_OPTIONS,
             ],
+            **inference_options(tls),
         )
 
     def check(self) -> None:

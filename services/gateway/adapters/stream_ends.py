@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from services.common.errors import DeadlineExceeded
+from services.common.kafka import Brokers
 from services.common.stream.reader import TopicReader
 from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.stream.topics.interactions import INTERACTIONS
@@ -16,7 +17,7 @@ T = TypeVar("T")
 class KafkaStreamEnds:
     """Implements `ports.StreamEnds`. Connects when first asked; `close` at the end."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: Brokers) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stream-ends")
         self._reader = TopicReader(
             bootstrap, INTERACTIONS, group_id="freshet-gateway", client_id="freshet-gateway-ends"

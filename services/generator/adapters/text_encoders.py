@@ -22,6 +22,7 @@ from services.algorithms.states import FloatArray
 from services.algorithms.word_pieces import WordPieces
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, PreconditionFailed
 from services.common.rpc_client import RECONNECT_OPTIONS
+from services.common.transport import Tls, inference_options
 
 INPUTS = ("input_ids", "attention_mask")
 
@@ -140,6 +141,7 @@ class InferenceServerText:
         text_version: str,
         max_tokens: int,
         timeout_s: float,
+        tls: Tls | None = None,
     ) -> None:
         self._address, self._name, self._text_version = address, name, text_version
         self._word_pieces, self._max_tokens, self._timeout_s = word_pieces, max_tokens, timeout_s
@@ -147,6 +149,7 @@ class InferenceServerText:
         self._client = InferenceServerClient(
             url=address,
             channel_args=list(RECONNECT_OPTIONS),
+            **inference_options(tls),
         )
 
     def encode(self, texts: Sequence[str]) -> FloatArray:

@@ -168,7 +168,7 @@ def run_rebuild(
 
 def bulk_producer(settings: EncoderSettings, client_id: str) -> BulkProducer:
     """A producer for many records at once."""
-    return BulkProducer(settings.kafka_bootstrap, client_id=client_id, linger_ms=50, delivery_timeout_ms=60_000)
+    return BulkProducer(settings.kafka, client_id=client_id, linger_ms=50, delivery_timeout_ms=60_000)
 
 
 def import_interactions(

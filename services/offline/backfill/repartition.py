@@ -21,7 +21,7 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kafka.errors import KafkaError
 
 from services.common.errors import DependencyUnavailable, FreshetError, InvalidRequest, PreconditionFailed
-from services.common.kafka import BulkProducer, Record, build_consumer, partition_for
+from services.common.kafka import Brokers, BulkProducer, Record, build_consumer, kafka_options, partition_for
 from services.common.stream.retraction import furthest, is_covered
 from services.common.stream.topic import NUM_PARTITIONS, Replicas, Topic
 from services.common.stream.topics import TOPICS, ensure_topics, exposures, interactions, items
@@ -75,7 +75,7 @@ class _Copied:
 
 
 def repartition(
-    bootstrap: str,
+    bootstrap: Brokers,
     redis_url: str,
     num_partitions: int,
     *,
@@ -98,11 +98,11 @@ def repartition(
 
 class _Repartition:
     def __init__(
-        self, bootstrap: str, redis_url: str, num_partitions: int, replicas: Replicas, progress: Progressed
+        self, bootstrap: Brokers, redis_url: str, num_partitions: int, replicas: Replicas, progress: Progressed
     ) -> None:
         self._bootstrap, self._redis_url, self._wanted, self._replicas = bootstrap, redis_url, num_partitions, replicas
         self._progress = progress
-        self._admin = KafkaAdminClient(bootstrap_servers=bootstrap.split(","), client_id=_GROUP)
+        self._admin = KafkaAdminClient(**kafka_options(bootstrap), client_id=_GROUP)
         self._producer = BulkProducer(bootstrap, client_id=_GROUP, linger_ms=50, delivery_timeout_ms=60_000)
         self._forgotten = 0
 

@@ -12,6 +12,8 @@ from typing import Any
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
+from services.common.kafka import Brokers, kafka_options
+
 OnAcknowledged = Callable[[str, int, int, float], None]
 
 
@@ -21,7 +23,7 @@ class OutsideProducer:
     `last_offsets`: the newest acknowledged offset per partition, repeated and broken records included.
     """
 
-    def __init__(self, *, bootstrap: str, topic: str, on_acknowledged: OnAcknowledged) -> None:
+    def __init__(self, *, bootstrap: Brokers, topic: str, on_acknowledged: OnAcknowledged) -> None:
         self._topic = topic
         self._on_acknowledged = on_acknowledged
         self._lock = threading.Lock()
@@ -31,7 +33,7 @@ class OutsideProducer:
         self.acknowledge_ms: list[float] = []
         self.errors: dict[str, int] = {}
         self._producer = KafkaProducer(
-            bootstrap_servers=bootstrap,
+            **kafka_options(bootstrap),
             acks="all",
             enable_idempotence=True,
             linger_ms=5,

@@ -23,6 +23,8 @@ import grpc.aio
 from freshet.v1 import common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc
 
 from loadtest.open_loop import NOT_SENT, OpenLoop
+from services.common import rpc_client
+from services.common.config import environment_kafka, environment_tls
 from services.offline.demo.outside_producer import OnAcknowledged, OutsideProducer
 from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, ReplayResult
 
@@ -286,10 +288,12 @@ async def replay(plan_path: Path, result_path: Path) -> None:
     """Read the plan, run it, write the result."""
     plan = ReplayPlan.read(plan_path)
 
-    def make_producer(on_acknowledged: OnAcknowledged) -> OutsideProducer:
-        return OutsideProducer(bootstrap=plan.bootstrap, topic=plan.topic, on_acknowledged=on_acknowledged)
+    kafka = environment_kafka(plan.bootstrap)
 
-    async with grpc.aio.insecure_channel(plan.gateway) as channel:
+    def make_producer(on_acknowledged: OnAcknowledged) -> OutsideProducer:
+        return OutsideProducer(bootstrap=kafka, topic=plan.topic, on_acknowledged=on_acknowledged)
+
+    async with rpc_client.channel(plan.gateway, tls=environment_tls()) as channel:
         stub_type: Any = gateway_pb2_grpc.GatewayServiceStub
         result = await Replay(plan, stub_type(channel), make_producer).run()
     result.write(result_path)

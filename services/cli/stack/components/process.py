@@ -10,9 +10,11 @@ from services.cli.stack.components.component import Component, Place, inherited_
 from services.cli.stack.compose import local_environment
 from services.cli.stack.errors import StackError
 from services.cli.stack.folders import REPOSITORY
+from services.common.config import environment_tls
 from services.common.health_check import probe_grpc
 from services.common.version import freshet_version
 
+TLS_VARIABLES = ("FRESHET_TLS_CERT", "FRESHET_TLS_KEY", "FRESHET_TLS_CA")
 CHECKPOINTS_VARIABLE = "FRESHET_REFRESHER_CHECKPOINTS"
 
 
@@ -26,6 +28,11 @@ class Process(Component):
         settings = local_environment(self.service, place.ports, place.bundle, place.text)
         if CHECKPOINTS_VARIABLE in settings:
             settings[CHECKPOINTS_VARIABLE] = str(place.state.data(self.name))
+        # Named by whoever starts the stack; where a process runs is another folder.
+        tls = environment_tls()
+        if tls is not None:
+            for variable, file in zip(TLS_VARIABLES, (tls.certificate, tls.key, tls.ca), strict=True):
+                settings[variable] = str(file.absolute())
         return Launch(
             argv=[sys.executable, *arguments],
             environment=inherited_environment() | settings,
@@ -33,7 +40,7 @@ class Process(Component):
         )
 
     def probe(self, place: Place) -> str | None:
-        return probe_grpc(place.ports.address(self.name))
+        return probe_grpc(place.ports.address(self.name), tls=environment_tls())
 
     def version(self, place: Place) -> str:
         return f"freshet {freshet_version()}"

@@ -11,6 +11,7 @@ from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import KafkaError, NoError, TopicAlreadyExistsError, for_code
 
 from services.common.errors import DependencyUnavailable
+from services.common.kafka import Brokers, kafka_options
 from services.common.stream.topic import Replicas, Topic
 from services.common.stream.topics import (
     attributions,
@@ -49,7 +50,7 @@ TOPICS: tuple[Topic, ...] = (
 
 
 def ensure_topics(
-    bootstrap: str,
+    bootstrap: Brokers,
     *,
     topics: tuple[Topic, ...] = TOPICS,
     replicas: Replicas = DEFAULT_REPLICAS,
@@ -62,7 +63,7 @@ def ensure_topics(
     """
     try:
         admin = KafkaAdminClient(
-            bootstrap_servers=bootstrap.split(","),
+            **kafka_options(bootstrap),
             client_id="freshet-topics",
             request_timeout_ms=timeout_ms,
             api_version_auto_timeout_ms=min(timeout_ms, 5_000),

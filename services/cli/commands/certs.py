@@ -1,0 +1,62 @@
+"""`freshet certs`: the certificates of a small installation, and which variables name them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import options
+from services.cli.output import emit_json, reports_errors, usage_error
+
+
+@reports_errors
+def certs(
+    *,
+    out: Annotated[Path, typer.Option(help="The folder that they go to.")],
+    host: Annotated[
+        list[str] | None, typer.Option(help="A further name or address that servers are reached by; may be repeated.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long a certificate is good.")] = 365,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="New certificates and keys under the CA that is there.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Make a CA and a certificate for each process, Kafka, Redis, the inference server and an operator.
+
+    Each names its process, localhost, the loopback addresses and your hosts. Keys can be read by you alone. To rotate:
+    --renew, then restart the processes one by one; old and new certificates are of one CA and believed together.
+    A new CA is a new folder.
+
+    Example:  freshet certs --out .freshet/certs --host 10.0.0.7
+
+    Example:  freshet certs --out .freshet/certs --renew --days 90
+    """
+    try:
+        from services.cli.certificates import NAMES, CertificatesError, make_certificates
+    except ModuleNotFoundError as exc:
+        raise usage_error(f"{exc.name} is not installed", "pip install 'freshet-recsys[cli]'") from exc
+    try:
+        ends = make_certificates(out, hosts=host or (), days=days, renew=renew)
+    except CertificatesError as exc:
+        advice = "another --out" if renew else "--renew makes new ones under the same CA"
+        raise usage_error(str(exc), advice) from exc
+    except ValueError as exc:
+        raise usage_error(f"host={host!r}: {exc}", "names in ASCII, or addresses") from exc
+    folder = out.resolve()
+    variables = {
+        name: {
+            "FRESHET_TLS_CERT": str(folder / f"{name}.crt"),
+            "FRESHET_TLS_KEY": str(folder / f"{name}.key"),
+            "FRESHET_TLS_CA": str(folder / "ca.crt"),
+        }
+        for name in NAMES
+    }
+    if as_json:
+        emit_json({"good_until": ends.isoformat(), "variables": variables})
+        return
+    typer.echo(f"{len(variables)} certificates, good until {ends:%Y-%m-%d}. Keep ca.key where no process runs.")
+    for name, values in variables.items():
+        typer.echo(f"\n# {name}")
+        for variable, value in values.items():
+            typer.echo(f"{variable}={value}")
