@@ -115,8 +115,7 @@ class Recommend:
             view, encoded = await asyncio.gather(self._read_user(work), self.stages.encode(work, history))
         else:
             view, encoded = None, await self.stages.encode(work, history)
-        if work.query.filter.exclude_seen:
-            work.seen = [*work.seen, *(event.item_id for event in history)]
+        work.seen = [*(event.item_id for event in reversed(history)), *work.seen]
         if encoded is not None:
             source = "none" if encoded.query_state is None else "request"
             return encoded.query_state, None, source
@@ -129,9 +128,9 @@ class Recommend:
 
     async def _read_user(self, work: Work[RecommendQuery]) -> UserView | None:
         """The user's view, waiting for the token where there is one; None when the store does not answer."""
-        query, token = work.query, work.query.token
+        token = work.query.token
         partition = None if token is None else token.partition
-        view = await self.stages.read_user(work, with_seen=query.filter.exclude_seen, partition=partition)
+        view = await self.stages.read_user(work, with_seen=True, partition=partition)
         if view is not None and token is not None and not _reached(view, token):
             view = await self._wait_for(work, view, token)
         if view is None:
@@ -163,7 +162,7 @@ class Recommend:
             if _reached(view, token):
                 break
         work.times.queue_ms += (time.monotonic() - began) * 1000
-        if waited and work.query.filter.exclude_seen:
+        if waited:
             return await self.stages.read_user(work, with_seen=True, partition=token.partition)
         return view
 
