@@ -4,7 +4,7 @@ Which interactions are remembered is the refresher's business, what neighbours s
 `algorithms/neighbours.py`'s; how votes join an answer is `voted_answers.py`'s.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -106,7 +106,7 @@ class Voting:
             return None
         all_votes = [{}] * len(filters) if self.memory is None else self.memory.of(queries)
         return [
-            self._merged(votes, one.seen_item_ids, one.seen_item_ids if one.exclude_seen else ())
+            self._merged(votes, one.seen_item_ids, leaves_out_seen=one.exclude_seen)
             for votes, one in zip(all_votes, filters, strict=True)
         ]
 
@@ -115,20 +115,25 @@ class Voting:
         found = ItemVotes(vote=0.0, num_neighbours=0, model_share=1.0, voters=(), index_version=index_version)
         if self.memory is not None:
             found = self.memory.explain(query, item_id, index_version)
-        votes = self._merged({item_id: found.vote}, seen, [one for one in seen if one != item_id])
+        votes = self._merged({item_id: found.vote}, seen, leaves_out_seen=True, but=item_id)
         voters = [replace(one, vote=one.vote * self._of_memory) for one in found.voters]
         return replace(found, vote=votes[item_id], voters=voters, model_share=self.model_share)
 
-    def _merged(self, remembered: dict[str, float], seen: Sequence[str], left_out: Sequence[str]) -> dict[str, float]:
-        """`seen`: the user's items, newest first."""
+    def _merged(
+        self, remembered: Mapping[str, float], seen: Sequence[str], *, leaves_out_seen: bool, but: str = ""
+    ) -> dict[str, float]:
+        """`seen`: the user's items, newest first; where those are left out, their neighbours' votes go to others."""
         votes = {item_id: self._of_memory * vote for item_id, vote in remembered.items()}
         neighbours, rows = self._base.neighbours, self._base.rows
-        if neighbours is not None:
-            recent, hidden = ([rows[one] for one in dict.fromkeys(some) if one in rows] for some in (seen, left_out))
-            found, near = neighbours.votes(recent, hidden)
-            for row, vote in zip(found.tolist(), near.tolist(), strict=True):
-                item_id = self._base.item_ids[row]
-                votes[item_id] = votes.get(item_id, 0.0) + self._of_neighbours * vote
+        if neighbours is None:
+            return votes
+        known = [row for one in dict.fromkeys(seen) if (row := rows.get(one)) is not None]
+        kept = rows.get(but)
+        left_out = [row for row in known if row != kept] if leaves_out_seen else []
+        found, near = neighbours.votes(known, left_out)
+        for row, vote in zip(found.tolist(), near.tolist(), strict=True):
+            item_id = self._base.item_ids[row]
+            votes[item_id] = votes.get(item_id, 0.0) + self._of_neighbours * vote
         return votes
 
 
