@@ -65,9 +65,22 @@ def learn_neighbours(interactions: Interactions) -> ItemNeighbours:
     return ItemNeighbours(shape=replace(_SHAPE, num_neighbours=size), items=items, weights=weights)
 
 
+def votes_before(
+    neighbours: ItemNeighbours, histories: Histories, events: IntArray, users: IntArray
+) -> npt.NDArray[np.float64]:
+    """(B, X) votes of what stands before position events[b] of users[b]; seen items get none."""
+    votes = np.zeros((len(events), len(neighbours.items)))
+    for row, (event, user) in enumerate(zip(events, users, strict=True)):
+        seen = histories.items[histories.offsets[user] : event][::-1]
+        distinct, newest = np.unique(seen, return_index=True)
+        voted, values = neighbours.votes(seen[np.sort(newest)], distinct)
+        votes[row, voted] = values
+    return votes
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WithNeighbours:
-    """Final scores as served: a model's and the votes of the items before each event. Seen items get no votes."""
+    """Final scores as served: a model's, and the votes of the items before each event."""
 
     model: EventScorer
     neighbours: ItemNeighbours
@@ -75,12 +88,7 @@ class WithNeighbours:
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
         share = self.neighbours.shape.model_share
         scores = share * np.asarray(self.model.scores(histories, events, users), dtype=np.float64)
-        for row, (event, user) in enumerate(zip(events, users, strict=True)):
-            seen = histories.items[histories.offsets[user] : event][::-1]
-            distinct, newest = np.unique(seen, return_index=True)
-            rows, votes = self.neighbours.votes(seen[np.sort(newest)], distinct)
-            scores[row, rows] += (1 - share) * votes
-        return scores
+        return scores + (1 - share) * votes_before(self.neighbours, histories, events, users)
 
 
 def choosing_rows(interactions: Interactions) -> IntArray:
