@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from services.algorithms.manifest import BundleError, EncoderShape, FileEntry, HeadShape, Manifest
+from services.algorithms.manifest import BundleError, EncoderShape, FileEntry, HeadShape, Manifest, NeighbourShape
+from services.algorithms.neighbours import ItemNeighbours
 from services.algorithms.sealed_files import (
     MANIFEST,
     check_file,
@@ -46,6 +47,7 @@ __all__ = [
     "EncoderShape",
     "HeadShape",
     "Manifest",
+    "NeighbourShape",
     "add_files",
     "load_bundle",
     "note_new_item_length",
@@ -55,6 +57,7 @@ __all__ = [
 WEIGHTS = "weights.safetensors"
 ITEM_STATES = "item_states.safetensors"
 PAIR_GATE = "pair_gate.safetensors"
+NEIGHBOURS = "neighbours.safetensors"
 ITEMS = "items.parquet"
 USERS = "users.parquet"
 ENCODER_ONNX = "encoder.onnx"
@@ -146,6 +149,17 @@ class Bundle:
     def pair_gate(self) -> PairGate | None:
         return read_pair_gate(self.path / PAIR_GATE) if self.manifest.head.is_mixture else None
 
+    @cached_property
+    def neighbours(self) -> ItemNeighbours | None:
+        """Memory-mapped; None where the model scores alone. Raises: BundleError for values that are not allowed."""
+        shape = self.manifest.neighbours
+        if shape is None:
+            return None
+        try:
+            return ItemNeighbours(shape=shape, **read_tensors(self.path / NEIGHBOURS))
+        except ValueError as exc:
+            raise BundleError(f"{self.path / NEIGHBOURS}: {exc}") from exc
+
     def weights(self) -> dict[str, npt.NDArray[Any]]:
         """The model's weights by name, memory-mapped (read-only)."""
         return read_tensors(self.path / WEIGHTS)
@@ -179,6 +193,7 @@ class BundleContent:
     data: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     new_item_length: float | None = None
+    neighbours: ItemNeighbours | None = None
 
 
 def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
@@ -192,7 +207,7 @@ def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
     for name, entry in sorted(manifest.files.items()):
         check_file(root, name, entry, verify=verify)
     bundle = Bundle(path=root, manifest=manifest)
-    version = _model_version(manifest.files, manifest.encoder, manifest.head, root)
+    version = _model_version(manifest.files, manifest.encoder, manifest.head, manifest.neighbours, root)
     if version != manifest.model_version:
         raise BundleError(f"{root / MANIFEST}: model_version={manifest.model_version}; the content hashes to {version}")
     _check_shapes(bundle)
@@ -242,8 +257,11 @@ def note_new_item_length(path: Path | str, length: float) -> Bundle:
 
 def _check_shapes(bundle: Bundle) -> None:
     root, manifest, head = bundle.path, bundle.manifest, bundle.manifest.head
-    for name in _content_files(head):
+    for name in _content_files(head, manifest.neighbours):
         bundle.file(name)
+    if manifest.neighbours is not None:
+        near = (manifest.num_items, manifest.neighbours.num_neighbours)
+        check_tensors(root / NEIGHBOURS, {"items": near, "weights": near}, indices="items")
     components = (manifest.num_items, head.num_item_components, head.component_width)
     expected: dict[str, tuple[int, ...]] = {"components": components}
     if head.is_mixture:
@@ -254,19 +272,28 @@ def _check_shapes(bundle: Bundle) -> None:
     check_table(root / USERS, _USER_SCHEMA, manifest.num_users)
 
 
-def _content_files(head: HeadShape) -> tuple[str, ...]:
+def _content_files(head: HeadShape, neighbours: NeighbourShape | None) -> tuple[str, ...]:
     """The files whose content is the model, and so its version."""
-    return (WEIGHTS, ITEM_STATES, *((PAIR_GATE,) if head.is_mixture else ()), ITEMS, USERS)
+    optional = (*((PAIR_GATE,) if head.is_mixture else ()), *((NEIGHBOURS,) if neighbours is not None else ()))
+    return (WEIGHTS, ITEM_STATES, *optional, ITEMS, USERS)
 
 
-def _model_version(files: Mapping[str, FileEntry], encoder: EncoderShape | None, head: HeadShape, root: Path) -> str:
-    missing = [name for name in _content_files(head) if name not in files]
+def _model_version(
+    files: Mapping[str, FileEntry],
+    encoder: EncoderShape | None,
+    head: HeadShape,
+    neighbours: NeighbourShape | None,
+    root: Path,
+) -> str:
+    names = _content_files(head, neighbours)
+    missing = [name for name in names if name not in files]
     if missing:
         raise BundleError(f"{root / MANIFEST} lists {sorted(files)}; missing: {missing}")
     content = {
-        "files": [[name, files[name].sha256] for name in sorted(_content_files(head))],
+        "files": [[name, files[name].sha256] for name in sorted(names)],
         "encoder": None if encoder is None else encoder.described(),
         "head": head.described(),
+        **({} if neighbours is None else {"neighbours": asdict(neighbours)}),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -279,6 +306,9 @@ def _write_content(root: Path, content: BundleContent) -> None:
     save_tensors(states, root / ITEM_STATES)
     if content.pair_gate is not None:
         save_pair_gate(content.pair_gate, root / PAIR_GATE)
+    near = None if content.neighbours is None else content.neighbours.shape
+    if content.neighbours is not None:
+        save_tensors({"items": content.neighbours.items, "weights": content.neighbours.weights}, root / NEIGHBOURS)
     columns = {
         "item_id": list(content.item_ids),
         "title": list(content.titles),
@@ -287,9 +317,9 @@ def _write_content(root: Path, content: BundleContent) -> None:
     }
     pq.write_table(pa.table(columns, schema=_ITEM_SCHEMA), root / ITEMS)
     pq.write_table(pa.table({"user_id": list(content.user_ids)}, schema=_USER_SCHEMA), root / USERS)
-    files = {name: file_entry(root / name) for name in _content_files(content.head) if (root / name).is_file()}
+    files = {name: file_entry(root / name) for name in _content_files(content.head, near) if (root / name).is_file()}
     Manifest(
-        model_version=_model_version(files, content.encoder, content.head, root),
+        model_version=_model_version(files, content.encoder, content.head, near, root),
         encoder=content.encoder,
         head=content.head,
         num_items=len(content.item_ids),
@@ -298,4 +328,5 @@ def _write_content(root: Path, content: BundleContent) -> None:
         metrics=dict(content.metrics),
         files=files,
         new_item_length=content.new_item_length,
+        neighbours=near,
     ).write(root / MANIFEST)

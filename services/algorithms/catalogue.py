@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from services.algorithms.bundle import Bundle, Manifest
+from services.algorithms.neighbours import ItemNeighbours
 from services.algorithms.states import ItemStates, PairGate
 
 # Ids and titles as Python objects, their index, hashes and category lists: measured 500 bytes per item on
@@ -36,6 +37,7 @@ class Catalogue:
     states: ItemStates
     pair_gate: PairGate | None
     user_component: int | None = None
+    neighbours: ItemNeighbours | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError if columns disagree in length or an id repeats."""
@@ -73,17 +75,20 @@ def catalogue_from_bundle(bundle: Bundle) -> Catalogue:
         states=bundle.item_states,
         pair_gate=bundle.pair_gate,
         user_component=bundle.num_query_components - 1 if has_users else None,
+        neighbours=bundle.neighbours,
     )
 
 
 def required_bytes(manifest: Manifest) -> int:
     """Bytes that a catalogue of this shape will take, known before any array is read.
 
-    Components once (mapped), the gate twice (mapped and transposed), averaged components, and ids as Python objects.
+    Components once (mapped), the gate twice (mapped and transposed), averaged components, neighbours with their
+    weights, and ids as Python objects.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0
-    floats = head.num_item_components * head.component_width + gate + head.component_width + 1
+    neighbours = 0 if manifest.neighbours is None else 2 * manifest.neighbours.num_neighbours
+    floats = head.num_item_components * head.component_width + gate + head.component_width + 1 + neighbours
     return manifest.num_items * (4 * floats + 16 + _OBJECT_BYTES_PER_ITEM)
 
 

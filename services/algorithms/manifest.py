@@ -26,6 +26,7 @@ _ADDED_LATER = {
     "output_norm",
     "residual_of_norm",
     "query_activation",
+    "neighbours",
 }
 
 Part = TypeVar("Part")
@@ -129,6 +130,24 @@ class HeadShape:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NeighbourShape:
+    """Item neighbours beside the model: N of each item; the user's item r places back counts decay^r.
+
+    `model_share` is lambda: a final score is model_share * s + (1 - model_share) * vote.
+    """
+
+    num_neighbours: int
+    decay: float
+    model_share: float
+
+    def __post_init__(self) -> None:
+        _require_positive("neighbours", {"num_neighbours": self.num_neighbours})
+        for name in ("decay", "model_share"):
+            if not 0 < getattr(self, name) <= 1:  # NaN too
+                raise BundleError(f"neighbours.{name}={getattr(self, name)}; allowed: more than 0, at most 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:
     """Checksum and size of one file of a bundle."""
 
@@ -142,7 +161,7 @@ class Manifest:
 
     `encoder` is None where the embeddings were brought from elsewhere. `new_item_length`: how long the components of an
     item may become that consists of its interactions alone, where a trained one's are 1; None where nobody measured it.
-    It was measured on the model, and is no part of its version.
+    It was measured on the model, and is no part of its version. `neighbours` is None where the model scores alone.
     """
 
     model_version: str
@@ -151,6 +170,7 @@ class Manifest:
     num_items: int
     num_users: int
     new_item_length: float | None = None
+    neighbours: NeighbourShape | None = None
     data: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     files: dict[str, FileEntry] = field(default_factory=dict)
@@ -175,7 +195,10 @@ class Manifest:
         try:
             encoder = None if raw["encoder"] is None else build_part(path, "encoder", raw["encoder"], EncoderShape)
             head = build_part(path, "head", raw["head"], HeadShape)
-            return cls(**{**raw, "encoder": encoder, "head": head, "files": build_files(path, raw["files"])})
+            near = raw.get("neighbours")
+            neighbours = None if near is None else build_part(path, "neighbours", near, NeighbourShape)
+            files = build_files(path, raw["files"])
+            return cls(**{**raw, "encoder": encoder, "head": head, "neighbours": neighbours, "files": files})
         except (TypeError, AttributeError) as exc:
             raise BundleError(f"{path}: a field has the wrong type: {exc}") from exc
 
@@ -183,8 +206,9 @@ class Manifest:
         """Write aside, then rename into place."""
         plain = asdict(self) | {"encoder": None if self.encoder is None else self.encoder.described()}
         plain["head"] = self.head.described()
-        if self.new_item_length is None:
-            del plain["new_item_length"]
+        for name in ("new_item_length", "neighbours"):
+            if plain[name] is None:
+                del plain[name]
         write_fields(path, plain)
 
 

@@ -47,10 +47,10 @@ def save_tensors(arrays: dict[str, Any], path: Path) -> None:
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
-def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises: BundleError unless the file holds float32 arrays of these names and shapes alone."""
+def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], *, indices: str = "") -> None:
+    """Raises: BundleError unless the file holds float32 arrays (`indices`: int32) of these names and shapes alone."""
     found = {name: (dtype.name, shape) for name, (dtype, shape, _) in tensor_places(path).items()}
-    wanted = {name: ("float32", shape) for name, shape in expected.items()}
+    wanted = {name: ("int32" if name == indices else "float32", shape) for name, shape in expected.items()}
     if found != wanted:
         raise BundleError(f"{path} holds {found}; {MANIFEST} says {wanted}")
 

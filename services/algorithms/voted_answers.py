@@ -1,8 +1,8 @@
-"""Answers and pools with the memory's votes in them (PEFA-XL), and what becomes of their certificates.
+"""Answers and pools with votes in them (of PEFA-XL's memory or item neighbours), and what becomes of certificates.
 
 final = share * s + (1 - share) * vote. Every voted item that passes the filter joins, with its own s, so whatever is
 left out has no vote and its final score is at most share * U when its s is at most U: certificates and bounds survive.
-Who voted is `pefa/votes.py`'s.
+Who voted is `pefa/votes.py`'s and `neighbours.py`'s.
 
 Letters: n items, K results.
 """

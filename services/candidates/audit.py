@@ -33,7 +33,8 @@ TRUTH = "truth"
 class Answered:
     """One live answer: item ids (n,) best first with their scores, and what was promised of the rest.
 
-    votes: the memory's, None without one; a FULL answer's scores are then model_share * s + (1 - model_share) * vote.
+    votes: by item, None if nothing votes; a FULL answer's scores are otherwise
+    model_share * s + (1 - model_share) * vote.
     """
 
     algorithm: str

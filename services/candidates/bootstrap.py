@@ -32,7 +32,7 @@ from services.candidates.config import MEMORY_VARIABLE, CandidatesSettings
 from services.candidates.handlers import Search
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.server import SERVICE, CandidatesServicer
-from services.candidates.votes import RememberedVotes
+from services.candidates.votes import RememberedVotes, Voting
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.catalogue_gate import CatalogueGate
@@ -104,7 +104,7 @@ def make_live(settings: CandidatesSettings, base: Catalogue, metrics: Candidates
     search = Search(
         catalogue=catalogue,
         algorithms=[one.text for one in algorithms],
-        votes=votes,
+        votes=Voting(base, votes),
         audit=Audit(catalogue, share=settings.audit_share, report=metrics.audited),
         metrics=metrics,
         max_batch=settings.max_batch,

@@ -33,8 +33,8 @@ class SearchQuery:
 class Found:
     """What the index found: scores descending, ties by item id. `bound` at stage FIRST, `certificate` at FULL.
 
-    `passes` are those of the whole batch, of which this search was number `query`. `votes`: the memory's for each item,
-    in similarity units, None without a memory.
+    `passes` are those of the whole batch, of which this search was number `query`. `votes`: memory's and neighbours'
+    for each item, in similarity units, None where nothing votes.
     """
 
     algorithm: str
@@ -51,7 +51,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchAnswer:
-    """An answer with its provenance; times in seconds. `model_share`: lambda of the votes, 1 without a memory."""
+    """An answer with its provenance; times in seconds. `model_share`: lambda of the votes, 1 without any."""
 
     found: Found
     model_version: str
@@ -61,11 +61,12 @@ class SearchAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VotesQuery:
-    """Who votes for an item, seen from one query state."""
+    """Who votes for an item, seen from one query state and a user's items, newest first."""
 
     query: QueryStates
     model_version: str
     item_id: str
+    seen_item_ids: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +82,8 @@ class VotingInteractions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemVotes:
-    """An item's vote, in similarity units, and whose it is; without a memory 0 of 0 neighbours at a share of 1."""
+    """An item's vote, in similarity units, and which remembered interactions are in it; the rest is item neighbours'.
+    Without a memory 0 neighbours were asked; without either the share is 1."""
 
     vote: float
     num_neighbours: int

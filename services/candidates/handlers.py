@@ -24,7 +24,7 @@ from services.candidates.domain import (
     VotesQuery,
 )
 from services.candidates.metrics import CandidatesMetrics
-from services.candidates.votes import RememberedVotes
+from services.candidates.votes import Voting
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest, PreconditionFailed
 from services.common.validation import validate_id
@@ -40,7 +40,7 @@ class Search:
         *,
         catalogue: LiveCatalogue,
         algorithms: Sequence[str],
-        votes: RememberedVotes | None,
+        votes: Voting,
         audit: Audit,
         metrics: CandidatesMetrics,
         max_batch: int,
@@ -59,7 +59,7 @@ class Search:
     @property
     def info(self) -> IndexInfo:
         """What is loaded now."""
-        served, memory, votes = self._catalogue.served, self._catalogue.index.memory, self._votes
+        served, memory, votes = self._catalogue.served, self._catalogue.index.memory, self._votes.memory
         added: dict[str, int] = {}
         copied = self._copied_nbytes
         if served.version.main is not None:
@@ -69,6 +69,8 @@ class Search:
             searched = copied or states
             added = {name: segment.indexes[name].nbytes - searched for name in self._algorithms}
             copied -= len(added) * (searched - states)
+        if self._catalogue.base.neighbours is not None:
+            copied += self._catalogue.base.neighbours.nbytes
         num_items = max(1, served.version.num_items)
         return IndexInfo(
             model_version=self._catalogue.base.model_version,
@@ -92,18 +94,15 @@ class Search:
         return SearchAnswer(
             found=found,
             model_version=self._catalogue.base.model_version,
-            model_share=1.0 if self._votes is None else self._votes.model_share,
+            model_share=self._votes.model_share,
             queue_s=queue_s,
         )
 
     def explain_votes(self, asked: VotesQuery) -> ItemVotes:
-        """Which remembered interactions vote for an item. Raises as a search does."""
+        """What votes for an item. Raises as a search does."""
         validate_id("item_id", asked.item_id)
         self._check_query(asked.query, asked.model_version)
-        index_version = self._catalogue.served.name
-        if self._votes is None:
-            return ItemVotes(vote=0.0, num_neighbours=0, model_share=1.0, voters=(), index_version=index_version)
-        return self._votes.explain(asked.query, asked.item_id, index_version)
+        return self._votes.explain(asked.query, asked.item_id, asked.seen_item_ids, self._catalogue.served.name)
 
     async def close(self) -> None:
         """Finish what is queued, and the audit that runs."""
@@ -146,16 +145,16 @@ class Search:
     ) -> list[Found]:
         started = time.perf_counter()
         queries = _stack([search.query for search in searches])
-        votes = None if self._votes is None else self._votes.of(queries)
+        votes = self._votes.of(queries, [search.filter for search in searches])
         voted = time.perf_counter()
         if stage is Stage.FIRST:
             joined, bounds, passes = self._pools(served, algorithm, k, searches, queries, votes)
         else:
             joined, passes = self._answers(served, algorithm, k, searches, queries, votes)
             bounds = [None] * len(searches)
-        if self._votes is not None:
-            remembered = np.full(len(searches), len(self._votes), dtype=np.int64)
-            passes = (Pass("votes", voted - started, remembered), *passes)
+        if votes is not None:
+            asked = np.full(len(searches), self._votes.num_asked, dtype=np.int64)
+            passes = (Pass("votes", voted - started, asked), *passes)
         seconds = time.perf_counter() - started
         self._metrics.passed(algorithm, passes)
         answers = []
@@ -187,7 +186,7 @@ class Search:
                         bound=bounds[query],
                         certificate=one.certificate,
                         votes=None if votes is None else votes[query],
-                        model_share=1.0 if self._votes is None else self._votes.model_share,
+                        model_share=self._votes.model_share,
                     )
                 )
         return answers
@@ -210,7 +209,7 @@ class Search:
             zip(top.item_ids, top.scores, top.certificates, strict=True)
         ):
             one = Joined(item_ids=list(ids), scores=scores[: len(ids)], certificate=certificate)
-            if votes is not None and self._votes is not None:
+            if votes is not None:
                 one = joined_answer(
                     self._catalogue,
                     served,

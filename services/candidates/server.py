@@ -56,12 +56,13 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
     async def ExplainVotes(
         self, request: candidates_pb2.ExplainVotesRequest, context: Any
     ) -> candidates_pb2.ExplainVotesResponse:
-        """Who of the memory votes for an item."""
+        """What votes for an item."""
         self._check_ready()
         asked = VotesQuery(
             query=unpacked(request.query_state, unpack_query_state),
             model_version=request.query_state.model_version,
             item_id=request.item_id,
+            seen_item_ids=tuple(request.seen_item_ids),
         )
         return _votes_response(await asyncio.to_thread(self._search.explain_votes, asked))
 

@@ -1,13 +1,18 @@
-"""The memory that votes (PEFA-XL), as this process holds it: what enters and leaves it, and who voted for an item.
+"""What votes in a search: the memory (PEFA-XL) as this process holds it, the bundle's item neighbours, or both.
 
-Which interactions are remembered is the refresher's business; how votes join an answer is `voted_answers.py`'s.
+Which interactions are remembered is the refresher's business, what neighbours say of a user's last items
+`algorithms/neighbours.py`'s; how votes join an answer is `voted_answers.py`'s.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 
+from services.algorithms.catalogue import Catalogue
+from services.algorithms.filters import ItemFilter
+from services.algorithms.neighbours import WINDOW
 from services.algorithms.pefa.memory import MemoryEntry
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import QueryStates
@@ -74,6 +79,62 @@ class RememberedVotes:
             voters=kinds,
             index_version=index_version,
         )
+
+
+class Voting:
+    """Merges the votes of memory and neighbours: final = n * (m * s + (1 - m) * remembered) + (1 - n) * near, with the
+    lambdas n and m of theirs, 1 where there is none; as one vote, model_share * s + (1 - model_share) * vote."""
+
+    def __init__(self, base: Catalogue, memory: RememberedVotes | None) -> None:
+        self.memory, self._base = memory, base
+        near = 1.0 if base.neighbours is None else base.neighbours.shape.model_share
+        remembered = 1.0 if memory is None else memory.model_share
+        self.model_share = near * remembered
+        rest = 1 - self.model_share or 1.0
+        self._of_memory, self._of_neighbours = near * (1 - remembered) / rest, (1 - near) / rest
+
+    @property
+    def num_asked(self) -> int:
+        """Remembered interactions and neighbours that a search looks at."""
+        neighbours = self._base.neighbours
+        asked = 0 if neighbours is None else WINDOW * neighbours.shape.num_neighbours
+        return asked + (0 if self.memory is None else len(self.memory))
+
+    def of(self, queries: QueryStates, filters: Sequence[ItemFilter]) -> list[dict[str, float]] | None:
+        """Each query's votes by item; None where nothing can vote. Neighbours are those of the filter's seen items."""
+        if self.memory is None and self._base.neighbours is None:
+            return None
+        all_votes = [{}] * len(filters) if self.memory is None else self.memory.of(queries)
+        return [
+            self._merged(votes, one.seen_item_ids, leaves_out_seen=one.exclude_seen)
+            for votes, one in zip(all_votes, filters, strict=True)
+        ]
+
+    def explain(self, query: QueryStates, item_id: str, seen: Sequence[str], index_version: str) -> ItemVotes:
+        """The vote for an item as a search that leaves out the other seen items has it, and who remembered voted."""
+        found = ItemVotes(vote=0.0, num_neighbours=0, model_share=1.0, voters=(), index_version=index_version)
+        if self.memory is not None:
+            found = self.memory.explain(query, item_id, index_version)
+        votes = self._merged({item_id: found.vote}, seen, leaves_out_seen=True, but=item_id)
+        voters = [replace(one, vote=one.vote * self._of_memory) for one in found.voters]
+        return replace(found, vote=votes[item_id], voters=voters, model_share=self.model_share)
+
+    def _merged(
+        self, remembered: Mapping[str, float], seen: Sequence[str], *, leaves_out_seen: bool, but: str = ""
+    ) -> dict[str, float]:
+        """`seen`: the user's items, newest first; where those are left out, their neighbours' votes go to others."""
+        votes = {item_id: self._of_memory * vote for item_id, vote in remembered.items()}
+        neighbours, rows = self._base.neighbours, self._base.rows
+        if neighbours is None:
+            return votes
+        known = [row for one in dict.fromkeys(reversed(seen)) if (row := rows.get(one)) is not None]
+        kept = rows.get(but)
+        left_out = [row for row in known if row != kept] if leaves_out_seen else []
+        found, near = neighbours.votes(known, left_out)
+        for row, vote in zip(found.tolist(), near.tolist(), strict=True):
+            item_id = self._base.item_ids[row]
+            votes[item_id] = votes.get(item_id, 0.0) + self._of_neighbours * vote
+        return votes
 
 
 def _entry(change: MemoryDelta) -> MemoryEntry:

@@ -120,7 +120,8 @@ class IndexFreshness:
 class Pool:
     """What the first stage proposes, in descending order of its scores; `bound` limits what it left out.
 
-    `votes` (one per item, or none) are the memory's; a final score is model_share * s + (1 - model_share) * vote.
+    `votes` (one per item, or none) are the memory's and item neighbours'; a final score is
+    model_share * s + (1 - model_share) * vote.
     """
 
     item_ids: Sequence[str]

@@ -59,7 +59,7 @@ class Voters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Votes:
-    """The memory's vote for the item, and lambda of the votes (1 without a memory)."""
+    """The vote for the item, `voters` the memory's part of it, and lambda of the votes (1 without any)."""
 
     vote: float
     num_neighbours: int

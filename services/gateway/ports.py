@@ -54,10 +54,12 @@ class Candidates(Protocol):
     async def search(
         self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
     ) -> Pool:
-        """At most `pool_size` allowed items."""
+        """At most `pool_size` allowed items. `seen`: the user's items, newest first; item neighbours vote from them."""
 
-    async def explain_votes(self, query_state: PackedQueryState, item_id: str, *, timeout_s: float) -> Votes:
-        """Which remembered interactions vote for the item."""
+    async def explain_votes(
+        self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float
+    ) -> Votes:
+        """What votes for the item."""
 
     async def served(self, timeout_s: float) -> ServedIndex:
         """What searches are answered from now."""

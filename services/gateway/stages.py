@@ -72,6 +72,7 @@ class Work(Generic[Q]):
     deadline: float
     times: StageTimes = field(default_factory=StageTimes)
     degradations: list[Degradation] = field(default_factory=list)
+    # The user's items, newest first.
     seen: Sequence[str] = ()
     token_honoured: bool = True
 

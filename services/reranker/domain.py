@@ -16,7 +16,7 @@ class RerankQuery:
     `bound`: no allowed item outside the pool has s above it; -inf when nothing was left out, None without proof.
     `max_per_category`: 0 is no limit. `diversity`: weight of unlikeness, 0-1. `index_version`: the one that made pool
     and bound; empty when nobody says. `position`: its place among versions, None when nobody says. `votes`: the
-    memory's, parallel to the pool (empty: none), and their lambda.
+    first stage's, parallel to the pool (empty: none), and their lambda.
     """
 
     query: QueryStates

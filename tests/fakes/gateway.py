@@ -163,6 +163,7 @@ class MemoryCandidates(_Failing):
     item_ids: list[str] = field(default_factory=list)
     query_states: list[PackedQueryState] = field(default_factory=list)
     pool_sizes: list[int] = field(default_factory=list)
+    seen: list[Sequence[str]] = field(default_factory=list)
     model_share: float = 1.0
     freshness: IndexFreshness = field(default_factory=lambda: IndexFreshness(deltas_offset=41, lag_seconds=0.25))
 
@@ -171,6 +172,7 @@ class MemoryCandidates(_Failing):
     ) -> Pool:
         self.query_states.append(query_state)
         self.pool_sizes.append(pool_size)
+        self.seen.append(seen)
         await self._behave()
         left_out = set(filter.deny_item_ids) | (set(seen) if filter.exclude_seen else set())
         found = [item_id for item_id in self.item_ids if item_id not in left_out]
@@ -191,8 +193,11 @@ class MemoryCandidates(_Failing):
             search_ms=3.0,
         )
 
-    async def explain_votes(self, query_state: PackedQueryState, item_id: str, *, timeout_s: float) -> Votes:
+    async def explain_votes(
+        self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float
+    ) -> Votes:
         self.query_states.append(query_state)
+        self.seen.append(seen)
         await self._behave()
         voters = [Voters(type="rating", count=2, newest_age_seconds=5.0, oldest_age_seconds=60.0, vote=0.5)]
         return Votes(

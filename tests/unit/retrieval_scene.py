@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from services.algorithms.bundle import Bundle, BundleContent, EncoderShape, HeadShape, write_bundle
+from services.algorithms.manifest import NeighbourShape
+from services.algorithms.neighbours import ItemNeighbours
 from services.algorithms.packed_state import pack_query_state
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
@@ -73,6 +75,16 @@ def make_bundle(
             categories=[(CATEGORIES[row % 4],) for row in range(count)],
             counts=np.arange(count, dtype=np.int64),
         ),
+    )
+
+
+def make_neighbours(rng: np.random.Generator, count: int, num_neighbours: int = 6) -> ItemNeighbours:
+    """Random ones; some weights are 0."""
+    weights = rng.random((count, num_neighbours)).astype(np.float32)
+    return ItemNeighbours(
+        shape=NeighbourShape(num_neighbours=num_neighbours, decay=0.7, model_share=0.5),
+        items=rng.integers(0, count, (count, num_neighbours)).astype(np.int32),
+        weights=np.where(weights < 0.2, 0, weights),
     )
 
 

@@ -32,8 +32,9 @@ def explain(
     """Say why an item has the score that it has for a user.
 
     [bold]model[/] is what training knew; [bold]refreshed[/] is what people's interactions with the item have added to
-    its state since; [bold]votes[/] come from remembered interactions of people in a similar state. The exit status is
-    1 when nothing is known of the user: Recommend would answer popular items, and there is no score to explain.
+    its state since; [bold]votes[/] come from remembered interactions of people in a similar state and from
+    neighbours of the user's last items. The exit status is 1 when nothing is known of the user: Recommend would answer
+    popular items, and there is no score to explain.
 
     Example:  freshet explain 42 1193
 
@@ -98,9 +99,9 @@ def _print(facts: dict[str, Any]) -> None:
             (1 - of_s) * votes["vote"],
             facts["shares"]["votes"],
             "magenta",
-            f"of {votes['num_neighbours']} nearest remembered; λ {of_s:.2f}"
-            if votes["num_neighbours"]
-            else "no memory is asked",
+            f"of {votes['num_neighbours']} nearest remembered and of item neighbours; λ {of_s:.2f}"
+            if of_s < 1 or votes["num_neighbours"]
+            else "nothing votes",
         ),
     ):
         parts.add_row(

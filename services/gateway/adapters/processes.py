@@ -51,6 +51,9 @@ _RerankerStub: Any = reranker_pb2_grpc.RerankerServiceStub
 _GeneratorStub: Any = generator_pb2_grpc.GeneratorServiceStub
 _RefresherStub: Any = refresher_pb2_grpc.RefresherServiceStub
 
+# Item neighbours look at fewer of a user's newest items.
+_RECENT = 100
+
 
 def _read(kind: Any, message: Any, **other: Any) -> Any:
     """A dataclass from a message's fields of the same names; `other` are those that differ."""
@@ -145,7 +148,7 @@ class RemoteCandidates:
             k=pool_size,
             stage=candidates_pb2.STAGE_FIRST,
             filter=_filter_message(filter),
-            seen_item_ids=seen if filter.exclude_seen else (),
+            seen_item_ids=seen if filter.exclude_seen else seen[:_RECENT],
         )
         response = await self._call("Search", request, timeout_s)
         return Pool(
@@ -162,14 +165,18 @@ class RemoteCandidates:
             search_ms=response.search_ms,
         )
 
-    async def explain_votes(self, query_state: PackedQueryState, item_id: str, *, timeout_s: float) -> Votes:
+    async def explain_votes(
+        self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float
+    ) -> Votes:
         """One ExplainVotes call."""
-        request = candidates_pb2.ExplainVotesRequest(query_state=to_message(query_state), item_id=item_id)
+        request = candidates_pb2.ExplainVotesRequest(
+            query_state=to_message(query_state), item_id=item_id, seen_item_ids=seen
+        )
         response = await self._call("ExplainVotes", request, timeout_s)
         votes: Votes = _read(
             Votes,
             response,
-            model_share=response.model_share if response.num_neighbours else 1.0,
+            model_share=response.model_share or (0.0 if response.num_neighbours else 1.0),
             voters=[_read(Voters, voters) for voters in response.voters],
         )
         return votes

@@ -35,11 +35,12 @@ class Explain:
         state, history, source = await self._find_state(query, asked_ms)
         if state is None:
             return Explanation(model_version=self.model_version, state_source=source)
-        newest = sorted(history, key=_time, reverse=True)[:MAX_PAST]
+        newest = sorted(history, key=_time)[::-1]
+        seen = [event.item_id for event in newest]
         timeout_s = self.limits.stage_timeout_s
         similarity, votes = await asyncio.gather(
             self.ports.reranker.explain(state, query.item_id, max_pairs=query.max_pairs, timeout_s=timeout_s),
-            self.ports.candidates.explain_votes(state, query.item_id, timeout_s=timeout_s),
+            self.ports.candidates.explain_votes(state, query.item_id, seen=seen, timeout_s=timeout_s),
         )
         return Explanation(
             model_version=self.model_version,
@@ -52,7 +53,7 @@ class Explain:
                     title=self.titles.get(event.item_id, ""),
                     age_seconds=max(0, asked_ms - _time(event)) / 1000,
                 )
-                for event in newest
+                for event in newest[:MAX_PAST]
             ],
         )
 

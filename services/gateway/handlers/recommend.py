@@ -117,8 +117,7 @@ class Recommend:
             view, encoded = await asyncio.gather(self._read_user(work), self.stages.encode(work, history))
         else:
             view, encoded = None, await self.stages.encode(work, history)
-        if work.query.filter.exclude_seen:
-            work.seen = [*work.seen, *(event.item_id for event in history)]
+        work.seen = [*(event.item_id for event in reversed(history)), *work.seen]
         if encoded is not None:
             source = "none" if encoded.query_state is None else "request"
             return encoded.query_state, None, source
@@ -131,9 +130,9 @@ class Recommend:
 
     async def _read_user(self, work: Work[RecommendQuery]) -> UserView | None:
         """The user's view, waiting for the token where there is one; None when the store does not answer."""
-        query, token = work.query, work.query.token
+        token = work.query.token
         partition = None if token is None else token.partition
-        view = await self.stages.read_user(work, with_seen=query.filter.exclude_seen, partition=partition)
+        view = await self.stages.read_user(work, with_seen=True, partition=partition)
         if view is not None and token is not None and not is_reached(view, token):
             view = await self._wait_for(work, view, token)
         if view is None:
@@ -157,7 +156,7 @@ class Recommend:
         if view.epoch != token.epoch or not await self.tokens.wait(work.query.user_id, token, until):
             return view
         work.times.queue_ms += (time.monotonic() - began) * 1000
-        return await self.stages.read_user(work, with_seen=work.query.filter.exclude_seen, partition=token.partition)
+        return await self.stages.read_user(work, with_seen=True, partition=token.partition)
 
     def _token_failed(self, work: Work[RecommendQuery]) -> None:
         if work.query.token is not None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from services.algorithms.bundle import Bundle, BundleContent, write_bundle
+from services.algorithms.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions
 from services.offline.training.loop import TrainReport
 from services.offline.training.models.sequential import SequentialModel
@@ -21,6 +22,7 @@ def save_bundle(
     data: Mapping[str, Any],
     metrics: Mapping[str, Any],
     new_item_length: float | None = None,
+    neighbours: ItemNeighbours | None = None,
 ) -> Bundle:
     """Write the trained model as a bundle. `interactions` is what it was trained on (counts, vocabularies)."""
     model = report.model
@@ -43,6 +45,7 @@ def save_bundle(
             data=data,
             metrics=metrics,
             new_item_length=new_item_length,
+            neighbours=neighbours,
         ),
     )
 

@@ -19,12 +19,21 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from services.algorithms.native.threads import set_compute_threads
+from services.algorithms.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions, global_time_split, leave_one_out_split, load_dataset
+from services.offline.evaluation.common.recall import summary
 from services.offline.training.bundling import save_bundle
 from services.offline.training.choice import Choice, candidates, choose
-from services.offline.training.evaluation import evaluate
+from services.offline.training.evaluation import ModelScorer, evaluate, rank_events
 from services.offline.training.export import export_bundle
 from services.offline.training.loop import ProgressListener, Step, TrainReport, train
+from services.offline.training.neighbours import (
+    WithNeighbours,
+    choosing_rows,
+    learn_neighbours,
+    shares_tried,
+    with_share,
+)
 from services.offline.training.new_items import measure_new_item_length
 from services.offline.training.presets import (
     TrainConfig,
@@ -81,7 +90,7 @@ def show_report(console: Console, report: Mapping[str, Any]) -> None:
         table = Table(title=f"{metrics['num_events']:,} held-out events, seen items left out")
         for column in ("", *_METRICS):
             table.add_column(column, justify="right" if column else "left")
-        for name in ("model", "popularity"):
+        for name in (name for name in metrics if name != "num_events"):
             table.add_row(name, *(f"{metrics[name][metric]:.4f}" for metric in _METRICS))
         console.print(table)
     console.print(f"Bundle {report['bundle']} (model version {report['model_version']})")
@@ -215,9 +224,12 @@ def run_training(
         config = choice.config
     checkpoints = out.with_name(f"{out.name}.checkpoint")
     with training_progress(console, config.epochs) as listener:
-        report = train(config, divided.train, out=checkpoints, progress=listener, resume=resume, device=device)
+        kept = choosing_rows(divided.train)
+        learnt = divided.train.select(np.setdiff1d(np.arange(len(divided.train)), kept, assume_unique=True))
+        report = train(config, learnt, out=checkpoints, progress=listener, resume=resume, device=device)
     report.model.to("cpu")
-    metrics = _metrics(report, divided)
+    neighbours = _neighbours(report, divided.train, learnt, kept, say)
+    metrics = _metrics(report, neighbours, divided)
     data = {
         "name": interactions.name,
         "source": interactions.source,
@@ -229,7 +241,13 @@ def run_training(
     training = {"preset": preset_name, "config": config.as_dict(), "positions_per_s": round(report.positions_per_s, 1)}
     length = measure_new_item_length(report.model, divided.train)
     bundle = save_bundle(
-        out, report, divided.train, data={**data, "training": training}, metrics=metrics, new_item_length=length
+        out,
+        report,
+        divided.train,
+        data={**data, "training": training},
+        metrics=metrics,
+        new_item_length=length,
+        neighbours=neighbours,
     )
     result: dict[str, Any] = {
         "bundle": str(out),
@@ -242,6 +260,7 @@ def run_training(
         "data": data,
         "metrics": metrics,
         "new_item_length": length,
+        "model_share": 1.0 if neighbours is None else neighbours.shape.model_share,
         "positions": report.positions,
         "seconds": round(report.seconds, 3),
         "positions_per_s": round(report.positions_per_s, 1),
@@ -283,13 +302,31 @@ def _plain(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _metrics(report: TrainReport, divided: FitSplit) -> dict[str, Any]:
+def _neighbours(
+    report: TrainReport,
+    interactions: Interactions,
+    learnt: Interactions,
+    kept: npt.NDArray[np.int64],
+    say: Callable[[str], None],
+) -> ItemNeighbours | None:
+    """Neighbours of all interactions, with the share that is best on the kept events; None where that is all."""
+    if not len(kept):
+        return None
+    found = shares_tried(ModelScorer(report.model, report.user_index), learn_neighbours(learnt), interactions, kept)
+    share = max(found, key=found.__getitem__)
+    scores = ", ".join(f"{one:g}: {value:.4f}" for one, value in found.items())
+    say(f"Item neighbours: the model keeps {share:g} of a score. NDCG@10 by its share: {scores}")
+    return None if share == 1 else with_share(learn_neighbours(interactions), share)
+
+
+def _metrics(report: TrainReport, neighbours: ItemNeighbours | None, divided: FitSplit) -> dict[str, Any]:
     if not len(divided.test_rows):
         return {}
     counts = divided.train.item_counts()
     found = evaluate(report.model, divided.whole, divided.test_rows, item_counts=counts, user_index=report.user_index)
-    rounded = {
-        name: {metric: round(value, 5) for metric, value in values.items()}
-        for name, values in (("model", found.model), ("popularity", found.popularity))
-    }
+    parts = {"model": found.model, "popularity": found.popularity}
+    if neighbours is not None:
+        served = WithNeighbours(model=ModelScorer(report.model, report.user_index), neighbours=neighbours)
+        parts["with_neighbours"] = summary(rank_events(served, divided.whole, divided.test_rows).ranks)
+    rounded = {name: {metric: round(value, 5) for metric, value in values.items()} for name, values in parts.items()}
     return {**rounded, "num_events": found.num_events}

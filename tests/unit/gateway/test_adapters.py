@@ -172,7 +172,7 @@ async def test_an_index_without_a_memory_leaves_the_whole_score_to_the_model() -
             query_state("q"), pool_size=20, filter=Filter(), seen=[], timeout_s=1.0
         )
         servicer.response = candidates_pb2.ExplainVotesResponse()
-        votes = await RemoteCandidates(over(channel)).explain_votes(query_state("q"), "a", timeout_s=1.0)
+        votes = await RemoteCandidates(over(channel)).explain_votes(query_state("q"), "a", seen=(), timeout_s=1.0)
     assert (list(pool.votes), pool.model_share, pool.index_freshness) == ([], 1.0, None)
     assert (votes.vote, votes.model_share) == (0, 1.0)
 
@@ -222,7 +222,7 @@ async def test_explanations_and_served_versions_are_read_whole() -> None:
         assert (similarity.title, similarity.num_interactions, similarity.pairs[0].contribution) == ("A", 3, 0.25)
         servicer.response = candidates_pb2.ExplainVotesResponse(vote=0.5, num_neighbours=8, model_share=0.75)
         servicer.response.voters.add(type="click", count=2, oldest_age_seconds=9)
-        votes = await candidates.explain_votes(query_state("q"), "a", timeout_s=1.0)
+        votes = await candidates.explain_votes(query_state("q"), "a", seen=(), timeout_s=1.0)
         assert (votes.vote, votes.model_share, votes.voters[0].oldest_age_seconds) == (0.5, 0.75, 9)
         servicer.response = candidates_pb2.GetIndexInfoResponse(index_version="i1")
         # An index that never says how fresh it is reflects no change.

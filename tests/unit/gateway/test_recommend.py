@@ -24,6 +24,7 @@ from services.gateway.domain import (
     Recommendation,
     RecommendQuery,
 )
+from services.gateway.explanation import ExplainQuery
 from services.gateway.stages import Limits
 
 DOWN = DependencyUnavailable("away")
@@ -71,6 +72,16 @@ async def test_seen_items_are_left_out_unless_asked_for() -> None:
     assert "a" not in ids(await scene.recommend(RecommendQuery(user_id="ann", k=6)))
     again = await scene.recommend(RecommendQuery(user_id="ann", k=6, filter=Filter(exclude_seen=False)))
     assert "a" in ids(again)
+
+
+async def test_what_the_user_had_goes_to_candidates_newest_first_whatever_is_left_out() -> None:
+    for exclude_seen in (True, False):
+        scene, wanted = Scene(), Filter(exclude_seen=exclude_seen)
+        await scene.recommend(RecommendQuery(user_id="ann", k=2, filter=wanted))
+        history = (HistoryEvent("c", 1), HistoryEvent("d", 2))
+        await scene.recommend(RecommendQuery(user_id="ann", k=2, filter=wanted, history=history))
+        await scene.explain(ExplainQuery(user_id="ann", item_id="b", history=history))
+        assert scene.candidates.seen == [["a"], ["d", "c", "a"], ["d", "c"]]
 
 
 async def test_a_history_in_the_request_replaces_the_stored_one() -> None:

@@ -17,7 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions
+from services.offline.training.neighbours import learn_neighbours, votes_before
 from services.offline.training.sequences import Histories, IntArray
 
 FloatArray = npt.NDArray[np.floating]
@@ -99,7 +101,22 @@ class RecentPopularity:
 
 
 @dataclass(kw_only=True)
-class ItemNeighbours:
+class ServedNeighbours:
+    """The neighbours that a bundle holds beside its model, alone. Items without a vote follow by popularity."""
+
+    name: str = "item neighbours"
+    _neighbours: ItemNeighbours = field(init=False, repr=False)
+    _counts: FloatArray = field(init=False, repr=False)
+
+    def fit(self, train: Interactions) -> None:
+        self._neighbours, self._counts = learn_neighbours(train), train.item_counts().astype(np.float64)
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> FloatArray:
+        return _by_popularity_where_zero(votes_before(self._neighbours, histories, events, users), self._counts)
+
+
+@dataclass(kw_only=True)
+class ItemKnn:
     """Item-kNN: an item's score sums its similarity to the items of the history.
 
     Similarities are `implicit`'s ("cosine", "tf-idf" or "bm25" weights), the `neighbours` nearest of each item. The
@@ -314,10 +331,11 @@ _CLASSES: Mapping[str, Callable[..., Baseline]] = MappingProxyType(
     {
         "popularity": Popularity,
         "recent-popularity": RecentPopularity,
-        "item-knn": ItemNeighbours,
+        "item-knn": ItemKnn,
         "session-knn": SessionNeighbours,
         "ease": Ease,
         "als": ImplicitAls,
+        "neighbours": ServedNeighbours,
     }
 )
 BASELINES = tuple(_CLASSES)
@@ -423,5 +441,6 @@ GRIDS: Mapping[str, Sequence[Mapping[str, Value]]] = MappingProxyType(
         ),
         "ease": tuple({"penalty": penalty} for penalty in (10.0, 50.0, 200.0, 500.0, 1_000.0, 4_000.0)),
         "als": tuple({"factors": factors, "alpha": alpha} for factors in (64, 256) for alpha in (1.0, 5.0, 40.0)),
+        "neighbours": ({},),
     }
 )

@@ -22,6 +22,7 @@ from services.offline.evaluation.quality.arms import Arm, Trial, bytes_per_item
 from services.offline.training.evaluation import EventScorer, ModelScorer, RankedEvents, rank_events
 from services.offline.training.loop import EarlyStopping, Step, dense_users, train
 from services.offline.training.models.sequential import SequentialModel
+from services.offline.training.neighbours import WithNeighbours, learn_neighbours, shares_tried, with_share
 from services.offline.training.presets import TrainConfig
 from services.offline.training.sequences import Histories
 
@@ -107,10 +108,12 @@ def run_arm(
     is_final: bool,
     checkpoints: Path,
     progress: Callable[[Step], None],
+    with_neighbours: bool = False,
 ) -> Finished:
     """Train one arm with one setting on the split's training rows, stopped by validation.
 
-    A trial ends with its validation score; a final run ranks the test events, once.
+    A trial ends with its validation score; a final run ranks the test events, once. `with_neighbours`: with the share
+    of the item neighbours that validates best; from a final run's checkpoints it trains nothing.
     """
     config = trial.applied(arm.shaped(plan.config))
     config = replace(config, seed=seed, epochs=plan.final_epochs if is_final else plan.trial_epochs)
@@ -139,7 +142,15 @@ def run_arm(
     }
     if not is_final:
         return Finished(row=row, ranked=None)
-    return _ranked(row, ModelScorer(report.model, report.user_index), split)
+    scorer: EventScorer = ModelScorer(report.model, report.user_index)
+    if with_neighbours:
+        learnt = learn_neighbours(split.train)
+        tried = shares_tried(scorer, learnt, split.interactions, judged)
+        share = max(tried, key=tried.__getitem__)
+        row |= {"kind": "neighbours", "model_share": share, "validation": round(tried[share], 5)}
+        row["bytes_per_item"] += learnt.nbytes // len(learnt.items)
+        scorer = WithNeighbours(model=scorer, neighbours=with_share(learnt, share))
+    return _ranked(row, scorer, split)
 
 
 def run_baseline(

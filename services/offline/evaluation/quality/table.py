@@ -27,7 +27,7 @@ TIME, LAST, LAST_REVERSED = "global time", "leave-one-out", "leave-one-out, reve
 METRICS = ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr")
 # The metrics that a verdict is about; Holm's correction is over all of a table's verdicts.
 JUDGED = ("ndcg@10", "hr@10")
-_SHORTER = "short"
+_SHORTER, _NEIGHBOURS = "short", "neighbours"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +148,10 @@ class _Comparison:
             for arm in self.arms:
                 self.final(arm, chosen[arm.name], seed)
         self.shorter_mixture()
+        finals = finals_of(self.store)
+        for name in _best_arms(finals):
+            for seed in range(self.seeds):
+                self.final(ARMS[name], chosen[name], seed, with_neighbours=True)
 
     def baseline(self, name: str) -> None:
         """Choose a baseline's settings on validation, then rank the test events."""
@@ -178,8 +182,11 @@ class _Comparison:
         ]
         return arm.trials[_best(trials)]
 
-    def final(self, arm: Arm, trial: Trial, seed: int) -> Finished:
-        return self._trained(f"{arm.name}/final-{seed}", arm, trial, seed=seed, is_final=True)
+    def final(self, arm: Arm, trial: Trial, seed: int, *, with_neighbours: bool = False) -> Finished:
+        kind = _NEIGHBOURS if with_neighbours else "final"
+        return self._trained(
+            f"{arm.name}/{kind}-{seed}", arm, trial, seed=seed, is_final=True, with_neighbours=with_neighbours
+        )
 
     def shorter_mixture(self) -> None:
         """The best mixture once more in no more processor time than the best dot product took."""
@@ -198,10 +205,19 @@ class _Comparison:
             self._trained(f"{mixture}/{_SHORTER}-{seed}", arm, trial, seed=seed, is_final=True, plan=plan)
 
     def _trained(
-        self, name: str, arm: Arm, trial: Trial, *, seed: int, is_final: bool, plan: Plan | None = None
+        self,
+        name: str,
+        arm: Arm,
+        trial: Trial,
+        *,
+        seed: int,
+        is_final: bool,
+        plan: Plan | None = None,
+        with_neighbours: bool = False,
     ) -> Finished:
         store = self.store if is_final else self.trials
         title = f"{self.data.key}, {self.split.name}, {name}"
+        trained = f"{arm.name}/final-{seed}" if with_neighbours else name
 
         def progress(step: Step) -> None:
             # A long training is left at its last checkpoint, at most half a minute back.
@@ -217,8 +233,9 @@ class _Comparison:
                 self.split,
                 seed=seed,
                 is_final=is_final,
-                checkpoints=store.folder / f"{name}.checkpoint",
+                checkpoints=store.folder / f"{trained}.checkpoint",
                 progress=progress,
+                with_neighbours=with_neighbours,
             )
 
         return self._done(store, name, work)
@@ -256,6 +273,11 @@ def best_arm(finals: Mapping[str, Sequence[Finished]], *, mixtures: bool) -> str
     """The mixture, or the dot product, that validates best over its seeds; None if none has finished."""
     names = [name for name in finals if name in ARMS and ARMS[name].is_mixture == mixtures]
     return max(names, key=lambda name: _mean(finals[name], "validation"), default=None)
+
+
+def _best_arms(finals: Mapping[str, Sequence[Finished]]) -> list[str]:
+    """The best mixture and the best dot product, as far as they are there."""
+    return [name for mixtures in (True, False) if (name := best_arm(finals, mixtures=mixtures)) is not None]
 
 
 def best_baseline(finals: Mapping[str, Sequence[Finished]], metric: str = "ndcg@10") -> str | None:
@@ -307,7 +329,8 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
         "train_events": len(train),
         "test_events": len(split.test_rows),
         "finals": {"done": sum(len(runs) for runs in finals.values()), "expected": expected},
-        "rows": [_arm_row(name, runs, trials.get(name, [])) for name, runs in finals.items()],
+        "rows": [_arm_row(name, runs, trials.get(name, [])) for name, runs in finals.items()]
+        + [_near_row(name, runs) for name, runs in _near(store, finals).items()],
         "trials": [one.row for runs in trials.values() for one in runs],
         "curves": {name: [one.row["curve"] for one in runs] for name, runs in finals.items() if name in ARMS},
         "verdicts": list(_verdicts(store, finals)),
@@ -340,9 +363,24 @@ def _arm_row(name: str, runs: Sequence[Finished], trials: Sequence[Finished]) ->
     return row
 
 
+def _near(store: Store, finals: Mapping[str, Sequence[Finished]]) -> dict[str, list[Finished]]:
+    """The runs with item neighbours, by the arm that they are beside."""
+    return {name: runs for name in _best_arms(finals) if (runs := list(_stored(store, name, _NEIGHBOURS)))}
+
+
+def _near_row(name: str, runs: Sequence[Finished]) -> Row:
+    shares = ", ".join(f"{one.row['model_share']:g}" for one in runs)
+    row = _arm_row(name, runs, [])
+    return row | {"title": f"{row['title']}, with item neighbours", "chosen": f"the model's share {shares}"}
+
+
 def _verdicts(store: Store, finals: Mapping[str, Sequence[Finished]]) -> Iterator[dict[str, Any]]:
     mixture, dot, baseline = best_arm(finals, mixtures=True), best_arm(finals, mixtures=False), best_baseline(finals)
-    pairs: list[tuple[str, str | None, str | None, Sequence[Finished]]] = []
+    pairs: list[tuple[str, str | None, str | None, Sequence[Finished]]] = [
+        (f"with item neighbours minus {than}", name, other, runs)
+        for name, runs in _near(store, finals).items()
+        for than, other in (("without", name), ("best baseline", baseline))
+    ]
     if mixture is not None:
         pairs += [
             ("mixture minus best dot product", mixture, dot, finals[mixture]),

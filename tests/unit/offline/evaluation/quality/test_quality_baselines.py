@@ -13,7 +13,7 @@ from services.offline.evaluation.quality.baselines import (
     Baseline,
     Ease,
     ImplicitAls,
-    ItemNeighbours,
+    ItemKnn,
     Popularity,
     RecentPopularity,
     SessionNeighbours,
@@ -284,6 +284,6 @@ def test_unknown_names_and_settings_are_refused() -> None:
     with pytest.raises(ValueError, match=r"baseline ease has no such setting: .*'penalties'"):
         make_baseline("ease", {"penalties": 1.0})
     with pytest.raises(ValueError, match=r"recency=0; allowed: above 0, at most 1"):
-        ItemNeighbours(recency=0)
+        ItemKnn(recency=0)
     with pytest.raises(ValueError, match=r"days=-1; allowed: above 0"):
         RecentPopularity(days=-1)

@@ -56,6 +56,23 @@ def test_every_arm_has_its_trials_and_a_final_run_per_seed(finished: Path) -> No
         assert all(one.ranked is None and "metrics" not in one.row for one in trials), "a trial has read the test"
 
 
+def test_with_neighbours_the_best_of_each_head_are_ranked_again_and_not_trained_again(finished: Path) -> None:
+    store = Store(finished / "cyclic" / "leave-one-out")
+    assert not list(finished.rglob("neighbours-*.checkpoint"))
+    near = {name: runs for name in ARMS if (runs := [store.get(f"{name}/neighbours-{seed}") for seed in range(2)])[0]}
+    assert [ARMS[name].is_mixture for name in near] == [False, True]
+    for name, runs in near.items():
+        for seed, run in enumerate(runs):
+            alone = store.get(f"{name}/final-{seed}")
+            assert (run.row["curve"], run.row["trial"]) == (alone.row["curve"], alone.row["trial"])
+            assert (run.ranked.events == alone.ranked.events).all()
+            # Where the model keeps all of a score, nothing changes; 64 neighbours take 512 bytes.
+            assert run.row["model_share"] < 1 or (run.ranked.ranks == alone.ranked.ranks).all()
+            assert run.row["bytes_per_item"] - alone.row["bytes_per_item"] == 512
+    questions = [verdict["question"] for verdict in report(work(finished), DATA)["sections"][0]["verdicts"]]
+    assert questions.count("with item neighbours minus without") == 2 * len(near)
+
+
 def test_what_is_done_is_not_done_again(finished: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.json")}
     assert measure(work(finished, until=time.monotonic() - 1), DATA)
@@ -79,7 +96,8 @@ def test_the_page_holds_every_row_verdict_and_trial(finished: Path, tmp_path: Pa
     json.dumps(found)
     text = page(found)
     section = found["sections"][0]
-    assert text.count("\n| **") == len(ARMS)
+    assert text.count("\n| **") == len(ARMS) + 2
+    assert text.count(", with item neighbours**") == 2
     assert all(verdict["question"] in text for verdict in section["verdicts"])
     assert len(section["trials"]) == len(ARMS) * NUM_TRIALS
     plot_curves(found, tmp_path / "curves.png")

@@ -1,0 +1,117 @@
+"""Item neighbours from training sequences, and how much of a score they are given: 0 where they do not help.
+
+Two items are near where people had them near each other in time; later ones count more than earlier ones. Linear in
+events, and seconds where a model takes minutes. It knows nothing of files.
+
+Letters: X items, N neighbours of an item, B events.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.manifest import NeighbourShape
+from services.algorithms.neighbours import ItemNeighbours
+from services.offline.datasets import Interactions
+from services.offline.evaluation.common.recall import summary
+from services.offline.training.evaluation import EventScorer, rank_events
+from services.offline.training.sequences import Histories, IntArray
+
+# On validation of ml-latest-small and Amazon Beauty. Co-occurrence alone, NDCG@10: distances up to 30 weighed by their
+# root .054 (up to 10 by themselves .049), a decay of .7 .053 (.9 .050); on Beauty earlier items at a half .067 (whole
+# .060, none of them worse on both), counts to the power of a quarter .067 (halved roots .057).
+_MAX_DISTANCE = 30
+_DISTANCE_POWER = 0.5
+_EARLIER = 0.5
+_COUNT_POWER = 0.25
+_SHAPE = NeighbourShape(num_neighbours=64, decay=0.7, model_share=1.0)
+# lambda: what the model keeps of a score.
+MODEL_SHARES = (1.0, 0.8, 0.65, 0.5, 0.35, 0.2)
+# Events that choose it, each user's last one, kept from the model: few, so that it loses little.
+_MAX_EVENTS, _MAX_SHARE, _MIN_EVENTS = 2_000, 0.01, 100
+_BLOCK_CELLS = 1 << 26
+
+
+def learn_neighbours(interactions: Interactions) -> ItemNeighbours:
+    """Each item's N nearest: weight = sum over pairs of events of one user, g <= 30 places apart, of g^-1/2, halved for
+    the earlier item as the neighbour, over (n_x n_y)^1/4 of the items' numbers of events.
+
+    `model_share` is 1 until it is chosen. Cost: O(30 events) and 4 X^2 bytes, at most 256 MiB at a time.
+    """
+    histories = Histories.of(interactions)
+    users = np.repeat(np.arange(len(histories.offsets) - 1), np.diff(histories.offsets))
+    num_items = interactions.num_items
+    size = min(_SHAPE.num_neighbours, num_items)
+    scale = (np.maximum(interactions.item_counts(), 1) ** -_COUNT_POWER).astype(np.float32)
+    items, weights = np.zeros((num_items, size), np.int32), np.zeros((num_items, size), np.float32)
+    block = max(1, _BLOCK_CELLS // num_items)
+    for begin in range(0, num_items, block):
+        end = min(num_items, begin + block)
+        near = np.zeros((end - begin, num_items), np.float32)
+        for distance in range(1, min(_MAX_DISTANCE, len(users) - 1) + 1):
+            same = users[distance:] == users[:-distance]
+            earlier, later = histories.items[:-distance][same], histories.items[distance:][same]
+            weight = distance**-_DISTANCE_POWER
+            for of, neighbour, factor in ((earlier, later, 1.0), (later, earlier, _EARLIER)):
+                here = (of >= begin) & (of < end)
+                np.add.at(
+                    near.reshape(-1), (of[here] - begin) * num_items + neighbour[here], np.float32(factor * weight)
+                )
+        near[np.arange(end - begin), np.arange(begin, end)] = 0
+        near *= scale[begin:end, None] * scale
+        best = np.argpartition(-near, size - 1, axis=1)[:, :size]
+        items[begin:end], weights[begin:end] = best, np.take_along_axis(near, best, axis=1)
+    return ItemNeighbours(shape=replace(_SHAPE, num_neighbours=size), items=items, weights=weights)
+
+
+def votes_before(
+    neighbours: ItemNeighbours, histories: Histories, events: IntArray, users: IntArray
+) -> npt.NDArray[np.float64]:
+    """(B, X) votes of what stands before position events[b] of users[b]; seen items get none."""
+    votes = np.zeros((len(events), len(neighbours.items)))
+    for row, (event, user) in enumerate(zip(events, users, strict=True)):
+        seen = histories.items[histories.offsets[user] : event][::-1]
+        distinct, newest = np.unique(seen, return_index=True)
+        voted, values = neighbours.votes(seen[np.sort(newest)], distinct)
+        votes[row, voted] = values
+    return votes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WithNeighbours:
+    """Final scores as served: a model's, and the votes of the items before each event."""
+
+    model: EventScorer
+    neighbours: ItemNeighbours
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
+        share = self.neighbours.shape.model_share
+        scores = share * np.asarray(self.model.scores(histories, events, users), dtype=np.float64)
+        return scores + (1 - share) * votes_before(self.neighbours, histories, events, users)
+
+
+def choosing_rows(interactions: Interactions) -> IntArray:
+    """Rows of the events that choose the model's share: last ones of users with three and more; none where too few."""
+    rows, offsets = interactions.by_user()
+    last = np.sort(rows[offsets[1:][np.diff(offsets) >= 3] - 1])
+    count = min(_MAX_EVENTS, int(_MAX_SHARE * len(interactions)), len(last))
+    if count < _MIN_EVENTS:
+        return np.zeros(0, dtype=np.int64)
+    return last[np.linspace(0, len(last) - 1, count).astype(np.int64)]
+
+
+def with_share(neighbours: ItemNeighbours, model_share: float) -> ItemNeighbours:
+    """The same neighbours, leaving the model that share of a score."""
+    return replace(neighbours, shape=replace(neighbours.shape, model_share=model_share))
+
+
+def shares_tried(
+    model: EventScorer, learnt: ItemNeighbours, interactions: Interactions, rows: IntArray
+) -> dict[float, float]:
+    """NDCG@10 by the model's share on the events in `rows`, which neither model nor neighbours learnt."""
+    found = {}
+    for share in MODEL_SHARES:
+        served = WithNeighbours(model=model, neighbours=with_share(learnt, share))
+        found[share] = summary(rank_events(served, interactions, rows).ranks)["ndcg@10"]
+    return found
