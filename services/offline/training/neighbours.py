@@ -6,10 +6,13 @@ events, and seconds where a model takes minutes. It knows nothing of files.
 Letters: X items, N neighbours of an item, B events.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
 from services.algorithms.manifest import NeighbourShape
 from services.algorithms.neighbours import ItemNeighbours
@@ -30,39 +33,51 @@ _SHAPE = NeighbourShape(num_neighbours=64, decay=0.7, model_share=1.0)
 MODEL_SHARES = (1.0, 0.8, 0.65, 0.5, 0.35, 0.2)
 # Events that choose it, each user's last one, kept from the model: few, so that it loses little.
 _MAX_EVENTS, _MAX_SHARE, _MIN_EVENTS = 2_000, 0.01, 100
-_BLOCK_CELLS = 1 << 26
+_BLOCK_PAIRS = 1 << 23
 
 
 def learn_neighbours(interactions: Interactions) -> ItemNeighbours:
     """Each item's N nearest: weight = sum over pairs of events of one user, g <= 30 places apart, of g^-1/2, halved for
     the earlier item as the neighbour, over (n_x n_y)^1/4 of the items' numbers of events.
 
-    `model_share` is 1 until it is chosen. Cost: O(30 events) and 4 X^2 bytes, at most 256 MiB at a time.
+    `model_share` is 1 until it is chosen. Cost: O(60 events) time, and 24 bytes for each of at most 2^23 pairs, or one item's, at a time.
     """
     histories = Histories.of(interactions)
     users = np.repeat(np.arange(len(histories.offsets) - 1), np.diff(histories.offsets))
     num_items = interactions.num_items
     size = min(_SHAPE.num_neighbours, num_items)
-    scale = (np.maximum(interactions.item_counts(), 1) ** -_COUNT_POWER).astype(np.float32)
+    counts = interactions.item_counts()
+    scale = (np.maximum(counts, 1) ** -_COUNT_POWER).astype(np.float32)
     items, weights = np.zeros((num_items, size), np.int32), np.zeros((num_items, size), np.float32)
-    block = max(1, _BLOCK_CELLS // num_items)
-    for begin in range(0, num_items, block):
-        end = min(num_items, begin + block)
-        near = np.zeros((end - begin, num_items), np.float32)
-        for distance in range(1, min(_MAX_DISTANCE, len(users) - 1) + 1):
-            same = users[distance:] == users[:-distance]
-            earlier, later = histories.items[:-distance][same], histories.items[distance:][same]
-            weight = distance**-_DISTANCE_POWER
-            for of, neighbour, factor in ((earlier, later, 1.0), (later, earlier, _EARLIER)):
-                here = (of >= begin) & (of < end)
-                np.add.at(
-                    near.reshape(-1), (of[here] - begin) * num_items + neighbour[here], np.float32(factor * weight)
-                )
-        near[np.arange(end - begin), np.arange(begin, end)] = 0
-        near *= scale[begin:end, None] * scale
-        best = np.argpartition(-near, size - 1, axis=1)[:, :size]
-        items[begin:end], weights[begin:end] = best, np.take_along_axis(near, best, axis=1)
+    # Where each item's events are: blocks of items whose pairs fit.
+    places, ends = np.argsort(histories.items, kind="stable"), np.cumsum(counts)
+    blocks = np.flatnonzero(np.diff(ends * 2 * _MAX_DISTANCE // _BLOCK_PAIRS, prepend=0)).tolist()
+    for begin, end in pairwise([0, *(block for block in blocks if block), num_items]):
+        here = places[ends[begin] - counts[begin] : ends[end - 1]]
+        pairs = list(_pairs(histories.items, users, here))
+        of, neighbour, weight = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        summed = sparse.csr_matrix((weight, (of - begin, neighbour)), shape=(end - begin, num_items), dtype=np.float32)
+        of = np.repeat(np.arange(begin, end), np.diff(summed.indptr))
+        near = np.where(of == summed.indices, np.float32(0), summed.data * scale[of] * scale[summed.indices])
+        order = np.lexsort((summed.indices, -near, of))
+        place = np.arange(len(of)) - np.repeat(summed.indptr[:-1], np.diff(summed.indptr))
+        best = order[place < size]
+        row, column = of[best], place[place < size]
+        items[row, column], weights[row, column] = summed.indices[best], near[best]
     return ItemNeighbours(shape=replace(_SHAPE, num_neighbours=size), items=items, weights=weights)
+
+
+def _pairs(
+    items: IntArray, users: IntArray, here: IntArray
+) -> Iterator[tuple[IntArray, IntArray, npt.NDArray[np.float32]]]:
+    """(item, its neighbour, weight) of the events at positions `here` with those around them, by distance."""
+    for distance in range(1, _MAX_DISTANCE + 1):
+        for step, factor in ((distance, 1.0), (-distance, _EARLIER)):
+            there = here + step
+            is_one = (there >= 0) & (there < len(users))
+            is_one[is_one] = users[there[is_one]] == users[here[is_one]]
+            weight = np.float32(factor * distance**-_DISTANCE_POWER)
+            yield items[here[is_one]], items[there[is_one]], np.full(int(is_one.sum()), weight)
 
 
 def votes_before(
