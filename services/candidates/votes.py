@@ -127,7 +127,7 @@ class Voting:
         neighbours, rows = self._base.neighbours, self._base.rows
         if neighbours is None:
             return votes
-        known = [row for one in dict.fromkeys(reversed(seen)) if (row := rows.get(one)) is not None]
+        known = [row for one in dict.fromkeys(seen) if (row := rows.get(one)) is not None]
         kept = rows.get(but)
         left_out = [row for row in known if row != kept] if leaves_out_seen else []
         found, near = neighbours.votes(known, left_out)
