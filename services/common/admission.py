@@ -31,6 +31,7 @@ class Admission:
     """One class of calls. For one event loop; not for threads.
 
     smallest, largest: what the limit moves between; equal, it stands still. per_caller: what one caller may have, too.
+    surplus: so many may begin beyond the limit at a time, if they are answered in a cheaper way (`Slot.is_surplus`).
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class Admission:
         largest: int,
         smallest: int = 2,
         per_caller: int | None = None,
+        surplus: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self._smallest, self._largest = min(smallest, largest), largest
         self._per_caller = per_caller
+        self._surplus_left = surplus
         self._clock = clock
         self.limit = float(max(self._smallest, min(_FIRST, largest)))
         self.in_flight = 0
@@ -55,23 +58,29 @@ class Admission:
         self._peak = 0
         self._window_began = clock()
 
-    def enter(self, caller: str) -> "Slot":
-        """Let one call begin; its `Slot.leave` has to follow. Raises: Overloaded."""
+    def enter(self, caller: str, *, is_background: bool = False) -> "Slot":
+        """Let one call begin; its `Slot.leave` has to follow. Of what is in the background, half as many at a time.
+
+        Raises: Overloaded.
+        """
         own = self._callers[caller]
         if self._per_caller is not None and own >= self._per_caller:
             raise Overloaded(f"{own} {self.name} of this caller in flight, its limit", retry_after_ms=_RETRY_AFTER_MS)
-        limit = max(1, int(self.limit))
+        limit = max(1, int(self.limit / 2 if is_background else self.limit))
         others = len(self._callers) - (own > 0)
         if self.in_flight >= limit or (others and self.in_flight >= _COMMON * limit and own * (others + 1) >= limit):
             if not own:
                 del self._callers[caller]
+            if self._surplus_left:
+                self._surplus_left -= 1
+                return Slot(self, caller, self._clock, is_surplus=True)
             raise Overloaded(
                 f"{self.in_flight} {self.name} in flight, as many as are answered in time",
                 retry_after_ms=_RETRY_AFTER_MS,
             )
         self._count(caller, 1)
         self._peak = max(self._peak, self.in_flight)
-        return Slot(self, caller, self._clock)
+        return Slot(self, caller, self._clock, is_surplus=False)
 
     def _count(self, caller: str, number: int) -> None:
         self.in_flight += number
@@ -105,13 +114,13 @@ class Admission:
 
 
 class Slot:
-    """One admitted call."""
+    """One admitted call. is_surplus: there was no room for it; it has to be answered cheaply, without waiting."""
 
-    __slots__ = ("_admission", "_began", "_caller", "_clock", "_is_in")
+    __slots__ = ("_admission", "_began", "_caller", "_clock", "_is_in", "is_surplus")
 
-    def __init__(self, admission: Admission, caller: str, clock: Callable[[], float]) -> None:
+    def __init__(self, admission: Admission, caller: str, clock: Callable[[], float], *, is_surplus: bool) -> None:
         self._admission, self._caller, self._clock = admission, caller, clock
-        self._began, self._is_in = clock(), True
+        self._began, self._is_in, self.is_surplus = clock(), not is_surplus, is_surplus
 
     def wait(self) -> None:
         """Another may begin in its place, and the time until `go_on` does not count."""
@@ -127,6 +136,8 @@ class Slot:
 
     def leave(self, *, worked: bool) -> None:
         """The call is over. worked: what it took tells of the load; a refusal's time does not."""
+        if self.is_surplus:
+            self._admission._surplus_left += 1
         if self._is_in:
             self._admission._count(self._caller, -1)
             if worked:

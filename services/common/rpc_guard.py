@@ -25,6 +25,8 @@ log = structlog.get_logger()
 _UNGUARDED = ("/grpc.health.", "/grpc.reflection.")
 _INTERNAL_TEXT = "internal error; quote the request id when reporting it"
 _MAX_REQUEST_ID = 64
+# "background": half of a limit is for these calls, all of it for the others.
+_PRIORITY_HEADER = "freshet-priority"
 
 # Asked with a method's name and the call's context before anything else; raises a FreshetError for who may not come in.
 # What it returns, if anything, is called once with the status that the call ended with.
@@ -126,7 +128,8 @@ class _Guard:
     async def __aenter__(self) -> None:
         guards = self._guards
         # Each call runs in a task of its own, so nothing needs to be reset.
-        request_context.request_id.set(_request_id(self._context))
+        request_id, is_background = _told(self._context)
+        request_context.request_id.set(request_id)
         if guards.door is not None:
             try:
                 self._ended = guards.door(self._method, self._context)
@@ -141,7 +144,8 @@ class _Guard:
                 guards.metrics.refused("deadline")
                 await self._abort(DeadlineExceeded("the deadline had passed before work began"))
         try:
-            self._slot = guards.admissions.get(self._method, guards.others).enter(_caller(self._context))
+            of_class = guards.admissions.get(self._method, guards.others)
+            self._slot = of_class.enter(_caller(self._context), is_background=is_background)
         except FreshetError as exc:
             guards.metrics.refused("overloaded")
             await self._abort(exc)
@@ -206,11 +210,14 @@ def _caller(context: Any) -> str:
     return caller
 
 
-def _request_id(context: Any) -> str:
+def _told(context: Any) -> tuple[str, bool]:
+    """The request id in the metadata, a new one where they have none; and whether nobody waits for the answer."""
+    request_id, is_background = "", False
     for key, value in context.invocation_metadata() or ():
         if key == request_context.REQUEST_ID_HEADER:
             text = value if isinstance(value, str) else ""
             if 0 < len(text) <= _MAX_REQUEST_ID and text.isprintable():
-                return text
-            break
-    return request_context.new_request_id()
+                request_id = text
+        elif key == _PRIORITY_HEADER:
+            is_background = value == "background"
+    return request_id or request_context.new_request_id(), is_background

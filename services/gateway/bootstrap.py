@@ -69,7 +69,7 @@ def _open_bundle(settings: GatewaySettings) -> tuple[Bundle, PopularItems]:
 
 def admissions() -> dict[str, Admission]:
     """What limits each RPC: a measured limit for reads and writes each, streams and administration apart from them."""
-    reads, writes = Admission("recommendations", largest=512), Admission("writes", largest=2048)
+    reads, writes = Admission("recommendations", largest=512, surplus=32), Admission("writes", largest=2048)
     streams = Admission("streams", smallest=128, largest=128, per_caller=64)
     rest = Admission("administration", smallest=32, largest=32)
     return {

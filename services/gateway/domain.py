@@ -30,6 +30,7 @@ class Degradation(IntEnum):
     PARTIAL_SOURCES = 8
     NOT_PERSONALISED = 9
     HISTORY_INCOMPLETE = 10
+    BUSY = 11
 
 
 class CertificateKind(IntEnum):

@@ -1,9 +1,9 @@
 """Recommend: read the user's state, search, rerank; at each failure take the next best way and say so.
 
 The order of retreat: a stored state that reflects the whole history, a state made of that history now, the stored state
-as it is, popular items; the reranker's order, then the first stage's. It never fails for a dependency's sake: only a
-bad request or a spent deadline ends in an error. Words only widen the pool: the user's model orders it. Knows ports,
-not processes.
+as it is, popular items; the reranker's order, then the first stage's. Who comes beyond the door's limit is answered
+popular items at once. It never fails for a dependency's sake: only a bad request or a spent deadline ends in an error.
+Words only widen the pool: the user's model orders it. Knows ports, not processes.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.algorithms.rank_fusion import reciprocal_rank_fusion
+from services.common import admission
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState, UserView
 from services.gateway.domain import (
@@ -59,7 +60,12 @@ class Recommend:
         work = Work.begin(query, budget_s=self.limits.budget_s)
         asked_ms = now_ms()
         check_query(query, asked_ms)
-        if query.history:
+        slot = admission.current.get()
+        if slot is not None and slot.is_surplus:
+            work.mark(Degradation.BUSY)
+            self._token_failed(work)
+            query_state, stored, source = None, None, "none"
+        elif query.history:
             query_state, stored, source = await self._from_request(work, with_times(query.history, asked_ms))
         else:
             query_state, stored, source = await self._from_store(work)

@@ -134,6 +134,28 @@ def test_a_callers_own_bound_holds_while_there_is_room() -> None:
     assert admitted == {"a": 3, "b": 2}
 
 
+def test_beyond_the_limit_so_many_begin_to_be_answered_cheaply() -> None:
+    door = Admission("calls", smallest=2, largest=2, surplus=2)
+    slots = [door.enter("one") for _ in range(4)]
+    assert [slot.is_surplus for slot in slots] == [False, False, True, True]
+    with pytest.raises(Overloaded):
+        door.enter("one")
+    assert door.in_flight == 2
+    slots[3].leave(worked=True)
+    slots[0].leave(worked=True)
+    assert [door.enter("one").is_surplus for _ in range(2)] == [False, True]
+
+
+def test_what_is_in_the_background_leaves_half_to_others() -> None:
+    door = Admission("calls", smallest=4, largest=4)
+    for _ in range(2):
+        door.enter("one", is_background=True)
+    with pytest.raises(Overloaded):
+        door.enter("one", is_background=True)
+    for _ in range(2):
+        door.enter("one")
+
+
 def test_who_waits_for_others_takes_no_place_and_is_not_measured() -> None:
     clock = Clock()
     door = Admission("calls", smallest=1, largest=4, clock=clock)

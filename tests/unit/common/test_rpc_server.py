@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from services.common import errors, request_context, rpc_client
+from services.common.admission import Admission
 from services.common.config import ProcessSettings
 from services.common.health_check import WHY_NOT_READY
 from services.common.ports import PortTaken
@@ -231,6 +232,20 @@ async def test_a_retry_hint_goes_out_as_trailing_metadata() -> None:
             await encoder_pb2_grpc.EncoderServiceStub(channel).Encode(encoder_pb2.EncodeRequest(), timeout=5)
         assert caught.value.trailing_metadata()["retry-after-ms"] == "500"
         assert caught.value.trailing_metadata()["grpc-retry-pushback-ms"] == "500"
+
+
+async def test_calls_that_nobody_waits_for_are_told_by_their_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = []
+    monkeypatch.setattr(
+        Admission,
+        "enter",
+        lambda self, caller, is_background, enter=Admission.enter: entered.append(is_background) or enter(self, caller),
+    )
+    async with running(_ok) as (channel, _, _):
+        stub = encoder_pb2_grpc.EncoderServiceStub(channel)
+        for metadata in ((), (("freshet-priority", "background"),), (("freshet-priority", "high"),)):
+            await stub.Encode(encoder_pb2.EncodeRequest(), timeout=5, metadata=metadata)
+    assert entered == [False, True, False]
 
 
 async def test_bytes_that_are_no_message_are_the_callers_fault_and_reach_no_handler() -> None:

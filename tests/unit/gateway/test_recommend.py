@@ -6,7 +6,8 @@ import time
 import pytest
 from gateway_scene import ITEMS, POPULAR, STORED, Scene
 
-from services.common import request_context
+from services.common import admission, request_context
+from services.common.admission import Admission
 from services.common.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
@@ -244,6 +245,22 @@ async def test_redis_down_gives_popular_items_marked() -> None:
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=3))
     assert ids(answer) == POPULAR[:3]
     assert list(answer.degradations) == [Degradation.STATE_STORE_DOWN, Degradation.POPULAR_FALLBACK]
+
+
+async def test_who_came_beyond_the_limit_gets_popular_items_and_nobody_is_asked() -> None:
+    scene = Scene()
+    of_one = Admission("recommendations", smallest=1, largest=1, surplus=1)
+    of_one.enter("ann")
+    admission.current.set(of_one.enter("ann"))
+    query = RecommendQuery(user_id="ann", k=3, history=(HistoryEvent("c"),), token=token(0))
+    answer = await scene.recommend(query)
+    assert (ids(answer), answer.state_source, answer.token_honoured) == (POPULAR[:3], "none", False)
+    assert list(answer.degradations) == [
+        Degradation.BUSY,
+        Degradation.TOKEN_NOT_HONOURED,
+        Degradation.POPULAR_FALLBACK,
+    ]
+    assert (scene.states.calls, scene.encoder.calls) == (0, 0)
 
 
 async def test_redis_down_with_a_request_history_still_personalises() -> None:
