@@ -1,14 +1,18 @@
-"""`python -m loadtest SCENARIO`: greenlets first, everything else after."""
+"""`python -m loadtest SCENARIO`: greenlets first, everything else after; `knee` sends with a program of its own."""
 
 import signal
 import sys
 
-from .engine import enable_gevent
-
 if __name__ == "__main__":
+    # Ended by a supervisor, a run still puts back what it changed, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if sys.argv[1:2] == ["knee"]:
+        from .knee import main as knee
+
+        sys.exit(knee(sys.argv[2:]))
+    from .engine import enable_gevent
+
     enable_gevent()
     from .command import main
 
-    # Ended by a supervisor, a run still puts back what it changed, as after Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

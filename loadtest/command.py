@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     try:
         check_options(options, _OPTIONS)
-        _check_target(options)
+        check_target(options)
     except ValueError as exc:
         parser.error(str(exc))
     import grpc
@@ -86,13 +86,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _channel(target: str) -> Any:
-    """Encrypted where FRESHET_TLS_CA names the gateway's CA; a gateway asks for no certificate of ours."""
+    """Encrypted where FRESHET_TLS_CA names the gateway's CA; a gateway asks for no certificate of ours.
+
+    Its calls show the key of FRESHET_API_KEY, where there is one.
+    """
     import grpc
 
-    ca = os.environ.get("FRESHET_TLS_CA")
-    if not ca:
-        return grpc.insecure_channel(target)
-    return grpc.secure_channel(target, grpc.ssl_channel_credentials(Path(ca).read_bytes()))
+    class ShowsKey(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientInterceptor):  # type: ignore[misc]
+        def intercept_unary_unary(self, make: Any, details: Any, request: Any) -> Any:
+            return make(
+                details._replace(metadata=[*(details.metadata or ()), ("authorization", f"Bearer {key}")]), request
+            )
+
+        intercept_stream_unary = intercept_unary_unary
+
+    ca, key = os.environ.get("FRESHET_TLS_CA"), os.environ.get("FRESHET_API_KEY")
+    channel = (
+        grpc.secure_channel(target, grpc.ssl_channel_credentials(Path(ca).read_bytes()))
+        if ca
+        else grpc.insecure_channel(target)
+    )
+    return grpc.intercept_channel(channel, ShowsKey()) if key else channel
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: freshet loadtest steady --seconds 30 --recommend-rate 40 --event-rate 200",
     )
     scenarios = parser.add_subparsers(dest="scenario", required=True, metavar="SCENARIO")
+    scenarios.add_parser("knee", help="how much the system takes, and what it does with more (a compiled sender)")
     for name, scenario in find_scenarios().items():
         sub = scenarios.add_parser(
             name,
@@ -128,14 +143,20 @@ _OPTIONS = (
 
 def _add_common_arguments(parser: argparse.ArgumentParser, scenario: str) -> None:
     add_options(parser, _OPTIONS)
-    parser.add_argument("--target", default=DEFAULT_TARGET, help="the gateway, host:port")
-    parser.add_argument("--allow-remote", action="store_true", help="permit a target that is not this machine")
-    parser.add_argument("--output", type=Path, default=Path(".freshet/loadtest") / scenario, metavar="FOLDER",
-                        help="where report.html, summary.json and locust.html go")  # fmt: skip
+    add_target(parser, scenario)
     parser.add_argument("--json", action="store_true", help="print the summary alone")
 
 
-def _check_target(options: argparse.Namespace) -> None:
+def add_target(parser: argparse.ArgumentParser, scenario: str) -> None:
+    """Which gateway, and where the results go."""
+    parser.add_argument("--target", default=DEFAULT_TARGET, help="the gateway, host:port")
+    parser.add_argument("--allow-remote", action="store_true", help="permit a target that is not this machine")
+    parser.add_argument("--output", type=Path, default=Path(".freshet/loadtest") / scenario, metavar="FOLDER",
+                        help="where the results go")  # fmt: skip
+
+
+def check_target(options: argparse.Namespace) -> None:
+    """Raises: ValueError where the target is no address, or another machine and that is not permitted."""
     host, separator, port = options.target.rpartition(":")
     if not separator or not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
         raise ValueError(f"--target={options.target}; allowed: host:port with a port from 1 to 65535")
