@@ -1,0 +1,41 @@
+"""`python -m loadtest.idle HOST:PORT STREAMS UNREAD`: open streams, ask for answers, then stand still until killed.
+
+What the scenario `slow_clients` puts beside ordinary visitors.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import grpc
+from freshet.v1 import gateway_pb2, gateway_pb2_grpc
+
+_CONNECTIONS = 20
+# Until streams are open and answers are on their way.
+_BEGINS_S = 1.5
+
+
+async def _nothing() -> AsyncIterator[gateway_pb2.StreamInteractionsRequest]:
+    await asyncio.Event().wait()
+    yield gateway_pb2.StreamInteractionsRequest()
+
+
+async def _stand_still(target: str, streams: int, unread: int) -> None:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.aio.insecure_channel(target, options=options) for _ in range(_CONNECTIONS)]
+    stubs = [gateway_pb2_grpc.GatewayServiceStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
+    key = os.environ.get("FRESHET_API_KEY")
+    metadata = (("authorization", f"Bearer {key}"),) if key else ()
+    calls = [stubs[row % _CONNECTIONS].StreamInteractions(_nothing(), metadata=metadata) for row in range(streams)]
+    big = gateway_pb2.RecommendRequest(user_id="loadtest-0", k=1_000)
+    calls += [stubs[row % _CONNECTIONS].Recommend(big, metadata=metadata, timeout=60) for row in range(unread)]
+    await asyncio.sleep(_BEGINS_S)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    for call in calls:
+        call.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(_stand_still(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,94 @@
+"""Slow clients: streams that say nothing, and a reader that does not read, beside ordinary visitors, in turns.
+
+The question: do clients that hold on to what they have cost the others their answers? In every other window a process
+of its own opens the streams, asks for a thousand items as often, and then stands still (SIGSTOP).
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+from loadtest import visitors
+from loadtest.engine import LoadPlan, Stream
+from loadtest.options import Option, add_options, check_options
+from loadtest.results import Claim, Conclusion, Outcome, RunResults
+from loadtest.visitors import Visitors
+from loadtest.windows import interleaved, percentile_per_window, ratio
+
+SUMMARY = "silent streams and a client that does not read, in turns with none"
+_OPTIONS = (
+    Option("idle-streams", 2_000, 1, 20_000, "streams that say nothing"),
+    Option("unread", 100, 0, 10_000, "answers of a thousand items that are not read"),
+    Option("windows", 8, 2, 1_000, "how many windows take turns, an even number"),
+    Option("window-seconds", 10.0, 3, 600, "how long each is"),
+)
+_SETTLE_S, _ALLOWED = 2.0, 1.2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    visitors.add_arguments(parser)
+    add_options(parser, _OPTIONS)
+
+
+def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> LoadPlan:
+    """Raises: ValueError naming the option and what is allowed."""
+    check_options(arguments, _OPTIONS)
+    windows = interleaved(
+        begin_s=_SETTLE_S, num_windows=arguments.windows, seconds=arguments.window_seconds, settle_s=_SETTLE_S, rng=rng
+    )
+    arguments.seconds = windows[-1].end_s
+    slow = _SlowClients(arguments)
+    treated = iter([window.treated for window in windows])
+
+    def switch() -> Outcome:
+        slow.end()
+        if next(treated):
+            slow.begin()
+        return Outcome()
+
+    def conclude(results: RunResults) -> Conclusion:
+        p99s_ms = percentile_per_window(results.calls["recommend"], windows, 99)
+        found = ratio(p99s_ms, windows)
+        return Conclusion(
+            claims=[
+                Claim(
+                    says="Recommend p99 beside slow clients over without, median of neighbouring windows",
+                    value=None if found is None else found.median,
+                    allowed=f"at most {_ALLOWED:g}",
+                    held=None if found is None else found.median <= _ALLOWED,
+                )
+            ],
+            findings={"p99_ms": p99s_ms, "ratio": None if found is None else dataclasses.asdict(found)},
+        )
+
+    plan = Visitors(arguments, channel, rng).plan(seconds=arguments.seconds, tear_down=slow.end, conclude=conclude)
+    turns = Stream(name="switch", arrivals_s=np.array([window.start_s for window in windows]), call=switch)
+    return dataclasses.replace(plan, streams=[*plan.streams, turns])
+
+
+class _SlowClients:
+    """A process of their own: it has to stand still without this one doing so."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._command = [
+            sys.executable, "-m", "loadtest.idle", arguments.target,
+            str(arguments.idle_streams), str(arguments.unread),
+        ]  # fmt: skip
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> None:
+        self._running = subprocess.Popen(self._command)
+
+    def end(self) -> None:
+        if self._running is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._running.pid, signal.SIGKILL)
+            self._running.wait()
+            self._running = None

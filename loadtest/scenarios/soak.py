@@ -1,0 +1,93 @@
+"""Soak: a steady load for twenty minutes, and what memory each process has at its end more than when it was warm.
+
+The question: does anything grow for as long as it runs? It looks at the local stack's processes, from outside.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest import visitors
+from loadtest.engine import LoadPlan, Stream
+from loadtest.options import Option, add_options, check_options
+from loadtest.results import Claim, Conclusion, Outcome, RunResults
+from loadtest.visitors import Visitors
+
+SUMMARY = "a steady load for twenty minutes, and whose memory grows"
+_OPTIONS = (
+    Option("minutes", 20.0, 0.05, 60, "length of the run"),
+    Option("warm-minutes", 5.0, 0.01, 30, "when memory is looked at first"),
+)
+_ALLOWED = 0.02
+_LOOKS = 200
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    visitors.add_arguments(parser)
+    add_options(parser, _OPTIONS)
+    state = Path(os.environ.get("FRESHET_STATE") or ".freshet")
+    parser.add_argument("--state", type=Path, default=state, metavar="FOLDER", help="the local stack's")
+
+
+def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator) -> LoadPlan:
+    """Raises: ValueError naming the option and what is allowed."""
+    check_options(arguments, _OPTIONS)
+    seconds, warm_s = 60 * arguments.minutes, 60 * arguments.warm_minutes
+    if 2 * warm_s > seconds:
+        raise ValueError(f"--warm-minutes={arguments.warm_minutes:g}; allowed: at most half of --minutes")
+    processes = _processes(arguments.state)
+    seen: list[tuple[float, dict[str, int]]] = []
+
+    def look() -> Outcome:
+        seen.append((time.monotonic(), {name: _resident(pid) for name, pid in processes.items()}))
+        return Outcome()
+
+    def conclude(results: RunResults) -> Conclusion:
+        # Medians of a tenth of the run: what is freed at the next collection is no growth.
+        began = seen[0][0]
+        at_warm = [memory for at_s, memory in seen if warm_s <= at_s - began < warm_s + seconds / 10]
+        at_end = [memory for at_s, memory in seen if at_s - began >= seconds - seconds / 10]
+        claims, findings = [], {}
+        for name in processes:
+            first, last = (float(np.median([one[name] for one in when])) for when in (at_warm, at_end))
+            growth = last / first - 1
+            findings[name] = {"warm_mb": round(first / 2**20, 1), "end_mb": round(last / 2**20, 1)}
+            claims.append(
+                Claim(
+                    says=f"growth of {name}, {findings[name]['warm_mb']} MB to {findings[name]['end_mb']} MB",
+                    value=round(growth, 4),
+                    allowed=f"at most {_ALLOWED:g}",
+                    held=growth <= _ALLOWED,
+                )
+            )
+        return Conclusion(claims=claims, findings=findings)
+
+    arguments.seconds = seconds
+    plan = Visitors(arguments, channel, rng).plan(seconds=seconds, conclude=conclude)
+    looks = Stream(name="look", arrivals_s=np.linspace(0.0, seconds, _LOOKS, endpoint=False), call=look)
+    return LoadPlan(streams=[*plan.streams, looks], seconds=seconds, conclude=conclude)
+
+
+def _processes(state: Path) -> dict[str, int]:
+    found = {}
+    for path in sorted((state / "run").glob("*.json")):
+        about = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(about.get("pid"), int):
+            found[path.stem] = about["pid"]
+    if not found:
+        raise ValueError(f"--state={state} names no running stack")
+    return found
+
+
+def _resident(pid: int) -> int:
+    """Bytes; of a process that ended, 0."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
