@@ -286,6 +286,7 @@ def main() -> int:
     """Measure on a stack of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--users", type=int, default=200_000)
+    parser.add_argument("--events", type=int, default=20, help="of each user")
     parser.add_argument("--evicted", type=int, default=1_000)
     parser.add_argument("--rate", type=float, default=100.0, help="events a second while users are evicted")
     parser.add_argument("--bundle", type=Path)
@@ -306,6 +307,7 @@ def main() -> int:
                 encoder,
                 words,
                 users=options.users,
+                events_per_user=options.events,
                 evicted=options.evicted,
                 load_per_s=options.rate,
                 say=lambda what: sys.stderr.write(f"{what}\n"),
