@@ -40,7 +40,8 @@ def learn_neighbours(interactions: Interactions) -> ItemNeighbours:
     """Each item's N nearest: weight = sum over pairs of events of one user, g <= 30 places apart, of g^-1/2, halved for
     the earlier item as the neighbour, over (n_x n_y)^1/4 of the items' numbers of events.
 
-    `model_share` is 1 until it is chosen. Cost: O(60 events) time, and 24 bytes for each of at most 2^23 pairs, or one item's, at a time.
+    `model_share` is 1 until it is chosen. Cost: O(60 events) time, and 24 bytes a pair for
+    2^23 pairs, or one item's, at a time.
     """
     histories = Histories.of(interactions)
     users = np.repeat(np.arange(len(histories.offsets) - 1), np.diff(histories.offsets))
