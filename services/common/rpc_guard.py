@@ -24,6 +24,7 @@ log = structlog.get_logger()
 
 _UNGUARDED = ("/grpc.health.", "/grpc.reflection.")
 _INTERNAL_TEXT = "internal error; quote the request id when reporting it"
+_NO_MESSAGE = "the request is no message of this method"
 _MAX_REQUEST_ID = 64
 
 # Asked with a method's name and the call's context before anything else; raises a FreshetError for who may not come in.
@@ -108,6 +109,8 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 return
             except TimeoutError as exc:
                 raise DeadlineExceeded(f"no message for {self.idle_s:g} s") from exc
+            except DecodeError as exc:
+                raise InvalidRequest(_NO_MESSAGE) from exc
             yield request
 
 
@@ -192,7 +195,7 @@ def _parser(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         try:
             return deserialize(request)
         except DecodeError as exc:
-            raise InvalidRequest("the request is no message of this method") from exc
+            raise InvalidRequest(_NO_MESSAGE) from exc
 
     return parsed
 
