@@ -263,7 +263,7 @@ def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
     check_types(path, owner, raw, kind)
     try:
         return kind(**raw)
-    except BundleError as exc:
+    except ValueError as exc:  # a BundleError is one
         raise BundleError(f"{path}: {exc}") from exc
 
 

@@ -252,7 +252,7 @@ def _typed(kind: type[_T], raw: Mapping[str, Any]) -> _T:
         value = raw.get(one.name)
         if one.type in (int, str) and type(value) is not one.type:
             raise TypeError(f"{one.name}={value!r:.80}")
-        if one.type is int and value < 0:
+        if isinstance(value, int) and value < 0:
             raise ValueError(f"{one.name}={value}")
     return kind(**raw)
 

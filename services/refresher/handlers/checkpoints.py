@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -244,6 +245,8 @@ def _restore(
     if len(state.item_ids) != values["num_items"]:
         raise CheckpointError(f"it holds {len(state.item_ids)} items of {values['num_items']}")
     capacity, reserve, bound = values["memory"]
+    if type(capacity) is not int or type(reserve) is not int or type(bound) not in (int, NoneType):
+        raise CheckpointError(f"memory={values['memory']!r:.80}; allowed: capacity, reserve, and a bound or null")
     state.memory = QueryMemory.restored(
         (entry for data in of_kind.get("memory", []) for entry in entries_of_arrays(unsqueeze(data))),
         capacity=capacity,

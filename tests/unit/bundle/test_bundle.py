@@ -261,6 +261,7 @@ FIELDS = {
     "a list of files": ({"files": []}, r"manifest\.files=\[\]; allowed: dict"),
     "a list as data": ({"data": [1]}, r"manifest\.data="),
     "a width that is text": (("head", "component_width", "4"), r"head\.component_width='4'; allowed: int"),
+    "a history of nothing": (("encoder", "max_history", 0), r"manifest\.json: .*max_history=0"),
     "a kind that is none": (("encoder", "kind", None), r"encoder\.kind=None; allowed: str"),
 }
 

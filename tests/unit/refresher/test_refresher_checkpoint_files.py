@@ -167,7 +167,14 @@ def test_a_whole_file_whose_header_is_no_json_is_refused() -> None:
     ("name", "value"),
     [
         *(("folded_offset", "7"), ("stream_ms", None), ("quiet_until", 1.5), ("newest_recorded_ms", [])),
-        *(("counts", {"folded": "1"}), ("mix", ["1", 2]), ("mix", [1]), ("leaving", [1]), ("memory", 5)),
+        *(
+            ("counts", {"folded": "1"}),
+            ("mix", ["1", 2]),
+            ("mix", [1]),
+            ("leaving", [1]),
+            ("memory", 5),
+            ("memory", [10, 10, "x"]),
+        ),
     ],
 )
 def test_values_of_other_types_are_refused(name: str, value: object) -> None:
