@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast chaos check fmt up down bench proto-image hooks clean
+.PHONY: help setup demo test test-fast chaos fuzz check fmt up down bench proto-image hooks clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,13 @@ chaos: setup ## Random trials against an oracle, hours: SEEDS= simulated, TRIALS
 	@FRESHET_CHAOS_BUNDLE=$(MODEL) $(BIN)/python tests/chaos real --trials $(TRIALS)
 	@FRESHET_CHAOS_BUNDLE=$(MODEL) $(BIN)/python tests/chaos real --trials $(TRIALS) --brokers 3
 	@$(BIN)/python tests/chaos page
+
+# Random inputs for every RPC, topic and file (docs/security.md): INPUTS= of SEED=; ARGS="--only TARGET:NUMBER" is one.
+INPUTS ?= 100000
+SEED ?= 1
+
+fuzz: setup ## Random inputs for RPCs, topics and files, some ten minutes: INPUTS=, SEED=, ARGS="--only TARGET:NUMBER"
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz --inputs $(INPUTS) --seed $(SEED) $(ARGS)
 
 check: setup ## Format, lint, types, import rules, proto lint and breaking changes
 	@$(BIN)/ruff format --check .

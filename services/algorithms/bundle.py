@@ -32,7 +32,9 @@ from services.algorithms.sealed_files import (
     file_entry,
     folder_aside,
     put_file,
+    read_item_states,
     read_pair_gate,
+    read_table,
     save_pair_gate,
     save_tensors,
     swap,
@@ -109,7 +111,7 @@ class Bundle:
 
     @cached_property
     def _items(self) -> pa.Table:
-        return pq.ParquetFile(self.path / ITEMS).read()
+        return read_table(self.path / ITEMS)
 
     @cached_property
     def item_ids(self) -> list[str]:
@@ -136,14 +138,13 @@ class Bundle:
     @cached_property
     def user_index(self) -> dict[str, int]:
         """Dense index of each user that has a user-id component; empty where the model has none."""
-        user_ids = pq.ParquetFile(self.path / USERS).read().column("user_id").to_pylist()
+        user_ids = read_table(self.path / USERS).column("user_id").to_pylist()
         return {user_id: index for index, user_id in enumerate(user_ids)}
 
     @cached_property
     def item_states(self) -> ItemStates:
         """Components (X, P_x, d) and gate (X, P), memory-mapped; the gate is None for a dot product."""
-        tensors = read_tensors(self.path / ITEM_STATES)
-        return ItemStates(components=tensors["components"], gate=tensors.get("gate"))
+        return read_item_states(self.path / ITEM_STATES)
 
     @cached_property
     def pair_gate(self) -> PairGate | None:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from services.algorithms.bundle import Bundle, Manifest
+from services.algorithms.bundle import Bundle, BundleError, Manifest
 from services.algorithms.neighbours import ItemNeighbours
 from services.algorithms.states import ItemStates, PairGate
 
@@ -64,9 +64,18 @@ class Catalogue:
 
 
 def catalogue_from_bundle(bundle: Bundle) -> Catalogue:
-    """A bundle's items. Raises ValueError if its files disagree with each other."""
+    """A bundle's items. Raises: BundleError if its files disagree with each other."""
     encoder = bundle.manifest.encoder
     has_users = encoder is not None and encoder.uses_user_index
+    try:
+        return _catalogue(bundle, bundle.num_query_components - 1 if has_users else None)
+    except BundleError:
+        raise
+    except ValueError as exc:
+        raise BundleError(f"{bundle.path}: {exc}") from exc
+
+
+def _catalogue(bundle: Bundle, user_component: int | None) -> Catalogue:
     return Catalogue(
         model_version=bundle.model_version,
         item_ids=bundle.item_ids,
@@ -74,7 +83,7 @@ def catalogue_from_bundle(bundle: Bundle) -> Catalogue:
         categories=bundle.categories,
         states=bundle.item_states,
         pair_gate=bundle.pair_gate,
-        user_component=bundle.num_query_components - 1 if has_users else None,
+        user_component=user_component,
         neighbours=bundle.neighbours,
     )
 

@@ -79,4 +79,7 @@ def _cosines(query: QueryStates, item: ItemStates) -> Doubles:
 
 
 def _silu(x: Doubles) -> Doubles:
-    return np.asarray(x / (1 + np.exp(-x)))
+    with np.errstate(
+        over="ignore"
+    ):  # far below zero the exponential is infinite, and the quotient is what it should be
+        return np.asarray(x / (1 + np.exp(-x)))

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Protocol
 
 import numpy as np
@@ -297,11 +298,30 @@ class LiveCatalogue:
 
         Raises: SnapshotError for one over other items; IndexFullError, and then nothing has changed.
         """
-        said, columns = snapshot.manifest.said, snapshot.columns
-        if (base := said["base"]) != self.base.index_version:
+        said = snapshot.manifest.said
+        if (base := said.get("base")) != self.base.index_version:
             raise SnapshotError(
                 f"{snapshot.path}: changes of {base!r}; this process serves {self.base.index_version!r}"
             )
+        try:
+            item_ids, rows, states, evidence = self._changes_of(snapshot)
+            position, newest_recorded_ms, mark = said["position"], said["newest_recorded_ms"], said["mark"]
+            if type(position) is not int or type(newest_recorded_ms) not in (int, NoneType) or type(mark) is not str:
+                raise SnapshotError(f"it says {position=}, {newest_recorded_ms=}, {mark=}")
+        except (KeyError, ValueError, TypeError, IndexError) as exc:
+            raise SnapshotError(f"{snapshot.path}: {exc!r}") from exc
+        with self._writing:
+            if len(states):
+                self._upsert([*(item_ids[row] for row in rows), *said["aside"]], states)
+            self._evidence = {item_id: one for item_id, one in evidence.items() if not math.isnan(one[0])}
+            self._publish(position, newest_recorded_ms, None, mark)
+
+    def _changes_of(self, snapshot: Snapshot) -> tuple[list[str], list[int], ItemStates, dict[str, tuple[float, int]]]:
+        """A snapshot's item ids, the rows among its items that the stream changed, their states and those kept aside,
+        and everybody's evidence. Raises: what arrays that do not fit each other raise."""
+        said, columns = snapshot.manifest.said, snapshot.columns
+        if not all(isinstance(item_id, str) for item_id in said["aside"]):
+            raise SnapshotError("aside holds what is no item id")
         item_ids = [*snapshot.items.item_ids, *said["aside"]]
         shares = columns["model_share"].tolist()
         evidence = dict(zip(item_ids, zip(shares, columns["num_interactions"].tolist(), strict=True), strict=True))
@@ -312,11 +332,7 @@ class LiveCatalogue:
         if snapshot.items.states.gate is not None:
             gates.insert(0, snapshot.items.states.gate[rows])
         states = ItemStates(components=np.concatenate(parts), gate=np.concatenate(gates) if gates else None)
-        with self._writing:
-            if len(states):
-                self._upsert([*(item_ids[row] for row in rows), *said["aside"]], states)
-            self._evidence = {item_id: one for item_id, one in evidence.items() if not math.isnan(one[0])}
-            self._publish(said["position"], said["newest_recorded_ms"], None, said["mark"])
+        return item_ids, rows, states, evidence
 
     def _change(self, states: dict[str, ItemStates], removals: Sequence[str]) -> None:
         """Under the writer's lock: these items with their categories in, those out, as one version of the index."""

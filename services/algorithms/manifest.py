@@ -8,7 +8,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Self, TypeVar, get_args, get_origin
 
 from services.algorithms.history import check_max_history
 
@@ -27,6 +28,16 @@ _ADDED_LATER = {
     "residual_of_norm",
     "query_activation",
     "neighbours",
+}
+
+# What JSON has for the type of a field; a whole number is a float, too, and true is no number.
+_JSON_TYPES: dict[Any, tuple[type, ...]] = {
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+    bool: (bool,),
+    dict: (dict,),
+    NoneType: (NoneType,),
 }
 
 Part = TypeVar("Part")
@@ -192,6 +203,7 @@ class Manifest:
         check_names(path, "manifest", raw, cls)
         if raw["format"] != FORMAT:
             raise BundleError(f"{path}: format={raw['format']}; this program reads format {FORMAT}")
+        check_types(path, "manifest", raw, cls)
         try:
             encoder = None if raw["encoder"] is None else build_part(path, "encoder", raw["encoder"], EncoderShape)
             head = build_part(path, "head", raw["head"], HeadShape)
@@ -248,9 +260,10 @@ def build_part(path: Path, owner: str, raw: Any, kind: type[Part]) -> Part:
     if not isinstance(raw, dict):
         raise BundleError(f"{path}: {owner} is a JSON {type(raw).__name__}; expected an object")
     check_names(path, owner, raw, kind)
+    check_types(path, owner, raw, kind)
     try:
         return kind(**raw)
-    except BundleError as exc:
+    except ValueError as exc:  # a BundleError is one
         raise BundleError(f"{path}: {exc}") from exc
 
 
@@ -259,3 +272,17 @@ def check_names(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any])
     wanted = {f.name for f in fields(kind)}
     if not wanted - _ADDED_LATER <= raw.keys() <= wanted:
         raise BundleError(f"{path}: {owner} has fields {sorted(raw)}; expected {sorted(wanted)}")
+
+
+def check_types(path: Path, owner: str, raw: Mapping[str, Any], kind: type[Any]) -> None:
+    """Raises: BundleError unless the values of `raw` are of the types of `kind`'s fields: what JSON has no type for, a
+    part, is left to its own check."""
+    for one in fields(kind):
+        union = get_args(one.type) if get_origin(one.type) is UnionType else (one.type,)
+        allowed = {get_origin(each) or each for each in union}
+        if one.name not in raw or not allowed <= _JSON_TYPES.keys():
+            continue
+        value = raw[one.name]
+        if type(value) not in {found for name in allowed for found in _JSON_TYPES[name]}:
+            wanted = " or ".join(sorted("null" if name is NoneType else name.__name__ for name in allowed))
+            raise BundleError(f"{path}: {owner}.{one.name}={value!r:.80}; allowed: {wanted}")

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 
 from services.algorithms.manifest import BundleError, FileEntry, HeadShape
-from services.algorithms.states import PairGate
+from services.algorithms.states import ItemStates, PairGate
 from services.algorithms.tensor_file import read_tensors, tensor_places
 
 MANIFEST = "manifest.json"
@@ -56,14 +57,29 @@ def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], *, indice
 
 
 def check_table(path: Path, schema: pa.Schema, rows: int) -> None:
-    """Raises: BundleError unless the file is a Parquet table of these columns and so many rows."""
+    """Raises: BundleError unless the file is a Parquet table of these columns, of their types, and so many rows."""
     try:
         metadata = pq.read_metadata(path)
-    except pa.ArrowInvalid as exc:
+        found = metadata.schema.to_arrow_schema()
+    except (pa.ArrowException, OSError) as exc:
         raise BundleError(f"{path}: not a Parquet file ({exc})") from exc
-    columns = metadata.schema.to_arrow_schema().names
-    if metadata.num_rows != rows or columns != schema.names:
-        raise BundleError(f"{path} has {metadata.num_rows} rows of {columns}; expected {rows} rows of {schema.names}")
+    if metadata.num_rows != rows or found.names != schema.names or found.types != schema.types:
+        columns, wanted = (dict(zip(one.names, map(str, one.types), strict=True)) for one in (found, schema))
+        raise BundleError(f"{path} has {metadata.num_rows} rows of {columns}; expected {rows} rows of {wanted}")
+
+
+def read_table(path: Path) -> pa.Table:
+    """A checked table, whole. Raises: BundleError where it cannot be read or holds a null, naming the column."""
+    try:
+        table = pq.ParquetFile(path).read()
+    except (pa.ArrowException, OSError) as exc:
+        raise BundleError(f"{path} cannot be read ({exc})") from exc
+    for name in table.column_names:
+        column = table.column(name)
+        inner = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+        if column.null_count or inner.null_count:
+            raise BundleError(f"{path}: column {name} holds nulls; allowed: none")
+    return table
 
 
 def save_pair_gate(gate: PairGate, path: Path) -> None:
@@ -71,9 +87,12 @@ def save_pair_gate(gate: PairGate, path: Path) -> None:
 
 
 def read_pair_gate(path: Path) -> PairGate:
-    """Memory-mapped."""
+    """Memory-mapped. Raises: BundleError for values that are not allowed."""
     tensors = read_tensors(path)
-    return PairGate(**{name: tensors[name] for name in _PAIR_GATE_ARRAYS})
+    try:
+        return PairGate(**{name: tensors[name] for name in _PAIR_GATE_ARRAYS})
+    except ValueError as exc:
+        raise BundleError(f"{path}: {exc}") from exc
 
 
 def check_pair_gate(path: Path, head: HeadShape) -> None:
@@ -81,6 +100,15 @@ def check_pair_gate(path: Path, head: HeadShape) -> None:
     hidden, pairs = head.gate_hidden, head.num_pairs
     shapes = ((hidden, pairs), (hidden,), (pairs, hidden), (pairs,))
     check_tensors(path, dict(zip(_PAIR_GATE_ARRAYS, shapes, strict=True)))
+
+
+def read_item_states(path: Path) -> ItemStates:
+    """Components and, where there is one, gate, memory-mapped. Raises: BundleError for values that are not allowed."""
+    tensors = read_tensors(path)
+    try:
+        return ItemStates(components=tensors["components"], gate=tensors.get("gate"))
+    except ValueError as exc:
+        raise BundleError(f"{path}: {exc}") from exc
 
 
 def put_file(root: Path, name: str, source: Path) -> FileEntry:

@@ -5,6 +5,7 @@ mapped pages are shared between processes. The format: 8 bytes of header length,
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,24 @@ def tensor_places(path: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...],
             raise BundleError(f"{path}: header length={length}; the file holds {size} bytes")
         try:
             header = json.loads(file.read(length))
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise BundleError(f"{path}: not a safetensors file ({exc})") from exc
+    if not isinstance(header, dict):
+        raise BundleError(f"{path}: the header is a JSON {type(header).__name__}; expected an object")
     places = {}
     for name, tensor in header.items():
         if name == "__metadata__":
             continue
-        if tensor["dtype"] not in _DTYPES:
-            raise BundleError(f"{path}: {name} has dtype {tensor['dtype']}; allowed: {sorted(_DTYPES)}")
-        begin, end = tensor["data_offsets"]
-        dtype, shape = np.dtype(_DTYPES[tensor["dtype"]]), tuple(tensor["shape"])
-        wanted = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        try:
+            kind, shape, (begin, end) = tensor["dtype"], tuple(tensor["shape"]), tensor["data_offsets"]
+        except (KeyError, TypeError, ValueError) as exc:
+            raise BundleError(f"{path}: {name} needs dtype, shape and two data_offsets; found {tensor!r:.80}") from exc
+        if not isinstance(kind, str) or kind not in _DTYPES:
+            raise BundleError(f"{path}: {name} has dtype {kind!r:.80}; allowed: {sorted(_DTYPES)}")
+        if not all(type(number) is int and 0 <= number < 2**63 for number in (*shape, begin, end)):
+            raise BundleError(f"{path}: {name} has shape {shape} at {begin} to {end}; allowed: whole numbers from 0")
+        dtype = np.dtype(_DTYPES[kind])
+        wanted = math.prod(shape) * dtype.itemsize
         if end - begin != wanted or 8 + length + end > size:
             raise BundleError(f"{path}: {name} spans {end - begin} bytes to {8 + length + end}; "
                               f"shape {shape} needs {wanted} and the file holds {size}")  # fmt: skip

@@ -31,13 +31,14 @@ from services.algorithms.sealed_files import (
     file_entry,
     folder_aside,
     put_file,
+    read_item_states,
     read_pair_gate,
+    read_table,
     save_pair_gate,
     save_tensors,
     swap,
 )
 from services.algorithms.states import FloatArray, ItemStates, PairGate
-from services.algorithms.tensor_file import read_tensors
 from services.algorithms.text_manifest import PhrasesPart, TextManifest, TextMolPart
 from services.algorithms.word_pieces import WordPieces
 
@@ -88,7 +89,7 @@ class TextBundle:
 
     @cached_property
     def _documents(self) -> pa.Table:
-        return pq.read_table(self.path / DOCUMENTS)
+        return read_table(self.path / DOCUMENTS)
 
     @cached_property
     def item_ids(self) -> list[str]:
@@ -101,8 +102,13 @@ class TextBundle:
 
     @cached_property
     def word_pieces(self) -> WordPieces:
-        """The queries' tokenizer, of both encoders."""
-        return WordPieces.read(self.file(WORD_LIST))
+        """The queries' tokenizer, of both encoders. Raises: BundleError for a list that is none."""
+        try:
+            return WordPieces.read(self.file(WORD_LIST))
+        except BundleError:
+            raise
+        except ValueError as exc:
+            raise BundleError(str(exc)) from exc
 
     @property
     def text_mol(self) -> TextMolPart:
@@ -127,7 +133,7 @@ class TextBundle:
     def item_states(self) -> ItemStates:
         """The documents' states of the text MoL, memory-mapped: components (X, P_x, d), no gate of their own."""
         self.text_mol  # noqa: B018 - refuses where there is none
-        return ItemStates(components=read_tensors(self.path / TEXT_STATES)["components"])
+        return read_item_states(self.path / TEXT_STATES)
 
     @cached_property
     def pair_gate(self) -> PairGate | None:

@@ -15,6 +15,7 @@ from services.algorithms.manifest import (
     build_files,
     build_part,
     check_names,
+    check_types,
     read_fields,
     write_fields,
 )
@@ -83,6 +84,7 @@ class TextManifest:
         if raw.get("format") != FORMAT:
             raise BundleError(f"{path}: format={raw.get('format')}; this program reads format {FORMAT}")
         check_names(path, "manifest", raw, cls)
+        check_types(path, "manifest", raw, cls)
         try:
             text_mol = raw["text_mol"]
             if text_mol is not None:

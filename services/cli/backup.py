@@ -115,8 +115,12 @@ def read_backup(folder: Path) -> Backup:
     Raises: BackupError saying what is wrong.
     """
     manifest = _read_manifest(folder)
+    try:
+        named, positions = _named_files(manifest["files"]), _positions(manifest["positions"])
+        version, created = _text(manifest["model_version"]), _text(manifest["created"])
+    except (KeyError, ValueError, TypeError, AttributeError) as exc:
+        raise BackupError(f"{folder / MANIFEST} is not what `freshet backup` writes: {exc!r}") from exc
     found = {str(path.relative_to(folder)): path for path in _files(folder)}
-    named: dict[str, tuple[int, str]] = {name: (size, digest) for name, (size, digest) in manifest["files"].items()}
     if missing := sorted(named.keys() - found.keys()):
         raise BackupError(f"{folder} is torn: {missing[0]} is missing ({len(missing)} of {len(named)} files)")
     if unknown := sorted(found.keys() - named.keys()):
@@ -127,27 +131,48 @@ def read_backup(folder: Path) -> Backup:
             raise BackupError(
                 f"{folder / name} has {actual[0]} bytes and sha256 {actual[1]}; its manifest says {size} and {digest}"
             )
-    version = str(manifest["model_version"])
     if (bundled := _bundle_version(folder / "bundle")) != version:
         raise BackupError(f"{folder} mixes models: its bundle is {bundled}, its manifest says {version}")
-    positions = manifest["positions"]
-    attributions = {int(number): int(offset) for number, offset in positions["attributions"].items()}
     own = CheckpointFiles(folder / "checkpoints")
-    numbers = {int(path.stem.removeprefix("partition-")) for path in (folder / "checkpoints").glob("partition-*.*")}
+    names = [path.stem.removeprefix("partition-") for path in (folder / "checkpoints").glob("partition-*.*")]
+    numbers = {int(name) for name in names if name.isdecimal()}
     held = {number: offset for number, (_, offset) in _newest_whole(own.load, numbers)}
-    if held != attributions:
-        raise BackupError(f"{folder} mixes moments: its checkpoints end at {held}, its manifest says {attributions}")
+    if held != positions.attributions:
+        said = dict(positions.attributions)
+        raise BackupError(f"{folder} mixes moments: its checkpoints end at {held}, its manifest says {said}")
     return Backup(
         folder=folder,
         model_version=version,
-        created=str(manifest["created"]),
-        positions=Positions(
-            attributions=attributions,
-            interactions={int(number): int(offset) for number, offset in positions["interactions"].items()},
-            epoch=positions["epoch"],
-        ),
+        created=created,
+        positions=positions,
         files=named,
     )
+
+
+def _named_files(raw: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
+    """Raises: ValueError, TypeError for what is no pair of a size and a checksum."""
+    return {name: (_number(size), _text(digest)) for name, (size, digest) in raw.items()}
+
+
+def _positions(raw: Mapping[str, Any]) -> Positions:
+    """Raises: KeyError, ValueError, TypeError, AttributeError."""
+    by_partition = {
+        name: {int(number): _number(offset) for number, offset in raw[name].items()}
+        for name in ("attributions", "interactions")
+    }
+    return Positions(**by_partition, epoch=None if raw["epoch"] is None else _text(raw["epoch"]))
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r:.80} where a whole number belongs")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} where a text belongs")
+    return value
 
 
 def restore_backup(
@@ -214,9 +239,10 @@ def _newest_whole(
             except CheckpointError as exc:
                 problems.append(f"{kept.name}: {exc}")
                 continue
-            if values["partition"] != number:
-                raise BackupError(f"{kept.name} is of partition {values['partition']}")
-            yield number, (to_file(values, parts), int(values["folded_offset"]))
+            partition, offset = values.get("partition"), values.get("folded_offset")
+            if partition != number or type(offset) is not int:
+                raise BackupError(f"{kept.name} is of partition {partition!r:.40} up to offset {offset!r:.40}")
+            yield number, (to_file(values, parts), offset)
             break
         else:
             if problems:
@@ -262,6 +288,6 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise BackupError(f"{folder / MANIFEST} cannot be read: {exc!r}") from exc
     if written != found:
         raise BackupError(f"{folder / MANIFEST} has sha256 {found}; it says {written}")
-    if manifest["format"] != FORMAT:
-        raise BackupError(f"{folder} has format {manifest['format']}; this version reads {FORMAT}")
+    if manifest.get("format") != FORMAT:
+        raise BackupError(f"{folder} has format {manifest.get('format')}; this version reads {FORMAT}")
     return manifest

@@ -208,16 +208,15 @@ class CatalogueFollower(Follower):
             if not is_of_model(record.key, self._model_version):
                 skipped["other_model"] += 1
                 continue
-            if record.key is not None and record.value is None:
-                closed += self._batches.gone(record.offset, record.key)
-                continue
             try:
-                delta = decode(record.key, record.value)
+                if record.key is not None and record.value is None:
+                    closed += self._batches.gone(record.offset, record.key)
+                else:
+                    closed += self._batches.add(record.offset, decode(record.key, record.value))
             except InvalidRequest as exc:
                 skipped["unreadable_delta"] += 1
                 log.error("delta_unreadable", offset=record.offset, reason=str(exc))
                 continue
-            closed += self._batches.add(record.offset, delta)
             if not self.is_behind and number % slice_size == 0:
                 time.sleep(_PAUSE_S)
         # Live, each batch is a version of its own: two readers then pass through the same ones.

@@ -7,7 +7,7 @@ took it, so much was written since that reading all of it takes about as long. I
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,13 @@ class Snapshotted(Protocol):
 
     def capture(self, **said: int) -> Callable[[Path], Path]: ...
     def restore(self, snapshot: Any) -> None: ...
+
+
+def _check_said(said: Mapping[str, Any]) -> None:
+    """Raises: ValueError unless a snapshot says when it was written, and of which record."""
+    for name, kind in (("written_s", int), ("position", int), ("mark", str)):
+        if type(said.get(name)) is not kind:
+            raise ValueError(f"its manifest says {name}={said.get(name)!r:.80}; allowed: {kind.__name__}")
 
 
 class CatalogueSnapshots:
@@ -54,6 +61,7 @@ class CatalogueSnapshots:
             try:
                 snapshot = self._load(path)
                 said = snapshot.manifest.said
+                _check_said(said)
                 age_s = self._clock() - said["written_s"]
                 if age_s > MAX_AGE_S or not is_in_place(said["position"], said["mark"]):
                     log.info("snapshot_passed_over", path=str(path), position=said["position"], age_s=round(age_s))

@@ -93,7 +93,10 @@ class ProcessSettings(TransportSettings):
 def _mask(value: str) -> str:
     if "://" not in value:
         return value
-    parts = urlsplit(value)
+    try:
+        parts = urlsplit(value)
+    except ValueError:  # nobody knows which part of it is a password
+        return "***"
     if "password=" in parts.query:
         query = [(name, "***" if name == "password" else said) for name, said in parse_qsl(parts.query)]
         parts = parts._replace(query=urlencode(query, safe="*"))

@@ -24,6 +24,7 @@ log = structlog.get_logger()
 
 _UNGUARDED = ("/grpc.health.", "/grpc.reflection.")
 _INTERNAL_TEXT = "internal error; quote the request id when reporting it"
+_NO_MESSAGE = "the request is no message of this method"
 _MAX_REQUEST_ID = 64
 # "background": half of a limit is for these calls, all of it for the others.
 _PRIORITY_HEADER = "freshet-priority"
@@ -110,6 +111,8 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 return
             except TimeoutError as exc:
                 raise DeadlineExceeded(f"no message for {self.idle_s:g} s") from exc
+            except DecodeError as exc:
+                raise InvalidRequest(_NO_MESSAGE) from exc
             yield request
 
 
@@ -196,7 +199,7 @@ def _parser(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         try:
             return deserialize(request)
         except DecodeError as exc:
-            raise InvalidRequest("the request is no message of this method") from exc
+            raise InvalidRequest(_NO_MESSAGE) from exc
 
     return parsed
 

@@ -120,6 +120,10 @@ class TransportSettings(BaseSettings):
     def _redis_url(cls, value: str) -> str:
         if not value.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("must start with redis://, rediss:// or unix://")
+        try:
+            urlsplit(value).port  # noqa: B018 - raises
+        except ValueError as exc:
+            raise ValueError(f"must be a URL ({exc})") from exc
         return value
 
     @field_validator("tls_cert", "tls_key", "tls_ca", "kafka_password_file")

@@ -32,7 +32,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         for number, event in enumerate(request.history):
             if not event.HasField("event_time"):
                 raise InvalidRequest.of(f"history[{number}].event_time", "absent", "a time; oldest event first")
-            history.append(RequestEvent(event.item_id, read_ms(event.event_time)))
+            history.append(RequestEvent(event.item_id, read_ms(event.event_time, f"history[{number}].event_time")))
         encoded = await self._handler.encode(request.user_id, history)
         response = encoder_pb2.EncodeResponse(
             unknown_items=encoded.unknown_items,

@@ -7,7 +7,6 @@ from typing import Any
 from freshet.v1 import candidates_pb2, common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc, reranker_pb2
 
 from services.common import request_context
-from services.common.errors import InvalidRequest
 from services.common.stream.times import read_ms
 from services.common.stream.topics.interactions import Interaction, from_message
 from services.common.stream.topics.items import item_from_message
@@ -118,16 +117,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         return gateway_pb2.ForgetUserResponse(**asdict(report))
 
 
-def _timestamp_ms(stamp: Any, field: str) -> int:
-    """Milliseconds of a Timestamp whose parts are what Protobuf allows (a raw client may send anything)."""
-    if not 0 <= stamp.nanos < 1_000_000_000:
-        raise InvalidRequest.of(f"{field}.nanos", stamp.nanos, "0-999999999")
-    return read_ms(stamp)
-
-
 def _interaction(message: events_pb2.Interaction, arrived_ms: int, prefix: str) -> Interaction:
     if message.HasField("event_time"):
-        _timestamp_ms(message.event_time, f"{prefix}event_time")
+        read_ms(message.event_time, f"{prefix}event_time")
     return from_message(message, missing_time_ms=arrived_ms)
 
 
@@ -158,7 +150,7 @@ def _history(request: gateway_pb2.RecommendRequest | gateway_pb2.ExplainRequest)
     history = []
     for position, event in enumerate(request.history):
         field = f"history[{position}].event_time"
-        time_ms = _timestamp_ms(event.event_time, field) if event.HasField("event_time") else None
+        time_ms = read_ms(event.event_time, field) if event.HasField("event_time") else None
         history.append(HistoryEvent(event.item_id, time_ms, event.type, event.value))
     return history
 

@@ -21,6 +21,9 @@ _SHA_BYTES = 32
 _PREFIX = len(MAGIC) + _SHA_BYTES
 _ALIGNMENT = 8
 
+# What reading bytes raises that are whole, but another program's.
+MALFORMED = (KeyError, ValueError, IndexError, TypeError, AttributeError, OverflowError, RecursionError)
+
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -56,15 +59,24 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     if written != found:
         raise CheckpointError(f"torn or altered: its content has sha256 {found}; it says {written}")
     length = int.from_bytes(body[:8], "little")
-    header = json.loads(bytes(body[8 : 8 + length]))
     start = _PREFIX + 8 + length
-    arrays = {
-        name: np.frombuffer(data, dtype, count=(end - begin) // np.dtype(dtype).itemsize, offset=start + begin).reshape(
-            shape
-        )
-        for name, (dtype, shape, begin, end) in header["arrays"].items()
-    }
-    return header["values"], arrays
+    try:
+        header = json.loads(bytes(body[8 : 8 + length]))
+        arrays = {
+            name: _array(data, start, dtype, shape, begin, end)
+            for name, (dtype, shape, begin, end) in header["arrays"].items()
+        }
+        return dict(header["values"]), arrays
+    except MALFORMED as exc:
+        raise CheckpointError(f"whole, but not of this program's making: {exc!r}") from exc
+
+
+def _array(data: bytes, start: int, dtype: str, shape: list[int], begin: int, end: int) -> npt.NDArray[Any]:
+    if dtype not in _DTYPES or not 0 <= begin <= end <= len(data) - start:
+        raise ValueError(f"an array of {dtype!r} at {begin} to {end}; {len(data) - start} bytes of {sorted(_DTYPES)}")
+    return np.frombuffer(data, dtype, count=(end - begin) // np.dtype(dtype).itemsize, offset=start + begin).reshape(
+        shape
+    )
 
 
 def to_file(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:

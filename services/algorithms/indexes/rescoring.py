@@ -92,4 +92,5 @@ def within_reach(scores: npt.NDArray[np.float32], k: int, error: float) -> Indic
     if kth == -np.inf:
         return np.flatnonzero(scores > -np.inf)
     # The K-th exact score is at least kth - error, so anything that reaches it scores at least kth - 2 error here.
-    return np.flatnonzero(scores >= np.nextafter(np.float32(kth - 2 * error), np.float32(-np.inf)))
+    with np.errstate(over="ignore"):  # below every float32, all may be among the best
+        return np.flatnonzero(scores >= np.nextafter(np.float32(kth - 2 * error), np.float32(-np.inf)))

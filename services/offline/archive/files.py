@@ -12,10 +12,10 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,6 +49,11 @@ SCHEMA = pa.schema(
     ]
 )
 
+
+# What records are known by; the rest may be absent.
+_NEVER_NULL = {"partition", "offset", "timestamp", "record_headers"}
+
+_T = TypeVar("_T")
 
 # What is being done, how much of it, and all that there is: files, or offsets of the topic.
 Progressed = Callable[[str, int, int], None]
@@ -100,12 +105,14 @@ class Archive:
         try:
             said = json.loads(text)
             parts = {
-                int(number): ArchivedPartition(**part | {"files": tuple(ArchiveFile(**one) for one in part["files"])})
+                int(number): _typed(
+                    ArchivedPartition, part | {"files": [_typed(ArchiveFile, f) for f in part["files"]]}
+                )
                 for number, part in said["partitions"].items()
             }
             found = cls(folder=folder, partitions=parts)
             own, form, topic = said["sha256"], said["format"], said["topic"]
-        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise PreconditionFailed(f"{path} is not what `freshet archive` writes: {exc!r}") from exc
         if (form, topic) != (FORMAT, INTERACTIONS):
             raise PreconditionFailed(
@@ -136,8 +143,20 @@ class Archive:
         return data
 
     def table(self, file: ArchiveFile, columns: Sequence[str] | None = None) -> pa.Table:
-        """The file's rows in the order of their offsets. Raises: PreconditionFailed as `data`."""
-        return pq.read_table(pa.BufferReader(self.data(file)), columns=columns)
+        """The file's rows in the order of their offsets. Raises: PreconditionFailed as `data`, and for one that is no
+        table of records."""
+        path, data = self.folder / file.name, self.data(file)
+        try:
+            whole = pq.ParquetFile(pa.BufferReader(data))
+            if whole.schema_arrow.names != SCHEMA.names or whole.schema_arrow.types != SCHEMA.types:
+                raise PreconditionFailed(f"{path} has columns {whole.schema_arrow.names}; expected {SCHEMA.names}")
+            table = whole.read(columns=None if columns is None else list(columns))
+        except (pa.ArrowException, OSError) as exc:
+            raise PreconditionFailed(f"{path} is no Parquet table that can be read: {exc}") from exc
+        for name in _NEVER_NULL & set(table.column_names):
+            if table.column(name).null_count:
+                raise PreconditionFailed(f"{path}: column {name} holds nulls; allowed: none")
+        return table
 
     def records(self, partition: int) -> Iterator[list[SourceRecord]]:
         """The records of a partition as they lay in the topic, some thousands at a time."""
@@ -225,6 +244,17 @@ def _put(path: Path, data: Any) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _typed(kind: type[_T], raw: Mapping[str, Any]) -> _T:
+    """A dataclass of whole numbers from 0, texts and files. Raises: TypeError, ValueError naming the field."""
+    for one in fields(kind):  # type: ignore[arg-type]
+        value = raw.get(one.name)
+        if one.type in (int, str) and type(value) is not one.type:
+            raise TypeError(f"{one.name}={value!r:.80}")
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"{one.name}={value}")
+    return kind(**raw)
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[SourceRecord]:

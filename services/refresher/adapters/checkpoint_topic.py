@@ -154,7 +154,8 @@ class CheckpointTopic:
                 continue
             partition, _, rest = key.removeprefix(prefix).partition("/")
             if rest == _CLAIM:
-                self._owners[int(partition)] = (record.value or b"").decode()
+                if partition.isdecimal():  # else it is nobody's
+                    self._owners[int(partition)] = (record.value or b"").decode(errors="replace")
             elif record.value:
                 self._heads[key] = (record.offset, record.value)
             else:

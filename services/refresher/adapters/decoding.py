@@ -15,7 +15,7 @@ from services.common.errors import InvalidRequest
 from services.common.query_state import PackedQueryState, from_message
 from services.common.stream.position import pack_position, read_position, read_up_to
 from services.common.stream.record import DeadLetter, SourceRecord
-from services.common.stream.times import read_ms
+from services.common.stream.times import MOST_MS, read_ms
 from services.common.stream.topics.interactions import MAX_TYPE_BYTES
 from services.common.stream.topics.items import decode_item
 from services.common.validation import validate_id
@@ -81,8 +81,14 @@ def _interaction(record: SourceRecord, message: events_pb2.Attribution, shape: Q
     query = from_message(state)
     if state.model_version == shape.model_version:
         _check_query(query, shape)
-    recorded_ms = read_ms(message.recorded_time) if message.HasField("recorded_time") else record.written_ms
-    moment_ms = min(read_ms(message.event_time), recorded_ms) if message.HasField("event_time") else recorded_ms
+    recorded_ms = record.written_ms
+    if message.HasField("recorded_time"):
+        recorded_ms = read_ms(message.recorded_time, "recorded_time")
+    elif not 0 <= recorded_ms <= MOST_MS:
+        raise InvalidRequest.of("recorded_time", f"absent, and the record's own is {recorded_ms} ms", f"0-{MOST_MS} ms")
+    moment_ms = recorded_ms
+    if message.HasField("event_time"):
+        moment_ms = min(read_ms(message.event_time, "event_time"), recorded_ms)
     return Interaction(
         offset=record.offset,
         source_position=_packed("source", message.source),

@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.pefa.sums import ItemSums
 from services.common.stream.position import MAX_OFFSET
 from services.refresher.checkpoint import (
+    MALFORMED,
     OLD_FILE,
     CheckpointError,
     from_file,
@@ -141,7 +143,7 @@ def restore(
         if values["format"] != FORMAT:
             raise CheckpointError(f"its format is {values['format']}; this version reads {FORMAT}")
         return _restore(values, parts, number, rules, listed)
-    except (KeyError, ValueError, IndexError, TypeError, UnicodeDecodeError) as exc:
+    except MALFORMED as exc:
         if isinstance(exc, CheckpointError):
             raise
         raise CheckpointError(f"whole, but not of this program's making: {exc!r}") from exc
@@ -243,6 +245,8 @@ def _restore(
     if len(state.item_ids) != values["num_items"]:
         raise CheckpointError(f"it holds {len(state.item_ids)} items of {values['num_items']}")
     capacity, reserve, bound = values["memory"]
+    if type(capacity) is not int or type(reserve) is not int or type(bound) not in (int, NoneType):
+        raise CheckpointError(f"memory={values['memory']!r:.80}; allowed: capacity, reserve, and a bound or null")
     state.memory = QueryMemory.restored(
         (entry for data in of_kind.get("memory", []) for entry in entries_of_arrays(unsqueeze(data))),
         capacity=capacity,
@@ -268,6 +272,8 @@ def _restore(
         for shard in range(FORGOTTEN_SHARDS)
     ]
     undone = [unsqueeze(data)["undone"] for data in of_kind.get("undone", [])]
+    if len(values["mix"]) != 2 or any(type(word) is not int for word in values["mix"]):
+        raise CheckpointError(f"mix={values['mix']!r:.80}; allowed: two whole numbers")
     state.ledger = Ledger.restored(
         [_decode_rows(data) for data in of_kind.get("rows", [])],
         np.concatenate([np.zeros(0, np.int64), *undone]),
@@ -291,6 +297,12 @@ def _fitting(values: Mapping[str, Any], number: int, rules: Rules, listed: Conta
     """A partition with the plain values; rules are not compared yet."""
     if values["partition"] != number:
         raise CheckpointError(f"it is of partition {values['partition']}, not {number}")
+    for name in ("folded_offset", "stream_ms", "newest_recorded_ms", "quiet_until"):
+        if type(values[name]) is not int:
+            raise CheckpointError(f"{name}={values[name]!r:.80}; allowed: a whole number")
+    for name in ("counts", "other_models"):
+        if any(type(count) is not int for count in values[name].values()):
+            raise CheckpointError(f"{name}={values[name]!r:.80}; allowed: whole numbers by name")
     state = Partition(number, rules, listed)
     state.folded_offset = values["folded_offset"]
     state.stream_ms = values["stream_ms"]

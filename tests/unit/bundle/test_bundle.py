@@ -1,14 +1,20 @@
 """Bundles: what is written is what is read, and anything that disagrees is refused with file and both values."""
 
+import hashlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from services.algorithms.bundle import BundleError, add_files, load_bundle, note_new_item_length, write_bundle
+from services.algorithms.catalogue import catalogue_from_bundle
 from services.algorithms.states import ItemStates
 from tests.unit.bundle.bundle_scene import content, dot_content
 
@@ -26,8 +32,6 @@ def edit_manifest(path: Path, **changes: object) -> None:
 
 def relist(path: Path, name: str) -> None:
     """Make the manifest agree with a file's bytes, so that only its content is wrong."""
-    import hashlib
-
     manifest = json.loads((path / "manifest.json").read_text())
     raw = (path / name).read_bytes()
     manifest["files"][name] = {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
@@ -205,3 +209,100 @@ def _version_after_relisting(path: Path) -> str:
     except BundleError as exc:
         return str(exc).rsplit(" ", 1)[-1]
     raise AssertionError("the changed bundle loaded")
+
+
+def resealed(path: Path) -> None:
+    """Make sizes, checksums and version of a bundle anew, as whoever writes other content would."""
+    raw = json.loads((path / "manifest.json").read_text())
+    for name in raw["files"]:
+        data = (path / name).read_bytes()
+        raw["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    (path / "manifest.json").write_text(json.dumps(raw))
+    with pytest.raises(BundleError) as refusal:
+        load_bundle(path)
+    if found := re.search("the content hashes to ([0-9a-f]{16})", str(refusal.value)):
+        (path / "manifest.json").write_text(json.dumps(raw | {"model_version": found[1]}))
+
+
+def with_header(path: Path, header: object) -> None:
+    """Another header in the place of a safetensors file's."""
+    data = path.read_bytes()
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + int.from_bytes(data[:8], "little") :])
+
+
+TENSOR = {"dtype": "F32", "shape": [5, 2, 4], "data_offsets": [0, 160]}
+HEADERS = {
+    "no object": [],
+    "no tensor": {"components": 1},
+    "no dtype": {"components": {"shape": [5, 2, 4], "data_offsets": [0, 160]}},
+    "a list as dtype": {"components": TENSOR | {"dtype": ["F32"]}},
+    "a text as shape": {"components": TENSOR | {"shape": "542"}},
+    "halves in the shape": {"components": TENSOR | {"shape": [5, 2.0, 4]}},
+    "a negative shape": {"components": TENSOR | {"shape": [-5, -2, 4]}},
+    "an immense shape": {"components": TENSOR | {"shape": [2**62, 4, 2**62]}},
+    "one offset": {"components": TENSOR | {"data_offsets": [0]}},
+    "offsets from behind": {"components": TENSOR | {"data_offsets": [-160, 0]}},
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_a_header_of_arrays_that_is_none_is_refused_by_file(path: Path, header: object) -> None:
+    with_header(path / "item_states.safetensors", header)
+    resealed(path)
+    with pytest.raises(BundleError, match=r"item_states\.safetensors"):
+        load_bundle(path)
+
+
+FIELDS = {
+    "a text as a number": ({"num_items": "5"}, r"manifest\.num_items='5'; allowed: int"),
+    "true as a number": ({"num_items": True}, r"manifest\.num_items=True"),
+    "a half as a number": ({"num_users": 0.5}, r"manifest\.num_users=0\.5"),
+    "a list of files": ({"files": []}, r"manifest\.files=\[\]; allowed: dict"),
+    "a list as data": ({"data": [1]}, r"manifest\.data="),
+    "a width that is text": (("head", "component_width", "4"), r"head\.component_width='4'; allowed: int"),
+    "a history of nothing": (("encoder", "max_history", 0), r"manifest\.json: .*max_history=0"),
+    "a kind that is none": (("encoder", "kind", None), r"encoder\.kind=None; allowed: str"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), FIELDS.values(), ids=FIELDS)
+def test_a_field_of_another_type_is_refused_with_its_value(path: Path, change: Any, message: str) -> None:
+    raw = json.loads((path / "manifest.json").read_text())
+    if isinstance(change, tuple):
+        part, name, value = change
+        raw[part][name] = value
+    else:
+        raw |= change
+    (path / "manifest.json").write_text(json.dumps(raw))
+    with pytest.raises(BundleError, match=message):
+        load_bundle(path)
+
+
+def test_a_table_with_nulls_or_of_other_types_is_refused_by_column(path: Path) -> None:
+    table = pq.read_table(path / "items.parquet")
+    for at, (name, column) in enumerate({"title": pa.array(["x"] * 4 + [None]), "count": pa.array(["x"] * 5)}.items()):
+        pq.write_table(table.set_column(table.column_names.index(name), name, column), path / "items.parquet")
+        resealed(path)
+        with pytest.raises(
+            BundleError, match=r"items\.parquet.*" + ("column title holds nulls" if not at else "string")
+        ):
+            catalogue_from_bundle(load_bundle(path))
+    (path / "items.parquet").write_bytes((path / "items.parquet").read_bytes().replace(b"PAR1", b"\xff" * 4))
+    resealed(path)
+    with pytest.raises(BundleError, match=r"items\.parquet: not a Parquet file"):
+        load_bundle(path)
+
+
+def test_numbers_that_are_none_and_ids_that_come_twice_name_the_file(path: Path) -> None:
+    states = (path / "item_states.safetensors").read_bytes()
+    (path / "item_states.safetensors").write_bytes(states[:-4] + np.float32("nan").tobytes())
+    resealed(path)
+    with pytest.raises(BundleError, match=r"item_states\.safetensors: .* NaN or infinite"):
+        catalogue_from_bundle(load_bundle(path))
+    (path / "item_states.safetensors").write_bytes(states)
+    table = pq.read_table(path / "items.parquet")
+    pq.write_table(table.take([0, 0, 1, 2, 3]), path / "items.parquet")
+    resealed(path)
+    with pytest.raises(BundleError, match=rf"{path.name}: 5 item ids but only 4 distinct ones"):
+        catalogue_from_bundle(load_bundle(path))

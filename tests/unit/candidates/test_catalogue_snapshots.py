@@ -1,8 +1,11 @@
 """Snapshots beside a followed topic: where a late follower begins, what it refuses, that it ends where others are."""
 
+import hashlib
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,3 +227,25 @@ def test_who_reads_nothing_new_writes_none(world: World) -> None:
         process.snapshots.close()
         assert len(snapshots(world.root)) == expected
     assert path in snapshots(world.root)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"written_s": None}, {"written_s": "now"}, {"position": "4"}, {"position": None}, {"mark": 7}),
+        *({"aside": "i1"}, {"aside": [1]}, {"aside": ["x", "y"]}, {"newest_recorded_ms": "1"}),
+    ],
+)
+def test_a_whole_snapshot_that_says_other_things_is_refused_and_the_topic_read(
+    world: World, change: dict[str, Any]
+) -> None:
+    path = world.snapshot() / "manifest.json"
+    raw = json.loads(path.read_text())
+    del raw["checksum"]
+    raw["said"] |= change
+    raw["checksum"] = hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(raw))
+    with capture_logs() as logs:
+        late = Process(world)
+    assert [one["path"] for one in logs if one["event"] == "snapshot_refused"] == [str(path.parent)]
+    assert late.content() == fresh(world).content()

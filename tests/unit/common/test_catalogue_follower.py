@@ -238,6 +238,16 @@ def test_a_tombstone_is_taken_as_dropped_where_compaction_took_the_record_that_d
     assert scene.count("changes_total", kind="unreadable_delta") == 0
 
 
+@pytest.mark.parametrize("key", [b"m1/", b"m1/item", b"m1/item/", b"m1/memory/", b"m1/other/a", b"m1/item/\x00"])
+def test_a_tombstone_of_a_key_that_no_record_has_is_counted_and_passed_over(key: bytes) -> None:
+    scene = Scene()
+    scene.topics.write(INDEX_DELTAS, key, None)
+    scene.delta("a")
+    scene.steps()
+    assert scene.items.calls == [(1, ["a"])]
+    assert scene.count("changes_total", kind="unreadable_delta") == 1
+
+
 def test_a_malformed_item_is_set_aside_with_its_reason_and_the_next_is_taken() -> None:
     scene = Scene()
     scene.topics.write(ITEMS, b"x", b"\xff\xff")

@@ -156,3 +156,24 @@ def test_an_in_sync_minimum_above_the_replicas_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setenv("FRESHET_KAFKA_REPLICATION", "1")
     with pytest.raises(ConfigError, match="FRESHET_KAFKA_MIN_IN_SYNC=2"):
         load_settings(ProcessSettings)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("FRESHET_REDIS_URL", "rediss://u:secret@[::1"),
+        ("FRESHET_REDIS_URL", "redis://u:secret@h:99999/0"),
+        ("FRESHET_OTLP_ENDPOINT", "http://u:secret@["),
+    ],
+)
+def test_a_url_that_is_none_ends_in_a_refusal_or_hidden_and_never_shows_its_password(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    try:
+        said = str(load_settings(DemoSettings).describe())
+    except ConfigError as exc:
+        said = str(exc)
+        assert variable in said
+    assert "secret" not in said
+    assert variable == "FRESHET_OTLP_ENDPOINT" or "must be a URL" in said

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -263,6 +264,19 @@ async def test_a_stream_that_ends_badly_is_invalid_argument() -> None:
             await stub.StreamInteractions(messages(), timeout=5)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details().startswith("stream[1].interaction.user_id=")
+
+
+async def test_bytes_in_a_stream_that_are_no_message_are_invalid_argument() -> None:
+    scene = Scene()
+    event = gateway_pb2.StreamInteractionsRequest(interaction=events_pb2.Interaction(user_id="ann", item_id="a"))
+    torn = Mock(SerializeToString=lambda: b"\xff\xff")
+    async with gateway(scene) as stub:
+        stub.StreamInteractions._request_serializer = lambda message: message.SerializeToString()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.StreamInteractions(iter([event, torn]), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == "the request is no message of this method; 1 earlier messages were written"
+    assert len(scene.interactions.written) == 1
 
 
 async def test_kafka_down_is_unavailable_with_a_retry_hint() -> None:

@@ -1,12 +1,15 @@
 """Snapshots of the mutable index: what comes back, what is refused, what a crash leaves."""
 
+import hashlib
 import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -215,3 +218,29 @@ def test_slices_that_do_not_fill_their_tensor_are_refused(tmp_path: Path) -> Non
         write_tensors(tmp_path / "a", {"x": SlicedTensor(np.float32, (4, 2), iter([rows]))})
     write_tensors(tmp_path / "b", {"x": SlicedTensor(np.float32, (6, 2), iter([rows, rows]))})
     assert (read_tensors(tmp_path / "b")["x"] == 1).all()
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "no object": lambda raw: [1],
+    "a file of other fields": lambda raw: raw | {"files": {"items.safetensors": {"sha256": "x"}}},
+    "files as a list": lambda raw: raw | {"files": [1]},
+    "a shape of other fields": lambda raw: raw | {"shape": {"width": 6}},
+    "a width that is text": lambda raw: raw | {"shape": raw["shape"] | {"width": "6"}},
+    "items that are text": lambda raw: raw | {"num_items": "96"},
+    "said as a list": lambda raw: raw | {"said": []},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_whole_manifest_of_other_fields_is_refused(
+    states: States, tmp_path: Path, change: Callable[[Any], Any]
+) -> None:
+    path = write_snapshot(tmp_path, make_index(states))
+    raw = json.loads((path / "manifest.json").read_text())
+    del raw["checksum"]
+    raw = change(raw)
+    if isinstance(raw, dict):
+        raw["checksum"] = hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(raw))
+    with pytest.raises(SnapshotError, match=r"manifest\.json"):
+        load_snapshot(path, model_version=MODEL)

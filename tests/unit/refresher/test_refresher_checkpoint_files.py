@@ -1,5 +1,7 @@
 """Checkpoints on disk: whatever moment a crash takes, a whole one is there; half of one is never taken."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ from fakes.refresher import MemoryLog
 from refresher_scene import contributors_of, fold_all, make_rules, random_records
 
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
-from services.refresher.checkpoint import CheckpointError, pack, squeeze, unpack, unsqueeze
+from services.refresher.checkpoint import MAGIC, CheckpointError, pack, squeeze, unpack, unsqueeze
 from services.refresher.domain.partition import Partition
 from services.refresher.handlers.checkpoints import (
     OtherRulesError,
@@ -126,3 +128,65 @@ def test_arrays_come_back_as_they_were() -> None:
         assert np.array_equal(found[name], array)
     with pytest.raises(ValueError, match="dtype complex128"):
         pack({}, {"z": np.zeros(1, complex)})
+
+
+def sealed(header: object, rest: bytes = b"") -> bytes:
+    """A file whose checksum is right."""
+    text = json.dumps(header).encode()
+    body = len(text).to_bytes(8, "little") + text + rest
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+HEADERS: dict[str, object] = {
+    "a number": 1.5,
+    "no arrays": {"values": {}},
+    "values as a list": {"values": [1], "arrays": {}},
+    "arrays as a list": {"values": {}, "arrays": [1]},
+    "an array of three": {"values": {}, "arrays": {"a": ["int64", [1], 0]}},
+    "objects": {"values": {}, "arrays": {"a": ["object", [1], 0, 8]}},
+    "behind the end": {"values": {}, "arrays": {"a": ["int64", [2], 0, 16]}},
+    "before the beginning": {"values": {}, "arrays": {"a": ["int64", [1], -8, 0]}},
+    "a text as bounds": {"values": {}, "arrays": {"a": ["int64", [1], "0", "8"]}},
+    "an immense shape": {"values": {}, "arrays": {"a": ["int64", [2**70], 0, 8]}},
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_a_whole_file_with_another_header_is_refused(header: object) -> None:
+    with pytest.raises(CheckpointError, match="not of this program's making"):
+        unpack(sealed(header, bytes(8)))
+
+
+def test_a_whole_file_whose_header_is_no_json_is_refused() -> None:
+    body = (4).to_bytes(8, "little") + b"\xff\xfe{}"
+    with pytest.raises(CheckpointError, match="not of this program's making"):
+        unpack(MAGIC + hashlib.sha256(body).digest() + body)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("folded_offset", "7"), ("stream_ms", None), ("quiet_until", 1.5), ("newest_recorded_ms", [])),
+        *(
+            ("counts", {"folded": "1"}),
+            ("mix", ["1", 2]),
+            ("mix", [1]),
+            ("leaving", [1]),
+            ("memory", 5),
+            ("memory", [10, 10, "x"]),
+        ),
+    ],
+)
+def test_values_of_other_types_are_refused(name: str, value: object) -> None:
+    taken = snapshot(fold_all(RULES, log_of(1, 60)), {})
+    parts = {part: data for part, data in taken.parts().items() if data is not None}
+    with pytest.raises(CheckpointError):
+        restore({**taken.values, name: value}, parts, 0, RULES, {})
+
+
+def test_parts_whose_header_is_no_object_are_refused() -> None:
+    taken = snapshot(fold_all(RULES, log_of(1, 60)), {})
+    parts = {part: data for part, data in taken.parts().items() if data is not None}
+    for name in parts:
+        with pytest.raises(CheckpointError):
+            restore(taken.values, {**parts, name: (3).to_bytes(8, "little") + b"1.5"}, 0, RULES, {})

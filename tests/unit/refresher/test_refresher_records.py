@@ -70,6 +70,15 @@ def test_a_record_without_times_has_its_own() -> None:
     assert one.moment_ms == one.recorded_ms == START_MS + 99
 
 
+def test_without_any_time_that_can_be_a_record_is_unreadable() -> None:
+    found = message()
+    found.ClearField("recorded_time")
+    record = SourceRecord("attributions", 3, 9, 2**62, b"item-1", found.SerializeToString())
+    dead = decode_attribution(record, SHAPE)
+    assert isinstance(dead, DeadLetter)
+    assert dead.reason.startswith("recorded_time=")
+
+
 def test_undo_and_forgetting_are_told_apart() -> None:
     def undo(m: Any) -> None:
         m.undoes.partition, m.undoes.offset = 1, 5

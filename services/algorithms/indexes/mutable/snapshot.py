@@ -27,7 +27,7 @@ from services.algorithms.indexes.mutable.index import MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.segment_merge import gather_categories, gather_ids, state_slices
 from services.algorithms.indexes.mutable.version import Version
-from services.algorithms.manifest import BundleError, FileEntry
+from services.algorithms.manifest import BundleError, FileEntry, build_files, build_part, check_types
 from services.algorithms.sealed_files import MANIFEST, check_file
 from services.algorithms.states import ItemShape, ItemStates
 from services.algorithms.tensor_file import read_tensors, tensor_places
@@ -174,8 +174,10 @@ def load_snapshot(path: Path, *, model_version: str) -> Snapshot:
         )
     except SnapshotError:
         raise
-    except (ValueError, KeyError, IndexError) as exc:
-        raise SnapshotError(f"{path}: {exc}") from exc
+    except BundleError as exc:  # it names the file
+        raise SnapshotError(str(exc)) from exc
+    except (ValueError, KeyError, IndexError, TypeError) as exc:
+        raise SnapshotError(f"{path}: {exc!r}") from exc
     return Snapshot(path=path, manifest=manifest, items=items, columns=columns)
 
 
@@ -201,15 +203,22 @@ def _read_manifest(path: Path) -> SnapshotManifest:
     except ValueError as exc:
         raise SnapshotError(f"{path} is not JSON: {exc}") from exc
     wanted = {field.name for field in fields(SnapshotManifest)} | {"checksum"}
-    if not isinstance(content, dict) or content.keys() != wanted:
+    if not isinstance(content, dict):
+        raise SnapshotError(f"{path} holds a JSON {type(content).__name__}; expected an object")
+    if content.keys() != wanted:
         raise SnapshotError(f"{path} has fields {sorted(content)}; expected {sorted(wanted)}")
     said = content.pop("checksum")
     if (found := _checksum(content)) != said:
         raise SnapshotError(f"{path}: its fields have sha256 {found}; it says {said}")
     if content["format"] != FORMAT:
         raise SnapshotError(f"{path}: format={content['format']}; this program reads format {FORMAT}")
-    files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
-    return SnapshotManifest(**{**content, "shape": ItemShape(**content["shape"]), "files": files})
+    try:
+        check_types(path, "manifest", content, SnapshotManifest)
+        files = build_files(path, content["files"])
+        shape = build_part(path, "shape", content["shape"], ItemShape)
+    except ValueError as exc:
+        raise SnapshotError(str(exc) if isinstance(exc, BundleError) else f"{path}: shape: {exc}") from exc
+    return SnapshotManifest(**{**content, "shape": shape, "files": files})
 
 
 def _checksum(content: dict[str, Any]) -> str:

@@ -48,5 +48,5 @@ def decode_forget(key: bytes | None, value: bytes | None) -> Forget:
         forget_id=message.forget_id,
         user_id=message.user_id,
         up_to=read_up_to("up_to", message.up_to),
-        requested_ms=read_ms(message.requested_time),
+        requested_ms=read_ms(message.requested_time, "requested_time"),
     )

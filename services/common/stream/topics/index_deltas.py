@@ -183,7 +183,9 @@ def decode(key: bytes | None, value: bytes | None) -> IndexDelta:
         offset=offset,
         batch=message.batch,
         last_of_batch=message.last_of_batch,
-        newest_recorded_ms=read_ms(message.newest_recorded_time) if message.HasField("newest_recorded_time") else None,
+        newest_recorded_ms=read_ms(message.newest_recorded_time, "newest_recorded_time")
+        if message.HasField("newest_recorded_time")
+        else None,
         change=_item(message.item) if kind == "item" else _memory(message.memory),
     )
     check_key(key, delta.key, "model/kind/id")
@@ -250,19 +252,22 @@ class Batches:
         return closed
 
     def gone(self, offset: int, key: bytes) -> list[Batch]:
-        """Take the tombstone at `offset`: a batch that drops the key, unless a record was there that did."""
+        """Take the tombstone at `offset`: a batch that drops the key, unless a record was there that did.
+
+        Raises: InvalidRequest for a key that no record can have; nothing has changed then.
+        """
+        model_version, change = _dropped(key)
         self._open = {writer: [one for one in waiting if one.key != key] for writer, waiting in self._open.items()}
         if key in self._dropped:
             return []
         partition, reflected = self._reflected.get(key, (0, -1))
-        model_version, kind, id_ = key.decode().split("/", 2)
         delta = IndexDelta(
             model_version=model_version,
             partition=partition,
             offset=reflected,
             batch=0,
             last_of_batch=True,
-            change=ItemDelta(item_id=id_, dropped=True) if kind == "item" else MemoryDelta(entry_id=id_, dropped=True),
+            change=change,
         )
         self._dropped.add(key)
         return [Batch(offset=offset, deltas=(delta,), newest_recorded_ms=None, mark=mark_of(delta))]
@@ -285,6 +290,16 @@ class Batches:
             newest_recorded_ms=_newest_ms(deltas),
             mark=mark_of(closing),
         )
+
+
+def _dropped(key: bytes) -> tuple[str, ItemDelta | MemoryDelta]:
+    """The model of a key, and the change that drops what it names."""
+    parts = key.decode(errors="replace").split("/", 2)
+    if len(parts) == 3 and parts[1] == "item":
+        return parts[0], ItemDelta(item_id=parts[2], dropped=True)
+    if len(parts) == 3 and parts[1] == "memory":
+        return parts[0], MemoryDelta(entry_id=parts[2], dropped=True)
+    raise InvalidRequest.of("key", f"{len(key)} other bytes", "model/item/id or model/memory/id")
 
 
 def mark_of(closing: IndexDelta) -> str:
@@ -319,7 +334,7 @@ def _memory(message: events_pb2.MemoryEntry) -> MemoryDelta:
         components=_array("components", message.components, _HALF, (message.num_components, message.component_width)),
         weight=message.weight,
         type=message.type,
-        event_time_ms=read_ms(message.event_time),
+        event_time_ms=read_ms(message.event_time, "memory.event_time"),
     )
 
 

@@ -100,9 +100,10 @@ def validate(interaction: Interaction, now_ms: int) -> None:
 
 
 def from_message(message: events_pb2.Interaction, *, missing_time_ms: int) -> Interaction:
-    """The dataclass of a Protobuf message, unchecked; missing_time_ms stands in for an absent event_time."""
+    """The dataclass of a Protobuf message, unchecked but for the event_time that no clock can have; missing_time_ms
+    stands in for an absent one. Raises: InvalidRequest."""
     if message.HasField("event_time"):
-        event_time_ms = read_ms(message.event_time)
+        event_time_ms = read_ms(message.event_time, "event_time")
     else:
         event_time_ms = missing_time_ms
     return Interaction(

@@ -81,10 +81,22 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(value: bytes) -> Head:
-    """Read a head's record. Raises: InvalidRequest for one that is torn or altered."""
+    """Read a head's record. Raises: InvalidRequest for one that is torn, altered, or another program's."""
     sha, body = value[:_SHA_BYTES], value[_SHA_BYTES:]
     if hashlib.sha256(body).digest() != sha:
         raise InvalidRequest.of("value", f"sha256 {hashlib.sha256(body).hexdigest()}", sha.hex())
-    document = json.loads(zlib.decompress(body))
-    parts = {name: tuple(Piece(*piece) for piece in pieces) for name, pieces in document.pop("parts").items()}
-    return Head(**document, parts=parts)
+    try:
+        document = json.loads(zlib.decompress(body))
+        parts = {name: tuple(_piece(*piece) for piece in pieces) for name, pieces in document["parts"].items()}
+        owner, next_piece, values = document["owner"], document["next_piece"], document["values"]
+    except (zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise InvalidRequest.of("value", f"{exc!r}", "a head as this program writes it") from exc
+    if not (isinstance(owner, str) and type(next_piece) is int and isinstance(values, dict)):
+        raise InvalidRequest.of("value", "owner, next_piece or values of another type", "text, whole number, object")
+    return Head(owner=owner, next_piece=next_piece, values=values, parts=parts)
+
+
+def _piece(key: str, offset: int, size: int, digest: str) -> Piece:
+    if not (isinstance(key, str) and type(offset) is type(size) is int and isinstance(digest, str)):
+        raise TypeError(f"a piece of {key!r:.40}, {offset!r:.40}, {size!r:.40}, {digest!r:.40}")
+    return Piece(key, offset, size, digest)

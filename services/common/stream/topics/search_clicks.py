@@ -53,7 +53,7 @@ def decode_click(value: bytes | None) -> ClickRecord:
     """Read and check a record. Raises: InvalidRequest naming the field."""
     message = parse(events_pb2.SearchClick, value)
     validate_id("user_pseudonym", message.user_pseudonym)
-    recorded_ms = read_ms(message.recorded_time)
+    recorded_ms = read_ms(message.recorded_time, "recorded_time")
     if message.HasField("forgets"):
         validate_id("forgets.forget_id", message.forgets.forget_id)
         return ForgetUpTo(
@@ -68,7 +68,7 @@ def decode_click(value: bytes | None) -> ClickRecord:
     fields: dict[str, Any] = {
         "event_id": message.event_id,
         "item_id": message.item_id,
-        "event_time_ms": read_ms(message.event_time),
+        "event_time_ms": read_ms(message.event_time, "event_time"),
         "recorded_ms": recorded_ms,
         "partition": partition,
         "offset": offset,
