@@ -16,7 +16,8 @@ from services.cli.stack.components.kafka import server_properties
 from services.cli.stack.compose import COMPOSE_FILE, local_environment, localize, read_compose
 from services.cli.stack.folders import REPOSITORY
 from services.cli.stack.ports import DEFAULTS, PARTS, Ports, owner
-from services.common.config import ProcessSettings, load_settings
+from services.cli.stack.settings_check import settings_of, variables_of
+from services.common.config import load_settings
 from services.common.processes import BUNDLE, CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEXT, Process
 from services.encoder.bootstrap import earlier_keys, pseudonym_key
 from services.encoder.config import DEVELOPMENT_PSEUDONYM_KEY, EncoderSettings
@@ -35,21 +36,7 @@ RAW = yaml.safe_load(COMPOSE_FILE.read_text(encoding="utf-8"))
 ONCE = {"keys"}
 
 
-def settings_of(row: Process) -> type[ProcessSettings]:
-    (found,) = [
-        kind
-        for kind in vars(importlib.import_module(f"{row.module}.config")).values()
-        if isinstance(kind, type) and issubclass(kind, ProcessSettings) and kind is not ProcessSettings
-    ]
-    return found
-
-
 SETTINGS = {name: settings_of(row) for name, row in PROCESSES.items()}
-
-
-def variables_of(settings: type[ProcessSettings]) -> set[str]:
-    aliases = {name: field.validation_alias for name, field in settings.model_fields.items()}
-    return {alias if isinstance(alias, str) else f"FRESHET_{name.upper()}" for name, alias in aliases.items()}
 
 
 def test_the_file_holds_the_parts_of_the_local_stack_and_no_others() -> None:
