@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast chaos fuzz check fmt up down bench proto-image hooks clean
+.PHONY: help setup demo test test-fast alerts promtool chaos fuzz check fmt up down bench proto-image hooks clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,11 +34,21 @@ $(STAMP): pyproject.toml deploy/constraints.txt $(wildcard deploy/build_*.py) \
 demo: setup ## Real interactions through the whole system, from nothing to fresh recommendations (ARGS="--keep")
 	@$(BIN)/freshet demo $(ARGS)
 
-test: setup ## Every test, integration tests against the real components included
+test: setup promtool ## Every test, integration tests against the real components included
 	@$(PYTEST) $(ARGS)
 
-test-fast: setup ## The tests that start no component (some minutes)
+test-fast: setup promtool ## The tests that start no component (some minutes)
 	@$(PYTEST) -m "not integration" $(ARGS)
+
+alerts: setup promtool ## Test the alerts: each fires, and clears
+	@$(BIN)/pytest -q tests/contract/test_alerts.py
+
+promtool: setup ## Fetch promtool out of Debian's package, which is not installed: that would start a server
+	@test -x $(BIN)/promtool || command -v promtool >/dev/null || { \
+	  command -v apt-get >/dev/null || { echo "The tests of alerts need promtool: install Prometheus"; exit 1; }; \
+	  echo "Fetching promtool (20 MB) ..."; set -e; folder=$$(mktemp -d); chmod 755 $$folder; here=$$PWD; cd $$folder; \
+	  apt-get -qq download prometheus 2>/dev/null || { apt-get -qq update; apt-get -qq download prometheus; }; \
+	  dpkg -x prometheus_*.deb .; cd $$here; mv $$folder/usr/bin/promtool $(BIN)/; rm -r $$folder; }
 
 # Numbers of simulated trials, and of real ones in each setting: 140 have each of their 21 faults 20 times. MODEL: the
 # bundle that the real ones serve.

@@ -11,10 +11,23 @@ from services.common.config import environment_tls
 from services.common.processes import PROCESSES
 
 if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
+
     from services.cli.stack import Ports
 import urllib.request
 
 Buckets = dict[float, float]
+
+
+def read_samples(address: str) -> "list[Sample]":
+    """Every sample of the metrics at `address` (host:port). Raises: OSError when nobody answers there."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    tls = environment_tls()
+    url = f"{'https' if tls else 'http'}://{address}/metrics"
+    with urllib.request.urlopen(url, timeout=5, context=tls.client_context() if tls else None) as answer:
+        text = answer.read().decode()
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
 def read_histogram(address: str, name: str, labels: Mapping[str, str]) -> Buckets:
@@ -22,17 +35,9 @@ def read_histogram(address: str, name: str, labels: Mapping[str, str]) -> Bucket
 
     Raises: OSError when nobody answers there.
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
-    tls = environment_tls()
-    url = f"{'https' if tls else 'http'}://{address}/metrics"
-    with urllib.request.urlopen(url, timeout=5, context=tls.client_context() if tls else None) as answer:
-        text = answer.read().decode()
     return {
         float(sample.labels["le"]): sample.value
-        for family in text_string_to_metric_families(text)
-        if family.name == name
-        for sample in family.samples
+        for sample in read_samples(address)
         if sample.name == f"{name}_bucket" and labels.items() <= sample.labels.items()
     }
 

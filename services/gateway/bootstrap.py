@@ -94,7 +94,7 @@ def make_servicer(
     stalled_s: Callable[[float], float] = lambda since: 0.0,
 ) -> GatewayServicer:
     """Every handler on these ports. `titles`: by item id, live. `stalled_s`: see `Breaker`."""
-    stages = Stages(ports, limits, stalled_s)
+    stages = Stages(ports, limits, stalled_s, metrics.component_failed)
     text = TextRetrieval(ports.sources, limits)
     return GatewayServicer(
         recommend=Recommend(

@@ -8,6 +8,7 @@ from services.common.metrics import LATENCY_BUCKETS_S
 from services.common.turn_clock import TurnClock
 from services.gateway.domain import Degradation, Recommendation
 from services.gateway.searching import PERSONAL, SOURCES, SearchAnswer
+from services.gateway.stages import COMPONENTS
 
 _STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
 
@@ -22,6 +23,12 @@ class GatewayMetrics:
         self._stages = tuple((f"{stage}_ms", stages.labels(stage)) for stage in _STAGES)
         degradations = counter("freshet_gateway_degradations", "Answers marked as degraded, by mark.", ("kind",))
         self._degradations = {kind: degradations.labels(kind.name.lower()) for kind in Degradation}
+        failures = counter(
+            "freshet_gateway_component_failures",
+            "Calls of a component that an answer had to do without: failed, late, or not made soon after a failure.",
+            ("component",),
+        )
+        self._component_failures = {name: failures.labels(name) for name in COMPONENTS}
         sources = counter(
             "freshet_gateway_recommendations", "Answers by where the query state came from.", ("state_source",)
         )
@@ -71,6 +78,10 @@ class GatewayMetrics:
             self._search_sources[spent.source, bool(spent.failure)].inc()
         for kind in answer.degradations:
             self._degradations[kind].inc()
+
+    def component_failed(self, component: str) -> None:
+        """A component of `stages.COMPONENTS` gave an answer nothing."""
+        self._component_failures[component].inc()
 
     def watch_turns(self, turns: TurnClock) -> None:
         """Export the age of the follower's last good turn as it is when somebody scrapes."""

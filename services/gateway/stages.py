@@ -27,6 +27,8 @@ from services.gateway.domain import (
 from services.gateway.ports import Ports
 from services.gateway.searching import SearchQuery
 
+COMPONENTS = ("state_store", "encoder", "candidates", "reranker")
+
 Q = TypeVar("Q", RecommendQuery, SearchQuery)
 T = TypeVar("T")
 
@@ -118,12 +120,17 @@ class FoundState:
 class Stages:
     """One per process, called concurrently."""
 
-    def __init__(self, ports: Ports, limits: Limits, stalled_s: Callable[[float], float] = lambda since: 0.0) -> None:
-        """stalled_s: see `Breaker`."""
-        self._ports, self._limits = ports, limits
+    def __init__(
+        self,
+        ports: Ports,
+        limits: Limits,
+        stalled_s: Callable[[float], float] = lambda since: 0.0,
+        on_nothing: Callable[[str], None] = lambda component: None,
+    ) -> None:
+        """stalled_s: see `Breaker`. on_nothing: told the component's name for each call that gave nothing."""
+        self._ports, self._limits, self._on_nothing = ports, limits, on_nothing
         self._breakers = {
-            name: Breaker(name, open_seconds=limits.breaker_s, stalled_s=stalled_s)
-            for name in ("state_store", "encoder", "candidates", "reranker")
+            name: Breaker(name, open_seconds=limits.breaker_s, stalled_s=stalled_s) for name in COMPONENTS
         }
 
     async def read_user(self, work: Work[Any], *, with_seen: bool, partition: int | None = None) -> UserView | None:
@@ -257,4 +264,7 @@ class Stages:
             except TimeoutError as exc:
                 raise DeadlineExceeded(f"{dependency}: no answer within {timeout_s * 1000:.0f} ms") from exc
 
-        return await self._breakers[dependency].attempt(within, patient=timeout_s >= limit_s)
+        result = await self._breakers[dependency].attempt(within, patient=timeout_s >= limit_s)
+        if result is None:
+            self._on_nothing(dependency)
+        return result

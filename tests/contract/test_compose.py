@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from services.cli.stack.components.kafka import server_properties
 from services.cli.stack.compose import COMPOSE_FILE, local_environment, localize, read_compose
 from services.cli.stack.folders import REPOSITORY
 from services.cli.stack.ports import DEFAULTS, PARTS, Ports, owner
-from services.common.config import ProcessSettings, load_settings
+from services.cli.stack.settings_check import settings_of, variables_of
+from services.common.config import load_settings
 from services.common.processes import BUNDLE, CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEXT, Process
 from services.encoder.bootstrap import earlier_keys, pseudonym_key
 from services.encoder.config import DEVELOPMENT_PSEUDONYM_KEY, EncoderSettings
@@ -36,21 +36,7 @@ RAW = yaml.safe_load(COMPOSE_FILE.read_text(encoding="utf-8"))
 ONCE = {"keys"}
 
 
-def settings_of(row: Process) -> type[ProcessSettings]:
-    (found,) = [
-        kind
-        for kind in vars(importlib.import_module(f"{row.module}.config")).values()
-        if isinstance(kind, type) and issubclass(kind, ProcessSettings) and kind is not ProcessSettings
-    ]
-    return found
-
-
 SETTINGS = {name: settings_of(row) for name, row in PROCESSES.items()}
-
-
-def variables_of(settings: type[ProcessSettings]) -> set[str]:
-    aliases = {name: field.validation_alias for name, field in settings.model_fields.items()}
-    return {alias if isinstance(alias, str) else f"FRESHET_{name.upper()}" for name, alias in aliases.items()}
 
 
 def test_the_file_holds_the_parts_of_the_local_stack_and_no_others() -> None:
@@ -251,7 +237,7 @@ def test_overlays_mount_files_that_exist_and_change_known_services(overlay: Path
     for name, entry in raw["services"].items():
         assert name in SERVICES or "image" in entry, name
         for mount in entry.get("volumes", []):
-            if mount.startswith("${"):  # a folder of the user's own
+            if mount.startswith(("${", "/")):  # a folder of the user's own
                 continue
             source = mount.split(":")[0]
             assert (REPOSITORY / source).exists() if source.startswith(".") else source in volumes, mount
@@ -302,23 +288,33 @@ def test_prometheus_scrapes_every_metrics_port() -> None:
     targets = {
         target for job in raw["scrape_configs"] for config in job["static_configs"] for target in config["targets"]
     }
-    assert targets == {f"{owner(name)}:{port}" for name, port in DEFAULTS.items() if name.endswith("-metrics")}
+    exporters = {target for target in targets if target.partition(":")[0].endswith("-exporter")}
+    assert targets - exporters == {
+        f"{owner(name)}:{port}" for name, port in DEFAULTS.items() if name.endswith("-metrics")
+    }
+    overlay = yaml.safe_load(OVERLAYS[2].read_text(encoding="utf-8"))["services"]
+    assert {target.partition(":")[0] for target in exporters} == {
+        name for name in overlay if name.endswith("-exporter")
+    }
 
 
-def test_dashboard_and_alerts_name_metrics_that_the_processes_export() -> None:
-    sources = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "services").rglob("metrics.py"))
-    dashboard = json.loads((DEPLOY / "dashboards" / "freshet.json").read_text(encoding="utf-8"))
-    alerts = yaml.safe_load((DEPLOY / "dashboards" / "alerts.yml").read_text(encoding="utf-8"))
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    alarming = [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
-    shown = {name for expression in asked + alarming for name in re.findall(r"freshet_\w+", expression)}
-    assert asked
-    assert alarming
-    assert shown
-    for name in shown:
-        plain = re.sub(r"_(bucket|total)$", "", name)
-        shared = re.sub(rf"^freshet_({'|'.join(PROCESSES)})_rpc", "freshet_{process}_rpc", plain)
-        assert f'"{plain}"' in sources or f'"{shared}"' in sources, name
+def test_observability_has_pinned_images_no_administrator_and_traces_of_every_process() -> None:
+    services = yaml.safe_load(OVERLAYS[2].read_text(encoding="utf-8"))["services"]
+    added = {name: entry for name, entry in services.items() if name not in SERVICES}
+    for name, entry in added.items():
+        assert re.search(r":v?\d+\.\d+\.\d+$", entry["image"]), name
+        for port in entry.get("ports", []):
+            assert port.startswith("127.0.0.1:"), name
+    grafana = added["grafana"]["environment"]
+    assert grafana["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    # Else admin:admin is let in by its password.
+    assert grafana["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert grafana["GF_AUTH_BASIC_ENABLED"] == "false"
+    home = Path(grafana["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert f"./deploy/dashboards:{home.parent}:ro" in added["grafana"]["volumes"]
+    assert (DEPLOY / "dashboards" / home.name).exists()
+    traced = {name: services[name]["environment"]["FRESHET_OTLP_ENDPOINT"] for name in PROCESSES}
+    assert set(traced.values()) == {"jaeger:4317"}
 
 
 def test_redis_bounds_its_memory_and_keeps_what_it_was_told() -> None:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from kafka.consumer.fetcher import ConsumerRecord
 
 from services.algorithms.bundle import ENCODER_ONNX, load_bundle
 from services.cli.stack import Ports, Stack, StackError
+from services.cli.stack.folders import REPOSITORY
 from services.cli.stack.ports import PARTS
 from services.common.stream.topics import ensure_topics
 from services.common.stream.topics.dead_letters import SUFFIX
@@ -45,6 +48,14 @@ def test_every_part_is_ready_and_tells_its_version(stack: Stack) -> None:
     assert versions["kafka"].startswith("Apache Kafka 4.")
     assert versions["redis"].startswith("Redis ")
     assert versions["inference-server"].startswith("Triton Inference Server 2.")
+
+
+def test_the_inference_server_exports_what_the_dashboards_show(stack: Stack) -> None:
+    # By name alone: a model that nobody has asked yet has no sample.
+    with urllib.request.urlopen(f"http://{stack.address('inference-server-metrics')}/metrics", timeout=5) as answer:
+        exported = set(re.findall(r"^# TYPE (\w+) ", answer.read().decode(), re.MULTILINE))
+    for board in (REPOSITORY / "deploy" / "dashboards").glob("*.json"):
+        assert set(re.findall(r"\bnv_\w+", board.read_text(encoding="utf-8"))) <= exported, board.stem
 
 
 def test_memory_stays_within_the_parts_rows_and_the_stacks_promise(stack: Stack) -> None:

@@ -112,9 +112,10 @@ def doctor(
     bundle: options.StackBundle = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Look for whatever could keep the stack from running here, and say what to do about it.
+    """Explain what keeps the stack from running, or from running well: what, why it matters, the next command.
 
-    The exit status is 1 when something does.
+    In the order in which a person would look: settings, parts, ports, machine, bundle; of what runs then the model's
+    version, topics, Redis, lag; what expires. It changes nothing. The exit status is 1 when something is to be mended.
 
     Example:  freshet doctor
     """
@@ -131,8 +132,10 @@ def doctor(
         shown = table("", "", "", show_header=False, padding=(0, 2))
         for finding in findings:
             text = Text(finding.found)
+            if finding.why:
+                text.append(f"\nwhy: {finding.why}", style="dim")
             if finding.advice:
-                text.append(f"\ntry: {finding.advice}", style="bold")
+                text.append(f"\nnext: {finding.advice}", style="bold")
             shown.add_row(Text(finding.severity, style=_STYLES[finding.severity]), finding.about, text)
         console().print(shown)
         console().print("nothing is in the way" if not errors else f"{errors} to mend")

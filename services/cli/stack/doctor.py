@@ -1,137 +1,150 @@
-"""What could keep the stack from running here, each finding with what to do about it.
+"""Explains what keeps the stack from running, or from running well: each finding with why it matters and what to type.
 
-Looks at the machine, the recipes, the ports, the bundle, the data, and at what runs already. Changes nothing, and
-starts nothing that lasts.
+In the order in which a person would look: settings, parts, ports, the machine, the bundle; of what runs then versions,
+topics, Redis, lag; what expires. Changes nothing, and starts nothing that lasts.
 """
 
 import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
+from services.cli.output import CommandError
 from services.cli.stack.errors import StackError
+from services.cli.stack.findings import Finding, error, fine, warning
 from services.cli.stack.folders import cache_root
 from services.cli.stack.launcher import Stack
 from services.cli.stack.memory import needed_bytes
-from services.cli.stack.ports import INFRASTRUCTURE, PARTS
+from services.cli.stack.ports import INFRASTRUCTURE
+from services.cli.stack.running import Running, look_at_parts, look_at_running
+from services.cli.stack.settings_check import look_at_expiry, look_at_settings
+from services.common.config import ConfigError
+from services.common.errors import FreshetError
 from services.common.memory import available_bytes
 
-Severity = Literal["ok", "warning", "error"]
 _GIB = 1 << 30
 _MIB = 1 << 20
 _MIN_DISK_BYTES = 2 * _GIB
 _DATASETS_WITHOUT_NETWORK = ("ml-1m", "ml-latest-small", "ml-100k")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing looked at: what was found, and what to do when it is not right."""
-
-    severity: Severity
-    about: str
-    found: str
-    advice: str = ""
-
-
 def examine(stack: Stack) -> list[Finding]:
-    """Every finding, the machine first. A check that itself fails is a finding too."""
-    findings: list[Finding] = []
-    for check in (_machine, _memory, _recipes, _ports, _bundle, _data, _running):
+    """Every finding. A check that itself fails is a finding too."""
+    findings = list(look_at_settings())
+    try:
+        running = Running.of(stack)
+    except ConfigError:
+        # The certificates, which every part is asked with; they are among the findings.
+        return findings
+    for check in (look_at_parts, _ports, _machine, _memory, _recipes, _bundle, _data, look_at_running, look_at_expiry):
         try:
-            findings.extend(check(stack))
-        except (OSError, ValueError, StackError, psutil.Error) as exc:
-            findings.append(_finding(check.__name__.strip("_"), f"could not be looked at: {exc}", "see its message"))
+            findings.extend(check(running))
+        except (OSError, ValueError, StackError, CommandError, FreshetError, psutil.Error) as exc:
+            about = check.__name__.removeprefix("look_at").strip("_")
+            findings.append(
+                error(about, f"could not be looked at: {exc}", "what is wrong there stays unseen", "freshet status")
+            )
     return findings
 
 
-def _finding(about: str, found: str, advice: str | None = None, *, otherwise: Severity = "error") -> Finding:
-    """All is well without advice, else it is `otherwise`."""
-    return Finding(severity=otherwise if advice else "ok", about=about, found=found, advice=advice or "")
-
-
-def _machine(stack: Stack) -> Iterator[Finding]:
-    right = sys.version_info[:2] == (3, 11)
-    found = ".".join(str(part) for part in sys.version_info[:3])
-    yield _finding("Python", found, None if right else "create the environment with make setup PYTHON=python3.11")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    advice = None if cores >= 2 else "it runs on one core; latencies are stated for two"
-    yield _finding("cores", str(cores), advice, otherwise="warning")
-    for about, folder in (("disk for state", stack.place.state.root), ("disk for the cache", cache_root())):
-        free = shutil.disk_usage(_existing(folder)).free
-        advice = f"free at least {_MIN_DISK_BYTES / _GIB:.0f} GiB there, or set XDG_CACHE_HOME"
-        found = f"{free / _GIB:.1f} GiB free at {folder}"
-        yield _finding(about, found, advice if free < _MIN_DISK_BYTES else None)
-
-
-def _memory(stack: Stack) -> Iterator[Finding]:
-    have = available_bytes()
-    if not (stack.bundle / "manifest.json").exists():
-        yield _finding("memory", f"{have / _MIB:,.0f} MiB available")
-        return
-    to_start = [status.name for status in stack.status() if not status.running]
-    need = sum(needed_bytes(stack.bundle, to_start, text=stack.place.text).values())
-    found = f"{have / _MIB:,.0f} MiB available, about {need / _MIB:,.0f} MiB needed for what is not running"
-    advice = "no memory for the model: end other programs, or train a smaller model"
-    yield _finding("memory", found, advice if need > have else None)
-
-
-def _recipes(stack: Stack) -> Iterator[Finding]:
-    for name in INFRASTRUCTURE:
-        found, advice = stack.components[name].missing() or ("can run here", None)
-        yield _finding(f"recipe of {name}", found, advice)
-
-
-def _ports(stack: Stack) -> Iterator[Finding]:
-    running = {status.name for status in stack.status() if status.running}
-    taken = [problem for name in PARTS if name not in running for problem in stack.ports.taken(name)]
-    advice = "stop it, or start the stack elsewhere: freshet up --port-offset 1000"
+def _ports(running: Running) -> Iterator[Finding]:
+    taken = [problem for name in running.absent for problem in running.stack.ports.taken(name)]
     for problem in taken:
         owner = problem.owner or "a process that this user cannot see"
-        yield _finding(f"port {problem.port}", f"taken by {owner}", advice)
+        yield error(
+            f"port {problem.port}",
+            f"taken by {owner}",
+            "the part whose port it is cannot start",
+            "freshet up --port-offset 1000, or stop whoever has it",
+        )
     if not taken:
-        yield _finding("ports", "free, or held by this stack")
+        yield fine("ports", "free, or held by the stack")
 
 
-def _bundle(stack: Stack) -> Iterator[Finding]:
+def _machine(_: Running) -> Iterator[Finding]:
+    found = ".".join(str(part) for part in sys.version_info[:3])
+    if sys.version_info[:2] == (3, 11):
+        yield fine("Python", found)
+    else:
+        yield error("Python", found, "it is tested with 3.11 alone", "make setup PYTHON=python3.11")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores >= 2:
+        yield fine("cores", str(cores))
+    else:
+        yield warning("cores", str(cores), "latencies are stated for two", "nproc, and give it another core")
+
+
+def _disk(about: str, folder: Path) -> Finding:
+    free = shutil.disk_usage(_existing(folder)).free
+    found = f"{free / _GIB:.1f} GiB free at {folder}"
+    if free >= _MIN_DISK_BYTES:
+        return fine(about, found)
+    return error(
+        about,
+        found,
+        "Kafka stops on a full disk",
+        f"df -h {_existing(folder)}, and free {_MIN_DISK_BYTES / _GIB:.0f} GiB, or set XDG_CACHE_HOME",
+    )
+
+
+def _memory(running: Running) -> Iterator[Finding]:
+    stack = running.stack
+    yield _disk("disk for state", stack.place.state.root)
+    yield _disk("disk for the cache", cache_root())
+    have = available_bytes()
+    if not (stack.bundle / "manifest.json").exists():
+        yield fine("memory", f"{have / _MIB:,.0f} MiB available")
+        return
+    need = sum(needed_bytes(stack.bundle, running.absent, text=stack.place.text).values())
+    found = f"{have / _MIB:,.0f} MiB available, about {need / _MIB:,.0f} MiB needed for what is not running"
+    if need <= have:
+        yield fine("memory", found)
+    else:
+        advice = "freshet up --only kafka,redis, end other programs, or train a smaller model"
+        yield error("memory", found, "parts would be killed or refuse to start", advice)
+
+
+def _recipes(running: Running) -> Iterator[Finding]:
+    for name in INFRASTRUCTURE:
+        missing = running.stack.components[name].missing()
+        if missing is None:
+            yield fine(f"recipe of {name}", "can run here")
+        else:
+            yield error(f"recipe of {name}", missing[0], "it cannot be started here", missing[1])
+
+
+def _bundle(running: Running) -> Iterator[Finding]:
     from services.algorithms.bundle import BundleError, load_bundle
 
-    if not (stack.bundle / "manifest.json").exists():
-        yield _finding("bundle", f"none at {stack.bundle}", "freshet train, or make demo")
+    path, why = running.stack.bundle, "every process loads it at its start"
+    if not (path / "manifest.json").exists():
+        yield error("bundle", f"none at {path}", why, "freshet train, or make demo")
         return
     try:
-        bundle = load_bundle(stack.bundle)
+        bundle = load_bundle(path)
     except (BundleError, OSError) as exc:
-        yield _finding("bundle", str(exc), "train or export it again")
+        yield error("bundle", str(exc), why, "freshet train, or take it from a backup: freshet restore")
         return
-    yield _finding("bundle", f"{bundle.model_version} with {bundle.num_items:,} items, checksums agree")
+    yield fine("bundle", f"{bundle.model_version} with {bundle.num_items:,} items, checksums agree")
 
 
-def _data(stack: Stack) -> Iterator[Finding]:
+def _data(_: Running) -> Iterator[Finding]:
     from services.offline.datasets.locate import Locator
 
     for name in _DATASETS_WITHOUT_NETWORK:
         located = Locator(download=False).on_this_machine(name)
         if located is not None:
-            yield _finding("data", f"{name} {located.where}")
+            yield fine("data", f"{name} {located.where}")
             return
-    advice = "it is downloaded when needed, else the simulator serves; FRESHET_DATA names a folder that has it"
-    yield _finding("data", "no MovieLens set found here", advice, otherwise="warning")
-
-
-def _running(stack: Stack) -> Iterator[Finding]:
-    statuses = stack.status()
-    if not any(status.running for status in statuses):
-        yield _finding("stack", "not running")
-        return
-    for status in statuses:
-        found = f"ready at {status.address}" if status.healthy else str(status.problem)
-        advice = None if status.healthy else f"read {status.log}; freshet up starts what is missing"
-        yield _finding(status.name, found, advice)
+    yield warning(
+        "data",
+        "no MovieLens set found here",
+        "training downloads one, else the simulator serves",
+        "export FRESHET_DATA=/the/folder/that/has/one",
+    )
 
 
 def _existing(folder: Path) -> Path:

@@ -7,7 +7,7 @@ import pytest
 from documentation import ROOT, Shown, anchors, broken_links, commands, links, parses
 
 FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
-PAGES = [*FRONT, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*FRONT, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "runbooks").glob("*.md"))]
 # Links are held in the pages of processes and decisions, too.
 LINKED = [
     *PAGES,

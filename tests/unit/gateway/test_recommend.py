@@ -26,7 +26,7 @@ from services.gateway.domain import (
     RecommendQuery,
 )
 from services.gateway.explanation import ExplainQuery
-from services.gateway.stages import Limits
+from services.gateway.stages import COMPONENTS, Limits
 
 DOWN = DependencyUnavailable("away")
 
@@ -290,6 +290,22 @@ async def test_candidates_failing_gives_popular_items_marked(failure: Exception)
     assert ids(answer) == POPULAR[:3]
     assert list(answer.degradations) == [Degradation.POPULAR_FALLBACK]
     assert (answer.state_source, answer.state) == ("none", None)
+
+
+async def test_popular_items_for_want_of_candidates_are_told_from_those_for_a_new_user() -> None:
+    scene = Scene()
+
+    def failures(component: str) -> float | None:
+        labels = {"component": component}
+        return scene.registry.get_sample_value("freshet_gateway_component_failures_total", labels)
+
+    assert ids(await scene.recommend(RecommendQuery(user_id="nobody", k=3))) == POPULAR[:3]
+    assert {failures(name) for name in COMPONENTS} == {0}
+    scene.candidates.failure = DOWN
+    for _ in range(3):
+        await scene.recommend(RecommendQuery(user_id="ann", k=3))
+    # Where the breaker lets no call through, the answer did without candidates all the same.
+    assert [failures(name) for name in COMPONENTS] == [0, 0, 3, 0]
 
 
 async def test_kafka_down_is_served_as_before_and_marked() -> None:

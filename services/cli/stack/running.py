@@ -1,0 +1,236 @@
+"""`freshet doctor` on what runs: which parts, of which model, how far behind; Kafka's topics and Redis' memory.
+
+A part counts where it answers at the stack's address, whoever started it: containers publish the same ports.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.cli.output import CommandError, duration
+from services.cli.stack.findings import Finding, error, fine, warning
+from services.cli.stack.launcher import PartStatus, Stack
+from services.common.processes import PROCESSES
+from services.common.turn_clock import STUCK_S
+
+# What it costs that a part is down.
+COSTS: Mapping[str, str] = {
+    "kafka": "nothing can be written, and nothing gets newer",
+    "redis": "everybody gets popular items, and the stream waits",
+    "inference-server": "where it encodes (FRESHET_ENCODER_ENGINE=inference-server) the stream waits",
+    "encoder": "users' states stand still, and who has none gets popular items",
+    "refresher": "items learn nothing: the index stays as it is",
+    "candidates": "everybody gets popular items",
+    "reranker": "answers keep the first stage's order",
+    "generator": "Search fails",
+    "gateway": "nobody is answered",
+}
+# The RPC by which a process tells its model's version.
+_TELLS = {
+    "refresher": "GetStatus",
+    "candidates": "GetIndexInfo",
+    "reranker": "GetRerankerInfo",
+    "gateway": "GetFreshness",
+}
+_MANY_RECORDS = 1000
+_NEARLY_FULL = 0.85
+
+
+@dataclass(frozen=True)
+class Running:
+    """The parts of a stack as they were found. answers: name -> None when ready, else why not; absent: the others."""
+
+    stack: Stack
+    statuses: Mapping[str, PartStatus]
+    answers: Mapping[str, str | None]
+
+    @classmethod
+    def of(cls, stack: Stack) -> "Running":
+        """Ask every part once."""
+        statuses = {status.name: status for status in stack.status()}
+        answers = {name: status.problem for name, status in statuses.items() if status.running}
+        for name in statuses.keys() - answers.keys():
+            if any(stack.ports.taken(name)):
+                problem = stack.components[name].probe(stack.place)
+                # Only a process of ours says why it is not serving.
+                if problem is None or "NOT_SERVING" in problem:
+                    answers[name] = problem
+        return cls(stack, statuses, answers)
+
+    @property
+    def absent(self) -> list[str]:
+        return [name for name in self.statuses if name not in self.answers]
+
+    def is_ready(self, name: str) -> bool:
+        """Whether it runs and is ready."""
+        return self.answers.get(name, "absent") is None
+
+    def log_command(self, name: str) -> str:
+        """What shows the end of a part's log."""
+        ours = self.statuses[name].running
+        return f"tail -n 20 {self.stack.log(name)}" if ours else f"docker compose logs --tail 20 {name}"
+
+
+def look_at_parts(running: Running) -> Iterator[Finding]:
+    """Ready, not ready and why, or away."""
+    if not running.answers:
+        yield fine("stack", "not running")
+        return
+    for name, status in running.statuses.items():
+        if name not in running.answers:
+            yield error(name, "not running", COSTS[name], f"freshet up --only {name}")
+        elif (problem := running.answers[name]) is not None:
+            yield error(name, problem, COSTS[name], running.log_command(name))
+        else:
+            where = "" if status.running else ", not started from this state folder"
+            yield fine(name, f"ready at {status.address}{where}")
+
+
+def look_at_running(running: Running) -> Iterator[Finding]:
+    """What the parts that answer tell of themselves."""
+    yield from _versions(running)
+    if running.is_ready("kafka") and running.answers.keys() & PROCESSES.keys():
+        yield from _topics(running)
+    if running.is_ready("redis"):
+        yield from _store(running)
+    for name in PROCESSES:
+        if name in running.answers:
+            yield from _loops(running, name)
+
+
+def _versions(running: Running) -> Iterator[Finding]:
+    told = {name: version for name in _TELLS if running.is_ready(name) if (version := _version(running, name))}
+    if running.is_ready("inference-server"):
+        told["inference-server"] = _served_version(running.stack.address("inference-server"))
+    if not told:
+        return
+    found = ", ".join(f"{name}: {version}" for name, version in told.items())
+    if len(set(told.values())) > 1:
+        why = "a process refuses what another model made: popular items for everybody"
+        yield error("model", found, why, "freshet down && freshet up")
+        return
+    (version,) = set(told.values())
+    noted = _bundle_version(running.stack)
+    if noted not in (None, version):
+        why = "what was trained since is served by nobody"
+        yield warning("model", f"{version} runs, {noted} is in the bundle", why, "freshet down && freshet up")
+        return
+    yield fine("model", f"{version} in {', '.join(told)}")
+
+
+def _version(running: Running, name: str) -> str | None:
+    """None where it does not say: the gateway's key is another one, say."""
+    import importlib
+
+    from services.cli.client import call
+    from services.common.config import environment_tls
+    from services.common.rpc_client import blocking_channel
+
+    messages, stubs = (importlib.import_module(f"freshet.v1.{name}_pb2{kind}") for kind in ("", "_grpc"))
+    target, rpc = running.stack.address(name), _TELLS[name]
+    with blocking_channel(target, environment_tls()) as channel:
+        method = getattr(getattr(stubs, f"{name.title()}ServiceStub")(channel), rpc)
+        try:
+            answer: Any = call(method, getattr(messages, f"{rpc}Request")(), target=target, timeout_s=2, process=name)
+        except CommandError:
+            return None
+    return str(answer.model_version)
+
+
+def _served_version(address: str) -> str:
+    import grpc
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    with grpc.insecure_channel(address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            config = stub.ModelConfig(service_pb2.ModelConfigRequest(name="encoder"), timeout=2).config
+        except grpc.RpcError as exc:
+            raise OSError(f"the inference server does not describe its model ({exc.code().name})") from exc
+    return str(config.parameters["model_version"].string_value)
+
+
+def _bundle_version(stack: Stack) -> str | None:
+    from services.algorithms.bundle import BundleError, load_bundle
+
+    try:
+        return load_bundle(stack.bundle).model_version
+    except (BundleError, OSError):
+        return None
+
+
+def _topics(running: Running) -> Iterator[Finding]:
+    from kafka.admin import KafkaAdminClient
+    from kafka.errors import KafkaError
+
+    from services.common.config import environment_kafka
+    from services.common.kafka import kafka_options
+    from services.common.stream.topics import TOPICS
+
+    brokers = environment_kafka(running.stack.kafka_bootstrap)
+    try:
+        admin = KafkaAdminClient(**kafka_options(brokers), request_timeout_ms=5_000, api_version_auto_timeout_ms=2_000)
+        try:
+            missing = sorted({topic.name for topic in TOPICS} - set(admin.list_topics()))
+        finally:
+            admin.close()
+    except KafkaError as exc:
+        raise OSError(f"Kafka does not list its topics: {exc}") from exc
+    if missing:
+        why = "who writes to them waits; processes make them when they start"
+        yield error("topics", f"not there: {', '.join(missing)}", why, "freshet down && freshet up")
+    else:
+        yield fine("topics", f"all {len(TOPICS)} are there")
+
+
+def _store(running: Running) -> Iterator[Finding]:
+    import redis
+
+    cli = f"redis-cli -p {running.stack.ports['redis']}"
+    try:
+        with redis.Redis.from_url(running.stack.redis_url, socket_timeout=2) as client:
+            info: Any = client.info("memory")
+    except redis.RedisError as exc:
+        raise OSError(f"Redis does not tell its memory: {exc}") from exc
+    policy, limit = info["maxmemory_policy"], info["maxmemory"]
+    if policy != "noeviction":
+        why = "when Redis is full, histories are taken away"
+        advice = f"{cli} config set maxmemory-policy noeviction"
+        yield error("Redis", f"maxmemory-policy is {policy}", why, advice)
+    share = info["used_memory"] / limit if limit else 0.0
+    if share > _NEARLY_FULL:
+        why = "full, it refuses writes and the stream waits"
+        advice = f"{cli} config set maxmemory {2 * limit}, and FRESHET_REDIS_MAXMEMORY for its next start"
+        yield error("Redis", f"uses {share:.0%} of its memory limit", why, advice)
+    elif policy == "noeviction":
+        yield fine("Redis", f"uses {share:.0%} of its memory limit, evicts nothing" if limit else "has no memory limit")
+
+
+def _loops(running: Running, name: str) -> Iterator[Finding]:
+    """How its loops do, by its metrics."""
+    from services.cli.lag import read_samples
+
+    address, log = running.stack.address(f"{name}-metrics"), running.log_command(name)
+    try:
+        samples = read_samples(address)
+    except OSError as exc:
+        yield warning(f"metrics of {name}", f"no answer at {address} ({exc})", "no alert sees it", log)
+        return
+
+    def figure(suffix: str) -> float:
+        return max((one.value for one in samples if one.name == f"freshet_{name}_{suffix}"), default=0.0)
+
+    failures, age_s = figure("turn_failures"), figure("turn_age_seconds")
+    if failures or age_s > STUCK_S:
+        how = f"failed {failures:.0f} times in a row" if failures else "hangs"
+        found = f"the loop {how}, and last worked {duration(age_s)} ago"
+        yield error(f"stream of {name}", found, "what is written does not reach answers", log)
+    if figure("index_full") or figure("merge_failed"):
+        found = "it has no room for changes" if figure("index_full") else "changes cannot be merged"
+        yield error(f"index of {name}", found, "it serves what it has, or gets slower", log)
+    waiting = sum(one.value for one in samples if one.name == f"freshet_{name}_lag_records")
+    if waiting >= _MANY_RECORDS:
+        why = "answers do not reflect them, and say NOT_FRESH"
+        yield warning(f"stream of {name}", f"{waiting:,.0f} records wait", why, "freshet watch")
+    elif not failures and age_s <= STUCK_S:
+        yield fine(f"stream of {name}", f"{waiting:,.0f} records wait")

@@ -1,0 +1,116 @@
+"""`freshet doctor` on what is set outside the stack: variables that processes refuse, certificates and keys that end.
+
+It reads the environment as a process would at its start, and shows no secret: refusals mask them.
+"""
+
+import difflib
+import importlib
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from services.cli.stack.findings import Finding, error, fine, warning
+from services.cli.stack.running import Running
+from services.common.config import ConfigError, ProcessSettings, environment_tls, load_settings
+from services.common.processes import PROCESSES, Process
+
+SOON = timedelta(days=14)
+# Read by commands, the compose files and tests, not by a process.
+_OTHERS = ("API_KEY", "CANDIDATES", "CHAOS_BUNDLE", "DATA", "GATEWAY", "MAVEN_REPOSITORY", "REDIS_MAXMEMORY", "STATE")
+OF_COMMANDS = frozenset(f"FRESHET_{name}" for name in _OTHERS)
+
+
+def settings_of(row: Process) -> type[ProcessSettings]:
+    """The class that reads a process's settings."""
+    module = vars(importlib.import_module(f"{row.module}.config"))
+    (found,) = [
+        kind
+        for kind in module.values()
+        if isinstance(kind, type) and issubclass(kind, ProcessSettings) and kind is not ProcessSettings
+    ]
+    return found
+
+
+def variables_of(settings: type[ProcessSettings]) -> set[str]:
+    """The names of its variables."""
+    aliases = {name: field.validation_alias for name, field in settings.model_fields.items()}
+    return {alias if isinstance(alias, str) else f"FRESHET_{name.upper()}" for name, alias in aliases.items()}
+
+
+def look_at_settings() -> Iterator[Finding]:
+    """What the environment says, read as each process reads it."""
+    refused: dict[str, list[str]] = {}
+    known: set[str] = set()
+    for name, row in PROCESSES.items():
+        kind = settings_of(row)
+        known |= variables_of(kind)
+        try:
+            load_settings(kind)
+        except ConfigError as exc:
+            refused.setdefault(str(exc), []).append(name)
+    for problem, names in refused.items():
+        variable = problem.partition("=")[0]
+        yield error(
+            "settings",
+            problem,
+            f"{', '.join(names)} would end at once",
+            f"unset {variable}" if variable in os.environ else "env | grep FRESHET_",
+        )
+    unread = sorted(name for name in os.environ if name.startswith("FRESHET_") and name not in known | OF_COMMANDS)
+    meant = {name: difflib.get_close_matches(name, known, 1, 0.85) for name in unread}
+    for name, (close, *_) in ((name, found) for name, found in meant.items() if found):
+        yield warning(
+            "settings",
+            f"nobody reads {name}; {close} is a setting",
+            "the default counts in its place",
+            f'export {close}="${name}"; unset {name}',
+        )
+    if not refused and not any(meant.values()):
+        yield fine("settings", "every process takes them")
+
+
+def look_at_expiry(running: Running) -> Iterator[Finding]:
+    """Certificates that the environment names, and the gateway's API keys."""
+    tls = environment_tls()
+    if tls is not None:
+        yield from _certificate(tls.certificate, "nobody believes it any more: processes do not reach each other")
+        yield from _certificate(tls.ca, "every certificate of it ends with it")
+    named = os.environ.get("FRESHET_API_KEYS")
+    path = Path(named) if named else running.stack.place.state.root / "api-keys.json"
+    if path.exists():
+        yield from _keys(path)
+
+
+def _certificate(path: Path, why: str) -> Iterator[Finding]:
+    from cryptography import x509
+
+    about = f"certificate {path.name}"
+    ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    advice = f"freshet certs --out {path.parent} --renew, then restart the processes one by one"
+    yield _ending(about, ends, why, advice)
+
+
+def _keys(path: Path) -> Iterator[Finding]:
+    from services.gateway.api_keys import read_keys
+
+    try:
+        keys = read_keys(path)
+    except ConfigError as exc:
+        yield error("API keys", str(exc), "the gateway does not start with it", f"freshet keys list --file {path}")
+        return
+    for key in keys:
+        if key.expires is not None:
+            roles = " ".join(f"--role {role}" for role in sorted(key.roles))
+            advice = f"freshet keys create {key.id}-2 {roles} --days 90 --file {path}, then give it to the callers"
+            yield _ending(f"API key {key.id}", key.expires, "whoever shows it is refused", advice)
+    yield fine("API keys", f"{len(keys)} in {path}")
+
+
+def _ending(about: str, ends: datetime, why: str, advice: str) -> Finding:
+    left = ends - datetime.now(UTC)
+    if left <= timedelta():
+        return error(about, f"ended on {ends:%Y-%m-%d}", why, advice)
+    if left < SOON:
+        return warning(about, f"ends in {left.days} days, on {ends:%Y-%m-%d}", why, advice)
+    return fine(about, f"good until {ends:%Y-%m-%d}")
