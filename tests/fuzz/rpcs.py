@@ -37,7 +37,7 @@ from freshet.v1 import (
 from gateway.gateway_scene import ITEMS, Scene
 from generator import Hints, message_bytes
 from generator_scenes import films
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from prometheus_client import CollectorRegistry
 from refresher.refresher_scene import World, make_rules, random_records
@@ -173,7 +173,7 @@ class Service(Target):
         request: Any = data
         if rpc.streams:
             request = iter([data, *(message_bytes(rng, valid, self.hints) for _ in range(rng.choice((0, 0, 1, 3))))])
-        call_s = _TOKEN_CALL_S if rpc.name == "Recommend" and b"epoch" in data else _CALL_S
+        call_s = _TOKEN_CALL_S if rpc.name == "Recommend" and _has_token(data) else _CALL_S
         began = time.perf_counter()
         try:
             await self._calls[rpc.name](request, timeout=call_s, metadata=_metadata(rng))
@@ -191,6 +191,13 @@ class Service(Target):
         is_valid = not rpc.streams and data == valid.SerializeToString()
         if is_valid and status in ("INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION"):
             raise Violation(f"{rpc.name}: a valid request has {status}: {details}")
+
+
+def _has_token(data: bytes) -> bool:
+    try:
+        return gateway_pb2.RecommendRequest.FromString(data).HasField("freshness_token")
+    except DecodeError:
+        return False
 
 
 def _metadata(rng: Random) -> tuple[tuple[str, str], ...]:
