@@ -250,7 +250,7 @@ class StateReader:
         # As of the last answer. It says where users are at home, and changes hardly ever.
         self._epoch = ""
         self._script = ""
-        self._state_fields = (*layout.STATE_FIELDS, layout.STATE_POSITION, *(layout.STATE_TRACE,) * with_traces)
+        self._state_fields = (*layout.STATE_FIELDS, *(layout.STATE_TRACE,) * with_traces, layout.STATE_POSITION)
 
     async def read_user(
         self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
@@ -302,9 +302,9 @@ class StateReader:
                         raise
         found_epoch: bytes | None = replies[0]
         of_epoch, applied = replies[1]
-        entry, position, event_bytes, num_seen, seen, state_values = replies[-1]
-        state_position, *trace = state_values[len(layout.STATE_FIELDS) :]
-        state = _state(state_values[: len(layout.STATE_FIELDS)], model_version, *trace)
+        entry, position, event_bytes, num_seen, seen, (*found, state_position) = replies[-1]
+        num_fields = len(layout.STATE_FIELDS)
+        state = _state(found[:num_fields], model_version, *found[num_fields:])
         epoch = (found_epoch or b"").decode()
         view = UserView(
             state=state,

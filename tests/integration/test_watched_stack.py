@@ -5,9 +5,10 @@ The processes run once more for these tests, with tracing, API keys, an audit lo
 
 import contextlib
 import time
+import urllib.request
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,24 @@ class Watched:
         request = gateway_pb2.RecordInteractionsRequest(interactions=interactions)
         return self.call("RecordInteractions", request).receipts[-1].token
 
+    def refused(self, method: str, request: Any, **others: str) -> grpc.StatusCode:
+        """The status of a call that must fail."""
+        with pytest.raises(grpc.RpcError) as caught:
+            self.call(method, request, **others)
+        return caught.value.code()
+
+    def said(self) -> dict[str, bytes]:
+        """All that is told to operators, by where: logs since the processes started, metrics, audit log, spans."""
+        told = {"audit log": self.audit.read_bytes()}
+        for part in self.stack.components:
+            told[f"log of {part}"] = self.stack.log(part).read_bytes()[self.logs[part] :]
+        for part in (*PROCESSES, "inference-server"):
+            with urllib.request.urlopen(f"http://{self.stack.address(f'{part}-metrics')}/metrics", timeout=10) as page:
+                told[f"metrics of {part}"] = page.read()
+        for number, request in enumerate(list(self.collector.requests)):
+            told[f"spans {number}"] = request.SerializeToString()
+        return told
+
     def following(self, span: Seen, name: str) -> Seen | None:
         """The first span of this name that `span` links to."""
         spans = self.collector.spans
@@ -60,14 +79,16 @@ def watched(_session_stack: Stack, small_bundle: Path, tmp_path_factory: pytest.
     with Collector() as collector, pytest.MonkeyPatch.context() as patch:
         patch.setenv("FRESHET_OTLP_ENDPOINT", collector.endpoint)
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-        patch.setenv("FRESHET_API_KEYS", str(folder / "keys.json"))
-        patch.setenv("FRESHET_AUDIT_LOG", str(folder / "audit.log"))
         patch.setenv("FRESHET_LOG_LEVEL", "debug")
         _session_stack.use_bundle(small_bundle)
         for name in PROCESSES:
             _session_stack.stop(name)
         # Another launcher of the same parts: it reads the settings above.
         stack = Stack(_session_stack.place.state.root, bundle=small_bundle, ports=_session_stack.ports)
+        gateway, door = stack.components["gateway"], {"API_KEYS": "keys.json", "AUDIT_LOG": "audit.log"}
+        settings = {f"FRESHET_{name}": str(folder / file) for name, file in door.items()}
+        service = replace(gateway.service, environment={**gateway.service.environment, **settings})
+        stack.components["gateway"] = replace(gateway, service=service)
         logs = {name: stack.log(name).stat().st_size if stack.log(name).exists() else 0 for name in stack.components}
         stack.up()
         yield Watched(stack=stack, collector=collector, audit=folder / "audit.log", key=key, logs=logs)
@@ -117,3 +138,87 @@ def test_an_answers_trace_leads_to_the_event_that_changed_it(watched: Watched) -
         "refresher",
         "encoder",
     ]
+
+
+def test_nobody_is_found_in_what_operators_read(watched: Watched) -> None:
+    bird = f"canary{uuid.uuid4().hex[:8]}"
+    user, title, words, secret = f"{bird}-user", f"The {bird} of Oz", f"a {bird} film", f"{bird}-secret"
+    item = f"item-{uuid.uuid4().hex[:8]}"
+    calls = [
+        ("PutItems", gateway_pb2.PutItemsRequest(items=[events_pb2.Item(item_id=item, title=title)])),
+        ("GetFreshness", gateway_pb2.GetFreshnessRequest()),
+    ]
+    with Outside(watched.stack) as outside:
+        known = outside.items[0]
+        for method, request in calls:
+            watched.call(method, request)
+        click = event(user, known, type="search_click", query=words)
+        token = watched.record(event(user, known), event(user, outside.items[1]), event(user, item), click)
+        history = [gateway_pb2.HistoryEvent(item_id=known)]
+        good = [
+            ("Recommend", gateway_pb2.RecommendRequest(user_id=user, k=5, freshness_token=token, query=words)),
+            ("Recommend", gateway_pb2.RecommendRequest(user_id=user, k=5, history=history)),
+            ("Search", gateway_pb2.GatewayServiceSearchRequest(user_id=user, query=words, k=5)),
+            ("Explain", gateway_pb2.ExplainRequest(user_id=user, item_id=known)),
+            ("UndoInteraction", gateway_pb2.UndoInteractionRequest(user_id=user, event_id=user)),
+        ]
+        for method, request in good:
+            watched.call(method, request)
+            assert watched.refused(method, request, key=secret) is grpc.StatusCode.UNAUTHENTICATED
+        broken = f"{user}\n"
+        for method, request in (
+            ("RecordInteractions", gateway_pb2.RecordInteractionsRequest(interactions=[event(user, "")])),
+            ("RecordInteractions", gateway_pb2.RecordInteractionsRequest(interactions=[event(broken, known)])),
+            ("Recommend", gateway_pb2.RecommendRequest(user_id=broken, k=5)),
+            ("Recommend", gateway_pb2.RecommendRequest(user_id=user, k=5, query=f"{words}\0")),
+            ("Search", gateway_pb2.GatewayServiceSearchRequest(user_id=user, query=f"{words}\0", k=5)),
+            ("Search", gateway_pb2.GatewayServiceSearchRequest(user_id=user * 20, query=words, k=5)),
+            ("Explain", gateway_pb2.ExplainRequest(user_id=broken, item_id=known)),
+            ("PutItems", gateway_pb2.PutItemsRequest(items=[events_pb2.Item(item_id=item, title=f"{title}\0" * 99)])),
+            ("ForgetUser", gateway_pb2.ForgetUserRequest(user_id=broken)),
+        ):
+            assert watched.refused(method, request) is grpc.StatusCode.INVALID_ARGUMENT, (method, request)
+
+        # What the gateway would refuse, written beside it.
+        good_event, at = {"user_id": user, "item_id": known}, "2026-01-01T00:00:00Z"
+        json_type = [("content-type", b"application/json")]
+        places = [
+            outside.put(key, value, headers)
+            for key, value, headers in (
+                (user, f'{{"user_id": "{user}", '.encode(), json_type),
+                (user, b"\xff" + user.encode(), ()),
+                (user, {**good_event, "event_time": user}, ()),
+                (user, {**good_event, "value": user}, ()),
+                (user, {**good_event, "context": user}, ()),
+                (user, {**good_event, user: at}, ()),
+                (user, {"user_id": broken, "item_id": known}, ()),
+                (user, {**good_event, "query": words}, ()),
+                (f"{user}-another", event(user, known), ()),
+                (user, event(user, known), [("content-type", user.encode())]),
+                (user, event(user, known), [("traceparent", user.encode())]),
+            )
+        ]
+        outside.applied(*places)
+        outside.producer.send("items", title.encode(), item.encode()).get(timeout=10)
+        outside.producer.send("items", events_pb2.Item(item_id=item, title=title).SerializeToString(), user.encode())
+        outside.producer.send("forgets", user.encode(), user.encode()).get(timeout=10)
+        outside.producer.flush(10)
+        watched.call("ForgetUser", gateway_pb2.ForgetUserRequest(user_id=user, preview=True))
+        watched.call("ForgetUser", gateway_pb2.ForgetUserRequest(user_id=user))
+        until("the user is forgotten", lambda: not outside.history(user))
+    until("the item is unreadable to all", lambda: watched.said()["log of candidates"].count(b"item_unreadable") >= 2)
+
+    def spans() -> bool:
+        names = {span.name for span in watched.collector.spans.values()}
+        return names >= {"ForgetUser", "Search", "Explain", "PutItems", "apply interactions", "UndoInteraction"}
+
+    until("spans of all calls", spans)
+    told = watched.said()
+    assert b"rpc_refused" in told["log of gateway"], "the log is not as talkative as it can be"
+    assert b"UNAUTHENTICATED" in told["audit log"]
+    leaks = {
+        where: [line for line in text.splitlines() if bird.encode() in line.lower()][:3]
+        for where, text in told.items()
+        if bird.encode() in text.lower()
+    }
+    assert leaks == {}
