@@ -250,7 +250,11 @@ class StateReader:
         # As of the last answer. It says where users are at home, and changes hardly ever.
         self._epoch = ""
         self._script = ""
-        self._state_fields = (*layout.STATE_FIELDS, *(layout.STATE_TRACE,) * with_traces, layout.STATE_POSITION)
+        self._state_fields: tuple[str, ...] = (
+            *layout.STATE_FIELDS,
+            *(layout.STATE_TRACE,) * with_traces,
+            layout.STATE_POSITION,
+        )
 
     async def read_user(
         self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
@@ -282,7 +286,7 @@ class StateReader:
             layout.state_key(home, model_version),
             layout.users_key(home.partition),
         )
-        wanted = (user_id, self._epoch, int(with_seen), *self._state_fields)
+        wanted: tuple[str | int, ...] = (user_id, self._epoch, int(with_seen), *self._state_fields)
         with _redis_errors():
             for attempt in (1, 2):
                 if not self._script:
