@@ -136,7 +136,8 @@ def draw(spans: Sequence[Seen], out: Path) -> None:
             axes.annotate(
                 "",
                 xy=(ms(span.start_s), row),
-                xytext=(ms(rows[at[linked]].end_s), at[linked]),
+                # A record may be applied before its writer is told that it was written.
+                xytext=(ms(min(rows[at[linked]].end_s, span.start_s)), at[linked]),
                 arrowprops={"arrowstyle": "->", "color": "0.4", "linewidth": 0.8},
             )
     axes.set(yticks=[], xlabel="milliseconds since the event came", xlim=(-5, 1.3 * ms(max(s.end_s for s in rows))))

@@ -18,7 +18,8 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 
-from services.common.tracing import TRACEPARENT, Headers, Tracing, WithHeaders
+from services.common.stream.record import SourceRecord
+from services.common.tracing import TRACEPARENT, Headers, Tracing
 
 # Of one batch; the SDK keeps no more.
 MAX_LINKS = 128
@@ -52,7 +53,7 @@ class ExportedSpans(Tracing):
         text = _text(trace.get_current_span())
         return ((TRACEPARENT, text.encode()),) if text else ()
 
-    def sampled(self, records: Iterable[WithHeaders]) -> Mapping[tuple[int, int], str]:
+    def sampled(self, records: Iterable[SourceRecord]) -> Mapping[tuple[int, int], str]:
         return {
             (record.partition, record.offset): text.decode()
             for record in records

@@ -8,22 +8,13 @@ there on. Contexts are passed on as text; only `exported_spans` knows OpenTeleme
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
+
+from services.common.stream.record import SourceRecord
 
 TRACEPARENT = "traceparent"
 Headers = Sequence[tuple[str, bytes]]
 _NOTHING: Mapping[tuple[int, int], str] = {}
-
-
-class WithHeaders(Protocol):
-    """A record, as far as tracing looks at it."""
-
-    @property
-    def partition(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
 
 
 class Tracing:
@@ -41,7 +32,7 @@ class Tracing:
         """What a record that is written now says of the current span; nothing where that is not sampled."""
         return ()
 
-    def sampled(self, records: Iterable[WithHeaders]) -> Mapping[tuple[int, int], str]:
+    def sampled(self, records: Iterable[SourceRecord]) -> Mapping[tuple[int, int], str]:
         """The traceparents that records carry, by (partition, offset)."""
         return _NOTHING
 

@@ -4,7 +4,6 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 from opentelemetry import trace
@@ -13,14 +12,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from services.common.errors import InvalidRequest
 from services.common.exported_spans import MAX_LINKS, ExportedSpans
 from services.common.state_layout import trace_text, traceparent_of
+from services.common.stream.record import SourceRecord
 from services.common.tracing import OFF, configure_tracing
 
 
-@dataclass
-class Carrier:
-    headers: Sequence[tuple[str, bytes | None]]
-    offset: int = 0
-    partition: int = 0
+def carrier(headers: Sequence[tuple[str, bytes | None]], offset: int = 0) -> SourceRecord:
+    return SourceRecord("interactions", 0, offset, 0, b"key", b"value", headers)
 
 
 class Scene:
@@ -52,7 +49,7 @@ def test_a_record_carries_the_span_that_wrote_it_and_a_batch_links_to_it(scene: 
     with scene.tracing.batch("first", [parent(7)]) as first:
         headers = scene.tracing.headers()
     assert headers == (("traceparent", first.encode()),)
-    sampled = scene.tracing.sampled([Carrier(headers, offset=3), Carrier((), offset=4)])
+    sampled = scene.tracing.sampled([carrier(headers, offset=3), carrier((), offset=4)])
     assert sampled == {(0, 3): first}
     with scene.tracing.batch("second", sampled.values(), records=2), scene.tracing.stage("part"):
         scene.tracing.link(parent(9), "state")
@@ -108,7 +105,7 @@ def test_what_links_to_a_sampled_span_is_sampled_whatever_the_rate_of_others(mon
     ],
 )
 def test_a_header_of_strangers_that_says_nothing_is_passed_over(scene: Scene, header: bytes | None) -> None:
-    assert scene.tracing.sampled([Carrier([("traceparent", header)])]) == {}
+    assert scene.tracing.sampled([carrier([("traceparent", header)])]) == {}
 
 
 def test_an_errors_text_is_in_no_span(scene: Scene) -> None:
@@ -127,7 +124,7 @@ def test_an_errors_text_is_in_no_span(scene: Scene) -> None:
 def test_off_does_nothing_and_loads_nothing() -> None:
     assert configure_tracing("demo", "") is OFF
     assert OFF.headers() == ()
-    assert not OFF.sampled([Carrier([("traceparent", parent(5).encode())])])
+    assert not OFF.sampled([carrier([("traceparent", parent(5).encode())])])
     with OFF.batch("batch", [parent(5)]) as span, OFF.stage("part"):
         assert span == ""
     loaded = "import sys, services.encoder.bootstrap; print('services.common.exported_spans' in sys.modules)"
