@@ -40,7 +40,7 @@ from services.common.catalogue_snapshots import CatalogueSnapshots
 from services.common.config import ConfigError
 from services.common.memory import available_bytes, require_memory
 from services.common.rpc_server import HealthState, serve
-from services.common.tracing import configure_tracing
+from services.common.tracing import Tracing, configure_tracing
 
 if TYPE_CHECKING:
     from services.candidates.on_device import DeviceBuild
@@ -165,7 +165,12 @@ def make_snapshots(settings: CandidatesSettings, live: Live) -> CatalogueSnapsho
 
 
 def make_follower(
-    settings: CandidatesSettings, live: Live, metrics: CandidatesMetrics, health: HealthState, gate: CatalogueGate
+    settings: CandidatesSettings,
+    live: Live,
+    metrics: CandidatesMetrics,
+    health: HealthState,
+    gate: CatalogueGate,
+    tracing: Tracing,
 ) -> tuple[CatalogueFollower, list[BackgroundMerge]]:
     """What keeps the catalogue up to date: the stream's follower, and a merge per index in the background.
 
@@ -191,6 +196,7 @@ def make_follower(
         on_ready=gate.open,
         follows_deltas=settings.device == "cpu",
         snapshots=make_snapshots(settings, live) if settings.device == "cpu" else None,
+        tracing=tracing,
     )
     metrics.catalogue.watch_turns(follower.turns)
     health.watch("catalogue", follower.turns)
@@ -218,7 +224,7 @@ async def run(settings: CandidatesSettings) -> None:
     followers: list[CatalogueFollower] = []
     merges: list[BackgroundMerge] = []
     if settings.follows_topics:
-        follower, merges = make_follower(settings, live, metrics, health, gate)
+        follower, merges = make_follower(settings, live, metrics, health, gate, tracing)
         for merge in merges:
             merge.start()
         follower.start()
@@ -228,7 +234,13 @@ async def run(settings: CandidatesSettings) -> None:
         gate.open()
 
     def add_services(server: grpc.aio.Server) -> list[str]:
-        _add_servicer(CandidatesServicer(live.search, check_ready=gate.check), server)
+        servicer = CandidatesServicer(
+            live.search,
+            check_ready=gate.check,
+            tracing=tracing,
+            applied_in=followers[0].applied_in if followers else lambda position: "",
+        )
+        _add_servicer(servicer, server)
         return [SERVICE]
 
     async def close() -> None:

@@ -15,6 +15,7 @@ from services.candidates.handlers import Search
 from services.common.errors import InvalidRequest
 from services.common.messages import message_of
 from services.common.query_state import unpacked
+from services.common.tracing import OFF, Tracing
 
 SERVICE = "freshet.v1.CandidatesService"
 _FILTERED = ("allow_item_ids", "deny_item_ids", "allow_categories", "deny_categories")
@@ -27,15 +28,29 @@ _KINDS = {
 
 
 class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
-    """CandidatesService over the handler. `check_ready` raises while nothing may be answered."""
+    """CandidatesService over the handler. `check_ready` raises while nothing may be answered.
 
-    def __init__(self, search: Search, *, check_ready: Callable[[], None] = lambda: None) -> None:
+    applied_in: the traceparent of what applied the deltas up to a position.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        *,
+        check_ready: Callable[[], None] = lambda: None,
+        tracing: Tracing = OFF,
+        applied_in: Callable[[int], str] = lambda position: "",
+    ) -> None:
         self._search, self._check_ready = search, check_ready
+        self._tracing, self._applied_in = tracing, applied_in
 
     async def Search(self, request: candidates_pb2.SearchRequest, context: Any) -> candidates_pb2.SearchResponse:
         """First-stage or full top-K."""
         self._check_ready()
-        return _response(await self._search(_search_query(request)))
+        answer = await self._search(_search_query(request))
+        if self._tracing.is_on:
+            self._tracing.link(self._applied_in(answer.found.served.position), "deltas")
+        return _response(answer)
 
     async def GetIndexInfo(
         self, request: candidates_pb2.GetIndexInfoRequest, context: Any

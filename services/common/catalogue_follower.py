@@ -32,6 +32,7 @@ from services.common.stream.topics.index_deltas import (
     mark_of,
 )
 from services.common.stream.topics.items import ITEMS, CatalogueItem, decode_item
+from services.common.tracing import OFF, Tracing
 from services.common.turn_clock import TurnClock
 
 log = structlog.get_logger()
@@ -110,6 +111,7 @@ class CatalogueFollower(Follower):
         poll_s: float = 0.5,
         backoff_s: float = 0.5,
         turns: TurnClock | None = None,
+        tracing: Tracing = OFF,
     ) -> None:
         """Without `follows_deltas`, `items` alone is followed. `items` is read from its start with a snapshot, too."""
         super().__init__(
@@ -121,6 +123,10 @@ class CatalogueFollower(Follower):
         self._snapshots, self._looked_for_one = snapshots, False
         self._batches = Batches()
         self._pending: list[Batch] = []
+        # By offset, of deltas that are not served yet.
+        self._tracing, self._traceparents = tracing, dict[int, str]()
+        # The last batch that is served, and the traceparent of what applied it.
+        self._applied_in = (-1, "")
         self._ends: dict[str, int] | None = None  # None: not connected
         self._next = dict.fromkeys(self._followed, 0)
         self.is_behind = True
@@ -129,6 +135,11 @@ class CatalogueFollower(Follower):
     def next_item(self) -> int:
         """The next record of `items` to be taken."""
         return self._next[ITEMS]
+
+    def applied_in(self, position: int) -> str:
+        """The traceparent of what applied the batch that made this position; "" where that is not known."""
+        offset, traceparent = self._applied_in
+        return traceparent if offset == position else ""
 
     def finish(self) -> None:
         """The next start reads everything again, or on from the newest snapshot."""
@@ -195,13 +206,15 @@ class CatalogueFollower(Follower):
     def _begin_again(self) -> None:
         """The topics are shorter than what was read of them: they are other topics, and positions mean other things."""
         log.warning("catalogue_topics_new", read=dict(self._next))
-        self._batches, self._pending = Batches(), []
+        self._batches, self._pending, self._traceparents = Batches(), [], {}
         self._next = dict.fromkeys(self._next, 0)
         self._listener.reset()
 
     def _take(self, records: Sequence[SourceRecord]) -> None:
         skipped: Counter[str] = Counter()
         closed: list[Batch] = []
+        traced = self._tracing.sampled(records)
+        self._traceparents.update({offset: traceparent for (_, offset), traceparent in traced.items()})
         slice_size = max(_SLICE, len(records) // _MAX_PAUSES)
         for number, record in enumerate(records, start=1):
             self._next[INDEX_DELTAS] = record.offset + 1
@@ -263,10 +276,21 @@ class CatalogueFollower(Follower):
                 return
             self._pending = [joined(self._pending)]
         while self._pending:
-            if not self._listener.apply(self._pending[0], is_live=not self.is_behind):
+            if not self._serve(self._pending[0]):
                 self._stop.wait(self._first_backoff_s)
                 return
             del self._pending[0]
+
+    def _serve(self, batch: Batch) -> bool:
+        made_of = [offset for offset in self._traceparents if offset <= batch.offset]
+        links = [self._traceparents[offset] for offset in made_of]
+        with self._tracing.batch("apply deltas", links, deltas=len(batch.deltas)) as span:
+            if not self._listener.apply(batch, is_live=not self.is_behind):
+                return False
+        self._applied_in = (batch.offset, span)
+        for offset in made_of:
+            del self._traceparents[offset]
+        return True
 
 
 def age_seconds(recorded_ms: int | None) -> float | None:

@@ -46,6 +46,9 @@ STATE_FIELDS = (
 # Beside them: the position of the history that the state reflects, as the history's own `position` has it. It moves
 # with the history while that stays the same (a duplicate came), and stands still while another model's process writes.
 STATE_POSITION = "history_position"
+# Only of a state that a traced event made: `partition:offset traceparent`. A later write without a trace leaves it
+# behind: then the position is another one.
+STATE_TRACE = "trace"
 
 
 class StoredEvent(NamedTuple):
@@ -355,6 +358,17 @@ def unpack_positions(epoch: str, text: bytes | None) -> tuple[dict[int, int], di
     return _unpack_offsets(positions), _unpack_offsets(forgotten[0]) if forgotten else {}
 
 
+def trace_text(partition: int, offset: int, traceparent: str) -> str:
+    """What STATE_TRACE holds beside the state of this position."""
+    return f"{partition}:{offset} {traceparent}"
+
+
+def traceparent_of(trace: bytes, partition: int, offset: int) -> str:
+    """The inverse of `trace_text`; "" where it is of another position than the state beside it."""
+    position, _, traceparent = trace.decode(errors="replace").partition(" ")
+    return traceparent if position == f"{partition}:{offset}" else ""
+
+
 def reaches(state_position: bytes | None, partition: int, offset: int, history_position: bytes | None) -> bool:
     """Whether a state reflects the whole history beside it; read after the history's position, it may be ahead.
 
@@ -382,7 +396,7 @@ def _covers(reached: Mapping[int, int], wanted: Mapping[int, int]) -> bool:
 # KEYS history, seen, state, users, progress. ARGV: expected position, position, ttl seconds, events, recent ids, most
 # seen items, state operation (set, drop or keep), user id, entry in the table, epoch, watermark that the
 # writer knows of the home partition (empty: it is another process's), number of items no longer seen, those items,
-# number of seen items, (time, item) each, then the state's fields and values.
+# number of seen items, (time, item) each, number of words of the state, its fields and values.
 # A writer that missed a failover knows another watermark than the store: nothing of it is written. `unfinished` counts
 # the users written since the watermark moved; ADVANCE wants them all. Nor is anything written by another process where
 # the progress is of another epoch: a store that went back to one has its own table of users.
@@ -417,7 +431,7 @@ if seen > 0 then
 end
 redis.call('EXPIRE', KEYS[2], ARGV[3])
 if ARGV[7] == 'set' then
-  redis.call('HSET', KEYS[3], 'history_position', ARGV[2], unpack(ARGV, at, at + STATE_WORDS))
+  redis.call('HSET', KEYS[3], 'history_position', ARGV[2], unpack(ARGV, at + 1, at + tonumber(ARGV[at])))
   redis.call('EXPIRE', KEYS[3], ARGV[3])
 elseif ARGV[7] == 'drop' then
   redis.call('DEL', KEYS[3])
@@ -425,7 +439,7 @@ elseif redis.call('HGET', KEYS[3], 'history_position') == ARGV[1] then
   redis.call('HSET', KEYS[3], 'history_position', ARGV[2])
 end
 return 1
-""".replace("STATE_WORDS", str(2 * len(STATE_FIELDS) - 1))
+"""
 
 # Seen items that were lost since the user was loaded are not begun anew: with one of them there, nobody would miss the
 # others.

@@ -33,13 +33,17 @@ DEFAULT_MAX_SEEN = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
-    """A user's query state and what it reflects: the newest applied position, the newest event's time."""
+    """A user's query state and what it reflects: the newest applied position, the newest event's time.
+
+    traceparent: of the span that made it; "" where no event of it was traced, or nobody wants to know.
+    """
 
     query_state: PackedQueryState
     partition: int
     offset: int
     event_time_ms: int
     applied_ms: int
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +185,7 @@ def _redis_errors() -> Iterator[None]:
         raise DependencyUnavailable(f"Redis does not answer: {type(exc).__name__}: {exc}") from exc
 
 
-def _state(values: Sequence[bytes | None], model_version: str) -> StoredState | None:
+def _state(values: Sequence[bytes | None], model_version: str, trace: bytes | None = None) -> StoredState | None:
     if None in values:
         return None
     components, gate, *texts = cast(list[bytes], values)
@@ -198,6 +202,7 @@ def _state(values: Sequence[bytes | None], model_version: str) -> StoredState | 
         offset=offset,
         event_time_ms=event_time_ms,
         applied_ms=applied_ms,
+        traceparent="" if trace is None else layout.traceparent_of(trace, partition, offset),
     )
 
 
@@ -230,7 +235,10 @@ def _lost(epoch: str, home: Home, entry: bytes | None, position: bytes | None, *
 class StateReader:
     """Reads users for an asyncio process. Connects when first used."""
 
-    def __init__(self, url: str, *, timeout_s: float = 0.25, max_connections: int = 64) -> None:
+    def __init__(
+        self, url: str, *, timeout_s: float = 0.25, max_connections: int = 64, with_traces: bool = False
+    ) -> None:
+        """with_traces: states say which span made them."""
         self._redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
             url,
             socket_timeout=timeout_s,
@@ -242,6 +250,11 @@ class StateReader:
         # As of the last answer. It says where users are at home, and changes hardly ever.
         self._epoch = ""
         self._script = ""
+        self._state_fields: tuple[str, ...] = (
+            *layout.STATE_FIELDS,
+            *(layout.STATE_TRACE,) * with_traces,
+            layout.STATE_POSITION,
+        )
 
     async def read_user(
         self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
@@ -273,7 +286,7 @@ class StateReader:
             layout.state_key(home, model_version),
             layout.users_key(home.partition),
         )
-        wanted = (user_id, self._epoch, int(with_seen), *layout.STATE_FIELDS, layout.STATE_POSITION)
+        wanted: tuple[str | int, ...] = (user_id, self._epoch, int(with_seen), *self._state_fields)
         with _redis_errors():
             for attempt in (1, 2):
                 if not self._script:
@@ -293,8 +306,9 @@ class StateReader:
                         raise
         found_epoch: bytes | None = replies[0]
         of_epoch, applied = replies[1]
-        entry, position, event_bytes, num_seen, seen, (*state_values, state_position) = replies[-1]
-        state = _state(state_values, model_version)
+        entry, position, event_bytes, num_seen, seen, (*found, state_position) = replies[-1]
+        num_fields = len(layout.STATE_FIELDS)
+        state = _state(found[:num_fields], model_version, *found[num_fields:])
         epoch = (found_epoch or b"").decode()
         view = UserView(
             state=state,
@@ -735,8 +749,10 @@ class StateWriter:
             packed = state.query_state
             values: tuple[Any, ...] = (packed.components, packed.gate, packed.num_components, packed.component_width)
             values += (state.partition, state.offset, state.event_time_ms, state.applied_ms)
-            for name, value in zip(layout.STATE_FIELDS, values, strict=True):
-                arguments += (name, value)
+            words = [word for pair in zip(layout.STATE_FIELDS, values, strict=True) for word in pair]
+            if state.traceparent:
+                words += (layout.STATE_TRACE, layout.trace_text(state.partition, state.offset, state.traceparent))
+            arguments += (len(words), *words)
         return arguments
 
     def _run_script(self, script: str, queue: Callable[[Any, str], None]) -> list[Any]:

@@ -1,35 +1,63 @@
-"""OpenTelemetry traces over gRPC: on when an OTLP endpoint is set, otherwise nothing is even imported.
+"""OpenTelemetry traces over gRPC and Kafka: on when an OTLP endpoint is set, otherwise nothing is even imported.
 
-An interceptor that does nothing still costs every RPC some tens of microseconds, so "off" means none at all.
+An interceptor that does nothing still costs every RPC some tens of microseconds, so "off" means none at all. A record
+carries the context of the span that wrote it in the header `traceparent` (W3C Trace Context), so outside producers may
+set it, too. Whoever applies records together has one span with links to those contexts; what it writes is found from
+there on. Contexts are passed on as text; only `exported_spans` knows OpenTelemetry.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from services.common.stream.record import SourceRecord
 
-@dataclass(frozen=True, slots=True)
+TRACEPARENT = "traceparent"
+Headers = Sequence[tuple[str, bytes]]
+_NOTHING: Mapping[tuple[int, int], str] = {}
+
+
 class Tracing:
-    """Interceptors for the server and for client channels; both empty when tracing is off."""
+    """What a process says of its spans. This one is off; `exported_spans.ExportedSpans` is on.
+
+    A traceparent is the text of a sampled span's context; "" is none. interceptors: for the server and for client
+    channels.
+    """
 
     server_interceptors: tuple[Any, ...] = ()
     client_interceptors: tuple[Any, ...] = ()
+    is_on = False
+
+    def headers(self) -> Headers:
+        """What a record that is written now says of the current span; nothing where that is not sampled."""
+        return ()
+
+    def sampled(self, records: Iterable[SourceRecord]) -> Mapping[tuple[int, int], str]:
+        """The traceparents that records carry, by (partition, offset)."""
+        return _NOTHING
+
+    def batch(self, name: str, links: Collection[str], **numbers: int) -> AbstractContextManager[str]:
+        """A span of a trace of its own around what is done with many records at once; it gives its traceparent.
+
+        links: traceparents of what the records come from. Without any, there is no span. numbers: its attributes.
+        """
+        return nullcontext("")
+
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """A span within the current one, where there is one."""
+        return nullcontext()
+
+    def link(self, traceparent: str, name: str) -> None:
+        """Say of the current span that it used what another one made. name: of what was used."""
+
+
+OFF = Tracing()
 
 
 def configure_tracing(process: str, endpoint: str) -> Tracing:
     """Export spans of this process to `endpoint` (OTLP over gRPC, host:port); an empty endpoint is off."""
     if not endpoint:
-        return Tracing()
-    from opentelemetry import trace
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    from opentelemetry.instrumentation.grpc import aio_client_interceptors, aio_server_interceptor
-    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        return OFF
+    from services.common.exported_spans import ExportedSpans, otlp_exporter
 
-    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: f"freshet-{process}"}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True)))
-    trace.set_tracer_provider(provider)
-    return Tracing(
-        server_interceptors=(aio_server_interceptor(provider),),  # type: ignore[no-untyped-call]
-        client_interceptors=tuple(aio_client_interceptors(provider)),  # type: ignore[no-untyped-call]
-    )
+    return ExportedSpans(process, otlp_exporter(endpoint))

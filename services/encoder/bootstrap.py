@@ -19,7 +19,7 @@ from services.common.stream.topics.dead_letters import SUFFIX
 from services.common.stream.topics.forgets import FORGETS
 from services.common.stream.topics.histories import HISTORIES
 from services.common.stream.topics.interactions import INTERACTIONS
-from services.common.tracing import configure_tracing
+from services.common.tracing import OFF, Tracing, configure_tracing
 from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.inference_server import InferenceServerEncoder
@@ -204,9 +204,10 @@ def stream_consumer(
     *,
     on_ready: Callable[[], None] = lambda: None,
     on_stall: Callable[[], None] = lambda: None,
+    tracing: Tracing = OFF,
 ) -> tuple[Consumer, ApplyRecords, ForgetUsers]:
     """The loop that applies the stream, and what it applies records and forgets with."""
-    outbox = KafkaOutbox(BulkProducer(settings.kafka, client_id="freshet-encoder"))
+    outbox = KafkaOutbox(BulkProducer(settings.kafka, client_id="freshet-encoder"), tracing=tracing)
     key, forgotten, log_again = pseudonym_key(settings), Forgotten(), log_of_users(settings)
     keep = KeepHistories(
         topic=history_topic(settings),
@@ -236,6 +237,7 @@ def stream_consumer(
         forgotten=forgotten,
         restore_users=restore_users,
         keep=keep,
+        tracing=tracing,
     )
     forgets = ForgetUsers(
         log=forget_log(settings),
@@ -290,6 +292,7 @@ async def run(settings: EncoderSettings) -> None:
         metrics,
         on_ready=lambda: health.set_ready(True),
         on_stall=lambda: health.set_ready(False),
+        tracing=tracing,
     )
     health.watch("interactions", consumer.turns)
     on_demand = EncodeHistory(

@@ -18,7 +18,7 @@ from services.common.kafka import EventProducer
 from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader
 from services.common.stream.topics.items import ITEMS
-from services.common.tracing import configure_tracing
+from services.common.tracing import OFF, Tracing, configure_tracing
 from services.gateway.adapters.processes import (
     RemoteCandidates,
     RemoteEncoder,
@@ -92,6 +92,7 @@ def make_servicer(
     metrics: GatewayMetrics,
     model_version: str,
     stalled_s: Callable[[float], float] = lambda since: 0.0,
+    tracing: Tracing = OFF,
 ) -> GatewayServicer:
     """Every handler on these ports. `titles`: by item id, live. `stalled_s`: see `Breaker`."""
     stages = Stages(ports, limits, stalled_s, metrics.component_failed)
@@ -121,6 +122,7 @@ def make_servicer(
         get_freshness=GetFreshness(ports=ports, model_version=model_version),
         put_items=PutItems(log=ports.items, append_timeout_s=limits.append_timeout_s),
         forget_user=ForgetUser(ports=ports, append_timeout_s=limits.append_timeout_s),
+        tracing=tracing,
     )
 
 
@@ -179,7 +181,10 @@ async def _serve(settings: GatewaySettings, door: Door | None) -> None:
     }
     # A connection for each call that may be in flight: a burst must not read as an outage.
     reader = StateReader(
-        settings.redis, timeout_s=settings.state_timeout_ms / 1000, max_connections=settings.max_in_flight
+        settings.redis,
+        timeout_s=settings.state_timeout_ms / 1000,
+        max_connections=settings.max_in_flight,
+        with_traces=tracing.is_on,
     )
     producer = EventProducer(settings.kafka, client_id="freshet-gateway")
     producer.start()
@@ -211,9 +216,9 @@ async def _serve(settings: GatewaySettings, door: Door | None) -> None:
             sources=RemoteTextSources(channels["generator"]),
             refreshers=RemoteRefreshers(refresher_channels),
             ends=ends,
-            interactions=KafkaInteractionLog(producer),
-            items=KafkaItemLog(producer),
-            forgets=KafkaForgetLog(producer),
+            interactions=KafkaInteractionLog(producer, tracing),
+            items=KafkaItemLog(producer, tracing),
+            forgets=KafkaForgetLog(producer, tracing),
             stream=stream,
         ),
         limits=settings.limits,
@@ -223,6 +228,7 @@ async def _serve(settings: GatewaySettings, door: Door | None) -> None:
         metrics=metrics,
         model_version=bundle.model_version,
         stalled_s=stalls.since,
+        tracing=tracing,
     )
 
     def add_services(server: grpc.aio.Server) -> list[str]:

@@ -10,6 +10,7 @@ from services.common import request_context
 from services.common.stream.times import read_ms
 from services.common.stream.topics.interactions import Interaction, from_message
 from services.common.stream.topics.items import item_from_message
+from services.common.tracing import OFF, Tracing
 from services.gateway.domain import (
     Filter,
     FreshnessToken,
@@ -46,10 +47,14 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     get_freshness: GetFreshness
     put_items: PutItems
     forget_user: ForgetUser
+    tracing: Tracing = OFF
 
     async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
         """The top K items for a user, or for a history in the request."""
-        return _answer_message(await self.recommend(_query(request)))
+        answer = await self.recommend(_query(request))
+        if answer.state is not None:
+            self.tracing.link(answer.state.traceparent, "state")
+        return _answer_message(answer)
 
     async def Search(
         self, request: gateway_pb2.GatewayServiceSearchRequest, context: Any

@@ -20,7 +20,7 @@ from services.common.stream.reader import TopicReader
 from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.stream.topics.items import ITEMS
 from services.common.stream.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS
-from services.common.tracing import configure_tracing
+from services.common.tracing import OFF, Tracing, configure_tracing
 from services.refresher.adapters.checkpoint_files import CheckpointFiles
 from services.refresher.adapters.checkpoint_topic import CheckpointTopic
 from services.refresher.adapters.decoding import QueryShape
@@ -83,7 +83,7 @@ def new_item_policy(settings: RefresherSettings, bundle: Bundle) -> SharePolicy 
     return None if length is None else share_of_length(length)
 
 
-def kafka_log(settings: RefresherSettings, bundle: Bundle) -> KafkaLog:
+def kafka_log(settings: RefresherSettings, bundle: Bundle, tracing: Tracing = OFF) -> KafkaLog:
     """The log on Kafka; missing topics are made when it is first read."""
     head = bundle.manifest.head
 
@@ -108,6 +108,7 @@ def kafka_log(settings: RefresherSettings, bundle: Bundle) -> KafkaLog:
             component_width=head.component_width,
             num_pairs=head.num_pairs if head.is_mixture else 0,
         ),
+        tracing,
     )
 
 
@@ -172,8 +173,10 @@ async def run(settings: RefresherSettings) -> None:
         new_item_policy=new_item_policy(settings, bundle),
     )
     refresher = Refresher(
-        log=kafka_log(settings, bundle),
-        outbox=KafkaOutbox(BulkProducer(settings.kafka, client_id="freshet-refresher", linger_ms=_LINGER_MS)),
+        log=kafka_log(settings, bundle, tracing),
+        outbox=KafkaOutbox(
+            BulkProducer(settings.kafka, client_id="freshet-refresher", linger_ms=_LINGER_MS), tracing=tracing
+        ),
         checkpoints=checkpoint_topic(settings, bundle.model_version),
         leases=RedisLeases(settings.redis, model_version=bundle.model_version, lease_ms=settings.lease_ms),
         rules=rules,
@@ -190,6 +193,7 @@ async def run(settings: RefresherSettings) -> None:
         keeper=ThreadPoolExecutor(1, "checkpoints"),
         on_ready=lambda: health.set_ready(True),
         on_stall=lambda: health.set_ready(False),
+        tracing=tracing,
     )
     health.watch("attributions", refresher.turns)
     describe = Describe(registry, publisher, rules)

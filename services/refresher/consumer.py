@@ -19,6 +19,7 @@ from services.common.kafka import partition_for
 from services.common.stream.follower import Follower
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topics.attributions import ATTRIBUTIONS
+from services.common.tracing import OFF, Tracing
 from services.common.turn_clock import TurnClock
 from services.refresher.domain.partition import Partition
 from services.refresher.domain.records import Entry, Interaction, Listing
@@ -81,6 +82,7 @@ class Refresher(Follower):
         on_ready: Callable[[], None] = lambda: None,
         on_stall: Callable[[], None] = lambda: None,
         turns: TurnClock | None = None,
+        tracing: Tracing = OFF,
     ) -> None:
         """`withdrawn` is filled here from topic `items`; `publisher` reads the same one. keeper: saves checkpoints
         beside the folding; None: the folding waits."""
@@ -122,6 +124,8 @@ class Refresher(Follower):
         # How far records were counted as folded: what is folded again after a bug is not counted again.
         self._counted_to: dict[int, int] = {}
         self._unreadable: list[DeadLetter] = []
+        # Of what was polled since the last publication.
+        self._tracing, self._traceparents = tracing, list[str]()
         # When the broker took what was folded and is not published yet, by partition.
         self._waiting: dict[int, list[int]] = {}
         self._checkpoint_at: dict[int, float] = {}
@@ -156,6 +160,8 @@ class Refresher(Follower):
         polled = self._log.poll(self._wait_ms())
         self._in_step = False
         self._rebuilding.clear()
+        if polled.traceparents and len(self._traceparents) < _MAX_WAITING:
+            self._traceparents += polled.traceparents
         self._take_listings(polled.listings)
         folded = sum(self._fold_into(number, entries) for number, entries in polled.entries.items())
         for state in list(self._registry.partitions.values()):
@@ -397,8 +403,9 @@ class Refresher(Follower):
         deltas = [delta for batch in batches for delta in batch.deltas]
         if deltas or self._unreadable:
             tombstones = [key for batch in batches for key in batch.tombstones]
-            self._outbox.publish(deltas, self._unreadable, tombstones)
-            self._unreadable = []
+            with self._tracing.batch("publish deltas", self._traceparents, deltas=len(deltas)):
+                self._outbox.publish(deltas, self._unreadable, tombstones)
+            self._unreadable, self._traceparents = [], []
             entries = sum(len(batch.entries) for batch in batches)
             self._metrics.published(len(deltas) - entries, entries, time.perf_counter() - started)
         with self._registry.lock:

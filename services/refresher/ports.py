@@ -15,10 +15,14 @@ from services.refresher.domain.records import Entry, Interaction, Listing
 
 @dataclass(slots=True)
 class Polled:
-    """What one poll brought: entries per partition of `attributions`, in order, and listings of `items`."""
+    """What one poll brought: entries per partition of `attributions`, in order, and listings of `items`.
+
+    traceparents: of the spans that wrote them, as far as they are traced.
+    """
 
     entries: dict[int, list[Entry]] = field(default_factory=dict)
     listings: list[Listing] = field(default_factory=list)
+    traceparents: Collection[str] = ()
 
 
 class Log(Protocol):

@@ -364,3 +364,40 @@ def test_a_process_serves_the_service_and_the_lag_of_its_row(row: Process) -> No
     assert f'"{service}"' in sources or f"{service}Servicer" in sources
     for histogram in row.lag.values():
         assert histogram in sources or histogram.replace(row.name, "{process}") in sources
+
+
+def test_nothing_runs_as_root_or_may_become_it() -> None:
+    for name, entry in RAW["services"].items():
+        assert entry["user"].split(":")[0] not in ("", "0", "root"), name
+        assert entry["cap_drop"] == ["ALL"], name
+        assert entry["security_opt"] == ["no-new-privileges:true"], name
+        assert not entry.keys() & {"cap_add", "privileged", "devices", "pid", "network_mode", "userns_mode"}, name
+
+
+def test_file_systems_are_read_only_but_for_volumes_and_memory() -> None:
+    writable = {name for name, entry in RAW["services"].items() if not entry.get("read_only")}
+    assert writable == {"kafka"}
+    for name in RAW["services"].keys() - writable:
+        assert RAW["services"][name]["tmpfs"] == ["/tmp:size=64m,mode=1777"], name
+
+
+def test_the_images_user_is_the_one_that_containers_run_as() -> None:
+    dockerfile = (REPOSITORY / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    assert re.findall(r"^USER (.*)$", dockerfile, re.MULTILINE) == ["10001:10001"]
+    assert {RAW["services"][name]["user"] for name in ("keys", *PROCESSES)} == {"10001:10001"}
+    assert "useradd --create-home --uid 10001 --gid 10001 freshet" in dockerfile
+
+
+@pytest.mark.parametrize("overlay", [None, *OVERLAYS[:2]], ids=lambda path: "base" if path is None else path.stem)
+def test_no_caller_of_the_inference_server_changes_what_it_serves(overlay: Path | None) -> None:
+    command = (SERVICES if overlay is None else read_compose(overlay, environ={}))["inference-server"].command
+    assert {"--model-control-mode=none", "--allow-sagemaker=false", "--allow-vertex-ai=false"} <= set(command)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
+def test_overlays_confine_what_they_add_and_loosen_nothing(overlay: Path) -> None:
+    for name, entry in yaml.safe_load(overlay.read_text(encoding="utf-8"))["services"].items():
+        if name not in SERVICES:
+            assert (entry["cap_drop"], entry["security_opt"]) == (["ALL"], ["no-new-privileges:true"]), name
+        else:
+            assert not entry.keys() & {"user", "read_only", "cap_drop", "cap_add", "privileged", "security_opt"}, name

@@ -574,3 +574,32 @@ async def test_an_absent_redis_is_an_unavailable_dependency() -> None:
 def test_a_history_of_another_format_is_refused() -> None:
     with pytest.raises(PreconditionFailed, match="format 9"):
         state_layout.unpack_events(b"\x09" + state_layout.pack_events(EVENTS)[1:])
+
+
+TRACEPARENT = f"00-{5:032x}-{6:016x}-01"
+
+
+@pytest.mark.integration
+async def test_a_state_says_which_span_made_it_to_who_asks_and_later_ones_do_not(
+    redis_url: str, reader: StateReader, writer: StateWriter
+) -> None:
+    epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
+    asking = StateReader(redis_url, timeout_s=2, with_traces=True)
+
+    async def told() -> tuple[str, ...]:
+        views = [await one.read_user("ann", MODEL) for one in (asking, reader)]
+        assert all(view.reaches_history for view in views)
+        return tuple(view.state.traceparent for view in views if view.state is not None)
+
+    writer.apply([update(state=replace(state(), traceparent=TRACEPARENT))], epoch, {})
+    assert await told() == (TRACEPARENT, "")
+    # An event without a trace: what the field still says is of another state.
+    expected = writer.load_users(["ann"], epoch)["ann"].expected
+    writer.apply([update(expected=expected, positions={3: 43}, state=state(43))], epoch, {})
+    assert await told() == ("", "")
+    # The same where all that is stored of a user is written anew.
+    expected = writer.load_users(["ann"], epoch)["ann"].expected
+    traced = replace(state(44), traceparent=TRACEPARENT)
+    writer.rewrite([update(expected=expected, positions={3: 44}, state=traced)], epoch)
+    assert await told() == (TRACEPARENT, "")
+    await asking.close()

@@ -10,6 +10,7 @@ from services.common.stream.topics.attributions import ATTRIBUTIONS, Attributed,
 from services.common.stream.topics.dead_letters import dead_letter
 from services.common.stream.topics.histories import HISTORIES, KeptRecord
 from services.common.stream.topics.search_clicks import SEARCH_CLICKS, ClickRecord, encode_click, key_of
+from services.common.tracing import OFF, Headers, Tracing
 
 # What an import publishes at once would not fit into the producer's buffer (32 MiB; a state has 1-3 kB).
 MAX_TOGETHER = 5_000
@@ -18,9 +19,10 @@ MAX_TOGETHER = 5_000
 class KafkaOutbox:
     """Publishes and waits for the acknowledgement of everything."""
 
-    def __init__(self, producer: BulkProducer, *, timeout_s: float = 15.0) -> None:
+    def __init__(self, producer: BulkProducer, *, timeout_s: float = 15.0, tracing: Tracing = OFF) -> None:
         self._producer = producer
         self._timeout_s = timeout_s
+        self._tracing = tracing
 
     def publish(
         self,
@@ -28,8 +30,9 @@ class KafkaOutbox:
         dead_letters: Sequence[DeadLetter],
         clicks: Sequence[ClickRecord] = (),
     ) -> None:
-        records = [record for attribution in attributions for record in self._records(attribution)]
-        records += [Record(SEARCH_CLICKS, key_of(click), encode_click(click)) for click in clicks]
+        headers = self._tracing.headers()
+        records = [record for attribution in attributions for record in self._records(attribution, headers)]
+        records += [Record(SEARCH_CLICKS, key_of(click), encode_click(click), headers) for click in clicks]
         records += [dead_letter(dead) for dead in dead_letters]
         for start in range(0, len(records), MAX_TOGETHER):
             self._producer.send_many(records[start : start + MAX_TOGETHER], self._timeout_s)
@@ -41,10 +44,10 @@ class KafkaOutbox:
     def close(self) -> None:
         self._producer.close()
 
-    def _records(self, attribution: Attributed) -> Iterator[Record]:
+    def _records(self, attribution: Attributed, headers: Headers) -> Iterator[Record]:
         if not isinstance(attribution, ForgetUpTo):
-            yield Record(ATTRIBUTIONS, attribution.item_id.encode(), encode_attribution(attribution))
+            yield Record(ATTRIBUTIONS, attribution.item_id.encode(), encode_attribution(attribution), headers)
             return
         key, value = attribution.user_pseudonym.encode(), encode_attribution(attribution)
         for partition in range(self._producer.num_partitions(ATTRIBUTIONS)):
-            yield Record(ATTRIBUTIONS, key, value, partition=partition)
+            yield Record(ATTRIBUTIONS, key, value, headers, partition=partition)

@@ -24,6 +24,7 @@ from services.common.stream.retraction import Undo
 from services.common.stream.topics.attributions import Attribution
 from services.common.stream.topics.interactions import SEARCH_CLICK
 from services.common.stream.topics.search_clicks import SearchClick
+from services.common.tracing import OFF, Tracing
 from services.encoder.domain import (
     MAX_RECORDS_PER_USER,
     Arrival,
@@ -102,6 +103,7 @@ class ApplyRecords:
     keep: KeepHistories | None = None
     stores_states: bool = True
     records_per_user: int = MAX_RECORDS_PER_USER
+    tracing: Tracing = OFF
     clock_ms: Callable[[], int] = now_ms
     epoch: str = field(default="", init=False)
     watermarks: dict[int, int] = field(default_factory=dict, init=False)
@@ -259,8 +261,10 @@ class ApplyRecords:
         arrivals = [read_arrival(record) for record in records]
         users = [entry.interaction.user_id if isinstance(entry, Arrival) else "" for entry in arrivals]
         total = Applied()
-        for part in chunks(users, self.records_per_user):
-            total.add(self._apply_together(arrivals[part]))
+        traced = self.tracing.sampled(records)
+        with self.tracing.batch("apply interactions", traced.values(), records=len(records)) as span:
+            for part in chunks(users, self.records_per_user):
+                total.add(self._apply_together(arrivals[part], traced, span))
         return total
 
     def rehearse(self, record: SourceRecord) -> None:
@@ -282,7 +286,10 @@ class ApplyRecords:
         """Dead-letter a record that proved to be poison (`services.common.stream.poison`)."""
         return self._apply_together([DeadLetter(record, reason)])
 
-    def _apply_together(self, entries: Sequence[Arrival | DeadLetter]) -> Applied:
+    def _apply_together(
+        self, entries: Sequence[Arrival | DeadLetter], traced: Collection[tuple[int, int]] = (), span: str = ""
+    ) -> Applied:
+        """traced: where entries lie that came with a trace. span: the traceparent of what their states are made in."""
         result = Applied()
         arrivals = [entry for entry in entries if isinstance(entry, Arrival)]
         dead_letters = [entry for entry in entries if isinstance(entry, DeadLetter)]
@@ -290,7 +297,8 @@ class ApplyRecords:
         states: Sequence[EncodedStates] = ()
         if jobs:
             started = time.perf_counter()
-            states = self.encoder.encode(jobs)
+            with self.tracing.stage("encode"):
+                states = self.encoder.encode(jobs)
             result.encode_seconds = time.perf_counter() - started
         undos = [undo for user_id, user in work.items() for undo in self._undos(user_id, user)]
         attributions: list[Attribution | Undo] = [
@@ -304,16 +312,20 @@ class ApplyRecords:
         ]
         clicks.sort(key=lambda c: (c.partition, c.offset))
         if attributions or dead_letters or clicks:
-            self.outbox.publish(attributions, dead_letters, clicks)
+            with self.tracing.stage("publish attributions"):
+                self.outbox.publish(attributions, dead_letters, clicks)
         applied_ms = self.clock_ms()
         updates = [
             self._update(user_id, user, states, applied_ms) for user_id, user in work.items() if user.merged.news
         ]
+        if traced:
+            updates = [_traced(update, work[update.user_id].arrivals, traced, span) for update in updates]
         homes = [home_of(update.user_id, self.epoch).partition for update in updates]
         if self.keep is not None:
             for update, home in zip(updates, homes, strict=True):
                 self.keep.changing(update.user_id, home, update.positions)
-        self.store.apply(updates, self.epoch, self.watermarks)
+        with self.tracing.stage("store states"):
+            self.store.apply(updates, self.epoch, self.watermarks)
         for home in homes:
             if home in self._unfinished:
                 self._unfinished[home] += 1
@@ -475,3 +487,12 @@ class ApplyRecords:
         self.store.advance(steps, self.epoch)
         self.watermarks.update(last)
         self._unfinished.update(dict.fromkeys(last, 0))
+
+
+def _traced(
+    update: UserUpdate, arrivals: Sequence[Arrival], traced: Collection[tuple[int, int]], span: str
+) -> UserUpdate:
+    """The update, whose state says which span made it where one of the user's arrivals was traced."""
+    if update.state is None or not any((arrival.partition, arrival.offset) in traced for arrival in arrivals):
+        return update
+    return replace(update, state=replace(update.state, traceparent=span))

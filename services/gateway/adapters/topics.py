@@ -5,18 +5,23 @@ from services.common.stream.position import Position
 from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
 from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
+from services.common.tracing import OFF, Tracing
 
 
 class KafkaInteractionLog:
     """Implements `ports.InteractionLog`: keyed by user, so one user's events keep their order."""
 
-    def __init__(self, producer: EventProducer) -> None:
-        self._producer = producer
+    def __init__(self, producer: EventProducer, tracing: Tracing = OFF) -> None:
+        self._producer, self._tracing = producer, tracing
 
     async def append(self, interaction: Interaction, timeout_s: float) -> Position:
         """Acknowledged by all in-sync replicas when this returns."""
         partition, offset = await self._producer.send(
-            INTERACTIONS, interaction.user_id.encode(), encode_interaction(interaction), timeout_s=timeout_s
+            INTERACTIONS,
+            interaction.user_id.encode(),
+            encode_interaction(interaction),
+            self._tracing.headers(),
+            timeout_s=timeout_s,
         )
         return Position(partition, offset)
 
@@ -24,20 +29,22 @@ class KafkaInteractionLog:
 class KafkaItemLog:
     """Implements `ports.ItemLog`: keyed by item, so the newest record of an item is what it is."""
 
-    def __init__(self, producer: EventProducer) -> None:
-        self._producer = producer
+    def __init__(self, producer: EventProducer, tracing: Tracing = OFF) -> None:
+        self._producer, self._tracing = producer, tracing
 
     async def put(self, item: CatalogueItem, timeout_s: float) -> None:
         """Acknowledged by all in-sync replicas when this returns."""
-        await self._producer.send(ITEMS, item.item_id.encode(), encode_item(item), timeout_s=timeout_s)
+        headers = self._tracing.headers()
+        await self._producer.send(ITEMS, item.item_id.encode(), encode_item(item), headers, timeout_s=timeout_s)
 
 
 class KafkaForgetLog:
     """Implements `ports.ForgetLog`: keyed by user, compacted and kept."""
 
-    def __init__(self, producer: EventProducer) -> None:
-        self._producer = producer
+    def __init__(self, producer: EventProducer, tracing: Tracing = OFF) -> None:
+        self._producer, self._tracing = producer, tracing
 
     async def append(self, forget: Forget, timeout_s: float) -> None:
         """Acknowledged by all in-sync replicas when this returns."""
-        await self._producer.send(FORGETS, forget.user_id.encode(), encode_forget(forget), timeout_s=timeout_s)
+        headers = self._tracing.headers()
+        await self._producer.send(FORGETS, forget.user_id.encode(), encode_forget(forget), headers, timeout_s=timeout_s)

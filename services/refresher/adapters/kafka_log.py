@@ -16,6 +16,7 @@ from services.common.stream.reader import SILENCE_S
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.stream.topics.items import ITEMS
+from services.common.tracing import OFF, Tracing
 from services.refresher.adapters.decoding import QueryShape, decode_attribution, decode_listing
 from services.refresher.domain.records import Interaction, Listing
 from services.refresher.ports import Polled
@@ -29,8 +30,8 @@ _GAP_RECORDS = 200
 class KafkaLog:
     """`reader` has `attributions` and `items`, `again` a reader of `attributions` of its own."""
 
-    def __init__(self, reader: Reader, again: Reader, shape: QueryShape) -> None:
-        self._reader, self._again, self._shape = reader, again, shape
+    def __init__(self, reader: Reader, again: Reader, shape: QueryShape, tracing: Tracing = OFF) -> None:
+        self._reader, self._again, self._shape, self._tracing = reader, again, shape, tracing
 
     def partitions(self) -> Sequence[int]:
         return self._reader.partitions(ATTRIBUTIONS)
@@ -49,6 +50,7 @@ class KafkaLog:
             if record.topic != ITEMS:
                 entries = polled.entries.setdefault(record.partition, [])
                 entries.append(decode_attribution(record, self._shape))
+        polled.traceparents = self._tracing.sampled(r for r in records if r.topic != ITEMS).values()
         return polled
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, tuple[int, int]]:

@@ -7,13 +7,21 @@ from services.common.stream.record import DeadLetter
 from services.common.stream.topics import index_deltas
 from services.common.stream.topics.dead_letters import dead_letter
 from services.common.stream.topics.index_deltas import INDEX_DELTAS
+from services.common.tracing import OFF, Tracing
 
 
 class KafkaOutbox:
     """Publishes and waits for the acknowledgement of everything."""
 
-    def __init__(self, producer: BulkProducer, *, deltas: str = INDEX_DELTAS, timeout_s: float = 15.0) -> None:
-        self._producer = producer
+    def __init__(
+        self,
+        producer: BulkProducer,
+        *,
+        deltas: str = INDEX_DELTAS,
+        timeout_s: float = 15.0,
+        tracing: Tracing = OFF,
+    ) -> None:
+        self._producer, self._tracing = producer, tracing
         self._topic = deltas
         self._timeout_s = timeout_s
 
@@ -24,7 +32,8 @@ class KafkaOutbox:
         tombstones: Sequence[bytes] = (),
     ) -> None:
         records = [Record(self._topic, key, None, partition=0) for key in tombstones]
-        records += [Record(self._topic, delta.key, index_deltas.encode(delta), partition=0) for delta in deltas]
+        headers = self._tracing.headers()
+        records += [Record(self._topic, d.key, index_deltas.encode(d), headers, partition=0) for d in deltas]
         records += [dead_letter(entry) for entry in unreadable]
         self._producer.send_many(records, self._timeout_s)
 
