@@ -20,6 +20,8 @@ _TOLERANCE = 2.0
 # The share of the limit that all callers may use; the rest is for those who have less than their share.
 _COMMON = 0.75
 _FIRST = 16
+# So few at once do not hurry each other.
+_UNHURRIED = 2
 _WINDOW_S = 0.1
 _WINDOW_CALLS = 20
 # Of a difference that one window teaches.
@@ -100,7 +102,7 @@ class Admission:
 
     def _move(self, taken_s: float) -> None:
         before = self._unhurried_s
-        if self._peak <= self._smallest:
+        if self._peak <= _UNHURRIED:
             self._is_sure = True
             self._unhurried_s = taken_s if before is None else before + _LEARNED * (taken_s - before)
         self._unhurried_s = unhurried_s = min(taken_s, taken_s if self._unhurried_s is None else self._unhurried_s)

@@ -69,12 +69,14 @@ def _open_bundle(settings: GatewaySettings) -> tuple[Bundle, PopularItems]:
 
 def admissions() -> dict[str, Admission]:
     """What limits each RPC: a measured limit for reads and writes each, streams and administration apart from them."""
-    reads, writes = Admission("recommendations", largest=512, surplus=32), Admission("writes", largest=2048)
+    # The least is what arrives together on a quiet machine: refusing that would save nothing.
+    reads = Admission("recommendations", smallest=5, largest=512, surplus=32)
+    writes = Admission("writes", smallest=32, largest=2048)
     streams = Admission("streams", smallest=128, largest=128, per_caller=64)
     rest = Admission("administration", smallest=32, largest=32)
     return {
         "Recommend": reads,
-        "Search": Admission("searches", largest=128),
+        "Search": Admission("searches", smallest=4, largest=128),
         "RecordInteractions": writes,
         "UndoInteraction": writes,
         "StreamInteractions": streams,

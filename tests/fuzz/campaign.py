@@ -96,27 +96,22 @@ class Campaign:
     async def run(self, inputs: int, folder: Path, *, minutes: float = 1e9) -> None:
         """In rounds, each with a tenth of every target's inputs; after the first one, memory is measured. No round
         begins after so many minutes."""
-        structlog.configure(processors=[self.stacks])
-        try:
-            async with self._opened(self.targets, folder):
-                whole = sum(target.weight for target in self.targets)
-                shares = {t.name: max(1, round(inputs * t.weight / whole)) for t in self.targets}
-                before, until = 0, time.monotonic() + 60 * minutes
-                for number in range(_ROUNDS):
-                    if time.monotonic() > until:
-                        break
-                    for target in self.targets:
-                        first, end = (shares[target.name] * part // _ROUNDS for part in (number, number + 1))
-                        await self._some(target, first, end)
-                    before = before or resident_bytes()
-                    self.tell(f"round {number + 1} of {_ROUNDS}: {sum(self.counts.values())} inputs\n")
-                self.grown_bytes = resident_bytes() - before
-        finally:
-            structlog.reset_defaults()
+        async with self._opened(self.targets, folder):
+            whole = sum(target.weight for target in self.targets)
+            shares = {t.name: max(1, round(inputs * t.weight / whole)) for t in self.targets}
+            before, until = 0, time.monotonic() + 60 * minutes
+            for number in range(_ROUNDS):
+                if time.monotonic() > until:
+                    break
+                for target in self.targets:
+                    first, end = (shares[target.name] * part // _ROUNDS for part in (number, number + 1))
+                    await self._some(target, first, end)
+                before = before or resident_bytes()
+                self.tell(f"round {number + 1} of {_ROUNDS}: {sum(self.counts.values())} inputs\n")
+            self.grown_bytes = resident_bytes() - before
 
     async def run_one(self, name: str, number: int, folder: Path) -> None:
         """One input, after those of its episode before it."""
-        structlog.configure(processors=[self.stacks])
         (target,) = [one for one in self.targets if one.name == name]
         async with self._opened([target], folder):
             await self._some(target, number - number % target.episode, number + 1)
@@ -124,6 +119,8 @@ class Campaign:
     @contextlib.asynccontextmanager
     async def _opened(self, targets: Sequence[Target], folder: Path) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
+            stack.callback(structlog.configure, **structlog.get_config())
+            structlog.configure(processors=[self.stacks])
             for target in targets:
                 own = folder / target.name
                 own.mkdir(parents=True)
