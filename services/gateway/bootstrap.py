@@ -70,7 +70,7 @@ def _open_bundle(settings: GatewaySettings) -> tuple[Bundle, PopularItems]:
 def admissions() -> dict[str, Admission]:
     """What limits each RPC: a measured limit for reads and writes each, streams and administration apart from them."""
     # The least is what arrives together on a quiet machine: refusing that would save nothing.
-    reads = Admission("recommendations", smallest=5, largest=512, surplus=32)
+    reads = Admission("recommendations", smallest=10, largest=512, surplus=32)
     writes = Admission("writes", smallest=32, largest=2048)
     streams = Admission("streams", smallest=128, largest=128, per_caller=64)
     rest = Admission("administration", smallest=32, largest=32)
