@@ -53,6 +53,21 @@ def made_up_users(number: int) -> list[str]:
     return [f"loadtest-{row}" for row in range(number)]
 
 
+def title_words(path: Path) -> list[list[str]]:
+    """The words of each title. Raises: ValueError naming the path when there are no titles."""
+    path = path / "items.parquet" if path.is_dir() else path
+    try:
+        table = pq.read_table(path, columns=["title"])
+    except (OSError, pa.ArrowException, KeyError) as exc:
+        raise ValueError(f"--items={path} has no titles to take words from: {exc}; --queries names a file") from exc
+    titles = [(title or "").split() for title in table["title"].to_pylist()]
+    words = [[word for word in title if not word.startswith("(")] for title in titles]
+    found = [title for title in words if title]
+    if not found:
+        raise ValueError(f"--items={path} has no titles to take words from; --queries names a file")
+    return found
+
+
 class Draws:
     """Draws users and weighted items; keeps a stock, since a NumPy call per item would cost more than the rest."""
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from freshet.v1 import events_pb2, gateway_pb2
 
 from loadtest.calls import degradations, gateway, streams
@@ -23,7 +21,7 @@ from loadtest.contract import at_most, p99_s
 from loadtest.engine import LoadPlan
 from loadtest.open_loop import ARRIVALS, arrivals
 from loadtest.options import Option, add_options, check_options
-from loadtest.population import Draws, Population, made_up_users, read_items
+from loadtest.population import Draws, Population, made_up_users, read_items, title_words
 from loadtest.results import OK, Claim, Conclusion, Outcome, RunResults, SetUpError, percentiles_ms
 
 SUMMARY = "items by words at a constant rate; a click has to change the next answer"
@@ -86,21 +84,6 @@ def read_queries(path: Path) -> list[list[str]]:
     if not any(lines):
         raise ValueError(f"--queries={path} holds no query; expected one per line")
     return [[line] for line in lines if line]
-
-
-def title_words(path: Path) -> list[list[str]]:
-    """The words of each title. Raises: ValueError naming the path when there are no titles."""
-    path = path / "items.parquet" if path.is_dir() else path
-    try:
-        table = pq.read_table(path, columns=["title"])
-    except (OSError, pa.ArrowException, KeyError) as exc:
-        raise ValueError(f"--items={path} has no titles to take words from: {exc}; --queries names a file") from exc
-    titles = [(title or "").split() for title in table["title"].to_pylist()]
-    words = [[word for word in title if not word.startswith("(")] for title in titles]
-    found = [title for title in words if title]
-    if not found:
-        raise ValueError(f"--items={path} has no titles to take words from; --queries names a file")
-    return found
 
 
 def click_claim(lags_s: Sequence[float], *, unseen: int) -> Claim:

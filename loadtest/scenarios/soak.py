@@ -4,7 +4,6 @@ The question: does anything grow for as long as it runs? It looks at the local s
 """
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from loadtest import visitors
 from loadtest.engine import LoadPlan, Stream
+from loadtest.machine import processes, resident
 from loadtest.options import Option, add_options, check_options
 from loadtest.results import Claim, Conclusion, Outcome, RunResults
 from loadtest.visitors import Visitors
@@ -40,11 +40,11 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
     seconds, warm_s = 60 * arguments.minutes, 60 * arguments.warm_minutes
     if 2 * warm_s > seconds:
         raise ValueError(f"--warm-minutes={arguments.warm_minutes:g}; allowed: at most half of --minutes")
-    processes = _processes(arguments.state)
+    pids = processes(arguments.state)
     seen: list[tuple[float, dict[str, int]]] = []
 
     def look() -> Outcome:
-        seen.append((time.monotonic(), {name: _resident(pid) for name, pid in processes.items()}))
+        seen.append((time.monotonic(), {name: resident(pid) for name, pid in pids.items()}))
         return Outcome()
 
     def conclude(results: RunResults) -> Conclusion:
@@ -53,7 +53,7 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
         at_warm = [memory for at_s, memory in seen if warm_s <= at_s - began < warm_s + seconds / 10]
         at_end = [memory for at_s, memory in seen if at_s - began >= seconds - seconds / 10]
         claims, findings = [], {}
-        for name in processes:
+        for name in pids:
             first, last = (float(np.median([one[name] for one in when])) for when in (at_warm, at_end))
             growth = last / first - 1
             findings[name] = {"warm_mb": round(first / 2**20, 1), "end_mb": round(last / 2**20, 1)}
@@ -71,23 +71,3 @@ def build(arguments: argparse.Namespace, channel: Any, rng: np.random.Generator)
     plan = Visitors(arguments, channel, rng).plan(seconds=seconds, conclude=conclude)
     looks = Stream(name="look", arrivals_s=np.linspace(0.0, seconds, _LOOKS, endpoint=False), call=look)
     return LoadPlan(streams=[*plan.streams, looks], seconds=seconds, conclude=conclude)
-
-
-def _processes(state: Path) -> dict[str, int]:
-    found = {}
-    for path in sorted((state / "run").glob("*.json")):
-        about = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(about.get("pid"), int):
-            found[path.stem] = about["pid"]
-    if not found:
-        raise ValueError(f"--state={state} names no running stack")
-    return found
-
-
-def _resident(pid: int) -> int:
-    """Bytes; of a process that ended, 0."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")

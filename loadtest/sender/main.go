@@ -10,6 +10,8 @@
 //	float64 sent, seconds | float64 latency, seconds from due | uint8 gRPC status, 255: not sent | uint32 length | answer
 //
 // Every call has a goroutine; those due while -in-flight are open are not sent. Kept answers are those of OK.
+// With -closed N the clock is not looked at: N callers take the next call whenever they have an answer, for -for, and
+// latency is from when a call was sent.
 package main
 
 import (
@@ -72,6 +74,8 @@ func main() {
 	answers := flag.String("answers", "", "file of what came back")
 	timeout := flag.Duration("timeout", time.Second, "deadline of each call")
 	inFlight := flag.Int64("in-flight", 10_000, "calls that may be open at once")
+	closed := flag.Int("closed", 0, "callers that wait for each answer; 0: calls on the clock")
+	lasts := flag.Duration("for", time.Minute, "how long -closed callers go on")
 	connections := flag.Int("connections", 8, "TCP connections, taken in turns")
 	ca := flag.String("ca", os.Getenv("FRESHET_TLS_CA"), "PEM file of the CA that signed the target's certificate")
 	flag.Var(&names, "method", "full method name, /package.Service/Method; may be given again")
@@ -85,7 +89,12 @@ func main() {
 	if err != nil {
 		log.Fatalf("-target=%s: %v", *target, err)
 	}
-	run(planned, clients, names, *timeout, *inFlight, os.Getenv("FRESHET_API_KEY"))
+	to := sender{clients, names, *timeout, os.Getenv("FRESHET_API_KEY"), time.Now()}
+	if *closed > 0 {
+		to.inTurns(planned, *closed, *lasts)
+	} else {
+		to.onTheClock(planned, *inFlight)
+	}
 	if err := write(*answers, planned); err != nil {
 		log.Fatalf("-answers=%s: %v", *answers, err)
 	}
@@ -96,13 +105,20 @@ func main() {
 	fmt.Printf("%.3f\n", seconds(used.Utime)+seconds(used.Stime))
 }
 
-func run(planned []call, clients []*grpc.ClientConn, names []string, timeout time.Duration, most int64, key string) {
+type sender struct {
+	clients []*grpc.ClientConn
+	names   []string
+	timeout time.Duration
+	key     string
+	began   time.Time
+}
+
+func (s sender) onTheClock(planned []call, most int64) {
 	var open atomic.Int64
 	var running sync.WaitGroup
-	began := time.Now()
 	for place := range planned {
 		one := &planned[place]
-		if wait := one.due - time.Since(began).Seconds(); wait > 0 {
+		if wait := one.due - time.Since(s.began).Seconds(); wait > 0 {
 			time.Sleep(time.Duration(wait * float64(time.Second)))
 		}
 		if open.Load() >= most {
@@ -114,18 +130,44 @@ func run(planned []call, clients []*grpc.ClientConn, names []string, timeout tim
 		go func() {
 			defer running.Done()
 			defer open.Add(-1)
-			ctx, cancel := context.WithTimeout(context.Background(), timeout)
-			defer cancel()
-			if key != "" {
-				ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+key)
-			}
-			one.sent = time.Since(began).Seconds()
-			err := clients[place%len(clients)].Invoke(ctx, names[one.method], one.request, &one.answer)
-			one.latency = time.Since(began).Seconds() - one.due
-			one.status = uint8(status.Code(err))
+			s.send(one, place)
 		}()
 	}
 	running.Wait()
+}
+
+func (s sender) inTurns(planned []call, callers int, lasts time.Duration) {
+	var next atomic.Int64
+	var running sync.WaitGroup
+	for range callers {
+		running.Add(1)
+		go func() {
+			defer running.Done()
+			for place := next.Add(1) - 1; int(place) < len(planned); place = next.Add(1) - 1 {
+				one := &planned[place]
+				if time.Since(s.began) > lasts {
+					one.status = notSent
+					continue
+				}
+				one.due = time.Since(s.began).Seconds()
+				s.send(one, int(place))
+			}
+		}()
+	}
+	running.Wait()
+}
+
+// send makes one call, and notes when it left, how long it took from when it was due, and what came back.
+func (s sender) send(one *call, place int) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
+	defer cancel()
+	if s.key != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+s.key)
+	}
+	one.sent = time.Since(s.began).Seconds()
+	err := s.clients[place%len(s.clients)].Invoke(ctx, s.names[one.method], one.request, &one.answer)
+	one.latency = time.Since(s.began).Seconds() - one.due
+	one.status = uint8(status.Code(err))
 }
 
 func dial(target, ca string, number int) ([]*grpc.ClientConn, error) {

@@ -16,6 +16,7 @@ class SmallGateway(gateway_pb2_grpc.GatewayServiceServicer):
     """Answers at once, except while stalled: then every call waits until the stall is over."""
 
     port: int = 0
+    server: grpc.Server | None = None
     recommended: list[gateway_pb2.RecommendRequest] = field(default_factory=list)
     searched: list[gateway_pb2.GatewayServiceSearchRequest] = field(default_factory=list)
     # What text_mol says; a click on an item brings it to the front of the words it was made for, unless it is deaf.
@@ -35,7 +36,8 @@ class SmallGateway(gateway_pb2_grpc.GatewayServiceServicer):
             self.recommended.append(request)
             if self.stall_after_calls and len(self.recommended) == self.stall_after_calls:
                 time.sleep(self.stall_s)
-        if self.fail_every and len(self.recommended) % self.fail_every == 0:
+            is_refused = bool(self.fail_every) and len(self.recommended) % self.fail_every == 0
+        if is_refused:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")
         answer = gateway_pb2.RecommendResponse(state_source="stored", token_honoured=True)
         answer.stage_times.queue_ms = 0.5
@@ -77,7 +79,7 @@ class SmallGateway(gateway_pb2_grpc.GatewayServiceServicer):
 @pytest.fixture
 def small_gateway() -> Iterator[SmallGateway]:
     server = grpc.server(ThreadPoolExecutor(max_workers=32))
-    gateway = SmallGateway()
+    gateway = SmallGateway(server=server)
     gateway_pb2_grpc.add_GatewayServiceServicer_to_server(gateway, server)
     gateway.port = server.add_insecure_port("127.0.0.1:0")
     server.start()

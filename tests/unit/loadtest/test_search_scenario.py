@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from loadtest.scenarios.search import click_claim, latency_claim, read_queries, title_words
+from loadtest.population import title_words
+from loadtest.scenarios.search import click_claim, latency_claim, read_queries
 
 
 @pytest.fixture

@@ -1,0 +1,68 @@
+"""What the operating system says of the local stack's processes: from outside, so that it costs them nothing."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def processes(state: Path) -> dict[str, int]:
+    """Process ids of the local stack in a state folder, by name. Raises: ValueError where there is none."""
+    found = {}
+    for path in sorted((state / "run").glob("*.json")):
+        about = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(about.get("pid"), int):
+            found[path.stem] = about["pid"]
+    if not found:
+        raise ValueError(f"--state={state} names no running stack")
+    return found
+
+
+def resident(pid: int) -> int:
+    """Bytes; of a process that ended, 0."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * _PAGE_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Use:
+    """Since a process started: processor time of it and of children that ended (s), and how often its threads gave the
+    processor up of their own will."""
+
+    processor_s: float = 0.0
+    waits: int = 0
+
+
+def use(pid: int) -> Use:
+    """Of a process that ended, nothing."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        waits = 0
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for line in (thread / "status").read_text(encoding="ascii").splitlines():
+                if line.startswith("voluntary_ctxt_switches"):
+                    waits += int(line.split()[1])
+    except OSError:
+        return Use()
+    return Use(processor_s=sum(map(int, fields[11:15])) * _TICK_S, waits=waits)
+
+
+def loopback_bytes() -> int:
+    """What went over the loopback device since the machine started."""
+    for line in Path("/proc/net/dev").read_text(encoding="ascii").splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == "lo":
+            return int(figures.split()[0])
+    return 0
+
+
+def uses(pids: Mapping[str, int]) -> dict[str, Use]:
+    """Each process's use, by name."""
+    return {name: use(pid) for name, pid in pids.items()}
