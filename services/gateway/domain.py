@@ -147,13 +147,14 @@ class ScoredItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """What the reranker answers; `index_version` is what its scores are of."""
+    """The best items; `index_version` is what their scores are of, `stage_ms` what finding or reranking them took."""
 
     items: Sequence[ScoredItem]
     certificate: Certificate = ESTIMATE
     index_version: str = ""
+    index_freshness: IndexFreshness | None = None
     queue_ms: float = 0.0
-    rerank_ms: float = 0.0
+    stage_ms: float = 0.0
 
 
 @dataclass(slots=True)

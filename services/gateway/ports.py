@@ -49,12 +49,17 @@ class Encoder(Protocol):
 
 
 class Candidates(Protocol):
-    """The first stage."""
+    """The search over the catalogue. `seen`: the user's items, newest first; item neighbours vote from them."""
 
     async def search(
+        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float
+    ) -> Ranking:
+        """At most k allowed items, best first, by similarity and votes."""
+
+    async def propose(
         self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
     ) -> Pool:
-        """At most `pool_size` allowed items. `seen`: the user's items, newest first; item neighbours vote from them."""
+        """The first stage's: at most `pool_size` allowed items for the reranker."""
 
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float

@@ -202,13 +202,29 @@ class Stages:
         encoded = await self.encode(work, history)
         return (None, False) if encoded is None else (encoded.query_state, True)
 
-    async def search(self, work: Work[RecommendQuery], state: PackedQueryState, pool_size: int) -> Pool | None:
+    async def search(self, work: Work[RecommendQuery], state: PackedQueryState) -> Ranking | None:
+        """The k best of the catalogue."""
+        query = work.query
+        ranking = await self._attempt(
+            work,
+            "candidates",
+            self._limits.stage_timeout_s,
+            lambda timeout_s: self._ports.candidates.search(
+                state, k=query.k, filter=query.filter, seen=work.seen, timeout_s=timeout_s
+            ),
+        )
+        if ranking is not None:
+            work.times.queue_ms += ranking.queue_ms
+            work.times.first_stage_ms += ranking.stage_ms
+        return ranking
+
+    async def propose(self, work: Work[RecommendQuery], state: PackedQueryState, pool_size: int) -> Pool | None:
         """The first stage's pool."""
         pool = await self._attempt(
             work,
             "candidates",
             self._limits.stage_timeout_s,
-            lambda timeout_s: self._ports.candidates.search(
+            lambda timeout_s: self._ports.candidates.propose(
                 state, pool_size=pool_size, filter=work.query.filter, seen=work.seen, timeout_s=timeout_s
             ),
         )
@@ -245,7 +261,7 @@ class Stages:
         )
         if ranking is not None:
             work.times.queue_ms += ranking.queue_ms
-            work.times.rerank_ms += ranking.rerank_ms
+            work.times.rerank_ms += ranking.stage_ms
         return ranking
 
     async def _attempt(

@@ -55,7 +55,7 @@ from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.bootstrap import make_servicer
 from services.gateway.breaker import Breaker
 from services.gateway.catalogue import DescribedItems
-from services.gateway.domain import Encoded, Filter, Pool
+from services.gateway.domain import Certificate, CertificateKind, Encoded, Filter, Pool, Ranking, ScoredItem
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.handlers.record import EpochCache
 from services.gateway.lag import AcknowledgedLag
@@ -317,7 +317,7 @@ class Gateway:
         ports = Ports(
             states=RedisUserStates(reader, model_version),
             encoder=me(encode=self._encode, describe_user=self._describe_user),
-            candidates=me(search=self._search),
+            candidates=me(search=self._search, propose=self._propose),
             reranker=MemoryReranker(),
             sources=MemoryTextSources(found=found),
             refreshers=me(contributions=self._contributions),
@@ -397,7 +397,14 @@ class Gateway:
             )
         return found, bool(found)
 
-    async def _search(
+    async def _search(self, state: Any, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float) -> Ranking:
+        pool = await self._propose(state, pool_size=k, filter=filter, seen=seen, timeout_s=timeout_s)
+        scored = zip(pool.item_ids, pool.scores, strict=True)
+        return Ranking(
+            items=[ScoredItem(*one, "mol") for one in scored], certificate=Certificate(CertificateKind.EXACT)
+        )
+
+    async def _propose(
         self, state: Any, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
     ) -> Pool:
         self.calls += 1

@@ -125,7 +125,7 @@ class StoredUserStates(MemoryUserStates):
         }
         self.behind = {user for user, state in self.states.items() if not self._reaches_history(user, state)}
         self.lost = {user for user in self.states if user not in store._positions}
-        self.incomplete = set(store.find_lost(range(self.num_partitions), self.current_epoch or ""))
+        self.incomplete = set(*store.find_lost(range(self.num_partitions), self.current_epoch or ""))
         progress = store.progress(range(self.num_partitions), self.current_epoch or "")
         self.watermarks = {number: found.watermark for number, found in progress.items()}
 
@@ -156,9 +156,14 @@ class MemoryEncoder(_Failing):
         return self.users.get(user_id, StoredUser(pseudonym=f"p-{user_id}", forgotten_up_to={}))
 
 
+def _by_model(item_ids: Sequence[str], k: int) -> list[ScoredItem]:
+    return [ScoredItem(one, 0.9 - place / 1000, "mol") for place, one in enumerate(list(reversed(item_ids))[:k])]
+
+
 @dataclass
 class MemoryCandidates(_Failing):
-    """A catalogue in a fixed order; filters by id only. With a memory, the last item of a pool has the one vote."""
+    """A catalogue in the first stage's order, the model's is the other way round; filters by id only. With a memory,
+    the last item of a pool has the one vote."""
 
     item_ids: list[str] = field(default_factory=list)
     query_states: list[PackedQueryState] = field(default_factory=list)
@@ -168,17 +173,23 @@ class MemoryCandidates(_Failing):
     freshness: IndexFreshness = field(default_factory=lambda: IndexFreshness(deltas_offset=41, lag_seconds=0.25))
 
     async def search(
+        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float
+    ) -> Ranking:
+        found = await self._allowed(query_state, filter, seen)
+        return Ranking(
+            items=_by_model(found, k),
+            certificate=Certificate(CertificateKind.EXACT),
+            index_version="index-1",
+            index_freshness=self.freshness,
+            queue_ms=1.0,
+            stage_ms=3.0,
+        )
+
+    async def propose(
         self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
     ) -> Pool:
-        self.query_states.append(query_state)
         self.pool_sizes.append(pool_size)
-        self.seen.append(seen)
-        await self._behave()
-        left_out = set(filter.deny_item_ids) | (set(seen) if filter.exclude_seen else set())
-        found = [item_id for item_id in self.item_ids if item_id not in left_out]
-        if filter.allow_item_ids:
-            found = [item_id for item_id in found if item_id in filter.allow_item_ids]
-        found = found[:pool_size]
+        found = (await self._allowed(query_state, filter, seen))[:pool_size]
         scores = [1.0 - place / 1000 for place in range(len(found))]
         has_votes = self.model_share < 1.0 and bool(found)
         return Pool(
@@ -192,6 +203,16 @@ class MemoryCandidates(_Failing):
             queue_ms=1.0,
             search_ms=3.0,
         )
+
+    async def _allowed(self, query_state: PackedQueryState, filter: Filter, seen: Sequence[str]) -> list[str]:
+        self.query_states.append(query_state)
+        self.seen.append(seen)
+        await self._behave()
+        left_out = set(filter.deny_item_ids) | (set(seen) if filter.exclude_seen else set())
+        found = [item_id for item_id in self.item_ids if item_id not in left_out]
+        if filter.allow_item_ids:
+            found = [item_id for item_id in found if item_id in filter.allow_item_ids]
+        return found
 
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float
@@ -236,14 +257,13 @@ class MemoryReranker(_Failing):
         self.asked.append((max_per_category, diversity))
         self.pools.append(pool)
         await self._behave()
-        ids = list(reversed(pool.item_ids))[:k]
-        items = [ScoredItem(item_id, 0.9 - place / 1000, "mol") for place, item_id in enumerate(ids)]
         return Ranking(
-            items=items,
+            items=_by_model(pool.item_ids, k),
             certificate=Certificate(CertificateKind.EXACT),
             index_version=pool.index_version,
+            index_freshness=pool.index_freshness,
             queue_ms=1.0,
-            rerank_ms=4.0,
+            stage_ms=4.0,
         )
 
     async def explain(

@@ -134,11 +134,14 @@ async def test_killed_candidates_serves_popular_items(stack: Stack) -> None:
         await traffic.fresh_answer(within_s=30)
 
 
-async def test_killed_reranker_serves_the_first_stage_order(stack: Stack) -> None:
+async def test_killed_reranker_serves_the_first_stage_order_where_it_is_needed(stack: Stack) -> None:
     async with traffic_for(stack, "reranker") as traffic:
         answers = await kill_while_streaming(stack, traffic, "reranker")
         all_served(answers)
-        all_marked(answers, "FIRST_STAGE_ORDER", "POPULAR_FALLBACK")
+        all_marked([answer for answer in answers if answer.is_diverse], "FIRST_STAGE_ORDER", "POPULAR_FALLBACK")
+        plain = [answer for answer in answers if not answer.is_diverse]
+        assert plain
+        assert not any(gateway_pb2.DEGRADATION_FIRST_STAGE_ORDER in answer.degradations for answer in plain)
         assert any(answer.source == "stored" for answer in answers)
         assert not traffic.write_errors
         await counts_add_up(traffic)

@@ -28,10 +28,12 @@ _TRY_AGAIN = (
 
 @dataclass
 class Answer:
-    """One Recommend as its caller saw it. `at` is seconds of the monotonic clock when it was asked."""
+    """One Recommend as its caller saw it. `at` is seconds of the monotonic clock when it was asked; `is_diverse`
+    answers need the reranker."""
 
     at: float
     status: grpc.StatusCode
+    is_diverse: bool
     items: int = 0
     degradations: frozenset[int] = frozenset()
     source: str = ""
@@ -39,7 +41,8 @@ class Answer:
 
 @dataclass
 class Traffic:
-    """Writes `events_per_s` interactions over `users` in turn and reads `reads_per_s` recommendations."""
+    """Writes `events_per_s` interactions over `users` in turn and reads `reads_per_s` recommendations, every other one
+    diverse."""
 
     target: str
     redis_url: str
@@ -187,17 +190,18 @@ class Traffic:
         await asyncio.gather(*reads)
 
     async def _read_one(self, number: int) -> None:
-        at = time.monotonic()
-        request = gateway_pb2.RecommendRequest(user_id=self.user(number * 5), k=10)
+        at, is_diverse = time.monotonic(), number % 2 == 1
+        request = gateway_pb2.RecommendRequest(user_id=self.user(number * 5), k=10, diversity=0.1 * is_diverse)
         try:
             response = await self._gateway.Recommend(request, timeout=2.0)
         except grpc.aio.AioRpcError as exc:
-            self.answers.append(Answer(at, exc.code()))
+            self.answers.append(Answer(at, exc.code(), is_diverse))
             return
         self.answers.append(
             Answer(
                 at,
                 grpc.StatusCode.OK,
+                is_diverse,
                 items=len(response.items),
                 degradations=frozenset(response.degradations),
                 source=response.state_source,

@@ -85,9 +85,16 @@ def _index_freshness(message: Any) -> IndexFreshness:
     )
 
 
+def _index_freshness_of(answer: Any) -> IndexFreshness | None:
+    return _index_freshness(answer.index_freshness) if answer.HasField("index_freshness") else None
+
+
+def _certificate(message: Any) -> Certificate:
+    return Certificate(CertificateKind(message.kind), message.gap)
+
+
 def _served(info: Any) -> ServedIndex:
-    freshness = _index_freshness(info.index_freshness) if info.HasField("index_freshness") else IndexFreshness()
-    return ServedIndex(index_version=info.index_version, freshness=freshness)
+    return ServedIndex(index_version=info.index_version, freshness=_index_freshness_of(info) or IndexFreshness())
 
 
 class RemoteEncoder:
@@ -140,17 +147,24 @@ class RemoteCandidates:
         self._replicas = replicas
 
     async def search(
+        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float
+    ) -> Ranking:
+        """One Search call of the full search."""
+        response = await self._search(candidates_pb2.STAGE_FULL, query_state, k, filter, seen, timeout_s)
+        return Ranking(
+            items=[ScoredItem(*one, "mol") for one in zip(response.item_ids, response.scores, strict=True)],
+            certificate=_certificate(response.certificate),
+            index_version=response.index_version,
+            index_freshness=_index_freshness_of(response),
+            queue_ms=response.queue_ms,
+            stage_ms=response.search_ms,
+        )
+
+    async def propose(
         self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
     ) -> Pool:
         """One Search call of the first stage."""
-        request = candidates_pb2.SearchRequest(
-            query_state=to_message(query_state),
-            k=pool_size,
-            stage=candidates_pb2.STAGE_FIRST,
-            filter=_filter_message(filter),
-            seen_item_ids=seen if filter.exclude_seen else seen[:_RECENT],
-        )
-        response = await self._call("Search", request, timeout_s)
+        response = await self._search(candidates_pb2.STAGE_FIRST, query_state, pool_size, filter, seen, timeout_s)
         return Pool(
             item_ids=response.item_ids,
             scores=response.scores,
@@ -158,12 +172,28 @@ class RemoteCandidates:
             votes=response.votes,
             model_share=response.model_share if response.votes else 1.0,
             index_version=response.index_version,
-            index_freshness=_index_freshness(response.index_freshness)
-            if response.HasField("index_freshness")
-            else None,
+            index_freshness=_index_freshness_of(response),
             queue_ms=response.queue_ms,
             search_ms=response.search_ms,
         )
+
+    async def _search(
+        self,
+        stage: Any,
+        query_state: PackedQueryState,
+        k: int,
+        filter: Filter,
+        seen: Sequence[str],
+        timeout_s: float,
+    ) -> Any:
+        request = candidates_pb2.SearchRequest(
+            query_state=to_message(query_state),
+            k=k,
+            stage=stage,
+            filter=_filter_message(filter),
+            seen_item_ids=seen if filter.exclude_seen else seen[:_RECENT],
+        )
+        return await self._call("Search", request, timeout_s)
 
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float
@@ -223,13 +253,13 @@ class RemoteReranker:
             model_share=pool.model_share,
         )
         response = await self._call("Rerank", request, timeout_s)
-        found = response.certificate
         return Ranking(
             items=[ScoredItem(item.item_id, item.score, item.source or "mol") for item in response.items],
-            certificate=Certificate(CertificateKind(found.kind), found.gap),
+            certificate=_certificate(response.certificate),
             index_version=response.index_version or pool.index_version,
+            index_freshness=pool.index_freshness,
             queue_ms=response.queue_ms,
-            rerank_ms=response.rerank_ms,
+            stage_ms=response.rerank_ms,
         )
 
     async def explain(

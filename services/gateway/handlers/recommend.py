@@ -1,4 +1,4 @@
-"""Recommend: read the user's state, search, rerank; at each failure take the next best way and say so.
+"""Recommend: read the user's state, search, rerank where rules ask; at each failure take the next best way and say so.
 
 The order of retreat: a stored state that reflects the whole history, a state made of that history now, the stored state
 as it is, popular items; the reranker's order, then the first stage's. Who comes beyond the door's limit is answered
@@ -72,20 +72,15 @@ class Recommend:
         if not self.ports.stream.log_reachable:
             work.mark(Degradation.NOT_FRESH)
 
-        pool: Pool | None = None
-        by_words: Sequence[str] = ()
-        if query_state is not None and query.query:
-            pool, by_words = await asyncio.gather(self._search(work, query_state), self._find(work))
-        elif query_state is not None:
-            pool = await self._search(work, query_state)
-        if query_state is None or pool is None:
-            if query_state is not None:
+        ranking: Ranking | None = None
+        if query_state is not None:
+            ranking = await self._found(work, query_state)
+            if ranking is None:
                 # There is a state as fresh as the token says, and popular items are not answered from it.
                 self._token_failed(work)
+        if ranking is None:
             ranking = self._popular_items(work)
             stored, source = None, "none"
-        else:
-            ranking = await self._rank(work, query_state, pool, by_words)
         work.times.close(work.end())
         answer = Recommendation(
             items=ranking.items,
@@ -97,7 +92,7 @@ class Recommend:
             certificate=ranking.certificate,
             stage_times=work.times,
             state_source=source,
-            index_freshness=None if pool is None else pool.index_freshness,
+            index_freshness=ranking.index_freshness,
         )
         self.metrics.answered(answer, had_token=query.token is not None)
         return answer
@@ -177,11 +172,23 @@ class Recommend:
         if state is None or state.partition != token.partition or state.offset < token.offset:
             self._token_failed(work)
 
-    async def _search(self, work: Work[RecommendQuery], state: PackedQueryState) -> Pool | None:
+    async def _found(self, work: Work[RecommendQuery], state: PackedQueryState) -> Ranking | None:
+        """From candidates alone, unless words widen the choice or rules look at more than the k best."""
+        query = work.query
+        by_words: Sequence[str] = ()
+        if query.query:
+            pool, by_words = await asyncio.gather(self._propose(work, state), self._find(work))
+        elif query.max_per_category or query.diversity:
+            pool = await self._propose(work, state)
+        else:
+            return await self.stages.search(work, state)
+        return None if pool is None else await self._rank(work, state, pool, by_words)
+
+    async def _propose(self, work: Work[RecommendQuery], state: PackedQueryState) -> Pool | None:
         query = work.query
         # Category limits and diversity choose among the pool: give them more to choose from.
         wanted = query.k * (4 if query.max_per_category or query.diversity else 2)
-        return await self.stages.search(work, state, min(MAX_POOL, max(self.limits.pool_size, wanted)))
+        return await self.stages.propose(work, state, min(MAX_POOL, max(self.limits.pool_size, wanted)))
 
     async def _find(self, work: Work[RecommendQuery]) -> Sequence[str]:
         """What the request's words find, best first."""
@@ -204,7 +211,7 @@ class Recommend:
         query = work.query
         if not pool.item_ids:
             # The filter allows nothing that the index has.
-            return Ranking(items=(), index_version=pool.index_version)
+            return Ranking(items=(), index_version=pool.index_version, index_freshness=pool.index_freshness)
         ranking = await self.stages.rerank(
             work,
             state,
@@ -218,7 +225,7 @@ class Recommend:
         work.mark(Degradation.FIRST_STAGE_ORDER)
         rows = self.popular.limit_categories(pool.item_ids, query.k, query.max_per_category)
         items = [ScoredItem(pool.item_ids[row], pool.scores[row], "first_stage") for row in rows]
-        return Ranking(items=items, index_version=pool.index_version)
+        return Ranking(items=items, index_version=pool.index_version, index_freshness=pool.index_freshness)
 
     def _popular_items(self, work: Work[RecommendQuery]) -> Ranking:
         query = work.query

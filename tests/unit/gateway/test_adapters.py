@@ -40,7 +40,16 @@ from services.gateway.adapters.processes import (
 from services.gateway.adapters.replicas import Replicas
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
-from services.gateway.domain import CertificateKind, Filter, HistoryEvent, IndexFreshness, Pool
+from services.gateway.domain import (
+    Certificate,
+    CertificateKind,
+    Filter,
+    HistoryEvent,
+    IndexFreshness,
+    Pool,
+    Ranking,
+    ScoredItem,
+)
 from services.gateway.freshness import PartitionProgress
 from services.gateway.searching import Hit, SourceHits
 
@@ -136,8 +145,36 @@ async def test_encode_sends_times_and_reads_the_state() -> None:
         assert (await RemoteEncoder(over(channel), "m1").encode("ann", [HistoryEvent("a", 1)], 1.0)).query_state is None
 
 
+async def test_a_search_is_a_full_one_with_its_certificate() -> None:
+    async with peers() as (servicer, channel):
+        servicer.response = candidates_pb2.SearchResponse(
+            item_ids=["a", "b"],
+            scores=[0.5, 0.25],
+            index_version="i1",
+            certificate=common_pb2.Certificate(kind=common_pb2.Certificate.KIND_BOUNDED, gap=0.125),
+            votes=[0, 0.5],
+            model_share=0.75,
+            index_freshness=common_pb2.IndexFreshness(deltas_offset=7),
+            queue_ms=1,
+            search_ms=2,
+        )
+        ranking = await RemoteCandidates(over(channel)).search(
+            query_state("q"), k=2, filter=Filter(), seen=["c"], timeout_s=1.0
+        )
+    request = servicer.request
+    assert (request.k, request.stage, list(request.seen_item_ids)) == (2, candidates_pb2.STAGE_FULL, ["c"])
+    assert ranking == Ranking(
+        items=[ScoredItem("a", 0.5, "mol"), ScoredItem("b", 0.25, "mol")],
+        certificate=Certificate(CertificateKind.BOUNDED, 0.125),
+        index_version="i1",
+        index_freshness=IndexFreshness(deltas_offset=7),
+        queue_ms=1,
+        stage_ms=2,
+    )
+
+
 @pytest.mark.parametrize("bound", [None, 0.25])
-async def test_search_asks_the_first_stage_and_keeps_its_bound(bound: float | None) -> None:
+async def test_propose_asks_the_first_stage_and_keeps_its_bound(bound: float | None) -> None:
     async with peers() as (servicer, channel):
         servicer.response = candidates_pb2.SearchResponse(
             item_ids=["a", "b"],
@@ -148,7 +185,7 @@ async def test_search_asks_the_first_stage_and_keeps_its_bound(bound: float | No
             model_share=0.75,
             index_freshness=common_pb2.IndexFreshness(deltas_offset=7, lag_seconds=0.5),
         )
-        pool = await RemoteCandidates(over(channel)).search(
+        pool = await RemoteCandidates(over(channel)).propose(
             query_state("q"), pool_size=20, filter=Filter(deny_categories=("x",)), seen=["c"], timeout_s=1.0
         )
     request = servicer.request
@@ -168,7 +205,7 @@ async def test_search_asks_the_first_stage_and_keeps_its_bound(bound: float | No
 async def test_an_index_without_a_memory_leaves_the_whole_score_to_the_model() -> None:
     async with peers() as (servicer, channel):
         servicer.response = candidates_pb2.SearchResponse(item_ids=["a"], scores=[0.5])
-        pool = await RemoteCandidates(over(channel)).search(
+        pool = await RemoteCandidates(over(channel)).propose(
             query_state("q"), pool_size=20, filter=Filter(), seen=[], timeout_s=1.0
         )
         servicer.response = candidates_pb2.ExplainVotesResponse()

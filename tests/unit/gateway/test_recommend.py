@@ -47,7 +47,7 @@ async def with_deadline(scene: Scene, query: RecommendQuery, seconds: float) -> 
     return await asyncio.create_task(call())
 
 
-async def test_a_known_user_gets_reranked_items_with_full_provenance() -> None:
+async def test_a_known_user_gets_the_models_items_with_full_provenance() -> None:
     scene = Scene()
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
     assert ids(answer) == ["f", "e"]
@@ -62,7 +62,7 @@ async def test_a_known_user_gets_reranked_items_with_full_provenance() -> None:
 async def test_stage_times_add_up_to_the_total() -> None:
     scene = Scene()
     scene.reranker.delay_s = 0.03
-    times = (await scene.recommend(RecommendQuery(user_id="ann", k=2))).stage_times
+    times = (await scene.recommend(RecommendQuery(user_id="ann", k=2, diversity=0.3))).stage_times
     parts = times.queue_ms + times.encode_ms + times.first_stage_ms + times.rerank_ms + times.transport_ms
     assert parts == pytest.approx(times.total_ms)
     assert (times.queue_ms, times.first_stage_ms, times.rerank_ms) == (2.0, 3.0, 4.0)
@@ -195,7 +195,7 @@ async def test_a_state_made_while_the_stream_stands_still_is_marked_stale() -> N
 async def test_the_pool_is_at_least_twice_k() -> None:
     scene = Scene(limits=Limits(pool_size=200))
     for k in (10, 150, 1000):
-        await scene.recommend(RecommendQuery(user_id="ann", k=k))
+        await scene.recommend(RecommendQuery(user_id="ann", k=k, query="words"))
     assert scene.candidates.pool_sizes == [200, 300, 2000]
 
 
@@ -203,6 +203,22 @@ async def test_rules_reach_the_reranker() -> None:
     scene = Scene()
     await scene.recommend(RecommendQuery(user_id="ann", k=2, max_per_category=1, diversity=0.3))
     assert scene.reranker.asked == [(1, 0.3)]
+
+
+async def test_without_rules_and_words_candidates_answer_alone() -> None:
+    scene = Scene()
+    scene.reranker.failure = DOWN
+    plain = await scene.recommend(RecommendQuery(user_id="ann", k=3))
+    assert (scene.reranker.calls, list(plain.degradations)) == (0, [])
+    scene.reranker.failure = None
+    for ruled in (
+        RecommendQuery(user_id="ann", k=3, max_per_category=5),
+        RecommendQuery(user_id="ann", k=3, diversity=0.3),
+    ):
+        answer = await scene.recommend(ruled)
+        assert (ids(answer), answer.index_freshness) == (ids(plain), plain.index_freshness)
+    await scene.recommend(RecommendQuery(user_id="ann", k=3, query="words"))
+    assert scene.reranker.calls == 3
 
 
 async def test_a_filter_that_allows_nothing_gives_an_empty_answer_not_a_popular_one() -> None:
@@ -339,7 +355,7 @@ async def test_a_slow_reranker_costs_its_timeout_and_then_nothing() -> None:
     scene = Scene(limits=Limits(stage_timeout_s=0.02, breaker_s=30))
     scene.reranker.delay_s = 5
     for _ in range(5):
-        answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+        answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, diversity=0.3))
         assert list(answer.degradations) == [Degradation.FIRST_STAGE_ORDER]
     # Three time-outs open the breaker; the rest are not tried.
     assert scene.reranker.calls == 3
@@ -349,11 +365,11 @@ async def test_a_dead_dependency_is_asked_once_and_again_after_the_pause() -> No
     scene = Scene(limits=Limits(breaker_s=0.05))
     scene.reranker.failure = DOWN
     for _ in range(10):
-        await scene.recommend(RecommendQuery(user_id="ann", k=2))
+        await scene.recommend(RecommendQuery(user_id="ann", k=2, diversity=0.3))
     assert scene.reranker.calls == 1
     scene.reranker.failure = None
     await asyncio.sleep(0.06)
-    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, diversity=0.3))
     assert list(answer.degradations) == []
 
 
@@ -362,10 +378,10 @@ async def test_a_short_deadline_of_a_caller_is_not_held_against_a_dependency() -
     scene = Scene(limits=Limits(answer_reserve_s=0.5, stage_timeout_s=5, breaker_s=30))
     scene.reranker.delay_s = 3.0
     for _ in range(5):
-        answer = await with_deadline(scene, RecommendQuery(user_id="ann", k=2), 1.0)
+        answer = await with_deadline(scene, RecommendQuery(user_id="ann", k=2, diversity=0.3), 1.0)
         assert list(answer.degradations) == [Degradation.FIRST_STAGE_ORDER]
     scene.reranker.delay_s = 0.0
-    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2))
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=2, diversity=0.3))
     assert list(answer.degradations) == []
 
 

@@ -76,7 +76,7 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def search(candidates: RemoteCandidates) -> Pool:
-    return await candidates.search(query_state("q"), pool_size=5, filter=Filter(), seen=[], timeout_s=5.0)
+    return await candidates.propose(query_state("q"), pool_size=5, filter=Filter(), seen=[], timeout_s=5.0)
 
 
 async def test_a_refusal_is_tried_once_more_and_then_the_replica_of_this_model_is_asked_first() -> None:

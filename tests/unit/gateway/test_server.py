@@ -297,7 +297,7 @@ async def test_index_freshness_and_votes_reach_answer_and_reranker() -> None:
     scene.candidates.model_share = 0.75
     scene.candidates.freshness = IndexFreshness(deltas_offset=41, newest_recorded_ms=1_500, lag_seconds=0.25)
     async with gateway(scene) as stub:
-        answer = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2), timeout=5)
+        answer = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2, diversity=0.1), timeout=5)
         fallback = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="new", k=2), timeout=5)
     freshness = answer.index_freshness
     assert (freshness.deltas_offset, freshness.lag_seconds) == (41, 0.25)
