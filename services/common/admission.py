@@ -33,6 +33,7 @@ class Admission:
     """One class of calls. For one event loop; not for threads.
 
     smallest, largest: what the limit moves between; equal, it stands still. per_caller: what one caller may have, too.
+    quick_s: a median up to that is no overload, however little calls take unhurried.
     surplus: so many may begin beyond the limit at a time, if they are answered in a cheaper way (`Slot.is_surplus`).
     """
 
@@ -44,12 +45,14 @@ class Admission:
         smallest: int = 2,
         per_caller: int | None = None,
         surplus: int = 0,
+        quick_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self._smallest, self._largest = min(smallest, largest), largest
         self._per_caller = per_caller
         self._surplus_left = surplus
+        self._quick_s = quick_s
         self._clock = clock
         self.limit = float(max(self._smallest, min(_FIRST, largest)))
         self.in_flight = 0
@@ -106,7 +109,8 @@ class Admission:
             self._is_sure = True
             self._unhurried_s = taken_s if before is None else before + _LEARNED * (taken_s - before)
         self._unhurried_s = unhurried_s = min(taken_s, taken_s if self._unhurried_s is None else self._unhurried_s)
-        gradient = min(1.0, max(0.5, _TOLERANCE * unhurried_s / taken_s)) if taken_s else 1.0
+        enough_s = max(self._quick_s, _TOLERANCE * unhurried_s)
+        gradient = min(1.0, max(0.5, enough_s / taken_s)) if taken_s else 1.0
         if gradient < 1.0 and not self._is_sure:
             self.limit = self._smallest
             return

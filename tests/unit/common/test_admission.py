@@ -76,11 +76,9 @@ def test_below_its_capacity_hardly_anybody_is_refused() -> None:
     assert refused < 0.03 * 8 * 0.6 * CAPACITY
 
 
-def test_the_limit_comes_back_when_calls_are_quick_again() -> None:
-    clock = Clock()
-    door = Admission("calls", largest=64, clock=clock)
-
-    def wave(number: int, seconds: float) -> None:
+def waves(door: Admission, times: int, number: int, seconds: float, *, clock: Clock) -> None:
+    """So many calls at once, as many as the door lets in, each taking `seconds`; again and again."""
+    for _ in range(times):
         slots = []
         for _ in range(number):
             try:
@@ -91,14 +89,27 @@ def test_the_limit_comes_back_when_calls_are_quick_again() -> None:
         for slot in slots:
             slot.leave(worked=True)
 
-    for _ in range(100):
-        wave(2, 0.01)
-    for _ in range(300):
-        wave(64, 1.0)
+
+def test_the_limit_comes_back_when_calls_are_quick_again() -> None:
+    clock = Clock()
+    door = Admission("calls", largest=64, clock=clock)
+
+    waves(door, 100, 2, 0.01, clock=clock)
+    waves(door, 300, 64, 1.0, clock=clock)
     assert door.limit <= 8
-    for _ in range(300):
-        wave(64, 0.01)
+    waves(door, 300, 64, 0.01, clock=clock)
     assert door.limit == 64
+
+
+def test_quick_answers_are_no_overload_however_quick_they_are_alone() -> None:
+    clock = Clock()
+    door = Admission("calls", largest=64, quick_s=0.03, clock=clock)
+
+    waves(door, 100, 2, 0.004, clock=clock)
+    waves(door, 300, 64, 0.025, clock=clock)
+    assert door.limit == 64
+    waves(door, 300, 64, 0.1, clock=clock)
+    assert door.limit < 16
 
 
 def test_a_caller_cannot_take_what_is_left_for_others() -> None:
