@@ -515,24 +515,24 @@ class StateWriter:
             for home, row, has_seen in zip(homes, rest[::2], rest[1::2], strict=True)
         }
 
-    def find_lost(self, partitions: Collection[int], epoch: str) -> list[str]:
-        """Users at home in these partitions of whom the store lost keys. Looks at every user: a microsecond each.
+    def find_lost(self, partitions: Collection[int], epoch: str) -> Iterator[Collection[str]]:
+        """Users at home in these partitions of whom the store lost keys, perhaps repeatedly. It looks at everybody,
+        at a thousand or so for each item: 7 microseconds of Redis each, of 100,000 users.
 
         Raises: DependencyUnavailable.
         """
-        lost: list[str] = []
         now_s = time.time()
-        with _redis_errors():
-            for partition in partitions:
-                cursor = b"0"
-                while True:
+        for partition in partitions:
+            cursor = b""
+            while cursor != b"0":
+                with _redis_errors():
                     cursor, *found = cast(
                         list[bytes],
                         self._redis.eval(
                             layout.FIND_LOST,
                             1,
                             layout.users_key(partition),
-                            cursor,
+                            cursor or b"0",
                             "1000",
                             epoch,
                             layout.history_key(Home(partition, "")),
@@ -541,12 +541,9 @@ class StateWriter:
                     )
                     users = dict(zip(found[::2], found[1::2], strict=True))
                     gone = [user for user, entry in users.items() if layout.unpack_entry(entry, now_s) is None]
-                    lost += [user.decode() for user in users.keys() - gone]
                     if gone:  # they expired, as they were to
                         self._redis.hdel(layout.users_key(partition), *gone)
-                    if cursor == b"0":
-                        break
-        return sorted({*lost})
+                yield [user.decode() for user in users.keys() - gone]
 
     def usage(self) -> StoreUsage:
         """What Redis says of its memory and keys. Raises: DependencyUnavailable."""

@@ -4,7 +4,7 @@ Each port has a real adapter and an in-memory one. All raise the error tree of `
 synchronous: the consumer has a thread of its own, and on-demand encoding runs in a batcher's worker thread.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from services.common.state_store import (
@@ -104,8 +104,9 @@ class Store(Protocol):
     def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
         """The users' histories; an unknown user's is empty, and that of who was lost says so."""
 
-    def find_lost(self, partitions: Collection[int], epoch: str) -> Sequence[str]:
-        """Users at home in these partitions of whom something was lost. It looks at everybody."""
+    def find_lost(self, partitions: Collection[int], epoch: str) -> Iterator[Collection[str]]:
+        """Users at home in these partitions of whom something was lost, perhaps repeatedly. It looks at everybody, at a
+        thousand or so for each item; others may write in between."""
 
     def usage(self) -> StoreUsage:
         """How full the store is, and what it has taken away; when that changes, `find_lost` may find somebody."""

@@ -64,7 +64,7 @@ def _knows_at_once(self: DescribedItems, titles: Any, popular: Any) -> None:
 REVERTED: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     "1 eviction": (
         "the table of who was applied up to where is not asked",
-        _patches((state_store, "_lost", lambda *_, **__: False), (StateWriter, "find_lost", lambda *_: [])),
+        _patches((state_store, "_lost", lambda *_, **__: False), (StateWriter, "find_lost", lambda *_: iter(()))),
     ),
     "2 an older store": (
         "writes are not fenced by the watermarks that the writer knows",

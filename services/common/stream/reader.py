@@ -114,7 +114,7 @@ class TopicReader:
             for tp, offset in wanted.items():
                 consumer.seek(tp, offset)
             while wanted:
-                batches = consumer.poll(timeout_ms=_ASIDE_MS)
+                batches = consumer.poll(timeout_ms=_ASIDE_MS, max_records=1)
                 for tp, batch in batches.items():
                     offset = wanted.pop(tp, -1)
                     # One that is not there: the next one behind it, or the topic's first where it ends before.

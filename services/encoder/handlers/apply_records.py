@@ -45,6 +45,9 @@ from services.encoder.ports import Outbox, SequenceEncoder, Store
 
 log = structlog.get_logger()
 
+# Of a turn, for looking for lost users; and how long not to, after a look that took so long.
+_LOOK_S = 0.05
+_LOOK_REST = 1
 _COUNTED_AS = {
     Outcome.APPLIED: ("applied",),
     Outcome.DUPLICATE: ("duplicates",),
@@ -111,7 +114,11 @@ class ApplyRecords:
     tails_lost: int = field(default=0, init=False)
     # By home partition: users written since its watermark moved.
     _unfinished: dict[int, int] = field(default_factory=dict, init=False)
-    # How many keys the store had taken away when it was last looked for lost users.
+    # The look for lost users that goes on, when it began, when the next may begin, and how many keys the store had
+    # taken away when the last one did.
+    _looking: Iterator[Collection[str]] | None = field(default=None, init=False)
+    _look_began_ms: int = field(default=0, init=False)
+    _next_look_ms: int = field(default=0, init=False)
     _removed: int = field(default=-1, init=False)
     _attribute_from: dict[int, int] = field(default_factory=dict, init=False)
     _identity: LogIdentity = field(default_factory=LogIdentity, init=False)
@@ -147,7 +154,8 @@ class ApplyRecords:
         self.epoch = epoch
         if changed and self.restore_users is not None:
             self.restore_users.clear()
-            self._removed = -1
+        if changed or self._looking is not None:
+            self._looking, self._removed = None, -1
         return changed
 
     def _begin_anew(self, stream: Reader, epoch: str, lost: LostTail) -> None:
@@ -202,24 +210,42 @@ class ApplyRecords:
         self.check_in_step()
 
     def find_lost(self, *, look: bool) -> StoreUsage:
-        """Look for users of these partitions whom the store lost; `turn` brings them back. look: also if it says that
-        it has taken no keys away since the last time (a key that somebody deleted is not counted)."""
+        """Begin to look for users of these partitions whom the store lost; `turn` goes on with it and brings them back.
+        look: also if it says that it has taken no keys away since the last time (a key that somebody deleted is not
+        counted)."""
         usage = self.store.usage()
-        if (usage.removed != self._removed or look) and self.restore_users is not None:
-            self.restore_users.add(self.store.find_lost(self.watermarks.keys(), self.epoch))
-            self._removed = usage.removed
+        if self.restore_users is None or self._looking is not None or self.clock_ms() < self._next_look_ms:
+            return usage
+        if usage.removed != self._removed or look:
+            self._looking, self._removed = self.store.find_lost(self.watermarks.keys(), self.epoch), usage.removed
+            self._look_began_ms = self.clock_ms()
         return usage
+
+    def _look(self, restore_users: RestoreUsers) -> int:
+        """A slice of the look for lost users; how many it looked for, at least one while it goes on."""
+        if self._looking is None:
+            return 0
+        until, num_lost = time.monotonic() + _LOOK_S, 0
+        for found in self._looking:
+            restore_users.add(found)
+            num_lost += len(found)
+            if time.monotonic() > until:
+                return max(1, num_lost)
+        self._looking = None
+        # A full store takes keys away all the time: what looks for them leaves it time for the rest.
+        self._next_look_ms = self.clock_ms() + _LOOK_REST * (self.clock_ms() - self._look_began_ms)
+        return num_lost
 
     @property
     def is_busy(self) -> bool:
         """Whether `turn` has something to do at once."""
-        return self.restore_users is not None and self.restore_users.is_busy
+        return self.restore_users is not None and (self._looking is not None or self.restore_users.is_busy)
 
     def turn(self) -> int:
         """A slice of what is done between two polls: lost users come back, histories are kept. How much was done."""
         done = 0
-        if self.restore_users is not None and self.restore_users.is_busy:
-            done = self.restore_users.turn(self.watermarks, self.epoch)
+        if self.restore_users is not None and self.is_busy:
+            done = self._look(self.restore_users) + self.restore_users.turn(self.watermarks, self.epoch)
         elif self.keep is not None:
             self.keep.index()
         if self.keep is not None:

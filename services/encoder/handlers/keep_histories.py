@@ -350,7 +350,8 @@ class KeepHistories:
 
     def _is_empty(self, partition: int, epoch: str) -> bool:
         """Whether the store holds nobody at home there: at most names that an earlier seeding left."""
-        return len(self.store.find_lost([partition], epoch)) == len(self.store.user_ids(partition, epoch))
+        lost = {user_id for found in self.store.find_lost([partition], epoch) for user_id in found}
+        return len(lost) == len(self.store.user_ids(partition, epoch))
 
     def _seed(self, marks: Mapping[int, Mark], partitions: Sequence[int], epoch: str) -> None:
         """The state store lost everything: it learns who there is, and how far each partition was applied.

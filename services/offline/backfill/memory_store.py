@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from services.common import state_layout
@@ -101,8 +101,8 @@ class MemoryStore:
                 found[user_id] = UserHistory(expected=expected, is_lost=is_lost, known=known)
         return found
 
-    def find_lost(self, partitions: Collection[int], epoch: str) -> Sequence[str]:
-        return [
+    def find_lost(self, partitions: Collection[int], epoch: str) -> Iterator[Collection[str]]:
+        yield [
             user_id
             for user_id in self._users
             if state_layout.home_of(user_id, epoch).partition in partitions and self._is_lost(user_id, epoch)

@@ -44,7 +44,7 @@ def test_only_the_states_of_traced_events_say_which_span_made_them() -> None:
     assert [link.context.span_id for link in batch.links] == [6]
     assert {span.parent.span_id for name, span in spans.items() if span is not batch} == {batch.context.span_id}
     told = {update.user_id: update.state.traceparent for update in store.updates if update.state is not None}
-    made = f"00-{batch.context.trace_id:032x}-{batch.context.span_id:016x}-01"
+    made = f"00-{batch.context.trace_id:032x}-{batch.context.span_id:016x}-{batch.context.trace_flags:02x}"
     assert told == {"user-0": "", "user-1": made}
 
 

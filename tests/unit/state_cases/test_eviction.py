@@ -4,16 +4,19 @@ The in-memory store is kinder than Redis: nothing in it can be evicted. `Fragile
 as `volatile-ttl` does; epoch and watermarks have no time to live and stay.
 """
 
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+import pytest
 import yaml
 from answers import recommend, silently_shown
 from fakes.encoder import MemoryStream
 from fakes.refresher import MemoryLeases
 from refresher.refresher_scene import World, make_rules
-from state_scene import ANN, EncoderProcess, FragileStore, append, append_all, interaction, replay
+from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append, append_all, interaction, replay
 
 from services.common.state_store import DEFAULT_TTL_SECONDS
+from services.encoder.handlers import apply_records
 from services.refresher.config import RefresherSettings
 
 COMPOSE = Path(__file__).parents[3] / "docker-compose.yml"
@@ -89,3 +92,41 @@ def test_a_full_redis_takes_no_lease_from_a_live_refresher() -> None:
         world.table.leases.clear()
     second.holding()
     assert (first.holding().terms, second.holding().terms) == ({0: 1}, {})
+
+
+class FullStore(FragileStore):
+    """Takes keys away all the time, and is looked through in four parts of a second each."""
+
+    now_ms, looks, parts = NOW_MS, 0, 0
+
+    def find_lost(self, partitions: Collection[int], epoch: str) -> Iterator[Collection[str]]:
+        self.looks += 1
+        self._removed += 1
+        for _ in range(3):
+            self.now_ms, self.parts = self.now_ms + 1_000, self.parts + 1
+            yield ()
+        yield from super().find_lost(partitions, epoch)
+
+
+def test_looking_for_lost_users_of_a_full_store_leaves_time_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply_records, "_LOOK_S", 0.0)
+    stream, store = MemoryStream(1), FullStore()
+    append_all(stream, "abcde")
+    process = EncoderProcess(stream, store)
+    process.consumer._handler.clock_ms = lambda: store.now_ms
+    process.settle()
+    store.now_ms += 10_000
+    store.evict([ANN])
+    parts, looks = store.parts, store.looks
+    append(stream, interaction("a", user="bob"))
+    process.consumer.step()
+    # Bob's event is applied between two parts; Ann is brought back by the turns that follow.
+    assert (store.history("bob"), store.parts - parts) == ("a", 1)
+    process.settle()
+    assert store.contents([ANN, "bob"]) == replay(stream, [ANN, "bob"])
+    # The store took keys away since, and is left alone for as long as the last look took.
+    process.settle()
+    assert store.looks == looks + 1
+    store.now_ms += 3_000
+    process.settle()
+    assert store.looks == looks + 2

@@ -1,5 +1,6 @@
 """A model is deployed and rolled back: a state of the first version is older than the history, and nobody notices."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from answers import recommend
@@ -10,7 +11,7 @@ from state_scene import EncoderProcess, FragileStore, append_all, replay, vocabu
 
 from services.common.errors import PreconditionFailed
 from services.common.query_state import PackedQueryState
-from services.gateway.domain import Filter, Pool, RecommendQuery
+from services.gateway.domain import Filter, Ranking, RecommendQuery
 
 V1, V2 = vocabulary("m1"), vocabulary("m2", shift=100)
 
@@ -48,12 +49,12 @@ class RollingDeploy(MemoryCandidates):
     this version with the error that the candidates process raises."""
 
     async def search(
-        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: list[str], timeout_s: float
-    ) -> Pool:
+        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float
+    ) -> Ranking:
         if len(self.query_states) % 2 == 0:
             self.query_states.append(query_state)
             raise PreconditionFailed("candidates: query_state.model_version='m1' but this index holds model 'm2'")
-        return await super().search(query_state, pool_size=pool_size, filter=filter, seen=seen, timeout_s=timeout_s)
+        return await super().search(query_state, k=k, filter=filter, seen=seen, timeout_s=timeout_s)
 
 
 @dataclass
