@@ -4,26 +4,27 @@ Spans hold names, numbers and status codes. The texts of errors are left out, si
 the log has them under the request id. A batch is sampled when something that it links to was.
 """
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.instrumentation.grpc import aio_client_interceptors, aio_server_interceptor, filters
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from services.common.stream.record import SourceRecord
 from services.common.tracing import TRACEPARENT, Headers, Tracing
 
 # Of one batch; the SDK keeps no more.
 MAX_LINKS = 128
-_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_W3C, _NO_CONTEXT = TraceContextTextMapPropagator(), Context()
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
@@ -156,16 +157,13 @@ def _without_text(span: ReadableSpan) -> ReadableSpan:
 
 def _text(span: trace.Span) -> str:
     """The traceparent of a span; "" where it is not sampled."""
-    context = span.get_span_context()
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-01" if context.trace_flags.sampled else ""
+    carrier: dict[str, str] = {}
+    if span.get_span_context().trace_flags.sampled:
+        _W3C.inject(carrier, trace.set_span_in_context(span, _NO_CONTEXT))
+    return carrier.get(TRACEPARENT, "")
 
 
 def _context(text: str) -> trace.SpanContext | None:
     """The sampled context that a traceparent says, whoever wrote it; else None."""
-    found = _TRACEPARENT.fullmatch(text)
-    if found is None or not int(found[3], 16) & trace.TraceFlags.SAMPLED:
-        return None
-    context = trace.SpanContext(
-        int(found[1], 16), int(found[2], 16), is_remote=True, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED)
-    )
-    return context if context.is_valid else None
+    context = trace.get_current_span(_W3C.extract({TRACEPARENT: text}, _NO_CONTEXT)).get_span_context()
+    return context if context.is_valid and context.trace_flags.sampled else None

@@ -101,7 +101,6 @@ def test_what_links_to_a_sampled_span_is_sampled_whatever_the_rate_of_others(mon
         parent(0).encode(),
         parent(5).encode() + b"-more",
         parent(5).upper().replace("5", "F").encode(),
-        parent(5).encode() + b"\n",
     ],
 )
 def test_a_header_of_strangers_that_says_nothing_is_passed_over(scene: Scene, header: bytes | None) -> None:
