@@ -12,7 +12,7 @@ import shutil
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -188,6 +188,21 @@ def entry(path: Path) -> dict[str, Any]:
     return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 
+def _seal(rng: Random, folder: Path, field: str, version: Callable[[Path], str]) -> None:
+    """Mostly make a manifest's sizes, checksums and version anew, so that what they guard is read."""
+    path = folder / "manifest.json"
+    if rng.random() < 0.15:
+        return
+    with suppress(Exception):  # it is read as it is
+        raw = json.loads(path.read_text())
+        for name in raw["files"]:
+            if (folder / name).is_file():
+                raw["files"][name] = entry(folder / name)
+        path.write_text(json.dumps(raw))
+        raw[field] = version(path)
+        path.write_text(json.dumps(raw))
+
+
 class ModelBundle(Files):
     """The model bundle, as candidates, gateway and encoder read it."""
 
@@ -198,22 +213,13 @@ class ModelBundle(Files):
         return folder / "bundle"
 
     def change(self, rng: Random) -> None:
-        """Mostly with sizes, checksums and the version made anew."""
         super().change(rng)
-        path = self.root / "manifest.json"
-        if rng.random() < 0.15:
-            return
-        try:
-            raw = json.loads(path.read_text())
-            for name in raw["files"]:
-                if (self.root / name).is_file():
-                    raw["files"][name] = entry(self.root / name)
-            path.write_text(json.dumps(raw))
-            said = Manifest.read(path)
-            raw["model_version"] = _model_version(said.files, said.encoder, said.head, said.neighbours, self.root)
-            path.write_text(json.dumps(raw))
-        except Exception:  # it is read as it is
-            return
+
+        def version(manifest: Path) -> str:
+            said = Manifest.read(manifest)
+            return _model_version(said.files, said.encoder, said.head, said.neighbours, self.root)
+
+        _seal(rng, self.root, "model_version", version)
 
     def read(self) -> None:
         bundle = load_bundle(self.root)
@@ -237,19 +243,7 @@ class Text(Files):
 
     def change(self, rng: Random) -> None:
         super().change(rng)
-        path = self.root / "manifest.json"
-        if rng.random() < 0.15:
-            return
-        try:
-            raw = json.loads(path.read_text())
-            for name in raw["files"]:
-                if (self.root / name).is_file():
-                    raw["files"][name] = entry(self.root / name)
-            path.write_text(json.dumps(raw))
-            raw["text_version"] = _text_version(TextManifest.read(path))
-            path.write_text(json.dumps(raw))
-        except Exception:  # it is read as it is
-            return
+        _seal(rng, self.root, "text_version", lambda manifest: _text_version(TextManifest.read(manifest)))
 
     def read(self) -> None:
         bundle = load_text_bundle(self.root)

@@ -278,25 +278,22 @@ async def encoder(folder: Path) -> AsyncIterator[Process]:
 
 
 @contextlib.asynccontextmanager
-async def candidates(folder: Path) -> AsyncIterator[Process]:
-    """Over the small bundle."""
+async def _of_bundle(folder: Path, name: str, settings: Any, add: Any) -> AsyncIterator[Process]:
+    """Candidates or the reranker, over the small bundle."""
     version = write_small_bundle(folder / "bundle").model_version
     served = Served(folder / "bundle")
+    async with serving(name, settings, add, getattr(served, name)) as channel:
+        yield Process(channel, state=query_state(version))
+    await served.close()
+
+
+def candidates(folder: Path) -> contextlib.AbstractAsyncContextManager[Process]:
     add = candidates_pb2_grpc.add_CandidatesServiceServicer_to_server
-    async with serving("candidates", CandidatesSettings, add, served.candidates) as channel:
-        yield Process(channel, state=query_state(version))
-    await served.close()
+    return _of_bundle(folder, "candidates", CandidatesSettings, add)
 
 
-@contextlib.asynccontextmanager
-async def reranker(folder: Path) -> AsyncIterator[Process]:
-    """Over the small bundle."""
-    version = write_small_bundle(folder / "bundle").model_version
-    served = Served(folder / "bundle")
-    add = reranker_pb2_grpc.add_RerankerServiceServicer_to_server
-    async with serving("reranker", RerankerSettings, add, served.reranker) as channel:
-        yield Process(channel, state=query_state(version))
-    await served.close()
+def reranker(folder: Path) -> contextlib.AbstractAsyncContextManager[Process]:
+    return _of_bundle(folder, "reranker", RerankerSettings, reranker_pb2_grpc.add_RerankerServiceServicer_to_server)
 
 
 @contextlib.asynccontextmanager
