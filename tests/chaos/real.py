@@ -131,7 +131,8 @@ class RealTrial:
         """Ask with the newest token; True for a whole answer."""
         mine = self.acknowledged[user]
         denied = self.rng.sample(self.client.items, 3)
-        request = gateway_pb2.RecommendRequest(user_id=user, k=50)
+        # Only diverse answers need the reranker.
+        request = gateway_pb2.RecommendRequest(user_id=user, k=50, diversity=0.1 * (self.reads % 2))
         request.filter.exclude_seen = True
         request.filter.deny_item_ids.extend(denied)
         # A token of an earlier epoch is never honoured.

@@ -21,7 +21,7 @@ COSTS: Mapping[str, str] = {
     "encoder": "users' states stand still, and who has none gets popular items",
     "refresher": "items learn nothing: the index stays as it is",
     "candidates": "everybody gets popular items",
-    "reranker": "answers keep the first stage's order",
+    "reranker": "answers with words, a category limit or diversity keep the first stage's order",
     "generator": "Search fails",
     "gateway": "nobody is answered",
 }
