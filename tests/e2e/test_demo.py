@@ -90,7 +90,7 @@ def test_the_summary_has_the_promised_keys_and_lies_beside_its_plots(summary: di
         "events": ("sent", "applied", "dead_lettered", "duplicates"),
         "hit_rate_at_10": CONTENDERS,
         "recommend_ms": ("p50", "p95", "p99"),
-        "stages_ms": ("queue", "encode", "first_stage", "rerank", "transport"),
+        "stages_ms": ("queue", "encode", "first_stage", "transport"),
         "freshness_ms": ("p50", "p99"),
     }.items():
         for name in names:

@@ -26,8 +26,7 @@ _OTHER_KINDS = {SAME_DAY: "later on the same day", FIRST: "first events of new u
 _STAGES = {
     "queue": "of Recommend: waiting in queues",
     "encode": "of the stream: encoding the users of a poll",
-    "first_stage": "of Recommend: first stage",
-    "rerank": "of Recommend: rerank",
+    "first_stage": "of Recommend: search",
     "transport": "of Recommend: network, state reads, the rest",
 }
 STEPS = (

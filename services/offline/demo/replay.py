@@ -31,7 +31,7 @@ from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, Repl
 _BROKEN_VALUE = b"\x0a\x7ftruncated"
 _RESEND_AFTER_EVENTS = 400
 _PROGRESS_EVERY_S = 1.0
-_STAGES = ("queue", "encode", "first_stage", "rerank", "transport", "total")
+_STAGES = ("queue", "encode", "first_stage", "transport", "total")
 
 Action = tuple[Literal["ask", "ask_with_token", "send"], int]
 

@@ -25,7 +25,7 @@ from services.offline.demo.plan import (
 )
 from services.offline.demo.sittings import DEFINITION
 
-STAGES = ("queue", "encode", "first_stage", "rerank", "transport")
+STAGES = ("queue", "encode", "first_stage", "transport")
 # What needs no model.
 BASELINES = ("item_knn", "recent_popularity", "popularity")
 EVENT_COUNTS = ("sent", "applied", "dead_lettered", "duplicates")
@@ -39,7 +39,7 @@ NOTES = {
     "hit_rate_at_10_by_sitting": DEFINITION,
     "over_best_baseline": "the model's hit rate over the highest of popularity's, recent_popularity's and item_knn's",
     "recommend_ms": "milliseconds from the scheduled moment to the answer, calls without a token, arrivals on a clock",
-    "stages_ms": "medians, measured by the process that owns the stage; queue, first_stage, rerank and transport over "
+    "stages_ms": "medians, measured by the process that owns the stage; queue, first_stage and transport over "
     "the same calls; encode is not part of those calls: stored states are encoded when the event arrives, and this is "
     "how long the encoder process waits for the inference server then, one call for all users of a poll (what the "
     "calls themselves waited for encoding is encode_in_call_ms)",

@@ -25,7 +25,7 @@ def answered(position: int, item_ids: list[str]) -> Prediction:
         position=position,
         item_ids=item_ids,
         latency_ms=5.0,
-        stages_ms=dict.fromkeys(("queue", "encode", "first_stage", "rerank", "transport", "total"), 1.0),
+        stages_ms=dict.fromkeys(("queue", "encode", "first_stage", "transport", "total"), 1.0),
         state_source="stored",
         degradations=[],
         certificate="KIND_EXACT",

@@ -13,7 +13,7 @@ from services.offline.demo.summary import event_counts, hit_rates, in_order, str
 
 
 def answered(position: int, latency_ms: float, *, error: str = "") -> Prediction:
-    stages = dict.fromkeys(("queue", "encode", "first_stage", "rerank", "transport", "total"), latency_ms / 10)
+    stages = dict.fromkeys(("queue", "encode", "first_stage", "transport", "total"), latency_ms / 10)
     return Prediction(
         position=position,
         item_ids=["a"],
@@ -56,7 +56,7 @@ def test_the_streams_figures_have_the_promised_keys_and_survive_json() -> None:
         json.dumps(stream_figures(plan_of([event(0)]), result, {"p50": 4.5, "p99": 20.0}), allow_nan=False)
     )
     assert {key: figures["recommend_ms"][key] for key in ("p50", "p95", "p99")} == {"p50": 50, "p95": 95, "p99": 99}
-    assert set(figures["stages_ms"]) == {"queue", "encode", "first_stage", "rerank", "transport"}
+    assert set(figures["stages_ms"]) == {"queue", "encode", "first_stage", "transport"}
     assert figures["stages_ms"]["encode"] == 4.5
     assert figures["freshness_ms"]["p50"] == 200
     assert figures["freshness_ms"]["p99"] == 300
@@ -73,7 +73,7 @@ def test_a_failed_call_counts_its_latency_and_not_its_stages() -> None:
     failed.stages_ms = dict.fromkeys(failed.stages_ms, math.nan)
     figures = stream_figures(plan_of([]), ReplayResult(predictions=[answered(0, 10.0), failed]), {})
     assert figures["recommend_ms"]["p99"] == 2000.0
-    assert figures["stages_p99_ms"]["rerank"] == 1.0
+    assert figures["stages_p99_ms"]["first_stage"] == 1.0
     assert figures["answers"]["errors"] == {"DEADLINE_EXCEEDED": 1}
 
 
