@@ -74,6 +74,13 @@ class Scene:
         query = SearchQuery(query=self.query, model_version="m", k=k, stage=stage, filter=wanted, algorithm=algorithm)
         return self.search.find_all([query])[0]
 
+    def replace(self, item_id: str) -> None:
+        """Withdraw an item; `new` comes with the same state."""
+        state = self.base.states_of([item_id])
+        gate = None if state.gate is None else state.gate[0]
+        self.catalogue.describe([CatalogueItem(item_id=item_id, withdrawn=True)])
+        self.catalogue.apply(1, [ItemDelta(item_id="new", components=state.components[0], gate=gate, model_share=0)])
+
     def final(self, wanted: ItemFilter) -> dict[str, float]:
         """By the definition, item by item, in plain Python."""
         neighbours = self.base.neighbours
@@ -121,9 +128,14 @@ def test_fused_answers_keep_their_certificate_and_exact_ones_are_brute_forces(
         assert max(left_out, default=-1) <= found.scores[-1] + found.certificate.gap + 1e-6
 
 
-@pytest.mark.parametrize("scene", [MIXTURE, DOT], ids=["mixture", "dot"])
-def test_reranking_a_pool_gives_the_order_of_the_fused_answer_with_its_proof(scene: Scene) -> None:
-    wanted = ItemFilter(seen_item_ids=["i03", "i17", "i30"], exclude_seen=True)
+@pytest.mark.parametrize("is_changed", [False, True], ids=["as trained", "one withdrawn, one new"])
+@pytest.mark.parametrize("pairs", [(2, 2), (1, 1)], ids=["mixture", "dot"])
+def test_reranking_a_pool_gives_the_order_of_the_fused_answer_with_its_proof(
+    pairs: tuple[int, int], is_changed: bool
+) -> None:
+    scene, wanted = Scene(*pairs), ItemFilter(seen_item_ids=["i03", "i17", "i30"], exclude_seen=True)
+    if is_changed:
+        scene.replace(scene.found(wanted).item_ids[0])
     full, pool = (scene.found(wanted, stage=stage) for stage in (Stage.FULL, Stage.FIRST))
     rerank = Rerank(catalogue=scene.catalogue, metrics=RerankerMetrics(CollectorRegistry()), max_batch=1, max_queue=1)
     ranked = rerank.rank_all(
@@ -154,12 +166,7 @@ def test_new_items_have_no_vote_and_withdrawn_ones_are_not_answered() -> None:
     scene = Scene(2, 2)
     wanted = ItemFilter(seen_item_ids=["i03"], exclude_seen=True)
     best = scene.found(wanted).item_ids[0]
-    scene.catalogue.describe([CatalogueItem(item_id=best, withdrawn=True)])
-    state = scene.base.states_of([best])
-    assert state.gate is not None
-    scene.catalogue.apply(
-        1, [ItemDelta(item_id="new", components=state.components[0], gate=state.gate[0], model_share=0)]
-    )
+    scene.replace(best)
     for stage in Stage:
         found = scene.found(wanted, k=X, stage=stage)
         assert best not in found.item_ids
