@@ -45,9 +45,8 @@ from services.encoder.ports import Outbox, SequenceEncoder, Store
 
 log = structlog.get_logger()
 
-# Of a turn, for looking for lost users; and how long not to, after a look that took so long.
+# Of a turn, for looking for lost users.
 _LOOK_S = 0.05
-_LOOK_REST = 1
 _COUNTED_AS = {
     Outcome.APPLIED: ("applied",),
     Outcome.DUPLICATE: ("duplicates",),
@@ -232,8 +231,8 @@ class ApplyRecords:
             if time.monotonic() > until:
                 return max(1, num_lost)
         self._looking = None
-        # A full store takes keys away all the time: what looks for them leaves it time for the rest.
-        self._next_look_ms = self.clock_ms() + _LOOK_REST * (self.clock_ms() - self._look_began_ms)
+        # A full store takes keys away all the time: the next look rests for as long as this one took.
+        self._next_look_ms = 2 * self.clock_ms() - self._look_began_ms
         return num_lost
 
     @property
