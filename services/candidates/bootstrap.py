@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -88,8 +88,12 @@ class Live:
     search: Search
 
 
-def make_live(settings: CandidatesSettings, base: Catalogue, metrics: CandidatesMetrics) -> Live:
+def make_live(
+    settings: CandidatesSettings, base: Catalogue, metrics: CandidatesMetrics, *, versions_kept: int = 1
+) -> Live:
     """Build the indexes, the audit beside them, and the handler in front.
+
+    versions_kept: as of `LiveCatalogue`.
 
     Raises: ConfigError for algorithms that can't be had; MemoryError, naming both values, when they take too much.
     """
@@ -97,7 +101,9 @@ def make_live(settings: CandidatesSettings, base: Catalogue, metrics: Candidates
     on_card = _card_build(algorithms) if settings.device == "cuda" else None
     limit = settings.max_memory_mb << 20 if settings.max_memory_mb else available_bytes()
     try:
-        catalogue = LiveCatalogue(base, build=on_card or host_build(algorithms), max_bytes=limit)
+        catalogue = LiveCatalogue(
+            base, build=on_card or host_build(algorithms), max_bytes=limit, versions_kept=versions_kept
+        )
     except ValueError as error:
         raise ConfigError(f"FRESHET_CANDIDATES_ALGORITHMS={settings.algorithms!r}: {error}") from error
     votes = make_votes(settings, base, catalogue, limit - catalogue.index.memory.total)
@@ -203,13 +209,18 @@ def make_follower(
     return follower, merges
 
 
-async def run(settings: CandidatesSettings) -> None:
-    """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
+@contextlib.asynccontextmanager
+async def opened(
+    settings: CandidatesSettings, health: HealthState, tracing: Tracing, *, versions_kept: int = 1
+) -> AsyncIterator[tuple[CandidatesServicer, Live]]:
+    """The service over its indexes, which follow the stream while the block runs; `health` is ready once they have.
+
+    versions_kept: as of `LiveCatalogue`. Raises: BundleError, MemoryError.
+    """
     set_compute_threads(settings.compute_threads)
     base = await asyncio.to_thread(load_catalogue, settings)
     metrics = CandidatesMetrics()
-    live = await asyncio.to_thread(make_live, settings, base, metrics)
-    tracing = configure_tracing("candidates", settings.otlp_endpoint)
+    live = await asyncio.to_thread(partial(make_live, settings, base, metrics, versions_kept=versions_kept))
     info = live.search.info
     log.info(
         "index_loaded",
@@ -219,7 +230,6 @@ async def run(settings: CandidatesSettings) -> None:
         bytes_per_item=round(info.bytes_per_item, 1),
         algorithms=list(info.added_bytes_per_item),
     )
-    health = HealthState()
     gate = CatalogueGate("candidates", health)
     followers: list[CatalogueFollower] = []
     merges: list[BackgroundMerge] = []
@@ -233,17 +243,15 @@ async def run(settings: CandidatesSettings) -> None:
         log.warning("topics_not_followed", serves=info.served.name)
         gate.open()
 
-    def add_services(server: grpc.aio.Server) -> list[str]:
-        servicer = CandidatesServicer(
-            live.search,
-            check_ready=gate.check,
-            tracing=tracing,
-            applied_in=followers[0].applied_in if followers else lambda position: "",
-        )
-        _add_servicer(servicer, server)
-        return [SERVICE]
-
-    async def close() -> None:
+    servicer = CandidatesServicer(
+        live.search,
+        check_ready=gate.check,
+        tracing=tracing,
+        applied_in=followers[0].applied_in if followers else lambda position: "",
+    )
+    try:
+        yield servicer, live
+    finally:
         await live.search.close()
         for follower in followers:
             await asyncio.to_thread(follower.stop)
@@ -251,11 +259,20 @@ async def run(settings: CandidatesSettings) -> None:
             with contextlib.suppress(Exception):  # reported when it failed
                 await asyncio.to_thread(merge.close)
 
-    await serve(
-        process="candidates",
-        settings=settings,
-        add_services=add_services,
-        on_drain=close,
-        health_state=health,
-        tracing=tracing,
-    )
+
+async def run(settings: CandidatesSettings) -> None:
+    """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
+    tracing, health = configure_tracing("candidates", settings.otlp_endpoint), HealthState()
+    async with opened(settings, health, tracing) as (servicer, _):
+
+        def add_services(server: grpc.aio.Server) -> list[str]:
+            _add_servicer(servicer, server)
+            return [SERVICE]
+
+        await serve(
+            process="candidates",
+            settings=settings,
+            add_services=add_services,
+            health_state=health,
+            tracing=tracing,
+        )

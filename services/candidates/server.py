@@ -41,12 +41,12 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
         tracing: Tracing = OFF,
         applied_in: Callable[[int], str] = lambda position: "",
     ) -> None:
-        self._search, self._check_ready = search, check_ready
+        self._search, self.check_ready = search, check_ready
         self._tracing, self._applied_in = tracing, applied_in
 
     async def Search(self, request: candidates_pb2.SearchRequest, context: Any) -> candidates_pb2.SearchResponse:
         """First-stage or full top-K."""
-        self._check_ready()
+        self.check_ready()
         answer = await self._search(_search_query(request))
         if self._tracing.is_on:
             self._tracing.link(self._applied_in(answer.found.served.position), "deltas")
@@ -72,7 +72,7 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
         self, request: candidates_pb2.ExplainVotesRequest, context: Any
     ) -> candidates_pb2.ExplainVotesResponse:
         """What votes for an item."""
-        self._check_ready()
+        self.check_ready()
         asked = VotesQuery(
             query=unpacked(request.query_state, unpack_query_state),
             model_version=request.query_state.model_version,

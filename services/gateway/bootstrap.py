@@ -19,6 +19,7 @@ from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader
 from services.common.stream.topics.items import ITEMS
 from services.common.tracing import OFF, Tracing, configure_tracing
+from services.gateway.adapters.peer import Peer
 from services.gateway.adapters.processes import (
     RemoteCandidates,
     RemoteEncoder,
@@ -153,27 +154,42 @@ async def opened_door(settings: GatewaySettings) -> AsyncIterator[Door | None]:
         door.audit.end_windows(now=True)
 
 
-async def run(settings: GatewaySettings) -> None:
+async def run(
+    settings: GatewaySettings,
+    *,
+    tracing: Tracing | None = None,
+    health: HealthState | None = None,
+    in_process: Mapping[str, Peer] | None = None,
+) -> None:
     """Serve until a signal.
+
+    in_process: candidates and the reranker by name, where this process answers for them itself; `health` then says
+    when they are ready.
 
     Raises: BundleError for an unusable bundle, PortTaken for a taken port, ConfigError as `opened_door`. Redis, Kafka
     and the other processes may be away at start: answers are marked until they come.
     """
     async with opened_door(settings) as door:
-        await _serve(settings, door)
+        await _serve(
+            settings,
+            door,
+            tracing or configure_tracing("gateway", settings.otlp_endpoint),
+            health or HealthState(ready=True),
+            in_process or {},
+        )
 
 
-async def _serve(settings: GatewaySettings, door: Door | None) -> None:
+async def _serve(
+    settings: GatewaySettings, door: Door | None, tracing: Tracing, health: HealthState, in_process: Mapping[str, Peer]
+) -> None:
     bundle, popular = await asyncio.to_thread(_open_bundle, settings)
-    tracing = configure_tracing("gateway", settings.otlp_endpoint)
     channels = {
         peer: rpc_client.channel(address, tracing.client_interceptors, tls=settings.tls)
         for peer, address in (("encoder", settings.encoder_address), ("generator", settings.generator_address))
     }
-    replicas = {
-        peer: Replicas(
-            partial(rpc_client.channel, address, tracing.client_interceptors, shares=False, tls=settings.tls)
-        )
+    peers: dict[str, Peer] = {
+        peer: in_process.get(peer)
+        or Replicas(partial(rpc_client.channel, address, tracing.client_interceptors, shares=False, tls=settings.tls))
         for peer, address in (
             ("encoder", settings.encoder_address),
             ("candidates", settings.candidates_address),
@@ -205,8 +221,7 @@ async def _serve(settings: GatewaySettings, door: Door | None) -> None:
         follows_deltas=False,
     )
     metrics.watch_turns(follower.turns)
-    health = HealthState(ready=True)
-    health.watch("catalogue", follower.turns)
+    health.watch("items", follower.turns)
     follower.start()
     ends = KafkaStreamEnds(settings.kafka)
     ends.start()
@@ -215,9 +230,9 @@ async def _serve(settings: GatewaySettings, door: Door | None) -> None:
     servicer = make_servicer(
         Ports(
             states=RedisUserStates(reader, bundle.model_version),
-            encoder=RemoteEncoder(replicas["encoder"], bundle.model_version),
-            candidates=RemoteCandidates(replicas["candidates"]),
-            reranker=RemoteReranker(replicas["reranker"]),
+            encoder=RemoteEncoder(peers["encoder"], bundle.model_version),
+            candidates=RemoteCandidates(peers["candidates"]),
+            reranker=RemoteReranker(peers["reranker"]),
             sources=RemoteTextSources(channels["generator"]),
             refreshers=RemoteRefreshers(refresher_channels),
             ends=ends,
@@ -247,7 +262,7 @@ async def _serve(settings: GatewaySettings, door: Door | None) -> None:
         await ends.close()
         await producer.close()
         await reader.close()
-        for connected in (*channels.values(), *refresher_channels.values(), *replicas.values()):
+        for connected in (*channels.values(), *refresher_channels.values(), *peers.values()):
             await connected.close()
 
     await serve(

@@ -7,7 +7,7 @@ import importlib
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -37,6 +37,10 @@ def up(
     bundle: options.StackBundle = None,
     text: Annotated[Path | None, typer.Option(envvar="FRESHET_TEXT", help="Text bundle, if any [STATE/text].")] = None,
     only: Annotated[str, typer.Option(help="Only these parts, comma-separated: kafka,redis")] = "",
+    profile: Annotated[
+        Literal["split", "compact"] | None,
+        typer.Option(help="compact: candidates and reranker in the gateway's process, no inference server. [split]"),
+    ] = None,
     port_offset: options.PortOffset = 0,
     timeout_s: Annotated[float, typer.Option(min=1, help="Give up when not all is healthy by then.")] = 120.0,
     as_json: options.AsJson = False,
@@ -45,17 +49,18 @@ def up(
 
     Example:  freshet up
 
+    Example:  freshet up --profile compact
+
     Example:  freshet up --only kafka,redis --port-offset 1000
     """
     from services.cli.stack import Ports, Stack, StackError
     from services.cli.stack.display import showing
-    from services.cli.stack.ports import PARTS
 
-    parts = [part.strip() for part in only.split(",") if part.strip()] or list(PARTS)
+    parts = [part.strip() for part in only.split(",") if part.strip()] or None
     with showing(None if as_json else console(stderr=True)) as say:
         try:
             ports = Ports.default(offset=port_offset) if port_offset else None
-            stack = Stack(state, bundle=bundle, text=text, ports=ports, say=say)
+            stack = Stack(state, bundle=bundle, text=text, ports=ports, profile=profile, say=say)
             stack.up(parts, timeout_s=timeout_s)
         except StackError as exc:
             raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc

@@ -7,9 +7,9 @@ Containers find each other by service name; here everything is on the loopback a
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -17,6 +17,9 @@ from services.cli.stack.folders import REPOSITORY
 from services.cli.stack.ports import LOOPBACK, PARTS, Ports
 from services.common.processes import FULL_CPU_SHARES, KEYS, PROCESSES, SECRETS
 
+Profile = Literal["split", "compact"]
+# In the gateway's process where the stack is compact; encoding needs no server of its own there.
+IN_GATEWAY, NOT_COMPACT = ("candidates", "reranker"), ("inference-server",)
 COMPOSE_FILE = REPOSITORY / "docker-compose.yml"
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
 
@@ -48,6 +51,25 @@ def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = 
         raise FileNotFoundError(f"{path} is missing: the local stack is started from a clone of the repository")
     raw = _filled(yaml.safe_load(path.read_text(encoding="utf-8")), environ)
     return {name: _service(name, entry) for name, entry in raw["services"].items() if entry.get("restart") != "no"}
+
+
+def compact(services: Mapping[str, Service]) -> dict[str, Service]:
+    """The services of a compact stack: one process in the place of three, and no inference server."""
+    left = {name: service for name, service in services.items() if name not in (*IN_GATEWAY, *NOT_COMPACT)}
+    settings = {key: value for name in IN_GATEWAY for key, value in services[name].environment.items()}
+    gateway = left["gateway"]
+    left["gateway"] = replace(
+        gateway,
+        command=("python", "-m", "services.compact"),
+        environment=settings | dict(gateway.environment),
+    )
+    left["encoder"] = replace(
+        left["encoder"], environment=dict(left["encoder"].environment) | {"FRESHET_ENCODER_ENGINE": "in-process"}
+    )
+    return {
+        name: replace(service, needs={other: how for other, how in service.needs.items() if other in left})
+        for name, service in left.items()
+    }
 
 
 def localize(value: str, ports: Ports, bundle: Path, text: Path) -> str:

@@ -21,7 +21,7 @@ from services.cli.stack.components.inference_server import InferenceServer
 from services.cli.stack.components.kafka import Kafka
 from services.cli.stack.components.process import Process
 from services.cli.stack.components.redis import Redis
-from services.cli.stack.compose import read_compose
+from services.cli.stack.compose import Profile, compact, read_compose
 from services.cli.stack.errors import StackError, tail
 from services.cli.stack.folders import DEFAULT_STATE, StateFolder
 from services.cli.stack.memory import require_stack_memory
@@ -60,26 +60,33 @@ class Stack:
         bundle: Path | str | None = None,
         text: Path | str | None = None,
         ports: Ports | None = None,
+        profile: Profile | None = None,
         say: Say | None = None,
     ) -> None:
-        """Open the stack of `state`: what it noted about ports and bundles holds unless given here.
+        """Open the stack of `state`: what it noted about ports, bundles and profile holds unless given here.
 
         `bundle` defaults to `<state>/bundle`, the text bundle to `<state>/text` (there may be none), `ports` to the
-        documented ones; `say(part, doing)` hears of progress.
+        documented ones, `profile` to "split"; `say(part, doing)` hears of progress.
         """
         folder = StateFolder(Path(state).resolve())
-        noted_ports, noted_bundle, noted_text = _read_note(folder)
+        noted = _read_note(folder)
         self.place = Place(
             state=folder,
-            ports=ports or noted_ports or Ports.default(),
-            bundle=Path(bundle or noted_bundle or folder.root / "bundle").resolve(),
-            text=Path(text or noted_text or folder.root / "text").resolve(),
+            ports=ports or noted.ports or Ports.default(),
+            bundle=Path(bundle or noted.bundle or folder.root / "bundle").resolve(),
+            text=Path(text or noted.text or folder.root / "text").resolve(),
         )
         self._say: Say = say or (lambda part, doing: None)
         self._children = Children(folder.run)
-        services = read_compose()
+        self.profile: Profile = profile or noted.profile or "split"
+        services = compact(read_compose()) if self.profile == "compact" else read_compose()
         kinds: dict[str, type[Component]] = {"kafka": Kafka, "redis": Redis, "inference-server": InferenceServer}
-        self.components = {name: kinds.get(name, Process)(services[name]) for name in PARTS}
+        self.components = {name: kinds.get(name, Process)(services[name]) for name in PARTS if name in services}
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What this stack is made of, in the order in which a person wants to read it."""
+        return tuple(self.components)
 
     @property
     def ports(self) -> Ports:
@@ -112,19 +119,19 @@ class Stack:
         """Start the generator with another text bundle from now on; a running one keeps its own."""
         self.place = replace(self.place, text=Path(text).resolve())
 
-    def prepare(self, only: Iterable[str] = PARTS) -> None:
+    def prepare(self, only: Iterable[str] | None = None) -> None:
         """Fetch and build what the parts need (jars, environments), without starting anything."""
-        for name in _known(only):
+        for name in self._known(only):
             self.components[name].prepare(self._say)
 
-    def up(self, only: Iterable[str] = PARTS, *, timeout_s: float = 120.0) -> None:
-        """Start what does not run of `only` and wait until all of it is healthy.
+    def up(self, only: Iterable[str] | None = None, *, timeout_s: float = 120.0) -> None:
+        """Start what does not run of `only` (None: of all parts) and wait until all of it is healthy.
 
         Raises: StackError naming the part: it cannot be prepared, its port is taken (by whom), there is no memory
         for the model, it ended (with the end of its log) or it was not healthy within `timeout_s`. Parts that were
         started stay; `down` stops them.
         """
-        wanted = _known(only)
+        wanted = self._known(only)
         with self.place.state.locked():
             self.place.state.make()
             self.prepare(wanted)
@@ -133,14 +140,14 @@ class Stack:
             self._require_ports(to_start)
             if any(PARTS[name].needs_bundle for name in to_start):
                 self._require_bundle(to_start)
-            _write_note(self.place)
+            _write_note(self.place, self.profile)
             ports = [number for name in to_start for number in self.ports.of(name).values()]
             with held_for_servers(LOOPBACK, ports):
                 self._start_in_order(wanted, to_start, timeout_s)
 
     def start(self, name: str, *, wait: bool = True, timeout_s: float = 60.0) -> None:
         """Start one part, whatever the others do; with `wait` return when it is healthy."""
-        (name,) = _known([name])
+        (name,) = self._known([name])
         with self.place.state.locked():
             self.place.state.make()
             self.components[name].prepare(self._say)
@@ -170,7 +177,7 @@ class Stack:
 
     def status(self) -> list[PartStatus]:
         """Every part, running or not, each asked by its own protocol."""
-        return [self._status(name) for name in PARTS]
+        return [self._status(name) for name in self.parts]
 
     def versions(self) -> dict[str, str]:
         """What really runs, as each running part tells about itself."""
@@ -238,27 +245,37 @@ class Stack:
     def _failed(self, name: str, how: str) -> StackError:
         return StackError(name, f"{how}; the end of {self.log(name)}:\n{tail(self.log(name))}")
 
+    def _known(self, names: Iterable[str] | None) -> list[str]:
+        """`names` in the stack's own order. Raises: ValueError for a name that is no part."""
+        asked = set(self.parts if names is None else names)
+        unknown = asked - set(self.parts)
+        if unknown:
+            raise ValueError(f"part={sorted(unknown)[0]!r}; allowed: {', '.join(self.parts)}")
+        return [name for name in self.parts if name in asked]
+
     def _running(self) -> list[str]:
-        return [name for name in PARTS if self._children.find(name) is not None]
+        return [name for name in self.parts if self._children.find(name) is not None]
 
     def _require_same_stack(self) -> None:
         """Raise StackError when parts run already with other ports, or with another bundle or text bundle."""
-        running = self._running()
-        ports, bundle, text = _read_note(self.place.state)
-        if running and ports is not None and ports != self.ports:
+        running, noted = self._running(), _read_note(self.place.state)
+        if running and noted.ports is not None and noted.ports != self.ports:
             raise StackError(
                 "ports",
-                f"{', '.join(running)} run already with other ports ({running[0]} on {ports[running[0]]})",
+                f"{', '.join(running)} run already with other ports ({running[0]} on {noted.ports[running[0]]})",
                 advice="freshet down first, or name another state folder",
             )
+        if running and noted.profile not in (None, self.profile):
+            problem = f"{', '.join(running)} run already with the profile {noted.profile}"
+            raise StackError("profile", problem, advice="freshet down first")
         with_model = [name for name in running if PARTS[name].needs_bundle]
         with_text = [name for name in running if name in PROCESSES and TEXT in PROCESSES[name].state]
-        for what, names, noted, wanted in (
-            ("bundle", with_model, bundle, self.bundle),
-            ("text bundle", with_text, text, self.place.text),
+        for what, names, path, wanted in (
+            ("bundle", with_model, noted.bundle, self.bundle),
+            ("text bundle", with_text, noted.text, self.place.text),
         ):
-            if names and noted is not None and noted != str(wanted):
-                problem = f"{', '.join(names)} run already with the {what} {noted}"
+            if names and path is not None and path != str(wanted):
+                problem = f"{', '.join(names)} run already with the {what} {path}"
                 raise StackError(what, problem, advice="freshet down first")
 
     def _require_ports(self, names: Iterable[str]) -> None:
@@ -306,15 +323,6 @@ class Stack:
         )
 
 
-def _known(names: Iterable[str]) -> list[str]:
-    """`names` in the stack's own order. Raises: ValueError for a name that is no part."""
-    asked = set(names)
-    unknown = asked - set(PARTS)
-    if unknown:
-        raise ValueError(f"part={sorted(unknown)[0]!r}; allowed: {', '.join(PARTS)}")
-    return [name for name in PARTS if name in asked]
-
-
 def _silence(address: str) -> str | None:
     """Why nothing can be asked there yet: a tenth of the cost of a client that finds it out."""
     host, _, port = address.rpartition(":")
@@ -329,15 +337,34 @@ def _note(folder: StateFolder) -> Path:
     return folder.run / "stack.json"
 
 
-def _read_note(folder: StateFolder) -> tuple[Ports | None, str | None, str | None]:
-    """Ports, bundle and text bundle of the last `up`, None where there was none."""
+@dataclass(frozen=True, kw_only=True)
+class _Note:
+    """Of the last `up`; None where there was none."""
+
+    ports: Ports | None = None
+    bundle: str | None = None
+    text: str | None = None
+    profile: Profile | None = None
+
+
+def _read_note(folder: StateFolder) -> _Note:
     try:
         noted = json.loads(_note(folder).read_text(encoding="utf-8"))
-        return Ports(noted["ports"]), str(noted["bundle"]), noted.get("text")
+        return _Note(
+            ports=Ports(noted["ports"]),
+            bundle=str(noted["bundle"]),
+            text=noted.get("text"),
+            profile=noted.get("profile", "split"),
+        )
     except (OSError, ValueError, KeyError, TypeError):
-        return None, None, None
+        return _Note()
 
 
-def _write_note(place: Place) -> None:
-    noted = {"ports": dict(place.ports.numbers), "bundle": str(place.bundle), "text": str(place.text)}
+def _write_note(place: Place, profile: Profile) -> None:
+    noted = {
+        "ports": dict(place.ports.numbers),
+        "bundle": str(place.bundle),
+        "text": str(place.text),
+        "profile": profile,
+    }
     _note(place.state).write_text(json.dumps(noted, indent=1), encoding="utf-8")

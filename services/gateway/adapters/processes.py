@@ -25,7 +25,7 @@ from services.common import rpc_client
 from services.common.errors import FreshetError, PreconditionFailed
 from services.common.query_state import PackedQueryState, from_message, to_message
 from services.common.stream.times import set_ms
-from services.gateway.adapters.replicas import Replicas
+from services.gateway.adapters.peer import Peer
 from services.gateway.domain import (
     Certificate,
     CertificateKind,
@@ -100,9 +100,9 @@ def _served(info: Any) -> ServedIndex:
 class RemoteEncoder:
     """Implements `ports.Encoder`."""
 
-    def __init__(self, replicas: Replicas, model_version: str) -> None:
+    def __init__(self, peer: Peer, model_version: str) -> None:
         """model_version: the gateway's; a state of another model is of no use to it."""
-        self._replicas, self._model_version = replicas, model_version
+        self._peer, self._model_version = peer, model_version
 
     async def encode(self, user_id: str, history: Sequence[HistoryEvent], timeout_s: float) -> Encoded:
         """One Encode call.
@@ -113,7 +113,7 @@ class RemoteEncoder:
         for event in history:
             message = request.history.add(item_id=event.item_id)
             set_ms(message.event_time, event.event_time_ms or 0)
-        response = await self._replicas.call(
+        response = await self._peer.call(
             _EncoderStub, "Encode", request, timeout_s=timeout_s, peer="encoder", check=self._check
         )
         state = from_message(response.query_state) if response.HasField("query_state") else None
@@ -122,7 +122,7 @@ class RemoteEncoder:
     async def describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
         """One DescribeUser call."""
         request = encoder_pb2.DescribeUserRequest(user_id=user_id)
-        response = await self._replicas.call(_EncoderStub, "DescribeUser", request, timeout_s=timeout_s, peer="encoder")
+        response = await self._peer.call(_EncoderStub, "DescribeUser", request, timeout_s=timeout_s, peer="encoder")
         user: StoredUser = _read(
             StoredUser,
             response,
@@ -143,8 +143,8 @@ class RemoteEncoder:
 class RemoteCandidates:
     """Implements `ports.Candidates`."""
 
-    def __init__(self, replicas: Replicas) -> None:
-        self._replicas = replicas
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
 
     async def search(
         self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float
@@ -216,14 +216,14 @@ class RemoteCandidates:
         return _served(await self._call("GetIndexInfo", candidates_pb2.GetIndexInfoRequest(), timeout_s))
 
     async def _call(self, method: str, request: Any, timeout_s: float) -> Any:
-        return await self._replicas.call(_CandidatesStub, method, request, timeout_s=timeout_s, peer="candidates")
+        return await self._peer.call(_CandidatesStub, method, request, timeout_s=timeout_s, peer="candidates")
 
 
 class RemoteReranker:
     """Implements `ports.Reranker`."""
 
-    def __init__(self, replicas: Replicas) -> None:
-        self._replicas = replicas
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
 
     async def rerank(
         self,
@@ -278,7 +278,7 @@ class RemoteReranker:
         return _served(await self._call("GetRerankerInfo", reranker_pb2.GetRerankerInfoRequest(), timeout_s))
 
     async def _call(self, method: str, request: Any, timeout_s: float) -> Any:
-        return await self._replicas.call(_RerankerStub, method, request, timeout_s=timeout_s, peer="reranker")
+        return await self._peer.call(_RerankerStub, method, request, timeout_s=timeout_s, peer="reranker")
 
 
 class RemoteTextSources:

@@ -1,0 +1,1 @@
+"""Gateway, candidates and reranker in one process: the only package that imports processes."""

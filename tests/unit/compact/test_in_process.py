@@ -1,0 +1,151 @@
+"""Candidates and the reranker in the gateway's process answer, and fail, as they do over gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from freshet.v1 import candidates_pb2_grpc, reranker_pb2_grpc
+from prometheus_client import CollectorRegistry
+from retrieval_scene import make_bundle, make_queries, state_fields
+
+from services.candidates import bootstrap as candidates
+from services.candidates.config import CandidatesSettings
+from services.candidates.metrics import CandidatesMetrics
+from services.candidates.server import CandidatesServicer
+from services.common import request_context, rpc_client
+from services.common.catalogue_gate import CatalogueGate
+from services.common.errors import DeadlineExceeded, FreshetError
+from services.common.query_state import PackedQueryState
+from services.common.rpc_server import HealthState, RpcServer
+from services.compact.in_process import InProcess
+from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
+from services.gateway.adapters.replicas import Replicas
+from services.gateway.domain import Filter, Pool
+from services.reranker import bootstrap as reranker
+from services.reranker.config import RerankerSettings
+from services.reranker.metrics import RerankerMetrics
+from services.reranker.server import RerankerServicer
+
+
+@dataclass
+class Scene:
+    """The same servicers behind both ways."""
+
+    gate: CatalogueGate
+    state: PackedQueryState
+    candidates: list[RemoteCandidates]
+    reranker: list[RemoteReranker]
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    bundle = make_bundle(tmp_path / "bundle")
+    settings = CandidatesSettings(port=0, metrics_port=0, bundle=tmp_path / "bundle", audit_share=0, drain_seconds=0)
+    live = candidates.make_live(
+        settings,
+        candidates.load_catalogue(settings),
+        CandidatesMetrics(CollectorRegistry()),
+        versions_kept=reranker.VERSIONS_KEPT,
+    )
+    rerank = reranker.make_rerank(
+        RerankerSettings(port=0, metrics_port=0), live.catalogue, RerankerMetrics(CollectorRegistry())
+    )
+    gate = CatalogueGate("candidates", HealthState())
+    gate.open()
+    first = CandidatesServicer(live.search, check_ready=gate.check)
+    second = RerankerServicer(rerank, check_ready=first.check_ready)
+
+    def add(server: Any) -> list[str]:
+        candidates_pb2_grpc.add_CandidatesServiceServicer_to_server(first, server)
+        reranker_pb2_grpc.add_RerankerServiceServicer_to_server(second, server)
+        return []
+
+    server = RpcServer(process="both", settings=settings, add_services=add, registry=CollectorRegistry())
+    await server.start()
+    replicas = Replicas(lambda: rpc_client.channel(f"127.0.0.1:{server.port}", shares=False))
+    yield Scene(
+        gate=gate,
+        state=PackedQueryState(
+            **state_fields(make_queries(np.random.default_rng(1), 1, 4, 2, 8), bundle.model_version)
+        ),
+        candidates=[RemoteCandidates(peer) for peer in (InProcess(first), replicas)],
+        reranker=[RemoteReranker(peer) for peer in (InProcess(second), replicas)],
+    )
+    await replicas.close()
+    await server.drain()
+    await live.search.close()
+    await rerank.close()
+
+
+def without_times(answer: Any) -> Any:
+    times = {name: 0.0 for name in ("queue_ms", "stage_ms", "search_ms") if hasattr(answer, name)}
+    lists = {name: list(getattr(answer, name)) for name in ("item_ids", "scores", "votes") if hasattr(answer, name)}
+    return replace(answer, **times, **lists)
+
+
+async def pool(scene: Scene, *, k: int = 20) -> list[Pool]:
+    asked = {"pool_size": k, "filter": Filter(deny_item_ids=("item-3",)), "seen": ["item-1"], "timeout_s": 5.0}
+    return [without_times(await peer.propose(scene.state, **asked)) for peer in scene.candidates]
+
+
+async def test_answers_are_those_over_grpc(scene: Scene) -> None:
+    filter = Filter(exclude_seen=True, allow_categories=("c1", "c2"))
+    asked: dict[str, Any] = {"k": 5, "filter": filter, "seen": ["item-1", "item-2"], "timeout_s": 5.0}
+    here, there = [without_times(await peer.search(scene.state, **asked)) for peer in scene.candidates]
+    assert here == there
+    here, there = await pool(scene)
+    assert here == there
+    assert here.item_ids
+    rules = asked | {"filter": Filter(), "max_per_category": 2, "diversity": 0.3}
+    ranked = [without_times(await peer.rerank(scene.state, here, **rules)) for peer in scene.reranker]
+    assert ranked[0] == ranked[1]
+    assert ranked[0].items
+    item_id = ranked[0].items[0].item_id
+    explained = [await peer.explain(scene.state, item_id, max_pairs=3, timeout_s=5) for peer in scene.reranker]
+    assert repr(explained[0]) == repr(explained[1])
+    served = [await peer.served(5) for peer in (*scene.candidates, *scene.reranker)]
+    assert len({repr(one) for one in served}) == 1
+
+
+@pytest.mark.parametrize("wrong", ["another model", "k", "item", "closed", "late"])
+async def test_errors_are_those_over_grpc(scene: Scene, wrong: str) -> None:
+    state = replace(scene.state, model_version="older") if wrong == "another model" else scene.state
+    if wrong == "closed":
+        scene.gate._is_open = False
+    timeout_s = 0.0 if wrong == "late" else 5.0
+    errors = []
+    for first, second in zip(scene.candidates, scene.reranker, strict=True):
+        if wrong == "item":
+            call = second.explain(state, "nobody's", max_pairs=3, timeout_s=timeout_s)
+        else:
+            k = 0 if wrong == "k" else 5
+            call = first.search(state, k=k, filter=Filter(), seen=(), timeout_s=timeout_s)
+        with pytest.raises(FreshetError) as caught:
+            await call
+        errors.append((type(caught.value), caught.value.message, caught.value.retriable))
+    assert errors[0] == errors[1]
+
+
+class _Slow:
+    async def Search(self, request: Any, context: Any) -> None:
+        await asyncio.sleep(5)
+
+    async def Rerank(self, request: Any, context: Any) -> None:
+        raise RuntimeError("a bug, with somebody's words")
+
+
+async def test_a_call_ends_at_its_deadline_and_a_bug_tells_nobody_what_it_was() -> None:
+    peer = InProcess(_Slow())
+    with pytest.raises(DeadlineExceeded, match="candidates"):
+        await peer.call(None, "Search", None, timeout_s=0.02, peer="candidates")
+    token = request_context.deadline.set(0.0)
+    with pytest.raises(DeadlineExceeded, match="no time left"):
+        await peer.call(None, "Search", None, timeout_s=5, peer="candidates")
+    request_context.deadline.reset(token)
+    with pytest.raises(FreshetError, match="internal error") as caught:
+        await peer.call(None, "Rerank", None, timeout_s=5, peer="reranker")
+    assert "words" not in caught.value.message

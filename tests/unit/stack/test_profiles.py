@@ -1,0 +1,43 @@
+"""A compact stack is the split one's compose file with one process in the place of three."""
+
+from pathlib import Path
+
+import pytest
+
+from services.cli.stack import Ports, Stack, StackError
+from services.cli.stack.compose import compact, local_environment, read_compose
+
+GONE = {"candidates", "reranker", "inference-server"}
+
+
+def test_compact_has_what_split_has_but_three_and_nobody_waits_for_those() -> None:
+    split, one = read_compose(), compact(read_compose())
+    assert one.keys() == split.keys() - GONE
+    assert all(not GONE & service.needs.keys() for service in one.values())
+    assert one["gateway"].command == ("python", "-m", "services.compact")
+    assert one["encoder"].environment["FRESHET_ENCODER_ENGINE"] == "in-process"
+    assert {name: one[name] for name in ("kafka", "redis", "refresher", "generator")} == {
+        name: split[name] for name in ("kafka", "redis", "refresher", "generator")
+    }
+
+
+def test_the_one_process_has_the_settings_of_the_three(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    services = read_compose()
+    for name in ("candidates", "reranker", "gateway"):
+        services[name].environment[f"FRESHET_OF_{name}"] = "1"  # type: ignore[index]
+    ports = Ports.default(offset=100)
+    settings = local_environment(compact(services)["gateway"], ports, tmp_path, tmp_path)
+    assert {f"FRESHET_OF_{name}" for name in ("candidates", "reranker", "gateway")} <= settings.keys()
+    assert settings["FRESHET_GATEWAY_PORT"] == str(ports["gateway"])
+    assert settings["FRESHET_METRICS_PORT"] == str(ports["gateway-metrics"])
+
+
+def test_a_stack_remembers_its_profile_and_knows_no_other_parts(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, profile="compact")
+    assert not GONE & {*stack.parts}
+    assert [part.name for part in stack.status()] == list(stack.parts)
+    with pytest.raises(ValueError, match="candidates"):
+        stack.up(["candidates"])
+    with pytest.raises(StackError, match="bundle"):
+        stack.up(["gateway"])
+    assert Stack(tmp_path).profile == "split"
