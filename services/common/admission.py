@@ -3,7 +3,8 @@
 Past its capacity a process that admits everything answers nothing in time. The limit follows what calls take: it falls
 in proportion while the median of the last calls is above twice what they take unhurried, and grows by its root
 otherwise (the gradient of Netflix's concurrency-limits and of Envoy's adaptive concurrency). What they take unhurried
-is learned while hardly any run at once, so a long overload does not teach that slow is normal. No gRPC here.
+is learned while hardly any run at once, so a long overload does not teach that slow is normal. It falls, too, while
+calls say that something else needs the machine more. No gRPC here.
 """
 
 import time
@@ -24,6 +25,8 @@ _FIRST = 16
 _UNHURRIED = 2
 _WINDOW_S = 0.1
 _WINDOW_CALLS = 20
+# What becomes of a limit in a window in which most calls stand back.
+_STAND_BACK = 0.8
 # Of a difference that one window teaches.
 _LEARNED = 0.2
 _RETRY_AFTER_MS = 100
@@ -60,6 +63,7 @@ class Admission:
         self._unhurried_s: float | None = None
         self._is_sure = False
         self._taken_s: list[float] = []
+        self._standing_back = 0
         self._peak = 0
         self._window_began = clock()
 
@@ -93,14 +97,16 @@ class Admission:
         if not self._callers[caller]:
             del self._callers[caller]
 
-    def _took(self, seconds: float) -> None:
+    def _took(self, seconds: float, *, stands_back: bool) -> None:
         if self._smallest == self._largest:
             return
         self._taken_s.append(seconds)
+        self._standing_back += stands_back
         now = self._clock()
         if len(self._taken_s) >= _WINDOW_CALLS and now - self._window_began >= _WINDOW_S:
             self._move(median(self._taken_s))
             self._taken_s.clear()
+            self._standing_back = 0
             self._window_began, self._peak = now, self.in_flight
 
     def _move(self, taken_s: float) -> None:
@@ -111,6 +117,9 @@ class Admission:
         self._unhurried_s = unhurried_s = min(taken_s, taken_s if self._unhurried_s is None else self._unhurried_s)
         enough_s = max(self._quick_s, _TOLERANCE * unhurried_s)
         gradient = min(1.0, max(0.5, enough_s / taken_s)) if taken_s else 1.0
+        if 2 * self._standing_back > len(self._taken_s):
+            self.limit = max(self._smallest, min(gradient, _STAND_BACK) * self.limit)
+            return
         if gradient < 1.0 and not self._is_sure:
             self.limit = self._smallest
             return
@@ -122,11 +131,12 @@ class Admission:
 class Slot:
     """One admitted call. is_surplus: there was no room for it; it has to be answered cheaply, without waiting."""
 
-    __slots__ = ("_admission", "_began", "_caller", "_clock", "_is_in", "is_surplus")
+    __slots__ = ("_admission", "_began", "_caller", "_clock", "_is_in", "is_surplus", "stands_back")
 
     def __init__(self, admission: Admission, caller: str, clock: Callable[[], float], *, is_surplus: bool) -> None:
         self._admission, self._caller, self._clock = admission, caller, clock
         self._began, self._is_in, self.is_surplus = clock(), not is_surplus, is_surplus
+        self.stands_back = False
 
     def wait(self) -> None:
         """Another may begin in its place, and the time until `go_on` does not count."""
@@ -147,10 +157,17 @@ class Slot:
         if self._is_in:
             self._admission._count(self._caller, -1)
             if worked:
-                self._admission._took(self._clock() - self._began)
+                self._admission._took(self._clock() - self._began, stands_back=self.stands_back)
 
 
 current: ContextVar[Slot | None] = ContextVar("slot", default=None)
+
+
+def stand_back() -> None:
+    """Something else needs the machine more than calls of this class: fewer of them at a time."""
+    slot = current.get()
+    if slot is not None:
+        slot.stands_back = True
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from services.common.stream.position import Position
 # Marks per partition: one per `_SPACING_S`, so this many cover a grace of several seconds with room.
 _MAX_MARKS = 64
 _SPACING_S = 0.2
+# Of the grace: from then on who applies events needs the machine more than who asks. It does while it moves.
+_HURRIES, _MOVES_S = 0.25, 1.0
 
 
 class AcknowledgedLag:
@@ -21,6 +23,8 @@ class AcknowledgedLag:
         self._grace_seconds = grace_seconds
         self._clock = clock
         self._marks: dict[int, deque[tuple[int, float]]] = {}
+        # Per partition: the newest watermark, and since when.
+        self._applied: dict[int, tuple[int, float]] = {}
 
     def acknowledged(self, position: Position) -> None:
         """This position is durable since now."""
@@ -38,10 +42,22 @@ class AcknowledgedLag:
 
     def behind(self, partition: int, watermark: int | None) -> bool:
         """True when something acknowledged longer ago than the grace is not applied yet."""
+        return self._behind_s(partition, watermark) > self._grace_seconds
+
+    def hurries(self, partition: int, watermark: int | None) -> bool:
+        """True when answers are about to be `behind`, and events are being applied."""
+        applied, now = -1 if watermark is None else watermark, self._clock()
+        if applied > self._applied.get(partition, (-1, 0.0))[0]:
+            self._applied[partition] = applied, now
+        moves = partition in self._applied and now - self._applied[partition][1] < _MOVES_S
+        return moves and self._behind_s(partition, watermark) > _HURRIES * self._grace_seconds
+
+    def _behind_s(self, partition: int, watermark: int | None) -> float:
+        """Since when something acknowledged is not applied, in seconds; 0: all is."""
         marks = self._marks.get(partition)
         if not marks:
-            return False
+            return 0.0
         applied = -1 if watermark is None else watermark
         while marks and marks[0][0] <= applied:
             marks.popleft()
-        return bool(marks) and self._clock() - marks[0][1] > self._grace_seconds
+        return self._clock() - marks[0][1] if marks else 0.0

@@ -112,6 +112,24 @@ def test_quick_answers_are_no_overload_however_quick_they_are_alone() -> None:
     assert door.limit < 16
 
 
+def test_the_limit_falls_while_calls_stand_back_however_quick_they_are() -> None:
+    clock = Clock()
+    door = Admission("calls", largest=64, clock=clock)
+    waves(door, 300, 64, 0.01, clock=clock)
+    assert door.limit == 64
+    for stands_back, limit in ((True, 2), (False, 64)):
+        for _ in range(300):
+            slots = [door.enter("one") for _ in range(int(door.limit))]
+            for slot in slots:
+                admission.current.set(slot)
+                if stands_back:
+                    admission.stand_back()
+            clock.now += 0.01
+            for slot in slots:
+                slot.leave(worked=True)
+        assert door.limit == limit
+
+
 def test_a_caller_cannot_take_what_is_left_for_others() -> None:
     door = Admission("calls", smallest=16, largest=16)
     others = [door.enter("modest"), door.enter("shy")]

@@ -192,6 +192,25 @@ def test_lag_shows_after_the_grace_and_ends_with_the_watermark() -> None:
     assert not lag.behind(0, 5)
 
 
+def test_answers_stand_back_before_they_are_behind_while_events_are_applied() -> None:
+    clock = Clock()
+    lag = AcknowledgedLag(grace_seconds=2.0, clock=clock)
+    lag.acknowledged(Position(0, 5))
+    assert not lag.hurries(0, 1)
+    clock.now += 0.6
+    assert lag.hurries(0, 2)
+    assert not lag.behind(0, 2)
+    assert not lag.hurries(0, 5)
+    lag.acknowledged(Position(0, 9))
+    clock.now += 0.6
+    # The last of before was applied within the last second.
+    assert lag.hurries(0, 5)
+    clock.now += 0.6
+    # Nothing moves: fewer answers would help nobody.
+    assert not lag.hurries(0, 5)
+    assert not lag.hurries(1, None)
+
+
 def test_lag_of_the_last_event_of_a_burst_shows_too() -> None:
     clock = Clock()
     lag = AcknowledgedLag(grace_seconds=2.0, clock=clock)
