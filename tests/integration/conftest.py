@@ -48,6 +48,20 @@ def _session_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     stack.down()
 
 
+@pytest.fixture(scope="session")
+def _session_compact_stack(tmp_path_factory: pytest.TempPathFactory, small_bundle: Path) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("compact"), bundle=small_bundle, ports=Ports.free(), profile="compact")
+    yield stack
+    stack.down()
+
+
+@pytest.fixture
+def compact_stack(_session_compact_stack: Stack) -> Stack:
+    """Everything of the compact profile, beside the other stack."""
+    _session_compact_stack.up()
+    return _session_compact_stack
+
+
 @pytest.fixture
 def kafka(_session_stack: Stack) -> str:
     """The broker's address, with Freshet's topics."""

@@ -22,9 +22,9 @@ from services.common.processes import PROCESSES
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
-@pytest.fixture
-def outside(stack: Stack) -> Iterator[Outside]:
-    with Outside(stack) as it:
+@pytest.fixture(params=["stack", "compact_stack"], ids=["split", "compact"])
+def outside(request: pytest.FixtureRequest) -> Iterator[Outside]:
+    with Outside(request.getfixturevalue(request.param)) as it:
         yield it
 
 
@@ -296,13 +296,13 @@ def test_a_client_stream_is_written_whole(outside: Outside) -> None:
     assert outside.history(user) == items
 
 
-async def test_calls_given_up_half_way_never_mix_users_up(outside: Outside, stack: Stack) -> None:
+async def test_calls_given_up_half_way_never_mix_users_up(outside: Outside) -> None:
     """Abandoned reads leave answers on their way; the next call must not get them."""
     users = [outside.new_user() for _ in range(4)]
     tokens = {user: outside.live(user, outside.items[place]) for place, user in enumerate(users)}
     positions = {user: (token.partition, token.offset) for user, token in tokens.items()}
     statuses = set()
-    async with grpc.aio.insecure_channel(stack.address("gateway")) as channel:
+    async with grpc.aio.insecure_channel(outside.address) as channel:
         gateway = gateway_pb2_grpc.GatewayServiceStub(channel)
 
         async def ask(user: str, timeout: float) -> None:

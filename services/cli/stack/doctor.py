@@ -108,7 +108,9 @@ def _memory(running: Running) -> Iterator[Finding]:
 
 
 def _recipes(running: Running) -> Iterator[Finding]:
-    for name in INFRASTRUCTURE:
+    for name in running.stack.parts:
+        if name not in INFRASTRUCTURE:
+            continue
         missing = running.stack.components[name].missing()
         if missing is None:
             yield fine(f"recipe of {name}", "can run here")

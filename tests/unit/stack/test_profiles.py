@@ -6,6 +6,7 @@ import pytest
 
 from services.cli.stack import Ports, Stack, StackError
 from services.cli.stack.compose import compact, local_environment, read_compose
+from services.cli.stack.doctor import examine
 
 GONE = {"candidates", "reranker", "inference-server"}
 
@@ -41,3 +42,9 @@ def test_a_stack_remembers_its_profile_and_knows_no_other_parts(tmp_path: Path) 
     with pytest.raises(StackError, match="bundle"):
         stack.up(["gateway"])
     assert Stack(tmp_path).profile == "split"
+
+
+def test_the_doctor_looks_at_the_parts_of_the_profile(tmp_path: Path) -> None:
+    abouts = {finding.about for finding in examine(Stack(tmp_path, ports=Ports.free(), profile="compact"))}
+    assert "recipe of kafka" in abouts
+    assert "recipe of inference-server" not in abouts
