@@ -181,10 +181,14 @@ def main(arguments: Sequence[str]) -> int:
                         help="bundle folder, items.parquet or a text file with one item id per line")  # fmt: skip
     parser.add_argument("--kafka", default="127.0.0.1:19092", metavar="HOST:PORT",
                         help="where acknowledged events are looked for; empty: nowhere")  # fmt: skip
+    parser.add_argument(
+        "--before", type=Path, metavar="PATH", help="an earlier result's knee.json, drawn above this one"
+    )
     options = parser.parse_args(arguments)
     try:
         check_options(options, OPTIONS)
         check_target(options)
+        before = [("before", read_knee(options.before))] if options.before else []
         calls = _Calls(options)
     except (ValueError, SenderError) as exc:
         parser.error(str(exc))
@@ -200,9 +204,19 @@ def main(arguments: Sequence[str]) -> int:
         knee.lost = _lost(options.kafka, calls.acknowledged)
     options.output.mkdir(parents=True, exist_ok=True)
     Path(options.output, "knee.json").write_text(json.dumps(asdict(knee), indent=1) + "\n", encoding="utf-8")
-    picture = plot([("", knee)], options.output / "knee.png")
+    picture = plot([*before, ("now" if before else "", knee)], options.output / "knee.png")
     sys.stdout.write(table(knee) + f"\n{picture}\n")
     return 1 if knee.lost or knee.tokens_not_honoured else 0
+
+
+def read_knee(path: Path) -> Knee:
+    """An earlier result. Raises: ValueError naming the file."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        parts = {"steps": [Step(**one) for one in raw["steps"]], "phases": [Phase(**one) for one in raw["phases"]]}
+        return Knee(**(raw | parts))
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise ValueError(f"--before={path} is no knee.json: {exc}") from exc
 
 
 def _look_for(calls: _Calls, options: argparse.Namespace) -> Knee:

@@ -48,18 +48,18 @@ def _session_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     stack.down()
 
 
-@pytest.fixture(scope="session")
-def _session_compact_stack(tmp_path_factory: pytest.TempPathFactory, small_bundle: Path) -> Iterator[Stack]:
+@pytest.fixture(scope="module")
+def _compact_stack_of_module(tmp_path_factory: pytest.TempPathFactory, small_bundle: Path) -> Iterator[Stack]:
     stack = Stack(tmp_path_factory.mktemp("compact"), bundle=small_bundle, ports=Ports.free(), profile="compact")
     yield stack
     stack.down()
 
 
 @pytest.fixture
-def compact_stack(_session_compact_stack: Stack) -> Stack:
+def compact_stack(_compact_stack_of_module: Stack) -> Stack:
     """Everything of the compact profile, beside the other stack."""
-    _session_compact_stack.up()
-    return _session_compact_stack
+    _compact_stack_of_module.up()
+    return _compact_stack_of_module
 
 
 @pytest.fixture
