@@ -200,7 +200,9 @@ class _Truth:
         self._score = np.take_along_axis(exact, self._best[:, None], axis=1)[:, 0]
 
     def measured(self, decoded: FloatArray) -> dict[str, float]:
-        scores = self._queries @ decoded.T
+        # Equal vectors once: in one product, rows that are equal may get scores that are not, by their place.
+        vectors, places = np.unique(decoded, axis=0, return_inverse=True)
+        scores = (self._queries @ vectors.T)[:, places.ravel()]
         of_best = np.take_along_axis(scores, self._best[:, None], axis=1)
         # Equal codes have equal scores; a coin would break such ties, so half of them stand above.
         above = (scores > of_best).sum(axis=1) + ((scores == of_best).sum(axis=1) - 1) / 2

@@ -130,7 +130,8 @@ def test_equal_seeds_make_equal_scenes_and_others_do_not() -> None:
 def test_items_do_not_depend_on_how_many_queries_are_asked_for() -> None:
     few, many = (generate(SHAPES["ml-1m"], num_items=300, num_queries=count, seed=1) for count in (2, 9))
     assert np.array_equal(few.items.components, many.items.components)
-    assert np.array_equal(few.queries.components, many.queries.components[:2])
+    # A product's last bits depend on how many rows it has, by the machine.
+    np.testing.assert_allclose(few.queries.components, many.queries.components[:2], atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
