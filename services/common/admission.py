@@ -37,6 +37,7 @@ class Admission:
 
     smallest, largest: what the limit moves between; equal, it stands still. per_caller: what one caller may have, too.
     quick_s: a median up to that is no overload, however little calls take unhurried.
+    standing_back: the least while calls stand back; None: as always.
     surplus: so many may begin beyond the limit at a time, if they are answered in a cheaper way (`Slot.is_surplus`).
     """
 
@@ -46,6 +47,7 @@ class Admission:
         *,
         largest: int,
         smallest: int = 2,
+        standing_back: int | None = None,
         per_caller: int | None = None,
         surplus: int = 0,
         quick_s: float = 0.0,
@@ -53,6 +55,7 @@ class Admission:
     ) -> None:
         self.name = name
         self._smallest, self._largest = min(smallest, largest), largest
+        self._least_standing_back = self._smallest if standing_back is None else standing_back
         self._per_caller = per_caller
         self._surplus_left = surplus
         self._quick_s = quick_s
@@ -118,7 +121,7 @@ class Admission:
         enough_s = max(self._quick_s, _TOLERANCE * unhurried_s)
         gradient = min(1.0, max(0.5, enough_s / taken_s)) if taken_s else 1.0
         if 2 * self._standing_back > len(self._taken_s):
-            self.limit = max(self._smallest, min(gradient, _STAND_BACK) * self.limit)
+            self.limit = max(self._least_standing_back, min(gradient, _STAND_BACK) * self.limit)
             return
         if gradient < 1.0 and not self._is_sure:
             self.limit = self._smallest

@@ -12,8 +12,9 @@ from services.common.stream.position import Position
 # Marks per partition: one per `_SPACING_S`, so this many cover a grace of several seconds with room.
 _MAX_MARKS = 64
 _SPACING_S = 0.2
-# Of the grace: from then on who applies events needs the machine more than who asks. It does while it moves.
-_HURRIES, _MOVES_S = 0.25, 1.0
+# Of the grace: from then on who applies events needs the machine more than who asks, and then more than who brings new
+# ones. It does while it moves.
+_READS_STAND_BACK, _WRITES_STAND_BACK, _MOVES_S = 0.25, 0.5, 1.0
 
 
 class AcknowledgedLag:
@@ -23,7 +24,7 @@ class AcknowledgedLag:
         self._grace_seconds = grace_seconds
         self._clock = clock
         self._marks: dict[int, deque[tuple[int, float]]] = {}
-        # Per partition: the newest watermark, and since when.
+        # Per partition: the newest watermark that a read saw, and since when.
         self._applied: dict[int, tuple[int, float]] = {}
 
     def acknowledged(self, position: Position) -> None:
@@ -44,13 +45,23 @@ class AcknowledgedLag:
         """True when something acknowledged longer ago than the grace is not applied yet."""
         return self._behind_s(partition, watermark) > self._grace_seconds
 
-    def hurries(self, partition: int, watermark: int | None) -> bool:
+    def reads_stand_back(self, partition: int, watermark: int | None) -> bool:
         """True when answers are about to be `behind`, and events are being applied."""
-        applied, now = -1 if watermark is None else watermark, self._clock()
+        applied = -1 if watermark is None else watermark
         if applied > self._applied.get(partition, (-1, 0.0))[0]:
-            self._applied[partition] = applied, now
-        moves = partition in self._applied and now - self._applied[partition][1] < _MOVES_S
-        return moves and self._behind_s(partition, watermark) > _HURRIES * self._grace_seconds
+            self._applied[partition] = applied, self._clock()
+        return self._hurries(partition, _READS_STAND_BACK)
+
+    def writes_stand_back(self, partition: int) -> bool:
+        """The same, later, by the watermark that reads saw; without reads never."""
+        return self._hurries(partition, _WRITES_STAND_BACK)
+
+    def _hurries(self, partition: int, share: float) -> bool:
+        if partition not in self._applied:
+            return False
+        watermark, since = self._applied[partition]
+        moves = self._clock() - since < _MOVES_S
+        return moves and self._behind_s(partition, watermark) > share * self._grace_seconds
 
     def _behind_s(self, partition: int, watermark: int | None) -> float:
         """Since when something acknowledged is not applied, in seconds; 0: all is."""

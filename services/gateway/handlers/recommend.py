@@ -147,7 +147,7 @@ class Recommend:
             self._token_failed(work)
         if self.lag.behind(view.partition, view.watermark):
             work.mark(Degradation.NOT_FRESH)
-        if self.lag.hurries(view.partition, view.watermark):
+        if self.lag.reads_stand_back(view.partition, view.watermark):
             admission.stand_back()
         work.seen = view.seen
         return view

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
+from services.common import admission
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest
 from services.common.stream.position import Position
 from services.common.stream.topics.interactions import Interaction
@@ -172,6 +173,8 @@ class RecordInteractions:
             exc.retry_after_ms = RETRY_AFTER_MS if exc.retriable else None
             raise
         self._lag.acknowledged(position)
+        if self._lag.writes_stand_back(position.partition):
+            admission.stand_back()
         self._metrics.acknowledged(time.monotonic() - began)
         epoch = await self._epochs.current()
         return Receipt(interaction.event_id, FreshnessToken(epoch, position.partition, position.offset))

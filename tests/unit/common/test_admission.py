@@ -114,10 +114,10 @@ def test_quick_answers_are_no_overload_however_quick_they_are_alone() -> None:
 
 def test_the_limit_falls_while_calls_stand_back_however_quick_they_are() -> None:
     clock = Clock()
-    door = Admission("calls", largest=64, clock=clock)
+    door = Admission("calls", smallest=32, standing_back=4, largest=64, clock=clock)
     waves(door, 300, 64, 0.01, clock=clock)
     assert door.limit == 64
-    for stands_back, limit in ((True, 2), (False, 64)):
+    for stands_back, limit in ((True, 4), (False, 64)):
         for _ in range(300):
             slots = [door.enter("one") for _ in range(int(door.limit))]
             for slot in slots:
