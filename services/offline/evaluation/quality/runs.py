@@ -137,7 +137,7 @@ def run_arm(
             [round(seconds, 1), round(value, 5)]
             for seconds, value in zip(report.epoch_cpu_seconds, report.valid_scores, strict=True)
         ],
-        "cpu_seconds": round(report.cpu_seconds, 1),
+        "cpu_seconds": round(report.cpu_seconds, 3),
         "bytes_per_item": bytes_per_item(config),
     }
     if not is_final:
@@ -169,7 +169,7 @@ def run_baseline(
         "kind": "final" if is_final else "trial",
         "settings": dict(settings),
         "seed": 0,
-        "cpu_seconds": round(time.process_time() - began, 1),
+        "cpu_seconds": round(time.process_time() - began, 3),
     }
     if is_final:
         return _ranked(row, scorer, split)
