@@ -231,6 +231,11 @@ def _grouped(turns: Sequence[Turn]) -> dict[tuple[str, str, int], list[Turn]]:
     return found
 
 
+def read_turns(path: Path) -> list[Turn]:
+    """An earlier result's."""
+    return [Turn(**turn) for turn in json.loads(path.read_text(encoding="utf-8"))["turns"]]
+
+
 def table(turns: Sequence[Turn]) -> str:
     """Medians of turns, as a Markdown table; the processes that take a twentieth of a row have a part in its last
     column."""

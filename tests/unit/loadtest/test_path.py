@@ -25,6 +25,11 @@ def stack(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_published_table_is_its_json() -> None:
+    pages = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
+    assert path.table(path.read_turns(pages / "path.json")) in (pages / "path.md").read_text(encoding="utf-8")
+
+
 def test_callers_send_when_they_have_their_answers_and_end_in_time(small_gateway: Any) -> None:
     small_gateway.stall_after_calls, small_gateway.stall_s = 6, 0.5
     calls = [PlannedCall(due_s=9.0, method=RECOMMEND, request=recommend(str(row), 1)) for row in range(100_000)]
