@@ -132,7 +132,10 @@ class Admission:
 
 
 class Slot:
-    """One admitted call. is_surplus: there was no room for it; it has to be answered cheaply, without waiting."""
+    """One admitted call. is_surplus: there was no room for it; it has to be answered cheaply, without waiting.
+
+    stands_back: the call has found that something else needs the machine more (`stand_back`).
+    """
 
     __slots__ = ("_admission", "_began", "_caller", "_clock", "_is_in", "is_surplus", "stands_back")
 
