@@ -1,6 +1,7 @@
 """The records of `index-deltas`, and whole batches out of interleaved, broken-off and compacted streams of them."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import InvalidRequest
+from services.common.stream.topics import index_deltas
 from services.common.stream.topics.index_deltas import (
     MAX_BATCH_RECORDS,
     Batches,
@@ -42,6 +44,10 @@ def record(
         change=change,
         newest_recorded_ms=1_700_000_000_123 + offset,
     )
+
+
+def memory(entry_id: str) -> MemoryDelta:
+    return MemoryDelta(entry_id=entry_id, item_id="a/b", components=np.ones((1, 2), dtype=np.float32), weight=1.0)
 
 
 def test_an_item_survives_the_wire_bit_for_bit() -> None:
@@ -278,6 +284,30 @@ def test_a_key_goes_with_its_tombstone_unless_a_record_dropped_it() -> None:
     assert batch.deltas[0].change.dropped
     assert batches.gone(4, key) == []
     assert batches.gone(5, memory_key(MODEL, "e")) == []
+
+
+def test_what_was_dropped_long_ago_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A remembered interaction has an id of its own, so every one is dropped for good some day."""
+    monkeypatch.setattr(index_deltas, "MAX_DROPPED_KEYS", 500)
+    batches = Batches()
+
+    def come_and_go(numbers: range) -> None:
+        for number in numbers:
+            for entry in (memory(f"e{number}"), MemoryDelta(entry_id=f"e{number}", dropped=True)):
+                batches.add(number, record(entry, batch=number, offset=number))
+            batches.gone(number, memory_key(MODEL, f"e{number}"))
+
+    tracemalloc.start()
+    try:
+        come_and_go(range(1, 2_000))
+        before, _ = tracemalloc.get_traced_memory()
+        come_and_go(range(2_000, 12_000))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 1 << 18  # 10,000 keys and their positions are 2 MB
+    late = batches.add(1, record(memory("e11900"), batch=7, offset=11_000))
+    assert [batch.deltas for batch in late] == [()]  # a writer that does not know yet that it was replaced
 
 
 def test_joined_batches_end_at_the_last_and_keep_each_keys_last_change() -> None:

@@ -9,6 +9,7 @@ Letters: P_q, P_x query and item components, P = P_q * P_x, d component width.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
@@ -41,6 +42,7 @@ FloatArray = npt.NDArray[np.float32]
 
 # A writer closes its batch at latest here; a reader closes it for a writer that does not.
 MAX_BATCH_RECORDS = 10_000
+MAX_DROPPED_KEYS = 16_384
 
 _FLOAT = np.dtype("<f4")
 _HALF = np.dtype("<f2")
@@ -226,12 +228,15 @@ class Batches:
 
     A key's tombstone stands behind the batch that dropped it and in front of its writer's next one, so that a batch
     whose last record a tombstone replaced is closed, too.
+
+    Memory: some 200 bytes per key that is there, and for the `MAX_DROPPED_KEYS` dropped last: a writer that does not
+    know that it was replaced finds out within its lease, and a reader that begins later never sees older ones.
     """
 
     def __init__(self) -> None:
         self._open: dict[int, list[IndexDelta]] = {}
         self._reflected: dict[bytes, tuple[int, int]] = {}
-        self._dropped: set[bytes] = set()
+        self._dropped: OrderedDict[bytes, None] = OrderedDict()
 
     @property
     def num_open(self) -> int:
@@ -269,8 +274,15 @@ class Batches:
             last_of_batch=True,
             change=change,
         )
-        self._dropped.add(key)
+        self._drop(key)
         return [Batch(offset=offset, deltas=(delta,), newest_recorded_ms=None, mark=mark_of(delta))]
+
+    def _drop(self, key: bytes) -> None:
+        """Remember that the key is dropped, and forget whose turn it is."""
+        self._dropped[key] = None
+        if len(self._dropped) > MAX_DROPPED_KEYS:
+            oldest, _ = self._dropped.popitem(last=False)
+            self._reflected.pop(oldest, None)
 
     def _close(self, offset: int, closing: IndexDelta) -> Batch:
         partition = closing.partition
@@ -283,7 +295,9 @@ class Batches:
                 self._reflected[key] = (partition, delta.offset)
                 newest.pop(key, None)  # a batch that was begun twice: the later one counts, in its place
                 newest[key] = delta
-                (self._dropped.add if delta.change.dropped else self._dropped.discard)(key)
+                self._dropped.pop(key, None)
+                if delta.change.dropped:
+                    self._drop(key)
         return Batch(
             offset=offset,
             deltas=tuple(newest.values()),
