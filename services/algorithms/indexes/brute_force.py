@@ -89,15 +89,21 @@ class BruteForce(ScoredIndex):
         touched = np.empty(len(queries), dtype=np.int64)
         for part in self._parts(queries, allowed):
             touched[part.queries] = part.scores.shape[1]
-            found = top_rows(part.scores, size + 1, np.zeros(len(part.scores)), part.allowed)
-            for query, (scores, near) in enumerate(zip(part.scores, found, strict=True), part.queries.start):
-                rows = near if part.rows is None else part.rows[near]
-                order = np.lexsort((self.ranks[rows], -scores[near]))
+            # BLAS adds up a dot product (P = 1) in an order that depends on the batch: whoever may be among the best is
+            # scored again by the kernel, item by item. Both are within `error` of the exact score.
+            dots = self.scorer.num_pairs == 1
+            found = top_rows(part.scores, size + 1, (4 if dots else 0) * error[part.queries], part.allowed)
+            near = found if part.rows is None else [part.rows[rows] for rows in found]
+            if dots:
+                scored = self.scorer.scores_at(queries.take(part.queries), near)
+            else:
+                scored = [scores[rows] for scores, rows in zip(part.scores, found, strict=True)]
+            for query, (rows, scores) in enumerate(zip(near, scored, strict=True), part.queries.start):
+                order = np.lexsort((self.ranks[rows], -scores))
                 if len(rows) > size:
-                    bounds[query] = float(scores[near[order[size]]]) + error[query]
+                    bounds[query] = float(scores[order[size]]) + error[query]
                 order = order[:size]
-                item_indices[query, : len(order)] = rows[order]
-                out[query, : len(order)] = scores[near[order]]
+                item_indices[query, : len(order)], out[query, : len(order)] = rows[order], scores[order]
         full = Pass("full", time.perf_counter() - started, touched)
         return Pool(item_indices=item_indices, scores=out, bounds=bounds, passes=(full,))
 

@@ -83,7 +83,7 @@ class GateBounds:
         # component often far less than each cosine at its own extreme.
         components = queries.components.astype(np.float64)
         weights = w1.reshape(len(b1), components.shape[1], len(self._norms))
-        folded = np.einsum("gqp,bqd->bgpd", weights, components)
+        folded = weights.transpose(0, 2, 1) @ components[:, None]
         span = np.linalg.norm(folded, axis=-1) @ self._norms
         least, most = _outwards(np.maximum(least, b1 - span), np.minimum(most, b1 + span))
         return _affine_range(w2, b2, *silu_range(least, most))
@@ -119,9 +119,15 @@ def _affine_range(
 ) -> tuple[DoubleArray, DoubleArray]:
     """weight @ c + bias over c in [low, high]: weight (n, m), low and high (B, m) -> two (B, n)."""
     positive, negative = np.maximum(weight, 0).T, np.minimum(weight, 0).T
-    size = np.maximum(np.abs(low), np.abs(high)) @ np.abs(weight).T + np.abs(bias)
+    size = _each(np.maximum(np.abs(low), np.abs(high)), np.abs(weight).T) + np.abs(bias)
     slack = _SLACK * size
-    return low @ positive + high @ negative + bias - slack, high @ positive + low @ negative + bias + slack
+    least = _each(low, positive) + _each(high, negative) + bias - slack
+    return least, _each(high, positive) + _each(low, negative) + bias + slack
+
+
+def _each(rows: DoubleArray, weight: DoubleArray) -> DoubleArray:
+    """rows @ weight, a product for each row: its sums don't depend on how many rows there are."""
+    return np.asarray((rows[:, None, :] @ weight)[:, 0])
 
 
 def _silu(z: DoubleArray) -> DoubleArray:

@@ -8,8 +8,8 @@ Letters: B queries, X items, K results, N pool size.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,9 @@ class Pool:
         return None if math.isnan(value) else value
 
 
+Answer = TypeVar("Answer", TopK, Pool)
+
+
 class Index(Protocol):
     """A top-K algorithm over one catalogue. Implementations are safe to use from several threads."""
 
@@ -157,6 +160,30 @@ def check_tie_ranks(tie_ranks: npt.NDArray[np.integer] | None, num_items: int) -
 def empty_answer(num_queries: int, width: int) -> tuple[Indices, Scores]:
     """Item indices of -1 and scores of -inf, (B, width) each, to be filled from the left."""
     return np.full((num_queries, width), NOTHING, dtype=np.int64), np.full((num_queries, width), -np.inf)
+
+
+def replaced(answer: Answer, queries: Indices, others: Answer) -> Answer:
+    """`answer` with what `others` say of its queries number `queries` (b,): of the same width, with the same passes."""
+    item_indices, scores = answer.item_indices.copy(), answer.scores.copy()
+    item_indices[queries], scores[queries] = others.item_indices, others.scores
+    passes = []
+    for before, after in zip(answer.passes, others.passes, strict=True):
+        touched = before.touched.copy()
+        touched[queries] = after.touched
+        passes.append(Pass(before.name, before.seconds + after.seconds, touched))
+    proof: dict[str, Any] = {}
+    if isinstance(answer, TopK) and isinstance(others, TopK):
+        changed = dict(zip(queries.tolist(), others.certificates, strict=True))
+        proof["certificates"] = tuple(changed.get(query, old) for query, old in enumerate(answer.certificates))
+    elif isinstance(answer, Pool) and isinstance(others, Pool):
+        proof["bounds"] = answer.bounds.copy()
+        proof["bounds"][queries] = others.bounds
+    return replace(answer, item_indices=item_indices, scores=scores, passes=tuple(passes), **proof)
+
+
+def mask_of(allowed: Mask | None, queries: Indices) -> Mask | None:
+    """The mask, or masks, of queries number `queries` (b,)."""
+    return allowed if allowed is None or allowed.ndim == 1 else allowed[queries]
 
 
 def take_queries(queries: QueryStates, start: int, stop: int) -> QueryStates:

@@ -14,7 +14,17 @@ import numpy as np
 
 from services.algorithms.indexes.gate_bounds import GateBounds
 from services.algorithms.indexes.pools import PooledIndex
-from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, TopK, empty_answer
+from services.algorithms.indexes.protocol import (
+    Indices,
+    Mask,
+    Pass,
+    Pool,
+    Scores,
+    TopK,
+    empty_answer,
+    mask_of,
+    replaced,
+)
 from services.algorithms.ops.grouped_top_k import GroupedTopK
 from services.algorithms.ops.mol_scores import MolScorer, rounding
 from services.algorithms.states import QueryStates
@@ -39,10 +49,17 @@ class TopKPerEmbedding(PooledIndex):
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of the union of the N best per pair, and how far from the exact top `k` that can be."""
         self.check(queries, k, allowed)
-        scan = self.scan(queries, self.pool_size, allowed)
-        while scan.depth < min(k, self.num_items) and scan.smallest_pool(scan.depth) < k:
-            scan = self.scan(queries, min(2 * scan.depth, k), allowed)
-        return self._answer(scan, queries, k)
+        return self._search(queries, k, allowed, self.pool_size)
+
+    def _search(self, queries: QueryStates, k: int, allowed: Mask | None, depth: int) -> TopK:
+        """With lists of `depth`, and twice as deep for the queries whose union is short: each as it would alone."""
+        scan = self.scan(queries, depth, allowed)
+        answer = self._answer(scan, queries, k)
+        short = scan.short(k)
+        if not len(short):
+            return answer
+        deeper = min(2 * scan.depth, k)
+        return replaced(answer, short, self._search(queries.take(short), k, mask_of(allowed, short), deeper))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """A pool of `size`: what the lists hold down to one common depth, then some of the next depth by cosine.
@@ -50,9 +67,11 @@ class TopKPerEmbedding(PooledIndex):
         Scores are an item's best cosine among the pairs that listed it.
         """
         self.check(queries, size, allowed)
-        scan = self.scan(queries, -(-2 * size // self.scorer.num_pairs), allowed)
-        while scan.smallest_pool(scan.depth) < min(size, self.num_items) and scan.depth < min(size, self.num_items):
-            scan = self.scan(queries, min(4 * scan.depth, size), allowed)
+        return self._first_stage(queries, size, allowed, -(-2 * size // self.scorer.num_pairs))
+
+    def _first_stage(self, queries: QueryStates, size: int, allowed: Mask | None, depth: int) -> Pool:
+        """From lists of `depth`, and four times as deep for the queries whose union is short."""
+        scan = self.scan(queries, depth, allowed)
         started = time.perf_counter()
         item_indices, scores = empty_answer(len(queries), min(size, self.num_items))
         depths = np.zeros(len(queries), dtype=np.int64)
@@ -67,7 +86,12 @@ class TopKPerEmbedding(PooledIndex):
         num_allowed = self.num_items if allowed is None else np.count_nonzero(allowed, axis=-1)
         bounds[np.count_nonzero(item_indices >= 0, axis=1) == num_allowed] = -np.inf
         first = Pass("first_stage", scan.seconds + time.perf_counter() - started, self.every_item(queries))
-        return Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
+        pool = Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
+        short = scan.short(size)
+        if not len(short):
+            return pool
+        deeper = min(4 * scan.depth, size)
+        return replaced(pool, short, self._first_stage(queries.take(short), size, mask_of(allowed, short), deeper))
 
     def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> "PairScan":
         """The `depth` best of every pair of each query."""
@@ -90,6 +114,7 @@ class PairScan:
     ) -> None:
         started = time.perf_counter()
         self._gate_bounds, self._queries, self._ranks = gate_bounds, queries, ranks
+        self._num_items = scorer.num_items
         self.depth = max(1, min(depth, scorer.num_items))
         best = components.search(queries.components, self.depth, allowed)
         lists = (len(queries), scorer.num_pairs)
@@ -106,11 +131,12 @@ class PairScan:
         rows = np.unique(self._rows[query, :, :size])
         return rows[rows >= 0]
 
-    def smallest_pool(self, size: int) -> int:
-        """Items in the smallest union that left something out; X and more where none did."""
-        whole = self.thresholds(size).min(axis=1, initial=np.inf) == -np.inf
-        sizes = [len(self.pool(query, size)) for query in np.flatnonzero(~whole).tolist()]
-        return min(sizes, default=np.iinfo(np.int64).max)
+    def short(self, wanted: int) -> Indices:
+        """The queries whose union has fewer than `wanted` items though deeper lists would have more: (n,)."""
+        if self.depth >= min(wanted, self._num_items):
+            return np.empty(0, dtype=np.int64)
+        some = np.flatnonzero(self.thresholds(self.depth).min(axis=1, initial=np.inf) > -np.inf)
+        return some[[len(self.pool(query, self.depth)) < wanted for query in some.tolist()]]
 
     def thresholds(self, size: int) -> Scores:
         """t_p: the best cosine that each list leaves out beyond its `size` best, (B, P); -inf: it holds all allowed."""

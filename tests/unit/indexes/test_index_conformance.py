@@ -320,6 +320,39 @@ def test_each_query_obeys_its_own_filter(builder: Builder) -> None:
 
 
 @every_index
+@pytest.mark.parametrize("filtered", ["all", "shared", "own"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_an_answer_does_not_depend_on_who_else_is_in_the_batch(
+    builder: Builder, shape: tuple[int, ...], filtered: str
+) -> None:
+    """Bit for bit on the CPU; a device's matrix products add up by the batch's shape, float64 alike."""
+    _, p_q, p_x, d = shape
+    rng = np.random.default_rng([p_q, p_x, d])
+    num_items, num_queries = 600, 17
+    items, queries = make_items(rng, num_items, p_q, p_x, d), make_queries(rng, num_queries, p_q, p_x, d)
+    index = builder.build(items, make_pair_gate(rng, p_q * p_x, 8) if items.gate is not None else None)
+    # Filters from strict to lax, so that some queries must look deeper than others.
+    masks = {"shared": rng.random(num_items) < 0.5, "own": rng.random((num_queries, num_items)) < rng.random((17, 1))}
+    allowed = masks.get(filtered)
+    on_device = builder.name.startswith("device_")
+    for k in (10, 100):
+        answers, pools = index.search(queries, k, allowed), index.first_stage(queries, k, allowed)
+        for query in range(num_queries):
+            alone, its_own = queries.take([query]), allowed[[query]] if filtered == "own" else allowed
+            answer, pool = index.search(alone, k, its_own), index.first_stage(alone, k, its_own)
+            assert np.array_equal(answer.item_indices[0], answers.item_indices[query])
+            if on_device:
+                np.testing.assert_allclose(answer.scores[0], answers.scores[query], rtol=1e-12)
+                assert answer.certificates[0].kind == answers.certificates[query].kind
+                continue
+            assert answer.scores[0].tobytes() == answers.scores[query].tobytes()
+            assert answer.certificates[0] == answers.certificates[query]
+            assert np.array_equal(pool.item_indices[0], pools.item_indices[query])
+            assert pool.scores[0].tobytes() == pools.scores[query].tobytes()
+            assert pool.bounds[0].tobytes() == pools.bounds[query].tobytes()
+
+
+@every_index
 def test_all_items_filtered_makes_an_empty_exact_answer(builder: Builder) -> None:
     rng = np.random.default_rng(10)
     index = builder.build(make_items(rng, 50, 4, 2, 8), make_pair_gate(rng, 8, 4))

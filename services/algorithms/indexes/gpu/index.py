@@ -37,6 +37,8 @@ from services.algorithms.indexes.protocol import (
     check_request,
     check_tie_ranks,
     empty_answer,
+    mask_of,
+    replaced,
 )
 from services.algorithms.ops.grouped_top_k.device import DeviceBest, best_of_groups
 from services.algorithms.ops.mol_scores import MolScorer
@@ -117,31 +119,36 @@ class DeviceIndex(ABC):
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """See `Index.search`."""
-        started = time.perf_counter()
         with self._lock:
-            request = self._request(queries, k, allowed)
-            for size in (self.pool_size, k):
-                found = self._found(request.prepared, request.mask, size, k)
-                kth_scores = found.answer.kth_scores.cpu().numpy()
-                bounds = self._bounds(request, found.pool, kth_scores)
-                # A union of fewer than k items with others left out: k per list are enough for anybody.
-                if size >= k or not ((kth_scores == -np.inf) & (bounds != -np.inf)).any():
-                    break
-            rows, scores = found.answer.rows.cpu().numpy(), found.answer.scores.cpu().numpy()
-            evaluated = found.answer.evaluated.cpu().numpy().astype(np.int64)
-            scored = self._everything(queries)
-            if found.pool.rows is not None:
-                scored = (found.pool.rows >= 0).sum(dim=1).cpu().numpy()
+            return self._search(queries, k, allowed, self.pool_size)
+
+    def _search(self, queries: QueryStates, k: int, allowed: Mask | None, size: int) -> TopK:
+        """With pools of `size` per list, and of k for the queries whose pool has fewer than k items."""
+        started = time.perf_counter()
+        request = self._request(queries, k, allowed)
+        found = self._found(request.prepared, request.mask, size, k)
+        kth_scores = found.answer.kth_scores.cpu().numpy()
+        bounds = self._bounds(request, found.pool, kth_scores)
+        rows, scores = found.answer.rows.cpu().numpy(), found.answer.scores.cpu().numpy()
+        evaluated = found.answer.evaluated.cpu().numpy().astype(np.int64)
+        scored = self._everything(queries)
+        if found.pool.rows is not None:
+            scored = (found.pool.rows >= 0).sum(dim=1).cpu().numpy()
         seconds = time.perf_counter() - started
         passes = [Pass("full", seconds, scored), Pass("float64", 0.0, evaluated)]
         if found.pool.rows is not None:
             passes = [Pass("first_stage", seconds, self._everything(queries)), Pass("full", 0.0, scored), passes[1]]
-        return TopK(
+        answer = TopK(
             item_indices=rows,
             scores=scores,
             certificates=certificates(bounds, np.where(kth_scores == -np.inf, np.nan, kth_scores)),
             passes=tuple(passes),
         )
+        short = np.flatnonzero((kth_scores == -np.inf) & (bounds != -np.inf))
+        if size >= k or not len(short):
+            return answer
+        # k per list are enough for anybody.
+        return replaced(answer, short, self._search(queries.take(short), k, mask_of(allowed, short), k))
 
     def device_search(self, queries: DeviceQueries, k: int) -> DeviceAnswer:
         """The device's part of an unfiltered search alone, as a benchmark times it: valid until the next call."""

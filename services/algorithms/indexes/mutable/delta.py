@@ -145,11 +145,15 @@ def candidates(source: Source, queries: QueryStates, k: int, thresholds: Scores,
 
 def all_scores(source: Source, queries: QueryStates, allowed: Mask | None) -> PartialAnswer:
     """Per query: every allowed row and its float32 score, each within the error that comes along."""
-    scores = source.segment.scorer.scores(queries)
+    scorer = source.segment.scorer
+    if scorer.num_pairs == 1:  # see BruteForce.first_stage
+        scores = np.stack(scorer.scores_at(queries, [np.arange(scorer.num_items)] * len(queries)))
+    else:
+        scores = scorer.scores(queries)
     if allowed is not None:
         scores[~np.broadcast_to(allowed, scores.shape)] = -np.inf
     found = [(rows := np.flatnonzero(row > -np.inf), row[rows].astype(np.float64)) for row in scores]
-    return PartialAnswer(segment=source.segment, found=found, error=source.segment.scorer.error_bounds(queries))
+    return PartialAnswer(segment=source.segment, found=found, error=scorer.error_bounds(queries))
 
 
 def _go_on() -> None:

@@ -23,6 +23,8 @@ from services.algorithms.indexes.protocol import (
     Scores,
     TopK,
     empty_answer,
+    mask_of,
+    replaced,
 )
 from services.algorithms.indexes.rescoring import rescore
 from services.algorithms.indexes.scored_index import ScoredIndex
@@ -128,22 +130,34 @@ class QuantizedTopKPerEmbedding(_CodedIndex):
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of the union of the N best per pair, and how far from the exact top `k` that can be."""
         self.check(queries, k, allowed)
-        lists = self._lists(queries, self.pool_size, k, allowed)
+        return self._search(queries, k, allowed, self.pool_size)
+
+    def _search(self, queries: QueryStates, k: int, allowed: Mask | None, depth: int) -> TopK:
+        """With lists of `depth`, and deeper for the queries whose union is short: each as it would alone."""
+        lists = self._lists(queries, depth, allowed)
         pools = [lists.union(query)[0] for query in range(len(queries))]
         answer = rescore(self.scorer, queries, pools, k, self.ranks)
         bounds = lists.bounds.copy()
         bounds[[len(pool) for pool in pools] == lists.num_allowed] = -np.inf
-        return TopK(
+        found = TopK(
             item_indices=answer.item_indices,
             scores=answer.scores,
             certificates=certificates(bounds, answer.kth_scores),
             passes=(Pass("first_stage", lists.seconds, lists.touched), *answer.passes),
         )
+        short = lists.short(k)
+        if not len(short):
+            return found
+        deeper = min(4 * lists.depth, k)
+        return replaced(found, short, self._search(queries.take(short), k, mask_of(allowed, short), deeper))
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best of the union of the lists, by an item's best cosine as coded among the lists that have it."""
         self.check(queries, size, allowed)
-        lists = self._lists(queries, -(-2 * size // self.scorer.num_pairs), size, allowed)
+        return self._first_stage(queries, size, allowed, -(-2 * size // self.scorer.num_pairs))
+
+    def _first_stage(self, queries: QueryStates, size: int, allowed: Mask | None, depth: int) -> Pool:
+        lists = self._lists(queries, depth, allowed)
         started = time.perf_counter()
         item_indices, scores = empty_answer(len(queries), min(size, self.num_items))
         bounds = lists.bounds.copy()
@@ -158,15 +172,15 @@ class QuantizedTopKPerEmbedding(_CodedIndex):
             item_indices[query, : len(order)], scores[query, : len(order)] = rows[order], best[order]
         bounds[np.count_nonzero(item_indices >= 0, axis=1) == lists.num_allowed] = -np.inf
         first = Pass("first_stage", lists.seconds + time.perf_counter() - started, lists.touched)
-        return Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
+        pool = Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
+        short = lists.short(size)
+        if not len(short):
+            return pool
+        deeper = min(4 * lists.depth, size)
+        return replaced(pool, short, self._first_stage(queries.take(short), size, mask_of(allowed, short), deeper))
 
-    def _lists(self, queries: QueryStates, depth: int, wanted: int, allowed: Mask | None) -> "_Lists":
-        """Lists of at least `depth`, deep enough for unions of `wanted` items where as many are allowed."""
-        while True:
-            lists = _Lists(self.cells, queries, min(depth, self.num_items), self._visit, allowed)
-            if depth >= min(wanted, self.num_items) or lists.smallest_union() >= wanted:
-                return lists
-            depth = min(4 * depth, wanted)
+    def _lists(self, queries: QueryStates, depth: int, allowed: Mask | None) -> "_Lists":
+        return _Lists(self.cells, queries, min(depth, self.num_items), self._visit, allowed)
 
 
 class _Lists:
@@ -176,6 +190,7 @@ class _Lists:
         self, cells: Sequence[CellScan], queries: QueryStates, depth: int, visit: Visit | None, allowed: Mask | None
     ) -> None:
         started = time.perf_counter()
+        self.depth, self._num_items = depth, cells[0].num_items
         num_queries, p_q, width = queries.components.shape
         lists = (num_queries, len(cells), p_q)
         self._rows = np.empty((*lists, depth), dtype=np.int64)
@@ -198,8 +213,7 @@ class _Lists:
                 errors[chosen] = np.maximum(errors[chosen], scan.errors(flat).reshape(count, p_q))
                 scanned = found.touched[:, 0].reshape(count, p_q).max(axis=1)
                 self.touched[chosen] = np.maximum(self.touched[chosen], scanned)
-        num_items = cells[0].num_items
-        counts = num_items if allowed is None else np.count_nonzero(allowed, axis=-1)
+        counts = self._num_items if allowed is None else np.count_nonzero(allowed, axis=-1)
         self.num_allowed: Indices = np.broadcast_to(np.asarray(counts, dtype=np.int64), num_queries)
         self.bounds: Scores = bounds.max(axis=(1, 2), initial=-np.inf)
         self.errors: Scores = errors.max(axis=1, initial=0)
@@ -214,11 +228,12 @@ class _Lists:
         np.maximum.at(best, inverse, scores)
         return distinct, best
 
-    def smallest_union(self) -> int:
-        """The smallest union's size; one that holds all that is allowed counts as large enough for anything."""
+    def short(self, wanted: int) -> Indices:
+        """The queries whose union has fewer than `wanted` items though deeper lists would have more: (n,)."""
+        if self.depth >= min(wanted, self._num_items):
+            return np.empty(0, dtype=np.int64)
         sizes = np.array([len(self.union(query)[0]) for query in range(len(self._rows))], dtype=np.int64)
-        sizes[sizes == self.num_allowed] = np.iinfo(np.int64).max
-        return int(sizes.min(initial=np.iinfo(np.int64).max))
+        return np.flatnonzero((sizes < wanted) & (sizes < self.num_allowed))
 
 
 def _averages(scorer: MolScorer) -> tuple[npt.NDArray[np.float32], float, float]:

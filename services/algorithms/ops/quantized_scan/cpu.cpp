@@ -247,6 +247,7 @@ struct Query {
     int64_t count, capacity, visited, scanned, wanted;
     int64_t ripe;                          // as many candidates are worth a cut
     float threshold;                       // candidates below it are left out
+    bool done;                             // no more cells to visit
 
     void begin(const Cells& all_cells, const Search& options, int64_t number) {
         cells = &all_cells;
@@ -259,6 +260,7 @@ struct Query {
         capacity = std::max<int64_t>(2 * wanted, wanted + 512);
         resize();
         count = visited = scanned = 0;
+        done = false;
         threshold = -kInfinity;
         ripe = wanted + wanted / 4;
     }
@@ -560,23 +562,8 @@ const uint8_t* codes_of(const Cells& cells, int64_t cell) {
     return cells.codes + cells.starts[cell] * cells.num_groups * 64;
 }
 
-void search_one(const Cells& cells, const Search& search, int64_t number, Query& query, std::vector<Found>& found) {
-    const Scan scan = scan_for(cells);
-    query.begin(cells, search, number);
-    bool done = false;
-    for (int64_t most = 16; !done && query.next_tier(most); most *= 2) {
-        for (size_t i = 0; i < query.tier.size() && !done; ++i) {
-            done = query.hopeless(query.tier[i].key);
-            if (done) break;
-            const bool last = i + 1 == query.tier.size();
-            (query.*scan)(query.tier[i].cell, last ? nullptr : codes_of(cells, query.tier[i + 1].cell));
-        }
-    }
-    answer(query, number, found);
-}
-
-// Many queries at once: in rounds of ever more cells each, and within a round cell by cell, so that a cell's codes come
-// from memory once for all who visit it.
+// One query or many at once: in rounds of ever more cells each, and within a round cell by cell, so that a cell's codes
+// come from memory once for all who visit it. What a query finds does not depend on who else is in its group.
 void search_group(const Cells& cells, const Search& search, int64_t first, int64_t last, std::vector<Query>& queries,
                   std::vector<Found>& found) {
     struct Visit {
@@ -584,15 +571,19 @@ void search_group(const Cells& cells, const Search& search, int64_t first, int64
         int32_t cell, query;
     };
     const Scan scan = scan_for(cells);
-    std::vector<Visit> drawn, visits;
-    std::vector<int64_t> places(cells.num_cells + 1);
+    static thread_local std::vector<Visit> drawn, visits;
+    static thread_local std::vector<int64_t> places;
+    places.resize(cells.num_cells + 1);
     queries.resize(std::max<size_t>(queries.size(), last - first));
     for (int64_t number = first; number < last; ++number) queries[number - first].begin(cells, search, number);
     for (int64_t most = 4;; most *= 2) {
         drawn.clear();
         std::fill(places.begin(), places.end(), 0);
         for (int32_t i = 0; i < last - first; ++i) {
-            if (!queries[i].next_tier(most)) continue;
+            // Nobody is asked again for the others' sake: every question cuts the candidates a little closer.
+            if (queries[i].done) continue;
+            queries[i].done = !queries[i].next_tier(most);
+            if (queries[i].done) continue;
             for (const Ranked& next : queries[i].tier) {
                 drawn.push_back({next.key, next.cell, i});
                 ++places[next.cell + 1];
@@ -624,13 +615,6 @@ extern "C" void freshet_search_cells(const FreshetCells* cells, const FreshetSea
         thread_local std::vector<Query> states;
         thread_local std::vector<Found> found;
         const int64_t first = tile * size, last = std::min(queries, first + size);
-        if (grouped) {
-            search_group(*cells, *search, first, last, states, found);
-        } else {
-            if (states.empty()) states.resize(1);
-            for (int64_t number = first; number < last; ++number) {
-                search_one(*cells, *search, number, states[0], found);
-            }
-        }
+        search_group(*cells, *search, first, last, states, found);
     });
 }
