@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -166,7 +167,7 @@ def make_snapshots(settings: CandidatesSettings, live: Live) -> CatalogueSnapsho
         Path(settings.snapshots),
         found=snapshots,
         load=partial(load_snapshot, model_version=live.catalogue.base.model_version),
-        every_s=60 * settings.snapshot_minutes,
+        every_s=60 * settings.snapshot_minutes if settings.does_common_work else math.inf,
     )
 
 
@@ -196,7 +197,9 @@ def make_follower(
         on_change=lambda: metrics.loaded(live.search.info),
     )
     follower = CatalogueFollower(
-        catalogue_reader(settings.kafka, "candidates", makes_topics=settings.replicas, writes_dead_letters=True),
+        catalogue_reader(
+            settings.kafka, "candidates", makes_topics=settings.replicas, writes_dead_letters=settings.does_common_work
+        ),
         changes,
         model_version=live.catalogue.base.model_version,
         on_ready=gate.open,

@@ -40,6 +40,11 @@ class CandidatesSettings(ProcessSettings):
         default=10.0, ge=0.1, le=600, validation_alias="FRESHET_CANDIDATES_SNAPSHOT_MINUTES"
     )
 
+    @property
+    def does_common_work(self) -> bool:
+        """Whether this process does what one of several over the same topics has to do: dead letters, snapshots."""
+        return True
+
     @field_validator("algorithms")
     @classmethod
     def _known(cls, text: str) -> str:

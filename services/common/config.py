@@ -73,6 +73,11 @@ class ProcessSettings(TransportSettings):
             return False
 
     @property
+    def shares_port(self) -> bool:
+        """Whether several processes listen on the port, each for a share of the connections."""
+        return False
+
+    @property
     def replicas(self) -> Replicas:
         """Of the topics that a process makes."""
         return Replicas(replication_factor=self.kafka_replication, min_in_sync=self.kafka_min_in_sync)

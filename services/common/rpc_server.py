@@ -34,8 +34,6 @@ AddServices = Callable[[grpc.aio.Server], Sequence[str]]
 # The gateway's peers send pools of thousands of items.
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
-    # Else two servers share a port silently and each gets half of the calls.
-    ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_concurrent_streams", 1024),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -197,7 +195,12 @@ class RpcServer:
         interceptors = [*(tracing.server_interceptors if tracing else ()), guards]
         self._server = grpc.aio.server(
             interceptors=interceptors,
-            options=[*_SERVER_OPTIONS, ("grpc.max_receive_message_length", max_request_bytes)],
+            options=[
+                *_SERVER_OPTIONS,
+                ("grpc.max_receive_message_length", max_request_bytes),
+                # Unless meant, two servers would share a port silently and each get half of the calls.
+                ("grpc.so_reuseport", int(settings.shares_port)),
+            ],
         )
         self._add_services = add_services
         self.port = 0
@@ -208,7 +211,8 @@ class RpcServer:
         Raises: PortTaken naming the port and its owner.
         """
         host, port = self._settings.host, self._settings.port
-        check_port_free(host, port)
+        if not self._settings.shares_port:
+            check_port_free(host, port)
         names = list(self._add_services(self._server))
         servicer = _Health(self._health)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
@@ -248,12 +252,14 @@ async def serve(
     door: Door | None = None,
     admissions: Mapping[str, Admission] | None = None,
     max_request_bytes: int = MAX_REQUEST_BYTES,
+    before_listening: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain, then call `on_drain` (close batchers, consumers, connections).
 
     `health_state`: pass one to say later when the process is ready; without it, it is ready at once.
     `door`: who may call what; without one, everybody may call everything. `admissions`: by method, where not all share
     the one limit of `settings`. `max_request_bytes`: a larger one is refused before it is read.
+    `before_listening`: waited for before the port is taken.
     Raises: PortTaken when the gRPC or the metrics port is held by somebody else (`on_drain` is called first).
     """
     stop = asyncio.Event()
@@ -271,6 +277,13 @@ async def serve(
         max_request_bytes=max_request_bytes,
     )
     try:
+        if before_listening is not None:
+            either = [asyncio.ensure_future(one) for one in (before_listening(), stop.wait())]
+            done, left = await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            for one in left:
+                one.cancel()
+            for one in done:
+                one.result()
         await server.start()
         try:
             serve_metrics(settings.resolved_metrics_port, settings.host, tls=settings.tls)

@@ -1,31 +1,46 @@
 """Puts three processes together in one: the gateway calls candidates and the reranker as objects."""
 
+from functools import partial
+
 from services.candidates.bootstrap import opened
 from services.candidates.config import CandidatesSettings
 from services.common.config import load_settings
 from services.common.rpc_server import HealthState
 from services.common.tracing import configure_tracing
+from services.compact.config import CompactSettings
 from services.compact.in_process import InProcess
+from services.compact.workers import may_listen
 from services.gateway import bootstrap as gateway
-from services.gateway.config import GatewaySettings
 from services.reranker.bootstrap import VERSIONS_KEPT, make_rerank
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import RerankerServicer
 
 
-async def run(settings: GatewaySettings) -> None:
+class LaterWorkersCandidates(CandidatesSettings):
+    """In a worker after the first: what is done once, the first does."""
+
+    @property
+    def does_common_work(self) -> bool:
+        return False
+
+
+async def run(settings: CompactSettings) -> None:
     """Serve until a signal; items are held once, for both stages. Raises: as the three's own `run`."""
     tracing, health = configure_tracing("gateway", settings.otlp_endpoint), HealthState()
     ranking = load_settings(RerankerSettings)
-    async with opened(load_settings(CandidatesSettings), health, tracing, versions_kept=VERSIONS_KEPT) as (
-        candidates,
-        live,
-    ):
+    followed = load_settings(LaterWorkersCandidates if settings.worker else CandidatesSettings)
+    async with opened(followed, health, tracing, versions_kept=VERSIONS_KEPT) as (candidates, live):
         rerank = make_rerank(ranking, live.catalogue, RerankerMetrics())
         reranker = RerankerServicer(rerank, check_ready=candidates.check_ready)
         peers = {"candidates": InProcess(candidates), "reranker": InProcess(reranker)}
         try:
-            await gateway.run(settings, tracing=tracing, health=health, in_process=peers)
+            await gateway.run(
+                settings,
+                tracing=tracing,
+                health=health,
+                in_process=peers,
+                before_listening=partial(may_listen, health) if settings.shares_port else None,
+            )
         finally:
             await rerank.close()

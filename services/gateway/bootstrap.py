@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -143,7 +143,9 @@ async def opened_door(settings: GatewaySettings) -> AsyncIterator[Door | None]:
         log.warning("no_api_keys", reason="FRESHET_API_KEYS names no file: everybody on this machine may call all")
         yield None
         return
-    door = Door(await asyncio.to_thread(read_keys, path), AuditLog(settings.audit_log))
+    door = Door(
+        await asyncio.to_thread(read_keys, path), AuditLog(settings.audit_log), shared_rates=settings.shared_rates
+    )
     following = asyncio.create_task(follow_keys(path, door))
     try:
         yield door
@@ -160,11 +162,12 @@ async def run(
     tracing: Tracing | None = None,
     health: HealthState | None = None,
     in_process: Mapping[str, Peer] | None = None,
+    before_listening: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serve until a signal.
 
     in_process: candidates and the reranker by name, where this process answers for them itself; `health` then says
-    when they are ready.
+    when they are ready. before_listening: as of `serve`.
 
     Raises: BundleError for an unusable bundle, PortTaken for a taken port, ConfigError as `opened_door`. Redis, Kafka
     and the other processes may be away at start: answers are marked until they come.
@@ -176,11 +179,17 @@ async def run(
             tracing or configure_tracing("gateway", settings.otlp_endpoint),
             health or HealthState(ready=True),
             in_process or {},
+            before_listening,
         )
 
 
 async def _serve(
-    settings: GatewaySettings, door: Door | None, tracing: Tracing, health: HealthState, in_process: Mapping[str, Peer]
+    settings: GatewaySettings,
+    door: Door | None,
+    tracing: Tracing,
+    health: HealthState,
+    in_process: Mapping[str, Peer],
+    before_listening: Callable[[], Awaitable[None]] | None,
 ) -> None:
     bundle, popular = await asyncio.to_thread(_open_bundle, settings)
     channels = {
@@ -275,4 +284,5 @@ async def _serve(
         admissions=admissions(),
         max_request_bytes=MAX_REQUEST_BYTES,
         door=door,
+        before_listening=before_listening,
     )

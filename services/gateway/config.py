@@ -61,6 +61,11 @@ class GatewaySettings(ProcessSettings):
         return self
 
     @property
+    def shared_rates(self) -> Path | None:
+        """Where several processes keep what is left of each API key's rate; None: there is one."""
+        return None
+
+    @property
     def refreshers(self) -> tuple[str, ...]:
         """The refreshers' addresses, one by one."""
         return tuple(self.refresher_addresses.split(",")) if self.refresher_addresses else ()

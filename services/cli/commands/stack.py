@@ -41,6 +41,9 @@ def up(
         Literal["split", "compact"] | None,
         typer.Option(help="compact: candidates and reranker in the gateway's process, no inference server. [split]"),
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=8, help="Of the compact profile: processes behind the gateway's port. [1]")
+    ] = None,
     port_offset: options.PortOffset = 0,
     timeout_s: Annotated[float, typer.Option(min=1, help="Give up when not all is healthy by then.")] = 120.0,
     as_json: options.AsJson = False,
@@ -49,7 +52,7 @@ def up(
 
     Example:  freshet up
 
-    Example:  freshet up --profile compact
+    Example:  freshet up --profile compact --workers 2
 
     Example:  freshet up --only kafka,redis --port-offset 1000
     """
@@ -60,7 +63,7 @@ def up(
     with showing(None if as_json else console(stderr=True)) as say:
         try:
             ports = Ports.default(offset=port_offset) if port_offset else None
-            stack = Stack(state, bundle=bundle, text=text, ports=ports, profile=profile, say=say)
+            stack = Stack(state, bundle=bundle, text=text, ports=ports, profile=profile, workers=workers, say=say)
             stack.up(parts, timeout_s=timeout_s)
         except StackError as exc:
             raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc

@@ -53,15 +53,15 @@ def read_compose(path: Path = COMPOSE_FILE, environ: Mapping[str, str] | None = 
     return {name: _service(name, entry) for name, entry in raw["services"].items() if entry.get("restart") != "no"}
 
 
-def compact(services: Mapping[str, Service]) -> dict[str, Service]:
-    """The services of a compact stack: one process in the place of three, and no inference server."""
+def compact(services: Mapping[str, Service], workers: int = 1) -> dict[str, Service]:
+    """The services of a compact stack: one process, or `workers`, in the place of three, and no inference server."""
     left = {name: service for name, service in services.items() if name not in (*IN_GATEWAY, *NOT_COMPACT)}
     settings = {key: value for name in IN_GATEWAY for key, value in services[name].environment.items()}
     gateway = left["gateway"]
     left["gateway"] = replace(
         gateway,
         command=("python", "-m", "services.compact"),
-        environment=settings | dict(gateway.environment),
+        environment=settings | dict(gateway.environment) | {"FRESHET_COMPACT_WORKERS": str(workers)},
     )
     left["encoder"] = replace(
         left["encoder"], environment=dict(left["encoder"].environment) | {"FRESHET_ENCODER_ENGINE": "in-process"}

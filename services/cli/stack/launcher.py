@@ -61,12 +61,13 @@ class Stack:
         text: Path | str | None = None,
         ports: Ports | None = None,
         profile: Profile | None = None,
+        workers: int | None = None,
         say: Say | None = None,
     ) -> None:
         """Open the stack of `state`: what it noted about ports, bundles and profile holds unless given here.
 
         `bundle` defaults to `<state>/bundle`, the text bundle to `<state>/text` (there may be none), `ports` to the
-        documented ones, `profile` to "split"; `say(part, doing)` hears of progress.
+        documented ones, `profile` to "split", a compact stack's `workers` to one; `say(part, doing)` hears of progress.
         """
         folder = StateFolder(Path(state).resolve())
         noted = _read_note(folder)
@@ -79,7 +80,12 @@ class Stack:
         self._say: Say = say or (lambda part, doing: None)
         self._children = Children(folder.run)
         self.profile: Profile = profile or noted.profile or "split"
-        services = compact(read_compose()) if self.profile == "compact" else read_compose()
+        self.workers = workers or noted.workers
+        if self.workers > 1 and self.profile != "compact":
+            raise ValueError(f"workers={self.workers} allowed: 1, or the profile compact")
+        services = read_compose()
+        if self.profile == "compact":
+            services = compact(services, self.workers)
         kinds: dict[str, type[Component]] = {"kafka": Kafka, "redis": Redis, "inference-server": InferenceServer}
         self.components = {name: kinds.get(name, Process)(services[name]) for name in PARTS if name in services}
 
@@ -140,7 +146,7 @@ class Stack:
             self._require_ports(to_start)
             if any(PARTS[name].needs_bundle for name in to_start):
                 self._require_bundle(to_start)
-            _write_note(self.place, self.profile)
+            _write_note(self.place, self.profile, self.workers)
             ports = [number for name in to_start for number in self.ports.of(name).values()]
             with held_for_servers(LOOPBACK, ports):
                 self._start_in_order(wanted, to_start, timeout_s)
@@ -265,8 +271,9 @@ class Stack:
                 f"{', '.join(running)} run already with other ports ({running[0]} on {noted.ports[running[0]]})",
                 advice="freshet down first, or name another state folder",
             )
-        if running and noted.profile not in (None, self.profile):
-            problem = f"{', '.join(running)} run already with the profile {noted.profile}"
+        if running and noted.profile is not None and (noted.profile, noted.workers) != (self.profile, self.workers):
+            workers = f" and {noted.workers} workers" if noted.workers > 1 else ""
+            problem = f"{', '.join(running)} run already with the profile {noted.profile}{workers}"
             raise StackError("profile", problem, advice="freshet down first")
         with_model = [name for name in running if PARTS[name].needs_bundle]
         with_text = [name for name in running if name in PROCESSES and TEXT in PROCESSES[name].state]
@@ -345,6 +352,7 @@ class _Note:
     bundle: str | None = None
     text: str | None = None
     profile: Profile | None = None
+    workers: int = 1
 
 
 def _read_note(folder: StateFolder) -> _Note:
@@ -355,16 +363,18 @@ def _read_note(folder: StateFolder) -> _Note:
             bundle=str(noted["bundle"]),
             text=noted.get("text"),
             profile=noted.get("profile", "split"),
+            workers=int(noted.get("workers", 1)),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return _Note()
 
 
-def _write_note(place: Place, profile: Profile) -> None:
+def _write_note(place: Place, profile: Profile, workers: int) -> None:
     noted = {
         "ports": dict(place.ports.numbers),
         "bundle": str(place.bundle),
         "text": str(place.text),
         "profile": profile,
+        "workers": workers,
     }
     _note(place.state).write_text(json.dumps(noted, indent=1), encoding="utf-8")

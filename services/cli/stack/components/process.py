@@ -3,7 +3,9 @@
 What a container keeps in a volume lies in the stack's data folder.
 """
 
+import os
 import sys
+from pathlib import Path
 
 from services.cli.stack.children import Launch
 from services.cli.stack.components.component import Component, Place, inherited_environment
@@ -15,6 +17,8 @@ from services.common.health_check import probe_grpc
 from services.common.version import freshet_version
 
 TLS_VARIABLES = ("FRESHET_TLS_CERT", "FRESHET_TLS_KEY", "FRESHET_TLS_CA")
+# Keys are the gateway's to read, and its audit log to write.
+KEY_FILES = ("FRESHET_API_KEYS", "FRESHET_AUDIT_LOG")
 CHECKPOINTS_VARIABLE = "FRESHET_REFRESHER_CHECKPOINTS"
 
 
@@ -33,6 +37,8 @@ class Process(Component):
         if tls is not None:
             for variable, file in zip(TLS_VARIABLES, (tls.certificate, tls.key, tls.ca), strict=True):
                 settings[variable] = str(file.absolute())
+        if self.name == "gateway":
+            settings |= {name: str(Path(value).absolute()) for name in KEY_FILES if (value := os.environ.get(name))}
         return Launch(
             argv=[sys.executable, *arguments],
             environment=inherited_environment() | settings,

@@ -1,0 +1,133 @@
+"""Several workers behind one port: the kernel gives each new connection to one of them (SO_REUSEPORT).
+
+The process that was started serves nothing. It starts the workers, starts one again that ended, and ends them with
+itself. Each is a whole gateway with candidates and the reranker in it, on a core of its own; the bundle's files are
+mapped, so the machine holds them once. Nobody takes the port before all are ready: whoever came early would get every
+connection. What is done once, the first does (dead letters, snapshots); API keys' rates are kept in files.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+
+import structlog
+from pydantic import Field
+
+from services.common.config import ProcessSettings
+from services.common.errors import DependencyUnavailable
+from services.common.ports import check_port_free
+
+if TYPE_CHECKING:
+    from services.common.rpc_server import HealthState
+
+log = structlog.get_logger()
+
+COUNT, WORKER, RATES = "FRESHET_COMPACT_WORKERS", "FRESHET_COMPACT_WORKER", "FRESHET_COMPACT_RATES"
+_DOOR = "FRESHET_COMPACT_DOOR"  # the number of the socket on which a worker says that it is ready, and hears "go"
+_AGAIN_AFTER_S = 1.0
+_LOOK_EVERY_S = 0.05
+_PR_SET_PDEATHSIG = 1
+
+
+class WorkersSettings(ProcessSettings):
+    """What starts workers; they read the rest themselves."""
+
+    port: int = Field(default=50050, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_PORT")
+    workers: int = Field(default=1, ge=1, le=8, validation_alias=COUNT)
+
+
+async def may_listen(health: "HealthState") -> None:
+    """In a worker: return once it is ready, and all the others are or have been."""
+    while not health.ready:  # noqa: ASYNC110  # threads set it
+        await asyncio.sleep(_LOOK_EVERY_S)
+    loop = asyncio.get_running_loop()
+    with socket.socket(fileno=int(os.environ[_DOOR])) as door:
+        door.setblocking(False)
+        await loop.sock_sendall(door, b".")
+        await loop.sock_recv(door, 1)
+
+
+async def keep_workers(settings: WorkersSettings) -> None:
+    """Start the workers and keep them until a signal.
+
+    Raises: PortTaken; DependencyUnavailable when one ended before all were ready: it has said why.
+    """
+    check_port_free(settings.host, settings.port)
+    with tempfile.TemporaryDirectory(prefix="freshet-rates-") as rates:
+        await _Workers(settings, rates).run()
+
+
+class _Workers:
+    def __init__(self, settings: WorkersSettings, rates: str) -> None:
+        self._settings, self._rates = settings, rates
+        self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._num_ready, self._all_ready, self._stops = 0, asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> None:
+        """Until a signal, or until one ends before all were ready."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        keepers = [asyncio.create_task(self._keep(number)) for number in range(self._settings.workers)]
+        try:
+            await asyncio.gather(*keepers)
+        finally:
+            self._stop()
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+    def _stop(self) -> None:
+        self._stops.set()
+        for worker in self._running.values():
+            if worker.returncode is None:
+                worker.terminate()
+
+    async def _keep(self, number: int) -> None:
+        while not self._stops.is_set():
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            with ours:
+                with theirs:
+                    worker = self._running[number] = await self._start(number, theirs.fileno())
+                letting = asyncio.create_task(self._let_listen(ours))
+                status = await worker.wait()
+                letting.cancel()
+                await asyncio.wait([letting])
+            if self._stops.is_set():
+                return
+            log.error("worker_ended", worker=number, status=status)
+            if not self._all_ready.is_set():
+                raise DependencyUnavailable(f"worker {number} ended with status {status} while starting")
+            await asyncio.sleep(_AGAIN_AFTER_S)
+
+    async def _let_listen(self, worker: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        if not await loop.sock_recv(worker, 1):
+            return
+        self._num_ready += 1
+        if self._num_ready == self._settings.workers:
+            self._all_ready.set()
+        await self._all_ready.wait()
+        await loop.sock_sendall(worker, b".")
+
+    async def _start(self, number: int, door: int) -> asyncio.subprocess.Process:
+        started = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "services.compact",
+            env=os.environ | {WORKER: str(number), RATES: self._rates, _DOOR: str(door)},
+            pass_fds=(door,),
+            preexec_fn=_ends_with_its_parent,
+        )
+        if self._stops.is_set():
+            started.terminate()
+        return started
+
+
+def _ends_with_its_parent() -> None:
+    """Between fork and exec: a worker nobody would start again must not hold the port for good."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
