@@ -15,6 +15,7 @@ from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactGat
 from services.algorithms.indexes.protocol import Index, Indices
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
+from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
@@ -38,6 +39,7 @@ _ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] 
     "combined_top_k": (CombinedTopK, {"N1,N2": ("pair_pool_size", "average_pool_size")}),
     "quantized": (Quantized, _POOL_AND_CELLS),
     "quantized_top_k_avg": (QuantizedTopKAvg, _POOL_AND_CELLS),
+    "quantized_tangents": (QuantizedTangents, _POOL_AND_CELLS),
     "quantized_top_k_per_embedding": (QuantizedTopKPerEmbedding, _POOL_AND_CELLS),
 }
 MAX_SIZE = 1_000_000

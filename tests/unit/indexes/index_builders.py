@@ -30,6 +30,7 @@ from services.algorithms.indexes.gpu.index import (
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
+from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.quantized_scan import Cells, Visit
@@ -122,6 +123,14 @@ BUILDERS: list[Builder] = [
         "quantized_top_k_per_embedding_all",
         lambda items, gate, **o: QuantizedTopKPerEmbedding(items, gate, pool_size=len(items) + 1, **o),
         exact=True,
+    ),
+    Builder(
+        "quantized_tangents_8",
+        lambda items, gate, **o: QuantizedTangents(items, gate, pool_size=8, cells=Cells(num_cells=5, bits=8), **o),
+        exact=False,
+    ),
+    Builder(
+        "quantized_tangents_40", lambda items, gate, **o: QuantizedTangents(items, gate, pool_size=40, **o), exact=False
     ),
     # Half of the items in the main segment, half in the delta.
     Builder("mutable_brute_force", lambda items, gate, **o: MutableAsIndex(items, gate, BruteForce, **o), exact=True),

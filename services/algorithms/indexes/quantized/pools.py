@@ -35,7 +35,7 @@ from services.algorithms.states import FloatArray, ItemStates, PairGate, QuerySt
 _CHUNK = 65_536
 
 
-class _CodedIndex(ScoredIndex):
+class CodedIndex(ScoredIndex):
     """What both share. `pool_size`: N; `visit`: the cells that a scan visits, None for all of them."""
 
     def __init__(
@@ -60,7 +60,7 @@ class _CodedIndex(ScoredIndex):
         return CellScan(vectors, cells=cells, seed=self._seed, tie_ranks=self.ranks, keep_vectors=False)
 
 
-class QuantizedTopKAvg(_CodedIndex):
+class QuantizedTopKAvg(CodedIndex):
     """The N best by averaged components as coded, reordered by s. Certificate: TopKAvg's, plus the codes' error.
 
     N is raised to k where a search asks for more.
@@ -109,7 +109,7 @@ class QuantizedTopKAvg(_CodedIndex):
         )
 
 
-class QuantizedTopKPerEmbedding(_CodedIndex):
+class QuantizedTopKPerEmbedding(CodedIndex):
     """The union of the N best per component pair as coded, reordered by s. Certificate: what the lists left out.
 
     Cells are per component; N is doubled while a union has fewer than k items.

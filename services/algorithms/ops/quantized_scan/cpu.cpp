@@ -609,8 +609,8 @@ constexpr int64_t kGroup = 128;
 
 extern "C" void freshet_search_cells(const FreshetCells* cells, const FreshetSearch* search, int64_t threads) {
     const int64_t queries = search->num_queries;
-    const bool grouped = queries >= 8 * threads;
-    const int64_t size = grouped ? std::min(kGroup, (queries + threads - 1) / threads) : 1;
+    if (queries == 0) return;
+    const int64_t size = std::min(kGroup, (queries + threads - 1) / threads);
     freshet::parallel_tiles((queries + size - 1) / size, static_cast<int>(threads), [&](int64_t tile, int) {
         thread_local std::vector<Query> states;
         thread_local std::vector<Found> found;

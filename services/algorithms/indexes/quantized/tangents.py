@@ -1,0 +1,249 @@
+"""Tangents of a Mixture of Logits as its first stage: plain dot products that meet the mixture where it is largest.
+
+s(q, x) = sum_p pi_p c_p is a function of what the item brings: its components g (the cosines c are linear in them) and
+its gate. Around one item it is its tangent there, <v, (g, gate)> plus a constant: a dot product with a vector that
+the query and that item make. Where the gating weights are much alike for a query's best items, one tangent orders
+them; mostly they are alike in a few groups, one per pair that weighs most. So a query asks with several vectors, one
+for each group among the best items known so far: first those of a sample, then those that the sample's tangents find
+in a few cells. Each vector's best by code are the pool. This is ours; the paper's TopKAvg (arXiv:2407.15462,
+section 3.2) is the same with equal weights for every query and item.
+
+Measured in docs/benchmarks/large-catalogues.md. There is no bound on how far s is above a tangent: "estimate", unless
+the pool is all.
+
+Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, d width, M tangents of a query,
+n items, w = P_x d + P coordinates (P_x d without gates), N pool size. Cost: M scans of w / 2 bytes per item of the
+cells visited; the sample and the pool in full. Memory: w / 2 bytes and 4 more per item.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.indexes.pools import certificates
+from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, TopK, empty_answer
+from services.algorithms.indexes.quantized.pools import CodedIndex
+from services.algorithms.indexes.rescoring import rescore
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.quantized_scan import Cells, Visit, default_cells
+from services.algorithms.states import ItemStates, QueryStates
+
+DoubleArray = npt.NDArray[np.float64]
+
+_SAMPLE, _CENTRE = 2_048, 64
+_LOOK = Visit(probes=8)
+# Cells whose better items are not expected to reach the pool are left out: a quarter of them holds what all hold.
+_REACH = 0.5
+_CHUNK = 65_536
+
+
+class QuantizedTangents(CodedIndex):
+    """The union of the N / M best by each of a query's M tangents as coded, reordered by s. Certificate: an estimate.
+
+    A list is raised to k where a search asks for more.
+    """
+
+    name = "quantized_tangents"
+
+    def _prepare(self) -> None:
+        scorer = self.scorer
+        num_items, _, width = scorer.components.shape
+        generator = np.random.default_rng(self._seed)
+        chosen = generator.choice(num_items, min(num_items, _SAMPLE), replace=False)
+        self._sample = np.sort(chosen).astype(np.int64)
+        self._slopes = Slopes(scorer)
+        vectors = np.empty((num_items, self._slopes.width), dtype=np.float32)
+        states = ItemStates(components=scorer.components, gate=scorer.item_gate)
+        for x in range(0, num_items, _CHUNK):
+            self._slopes.write(states.take(slice(x, x + _CHUNK)), vectors[x : x + _CHUNK])
+        if self._chosen is None:
+            # All coordinates in 4 bits each: .9925 of the top 100 of a million in 1.9 ms, in 8 bits .9942 in 2.4, and
+            # two thirds of the coordinates, as `default_cells` has of wide vectors, .936 (N 2,000).
+            self._chosen = Cells(num_cells=default_cells(num_items, width).num_cells, bits=4)
+        self.cells = self._coded(vectors)
+        self.visit = self._visit or Visit(probes=self.cells.num_cells, reach=_REACH)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.cells.nbytes
+
+    def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
+        """The top `k` by s of a pool of about N, each list having at least k items."""
+        self.check(queries, k, allowed)
+        started = time.perf_counter()
+        lists = self._lists(queries, self.pool_size, k, allowed)
+        pools = [np.unique(rows[rows >= 0]) for rows, _ in lists.found]
+        first = Pass("first_stage", time.perf_counter() - started, lists.touched)
+        answer = rescore(self.scorer, queries, pools, k, self.ranks)
+        return TopK(
+            item_indices=answer.item_indices,
+            scores=answer.scores,
+            certificates=certificates(self._bounds(queries, pools, allowed), answer.kth_scores),
+            passes=(first, *answer.passes),
+        )
+
+    def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
+        """The `size` best by the highest of a query's tangents, as coded; scores are that height."""
+        self.check(queries, size, allowed)
+        started = time.perf_counter()
+        lists = self._lists(queries, 2 * size, size, allowed)
+        item_indices, scores = empty_answer(len(queries), min(size, self.num_items))
+        pools = []
+        for query, (listed, heights) in enumerate(lists.found):
+            rows, inverse = np.unique(listed, return_inverse=True)
+            best = np.full(len(rows), -np.inf)
+            np.maximum.at(best, inverse.ravel(), heights.ravel())
+            rows, best = rows[rows >= 0], best[rows >= 0]
+            order = np.lexsort((self.ranks[rows], -best))[:size]
+            item_indices[query, : len(order)], scores[query, : len(order)] = rows[order], best[order]
+            pools.append(rows[order])
+        first = Pass("first_stage", time.perf_counter() - started, lists.touched)
+        bounds = self._bounds(queries, pools, allowed)
+        return Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
+
+    def _bounds(self, queries: QueryStates, pools: Sequence[Indices], allowed: Mask | None) -> Scores:
+        """-inf where a pool is all that is allowed, else NaN: no proof."""
+        counts = self.num_items if allowed is None else np.count_nonzero(allowed, axis=-1)
+        sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
+        return np.where(sizes == np.broadcast_to(counts, len(queries)), -np.inf, np.nan)
+
+    def _lists(self, queries: QueryStates, size: int, least: int, allowed: Mask | None) -> "_Lists":
+        """Of each query's M tangents the `size` / M best by code each, or the `least`."""
+        sampled = self.scorer.scores_at(queries, [self._sample] * len(queries))
+        known = [self._sample[_best(scores, _CENTRE)] for scores in sampled]
+        near = self._tangents(queries, known)
+        looked = [self.cells.pool(vectors, _CENTRE, visit=_LOOK, allowed=None).rows.ravel() for vectors, _ in near]
+        rows = [np.union1d(old, new[new >= 0]) for old, new in zip(known, looked, strict=True)]
+        scored = self.scorer.scores_at(queries, rows)
+        known = [one[_best(scores, _CENTRE)] for one, scores in zip(rows, scored, strict=True)]
+        found, touched = [], np.zeros(len(queries), dtype=np.int64)
+        for query, (vectors, heights) in enumerate(self._tangents(queries, known)):
+            mask = allowed if allowed is None or allowed.ndim == 1 else allowed[query]
+            depth = min(max(-(-size // len(vectors)), least), self.num_items)
+            answer = self.cells.pool(vectors, depth, visit=self.visit, allowed=mask)
+            found.append((answer.rows, answer.scores + heights[:, None]))
+            touched[query] = answer.touched[:, 0].max()
+        return _Lists(found, touched)
+
+    def _tangents(self, queries: QueryStates, known: Sequence[Indices]) -> list[tuple[npt.NDArray[np.float32], Scores]]:
+        """Per query the tangents at its groups of known items (n,): vectors (M, w) and heights at the origin (M,)."""
+        return [self._slopes.at(queries.take([query]), rows) for query, rows in enumerate(known)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """Per query rows (M, n) and heights (M, n), -1 and -inf beyond; touched (B,): items scanned."""
+
+    found: list[tuple[Indices, Scores]]
+    touched: Indices
+
+
+class Slopes:
+    """Items as tangents see them, (w,) each, and the tangents of one query."""
+
+    def __init__(self, scorer: MolScorer) -> None:
+        self._scorer = scorer
+        _, num_components, width = scorer.components.shape
+        self._split = num_components * width
+        gate = scorer.item_gate
+        self.width = self._split + (0 if gate is None else scorer.num_pairs)
+        # Codes share one step over all coordinates: gates are brought to the components' size, slopes the other way.
+        self._scale = None if gate is None else np.maximum(gate[:: max(1, len(gate) // 100_000)].std(axis=0), 1e-6)
+        if self._scale is not None:
+            self._scale = self._scale.astype(np.float64) * width**0.5
+        network = scorer.pair_gate
+        self._network = (
+            None
+            if network is None
+            else tuple(
+                array.astype(np.float64)
+                for array in (network.hidden_weight, network.hidden_bias, network.out_weight, network.out_bias)
+            )
+        )
+
+    def write(self, items: ItemStates, out: npt.NDArray[np.float32]) -> None:
+        """The vectors of some items: out (n, w)."""
+        out[:, : self._split] = items.components.reshape(len(items), -1)
+        if items.gate is not None and self._scale is not None:
+            out[:, self._split :] = items.gate / self._scale
+
+    def at(self, query: QueryStates, rows: Indices) -> tuple[npt.NDArray[np.float32], Scores]:
+        """One query's tangents at the mean of each group of items `rows` (n,): vectors (M, w), heights (M,).
+
+        A group is the items for which the same pair weighs most.
+        """
+        components = query.components[0].astype(np.float64)
+        cosines = np.einsum("qd,npd->nqp", components, self._scorer.components[rows].astype(np.float64))
+        cosines = cosines.reshape(len(rows), -1)
+        gates = None
+        if self._scorer.item_gate is not None and query.gate is not None:
+            gates = self._scorer.item_gate[rows].astype(np.float64)
+        weights = self._parts(query, cosines, gates)[0]
+        heaviest = weights.argmax(axis=1)
+        groups = [np.flatnonzero(heaviest == pair) for pair in np.unique(heaviest)]
+        c = np.stack([cosines[group].mean(axis=0) for group in groups])
+        g = None if gates is None else np.stack([gates[group].mean(axis=0) for group in groups])
+        score, by_cosine, by_gate = self._slope(query, c, g)
+        num_components = self._scorer.num_item_components
+        by_component = np.einsum("mqp,qd->mpd", by_cosine.reshape(len(groups), -1, num_components), components).reshape(
+            len(groups), -1
+        )
+        height = score - (by_cosine * c).sum(axis=1)
+        vectors = np.zeros((len(groups), self.width))
+        vectors[:, : self._split] = by_component
+        if g is not None and by_gate is not None and self._scale is not None:
+            height = height - (by_gate * g).sum(axis=1)
+            vectors[:, self._split :] = by_gate * self._scale
+        return vectors.astype(np.float32), height
+
+    def _parts(
+        self, query: QueryStates, cosines: DoubleArray, gates: DoubleArray | None
+    ) -> tuple[DoubleArray, DoubleArray, DoubleArray | None]:
+        """Gating weights (n, P), their inputs z (n, P), and the hidden layer's inputs (n, G)."""
+        z, hidden = np.zeros_like(cosines), None
+        if self._network is not None:
+            w1, b1, w2, b2 = self._network
+            hidden = cosines @ w1.T + b1
+            z = z + _silu(hidden) @ w2.T + b2
+        if gates is not None and query.gate is not None:
+            z = z + query.gate[0].astype(np.float64) * gates
+        logits = _silu(z)
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return weights / weights.sum(axis=1, keepdims=True), z, hidden
+
+    def _slope(
+        self, query: QueryStates, cosines: DoubleArray, gates: DoubleArray | None
+    ) -> tuple[DoubleArray, DoubleArray, DoubleArray | None]:
+        """s (m,) and its derivatives by the cosines and the item's gate, (m, P) each."""
+        weights, z, hidden = self._parts(query, cosines, gates)
+        score = (weights * cosines).sum(axis=1)
+        by_z = weights * (cosines - score[:, None]) * _silu_slope(z)
+        by_cosine = weights
+        if self._network is not None and hidden is not None:
+            w1, _, w2, _ = self._network
+            by_cosine = by_cosine + ((by_z @ w2) * _silu_slope(hidden)) @ w1
+        by_gate = None
+        if gates is not None and query.gate is not None:
+            by_gate = by_z * query.gate[0].astype(np.float64)
+        return score, by_cosine, by_gate
+
+
+def _best(scores: npt.NDArray[np.float32], count: int) -> Indices:
+    """Positions of the `count` largest, in any order."""
+    return np.argpartition(-scores, count)[:count] if count < len(scores) else np.arange(len(scores))
+
+
+def _silu(x: DoubleArray) -> DoubleArray:
+    return x * _sigmoid(x)
+
+
+def _sigmoid(x: DoubleArray) -> DoubleArray:
+    return np.asarray(0.5 + 0.5 * np.tanh(0.5 * x))
+
+
+def _silu_slope(x: DoubleArray) -> DoubleArray:
+    sigmoid = _sigmoid(x)
+    return np.asarray(sigmoid * (1 + x * (1 - sigmoid)))
