@@ -194,6 +194,31 @@ def mutation(
     return rows.run(request, shapes=shape or (), seconds=seconds, rates=rates)
 
 
+@benchmark(app, "large-catalogues", less_memory="--size 1000000")
+def large_catalogues(
+    request: "Request",
+    *,
+    bundle: Bundle = _BUNDLE,
+    size: Annotated[list[int] | None, typer.Option(min=1000, help="Items; may be repeated. Default: 1M, 10M.")] = None,
+    algorithm: Annotated[list[str] | None, typer.Option(help="May be repeated. Default: a choice of five.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the service that is started.")] = 51952,
+) -> "Report":
+    """A search among millions of synthetic items, in the library and through the service's RPC.
+
+    Ten million take some 10 GB of memory and half an hour.
+
+    Example:  freshet bench large-catalogues --size 1000000
+    """
+    from functools import partial
+
+    from services.cli.candidates_process import serving
+    from services.offline.evaluation.large import rows
+
+    sizes = size or ([20_000] if request.quick else [1_000_000, 10_000_000])
+    serve = partial(serving, port=port)
+    return rows.run(request, bundle=bundle, sizes=sizes, algorithms=algorithm or rows.ALGORITHMS, serve=serve)
+
+
 @benchmark(app, "encoding")
 def encoding(
     request: "Request",

@@ -1,0 +1,71 @@
+"""A candidates process of its own over a bundle, without Kafka: what a benchmark asks through the wire."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import psutil
+from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
+
+from services.algorithms.states import QueryStates
+from services.common.health_check import probe_grpc
+from services.offline.evaluation.large.rows import K, Served
+
+_PATIENCE_S = 600.0
+
+
+@contextmanager
+def serving(bundle: Path, algorithms: Sequence[str], *, port: int) -> Iterator[Served]:
+    """Start it, wait until it is ready, and end it after the block.
+
+    Raises: RuntimeError with its last lines when it ends before it is ready, or takes longer than ten minutes.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FRESHET_")} | {
+        "FRESHET_BUNDLE": str(bundle),
+        "FRESHET_CANDIDATES_PORT": str(port),
+        "FRESHET_METRICS_PORT": "0",
+        "FRESHET_CANDIDATES_FOLLOWS_TOPICS": "false",
+        "FRESHET_CANDIDATES_AUDIT_SHARE": "0",
+        "FRESHET_CANDIDATES_ALGORITHMS": " ".join(algorithms),
+    }
+    address, began = f"127.0.0.1:{port}", time.monotonic()
+    log = bundle.parent / "candidates.log"
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "services.candidates"], env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        while probe_grpc(address) is not None:
+            if child.poll() is not None or time.monotonic() - began > _PATIENCE_S:
+                raise RuntimeError(f"candidates did not start: {log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.1)
+        start_s = time.monotonic() - began
+        options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 16 << 20)]
+        with grpc.insecure_channel(address, options) as channel:
+            stub = candidates_pb2_grpc.CandidatesServiceStub(channel)  # type: ignore[no-untyped-call]
+            version = stub.GetIndexInfo(candidates_pb2.GetIndexInfoRequest(), timeout=10).model_version
+
+            def search(query: QueryStates, algorithm: str) -> Sequence[str]:
+                return list(stub.Search(_request(query, algorithm, version), timeout=60).item_ids)
+
+            yield Served(search, start_s, lambda: psutil.Process(child.pid).memory_info().rss)
+    finally:
+        child.terminate()
+        child.wait(timeout=30)
+
+
+def _request(query: QueryStates, algorithm: str, model_version: str) -> candidates_pb2.SearchRequest:
+    _, num_components, width = query.components.shape
+    state = common_pb2.QueryState(
+        model_version=model_version,
+        components=query.components.astype("<f2").tobytes(),
+        num_components=num_components,
+        component_width=width,
+        gate=b"" if query.gate is None else query.gate.astype("<f2").tobytes(),
+    )
+    return candidates_pb2.SearchRequest(query_state=state, k=K, stage=candidates_pb2.STAGE_FULL, algorithm=algorithm)

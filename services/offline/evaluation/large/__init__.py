@@ -1,0 +1,1 @@
+"""Catalogues of millions: algorithms in the library and in the service."""
