@@ -194,8 +194,8 @@ def mutation(
     return rows.run(request, shapes=shape or (), seconds=seconds, rates=rates)
 
 
-@benchmark(app, "large-catalogues", less_memory="--size 1000000")
-def large_catalogues(
+@benchmark(app, "large", less_memory="--size 1000000")
+def large(
     request: "Request",
     *,
     bundle: Bundle = _BUNDLE,
@@ -207,7 +207,7 @@ def large_catalogues(
 
     Ten million take some 10 GB of memory and half an hour.
 
-    Example:  freshet bench large-catalogues --size 1000000
+    Example:  freshet bench large --size 1000000
     """
     from functools import partial
 

@@ -36,7 +36,7 @@ def enlarged(bundle: Bundle, num_items: int, path: Path, *, seed: int) -> Bundle
         weights={},
         item_states=ItemStates(components=components, gate=gate),
         pair_gate=bundle.pair_gate,
-        item_ids=[f"synthetic-{row}" for row in range(num_items)],
+        item_ids=[f"synthetic-{row:08d}" for row in range(num_items)],
         titles=[""] * num_items,
         categories=[()] * num_items,
         counts=np.zeros(num_items, dtype=np.int64),

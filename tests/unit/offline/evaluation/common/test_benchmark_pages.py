@@ -11,6 +11,7 @@ import pytest
 from services.offline.evaluation.catalogues import fit
 from services.offline.evaluation.common.report import Report, cell, filled, tables
 from services.offline.evaluation.generation.rows import page as generation_page
+from services.offline.evaluation.large.rows import page as large_page
 from services.offline.evaluation.mutation.rows import page as mutation_page
 from services.offline.evaluation.pefa.report import page as pefa_page
 from services.offline.evaluation.quality.page import page as quality_page
@@ -23,6 +24,7 @@ DOCS = Path(__file__).resolve().parents[5] / "docs" / "benchmarks"
 PAGES: dict[str, Callable[[Report], str]] = {
     "freshness": freshness_page,
     "generation": generation_page,
+    "large-catalogues": large_page,
     "mutation": mutation_page,
     "pefa": pefa_page,
     "quality": quality_page,

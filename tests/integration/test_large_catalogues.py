@@ -1,0 +1,48 @@
+"""The benchmark of large catalogues, on a small one: its service answers what the library answers."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.algorithms.bundle import load_bundle
+from services.algorithms.indexes.by_name import make_index, parse_algorithm
+from services.algorithms.ops.mol_scores import MolScorer
+from services.cli.candidates_process import serving
+from services.cli.stack import Ports
+from services.offline.evaluation.common.report import Request
+from services.offline.evaluation.large import rows
+from services.offline.evaluation.large.catalogue import enlarged, queries
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+def test_the_service_answers_what_the_library_does(small_bundle: Path, tmp_path: Path) -> None:
+    trained = load_bundle(small_bundle)
+    catalogue = enlarged(trained, 3_000, tmp_path / "bundle", seed=1)
+    asked = queries(trained, 6, seed=1)
+    scorer = MolScorer(catalogue.item_states, catalogue.pair_gate)
+    names = ["quantized_tangents(500)", "exact"]
+    with serving(catalogue.path, names, port=Ports.free()["candidates"]) as service:
+        for name in names:
+            index = make_index(parse_algorithm(name), scorer, np.arange(3_000))
+            for number in range(len(asked)):
+                query = asked.take([number])
+                found = index.search(query, rows.K).item_indices[0]
+                assert service.search(query, name) == [catalogue.item_ids[row] for row in found]
+
+
+def test_the_page_has_a_row_for_each_algorithm(small_bundle: Path, tmp_path: Path) -> None:
+    request = Request(how="freshet bench large", out=tmp_path, quick=True, seed=0)
+    report = rows.run(
+        request,
+        bundle=small_bundle,
+        sizes=[2_000],
+        algorithms=["exact", "quantized_tangents(2000)"],
+        serve=partial(serving, port=Ports.free()["candidates"]),
+    )
+    assert [row["algorithm"] for row in report["rows"]] == ["exact", "quantized_tangents(2000)"]
+    assert report["rows"][0]["recall_100"] == 1
+    assert report["rows"][1]["recall_100"] > 0.95
+    assert "| 2,000 | `exact` | 1.0000 |" in (tmp_path / "large-catalogues.md").read_text(encoding="utf-8")
