@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,18 +23,28 @@ def processes(state: Path) -> dict[str, int]:
     return found
 
 
+def _family(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    found = [pid]
+    for member in found:
+        for thread in Path(f"/proc/{member}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, thread.read_text(encoding="ascii").split())
+    return found
+
+
 def resident(pid: int) -> int:
-    """Bytes; of a process that ended, 0."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    except OSError:
-        return 0
+    """Bytes, of its descendants too; of a process that ended, 0."""
+    pages = 0
+    for member in _family(pid):
+        with suppress(OSError):
+            pages += int(Path(f"/proc/{member}/statm").read_text(encoding="ascii").split()[1])
     return pages * _PAGE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
-    """Since a process started: processor time of it and of children that ended (s), and how often its threads gave the
+    """Since a process started: processor time of it and of its descendants (s), and how often their threads gave the
     processor up of their own will."""
 
     processor_s: float = 0.0
@@ -42,6 +53,11 @@ class Use:
 
 def use(pid: int) -> Use:
     """Of a process that ended, nothing."""
+    family = [_own_use(member) for member in _family(pid)]
+    return Use(processor_s=sum(one.processor_s for one in family), waits=sum(one.waits for one in family))
+
+
+def _own_use(pid: int) -> Use:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         waits = 0

@@ -7,7 +7,7 @@ from pydantic import Field
 from services.gateway.config import GatewaySettings
 
 # Between the metrics ports of two workers.
-METRICS_STEP = 1000
+METRICS_STEP = 100
 
 
 class CompactSettings(GatewaySettings):
@@ -28,6 +28,6 @@ class CompactSettings(GatewaySettings):
 
     @property
     def resolved_metrics_port(self) -> int:
-        """The gateway's, and 1,000 more for each worker after the first."""
+        """The gateway's, and 100 more for each worker after the first."""
         port = super().resolved_metrics_port
         return port + METRICS_STEP * (self.worker or 0) if port else 0

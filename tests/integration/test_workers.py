@@ -50,7 +50,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory, small_bundle: Path, secret
 def _ports() -> Ports | None:
     ports = Ports.free()
     try:
-        check_port_free("127.0.0.1", ports["gateway-metrics"] + 1000)
+        check_port_free("127.0.0.1", ports["gateway-metrics"] + 100)
     except PortTaken:
         return None
     return ports
@@ -79,7 +79,7 @@ def answered_by(stack: Stack) -> list[float]:
     """Recommend calls that each worker has answered, by their own metrics."""
     found = []
     for worker in range(2):
-        port = stack.ports["gateway-metrics"] + 1000 * worker
+        port = stack.ports["gateway-metrics"] + 100 * worker
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
             lines = reply.read().decode().splitlines()
         calls = [line for line in lines if line.startswith("freshet_gateway_rpc_") and '"Recommend"' in line]

@@ -3,6 +3,8 @@
 import argparse
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,17 @@ def test_the_processor_time_of_a_process_is_what_it_took(stack: Path) -> None:
     assert machine.resident(os.getpid()) > 10_000_000
     with pytest.raises(ValueError, match="names no running stack"):
         machine.processes(stack / "elsewhere")
+
+
+def test_what_a_process_started_counts_with_it() -> None:
+    before, memory = machine.use(os.getpid()), machine.resident(os.getpid())
+    burn = "import time\nwhile time.process_time() < .6: pass\nprint(1, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.read(1) == b"1"
+        assert machine.use(os.getpid()).processor_s >= before.processor_s + 0.45
+        assert machine.resident(os.getpid()) > memory + (2 << 20)
+        child.communicate(b"\n")
 
 
 def test_each_subject_is_measured_and_the_table_stands_beside_an_empty_call(
