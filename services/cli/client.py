@@ -4,7 +4,6 @@ Also speaks the two small notations a shell needs: a freshness token as `epoch:p
 context. Loads gRPC only when a call is made. Knows nothing of what an answer means.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,8 +58,10 @@ def call(
     """
     import grpc
 
-    key = os.environ.get("FRESHET_API_KEY") if process == "gateway" else None
-    shown: dict[str, Any] = {"metadata": (("authorization", f"Bearer {key}"),)} if key else {}
+    from services.common.rpc_client import api_key_metadata
+
+    metadata = api_key_metadata() if process == "gateway" else ()
+    shown: dict[str, Any] = {"metadata": metadata} if metadata else {}
     try:
         return method(request, timeout=timeout_s, **shown)
     except grpc.RpcError as error:

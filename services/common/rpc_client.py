@@ -3,6 +3,7 @@
 A call carries the request id and never outlives the deadline of the call that it serves.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -66,6 +67,12 @@ def channel(
 def blocking_channel(target: str, tls: Tls | None = None) -> grpc.Channel:
     """A channel to host:port for a command or a probe; tls: None is plaintext."""
     return grpc.insecure_channel(target) if tls is None else grpc.secure_channel(target, _credentials(tls))
+
+
+def api_key_metadata() -> tuple[tuple[str, str], ...]:
+    """What shows the gateway the API key of FRESHET_API_KEY; nothing where there is none."""
+    key = os.environ.get("FRESHET_API_KEY")
+    return (("authorization", f"Bearer {key}"),) if key else ()
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:

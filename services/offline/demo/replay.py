@@ -15,7 +15,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import grpc
@@ -31,6 +33,7 @@ from services.offline.demo.plan import Prediction, ReplayEvent, ReplayPlan, Repl
 _BROKEN_VALUE = b"\x0a\x7ftruncated"
 _RESEND_AFTER_EVENTS = 400
 _PROGRESS_EVERY_S = 1.0
+_REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _STAGES = ("queue", "encode", "first_stage", "transport", "total")
 
 Action = tuple[Literal["ask", "ask_with_token", "send"], int]
@@ -206,6 +209,8 @@ class Replay:
             try:
                 await self._stub.Recommend(request, timeout=5, wait_for_ready=True)
             except grpc.aio.AioRpcError as error:
+                if error.code() in _REFUSED:
+                    raise RuntimeError(f"the gateway refuses the demo: {error.details()}") from error
                 print_line({"warm_up_error": f"{error.code().name}: {error.details()}"})
                 await asyncio.sleep(0.2)
             await asyncio.sleep(0.01)
@@ -284,6 +289,12 @@ def print_line(value: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def with_key(channel: grpc.aio.Channel) -> Any:
+    """The gateway's Recommend, shown the API key of FRESHET_API_KEY, where there is one."""
+    stub: Any = gateway_pb2_grpc.GatewayServiceStub(channel)  # type: ignore[no-untyped-call]
+    return SimpleNamespace(Recommend=partial(stub.Recommend, metadata=rpc_client.api_key_metadata()))
+
+
 async def replay(plan_path: Path, result_path: Path) -> None:
     """Read the plan, run it, write the result."""
     plan = ReplayPlan.read(plan_path)
@@ -294,8 +305,7 @@ async def replay(plan_path: Path, result_path: Path) -> None:
         return OutsideProducer(bootstrap=kafka, topic=plan.topic, on_acknowledged=on_acknowledged)
 
     async with rpc_client.channel(plan.gateway, tls=environment_tls()) as channel:
-        stub_type: Any = gateway_pb2_grpc.GatewayServiceStub
-        result = await Replay(plan, stub_type(channel), make_producer).run()
+        result = await Replay(plan, with_key(channel), make_producer).run()
     result.write(result_path)
 
 

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from services.offline.demo.outside_producer import OnAcknowledged
 from services.offline.demo.plan import ReplayEvent, ReplayPlan, ReplayResult
-from services.offline.demo.replay import Replay
+from services.offline.demo.replay import Replay, with_key
 
 EPOCH = "ab12"
 
@@ -69,12 +69,15 @@ class MemoryLog:
 class FollowingGateway(gateway_pb2_grpc.GatewayServiceServicer):
     """Answers from the log: a user's position is their newest record; slow for the users named."""
 
-    def __init__(self, records: list[tuple[float, str, bytes]], slow_users: frozenset[str]) -> None:
+    def __init__(self, records: list[tuple[float, str, bytes]], slow_users: frozenset[str], secret: str) -> None:
         self._records = records
+        self._secret = secret
         self._slow_users = slow_users
         self.asked: list[tuple[float, gateway_pb2.RecommendRequest]] = []
 
     async def Recommend(self, request, context):
+        if self._secret and ("authorization", f"Bearer {self._secret}") not in context.invocation_metadata():
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no API key")
         if request.k > 1 and request.user_id in self._slow_users:
             await asyncio.sleep(0.3)
         self.asked.append((time.monotonic(), request))
@@ -111,7 +114,7 @@ def plan_of(num_events: int, num_users: int, **settings: Any) -> ReplayPlan:
 
 
 async def replayed(
-    plan: ReplayPlan, slow_users: frozenset[str] = frozenset()
+    plan: ReplayPlan, slow_users: frozenset[str] = frozenset(), secret: str = ""
 ) -> tuple[ReplayResult, MemoryLog, FollowingGateway]:
     records: list[tuple[float, str, bytes]] = []
     logs: list[MemoryLog] = []
@@ -120,15 +123,14 @@ async def replayed(
         logs.append(MemoryLog(on_acknowledged, records))
         return logs[0]
 
-    gateway = FollowingGateway(records, slow_users)
+    gateway = FollowingGateway(records, slow_users, secret)
     server = grpc.aio.server()
     gateway_pb2_grpc.add_GatewayServiceServicer_to_server(gateway, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = gateway_pb2_grpc.GatewayServiceStub(channel)
-            result = await Replay(plan, stub, make_log).run()
+            result = await Replay(plan, with_key(channel), make_log).run()
     finally:
         await server.stop(grace=None)
     return result, logs[0], gateway
@@ -142,6 +144,18 @@ async def test_every_event_is_sent_once_in_each_users_order() -> None:
     for user in range(20):
         sent = [int(event_id[1:]) for _, event_id, _ in log.records if int(event_id[1:]) % 20 == user]
         assert sent == sorted(sent)
+
+
+async def test_the_gateway_is_shown_the_key_and_one_that_refuses_ends_the_replay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = plan_of(40, 8)
+    with pytest.raises(RuntimeError, match="refuses the demo: no API key"):
+        await replayed(plan, secret="open")
+    monkeypatch.setenv("FRESHET_API_KEY", "open")
+    result, _, _ = await replayed(plan, secret="open")
+    assert len(result.predictions) == 8
+    assert {found.error for found in result.predictions} == {""}
 
 
 async def test_each_predicted_event_is_asked_twice_and_before_it_is_sent() -> None:
