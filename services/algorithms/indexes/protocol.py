@@ -8,6 +8,7 @@ Letters: B queries, X items, K results, N pool size.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -162,28 +163,32 @@ def empty_answer(num_queries: int, width: int) -> tuple[Indices, Scores]:
     return np.full((num_queries, width), NOTHING, dtype=np.int64), np.full((num_queries, width), -np.inf)
 
 
-def replaced(answer: Answer, queries: Indices, others: Answer) -> Answer:
-    """`answer` with what `others` say of its queries number `queries` (b,): of the same width, with the same passes."""
+def asked_again(
+    answer: Answer,
+    short: Indices,
+    queries: QueryStates,
+    allowed: Mask | None,
+    ask: Callable[[QueryStates, Mask | None], Answer],
+) -> Answer:
+    """`answer`, where queries number `short` (b,) have what `ask` says of them alone: of the same width and passes."""
+    if not len(short):
+        return answer
+    others = ask(queries.take(short), allowed if allowed is None or allowed.ndim == 1 else allowed[short])
     item_indices, scores = answer.item_indices.copy(), answer.scores.copy()
-    item_indices[queries], scores[queries] = others.item_indices, others.scores
+    item_indices[short], scores[short] = others.item_indices, others.scores
     passes = []
     for before, after in zip(answer.passes, others.passes, strict=True):
         touched = before.touched.copy()
-        touched[queries] = after.touched
+        touched[short] = after.touched
         passes.append(Pass(before.name, before.seconds + after.seconds, touched))
     proof: dict[str, Any] = {}
     if isinstance(answer, TopK) and isinstance(others, TopK):
-        changed = dict(zip(queries.tolist(), others.certificates, strict=True))
+        changed = dict(zip(short.tolist(), others.certificates, strict=True))
         proof["certificates"] = tuple(changed.get(query, old) for query, old in enumerate(answer.certificates))
     elif isinstance(answer, Pool) and isinstance(others, Pool):
         proof["bounds"] = answer.bounds.copy()
-        proof["bounds"][queries] = others.bounds
+        proof["bounds"][short] = others.bounds
     return replace(answer, item_indices=item_indices, scores=scores, passes=tuple(passes), **proof)
-
-
-def mask_of(allowed: Mask | None, queries: Indices) -> Mask | None:
-    """The mask, or masks, of queries number `queries` (b,)."""
-    return allowed if allowed is None or allowed.ndim == 1 else allowed[queries]
 
 
 def take_queries(queries: QueryStates, start: int, stop: int) -> QueryStates:

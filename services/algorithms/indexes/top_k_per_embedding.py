@@ -21,9 +21,8 @@ from services.algorithms.indexes.protocol import (
     Pool,
     Scores,
     TopK,
+    asked_again,
     empty_answer,
-    mask_of,
-    replaced,
 )
 from services.algorithms.ops.grouped_top_k import GroupedTopK
 from services.algorithms.ops.mol_scores import MolScorer, rounding
@@ -55,11 +54,13 @@ class TopKPerEmbedding(PooledIndex):
         """With lists of `depth`, and twice as deep for the queries whose union is short: each as it would alone."""
         scan = self.scan(queries, depth, allowed)
         answer = self._answer(scan, queries, k)
-        short = scan.short(k)
-        if not len(short):
-            return answer
-        deeper = min(2 * scan.depth, k)
-        return replaced(answer, short, self._search(queries.take(short), k, mask_of(allowed, short), deeper))
+        return asked_again(
+            answer,
+            scan.short(k),
+            queries,
+            allowed,
+            lambda queries, allowed: self._search(queries, k, allowed, min(2 * scan.depth, k)),
+        )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """A pool of `size`: what the lists hold down to one common depth, then some of the next depth by cosine.
@@ -87,11 +88,13 @@ class TopKPerEmbedding(PooledIndex):
         bounds[np.count_nonzero(item_indices >= 0, axis=1) == num_allowed] = -np.inf
         first = Pass("first_stage", scan.seconds + time.perf_counter() - started, self.every_item(queries))
         pool = Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
-        short = scan.short(size)
-        if not len(short):
-            return pool
-        deeper = min(4 * scan.depth, size)
-        return replaced(pool, short, self._first_stage(queries.take(short), size, mask_of(allowed, short), deeper))
+        return asked_again(
+            pool,
+            scan.short(size),
+            queries,
+            allowed,
+            lambda queries, allowed: self._first_stage(queries, size, allowed, min(4 * scan.depth, size)),
+        )
 
     def scan(self, queries: QueryStates, depth: int, allowed: Mask | None) -> "PairScan":
         """The `depth` best of every pair of each query."""

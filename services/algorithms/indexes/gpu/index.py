@@ -34,11 +34,10 @@ from services.algorithms.indexes.protocol import (
     Pool,
     Scores,
     TopK,
+    asked_again,
     check_request,
     check_tie_ranks,
     empty_answer,
-    mask_of,
-    replaced,
 )
 from services.algorithms.ops.grouped_top_k.device import DeviceBest, best_of_groups
 from services.algorithms.ops.mol_scores import MolScorer
@@ -145,10 +144,11 @@ class DeviceIndex(ABC):
             passes=tuple(passes),
         )
         short = np.flatnonzero((kth_scores == -np.inf) & (bounds != -np.inf))
-        if size >= k or not len(short):
+        if size >= k:  # k per list are enough for anybody
             return answer
-        # k per list are enough for anybody.
-        return replaced(answer, short, self._search(queries.take(short), k, mask_of(allowed, short), k))
+        return asked_again(
+            answer, short, queries, allowed, lambda queries, allowed: self._search(queries, k, allowed, k)
+        )
 
     def device_search(self, queries: DeviceQueries, k: int) -> DeviceAnswer:
         """The device's part of an unfiltered search alone, as a benchmark times it: valid until the next call."""

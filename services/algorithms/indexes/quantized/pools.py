@@ -22,9 +22,8 @@ from services.algorithms.indexes.protocol import (
     Pool,
     Scores,
     TopK,
+    asked_again,
     empty_answer,
-    mask_of,
-    replaced,
 )
 from services.algorithms.indexes.rescoring import rescore
 from services.algorithms.indexes.scored_index import ScoredIndex
@@ -145,11 +144,13 @@ class QuantizedTopKPerEmbedding(CodedIndex):
             certificates=certificates(bounds, answer.kth_scores),
             passes=(Pass("first_stage", lists.seconds, lists.touched), *answer.passes),
         )
-        short = lists.short(k)
-        if not len(short):
-            return found
-        deeper = min(4 * lists.depth, k)
-        return replaced(found, short, self._search(queries.take(short), k, mask_of(allowed, short), deeper))
+        return asked_again(
+            found,
+            lists.short(k),
+            queries,
+            allowed,
+            lambda queries, allowed: self._search(queries, k, allowed, min(4 * lists.depth, k)),
+        )
 
     def first_stage(self, queries: QueryStates, size: int, allowed: Mask | None = None) -> Pool:
         """The `size` best of the union of the lists, by an item's best cosine as coded among the lists that have it."""
@@ -173,11 +174,13 @@ class QuantizedTopKPerEmbedding(CodedIndex):
         bounds[np.count_nonzero(item_indices >= 0, axis=1) == lists.num_allowed] = -np.inf
         first = Pass("first_stage", lists.seconds + time.perf_counter() - started, lists.touched)
         pool = Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
-        short = lists.short(size)
-        if not len(short):
-            return pool
-        deeper = min(4 * lists.depth, size)
-        return replaced(pool, short, self._first_stage(queries.take(short), size, mask_of(allowed, short), deeper))
+        return asked_again(
+            pool,
+            lists.short(size),
+            queries,
+            allowed,
+            lambda queries, allowed: self._first_stage(queries, size, allowed, min(4 * lists.depth, size)),
+        )
 
     def _lists(self, queries: QueryStates, depth: int, allowed: Mask | None) -> "_Lists":
         return _Lists(self.cells, queries, min(depth, self.num_items), self._visit, allowed)

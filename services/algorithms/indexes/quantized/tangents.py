@@ -115,7 +115,7 @@ class QuantizedTangents(CodedIndex):
         sampled = self.scorer.scores_at(queries, [self._sample] * len(queries))
         known = [self._sample[_best(scores, _CENTRE)] for scores in sampled]
         near = self._tangents(queries, known)
-        looked = [self.cells.pool(vectors, _CENTRE, visit=_LOOK, allowed=None).rows.ravel() for vectors, _ in near]
+        looked = [self.cells.pool(vectors, _CENTRE, visit=_LOOK).rows.ravel() for vectors, _ in near]
         rows = [np.union1d(old, new[new >= 0]) for old, new in zip(known, looked, strict=True)]
         scored = self.scorer.scores_at(queries, rows)
         known = [one[_best(scores, _CENTRE)] for one, scores in zip(rows, scored, strict=True)]

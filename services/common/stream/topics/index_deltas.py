@@ -278,7 +278,7 @@ class Batches:
         return [Batch(offset=offset, deltas=(delta,), newest_recorded_ms=None, mark=mark_of(delta))]
 
     def _drop(self, key: bytes) -> None:
-        """Remember that the key is dropped, and forget whose turn it is."""
+        """Remember that the key is dropped, and forget the key that was dropped before all others."""
         self._dropped[key] = None
         if len(self._dropped) > MAX_DROPPED_KEYS:
             oldest, _ = self._dropped.popitem(last=False)
