@@ -25,6 +25,7 @@ from services.algorithms.indexes.exact.two_pass import (
 )
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg
+from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
@@ -40,6 +41,7 @@ TRANSCRIPTION = "transcription of "
 EXACT = (ExactAlgorithm1, ExactGateBounds, ExactLowPrecision, ExactExpandedGates, ExactClusters, Exact)
 _PAIR_POOLS = (5, 10, 50, 100)
 _AVERAGE_POOLS = (200, 500, 1000, 2000, 4000)
+_TANGENT_POOLS = (500, 2000)
 _COMBINED_POOLS = ((5, 200), (50, 500), (100, 1000))
 # A proof that lets every item through costs more than brute force and says nothing new; two pool sizes each already
 # show the trade.
@@ -106,6 +108,8 @@ def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
             largest_pool=_AVERAGE_POOLS[0],
         ),
         *(_pooled(QuantizedTopKAvg, average_scan, pool_size=size) for size in _AVERAGE_POOLS[-2:]),
+        # How many tangents a query has is its own affair, so these are held against brute force's work.
+        *(_pooled(QuantizedTangents, pool_size=size) for size in _TANGENT_POOLS),
         *(
             _pooled(CombinedTopK, pair_scan, average_scan, pair_pool_size=pairs, average_pool_size=average)
             for pairs, average in _COMBINED_POOLS
