@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -38,6 +39,12 @@ MAX_REQUEST_BYTES = 1 << 20
 MAX_QUEUED = 10_000
 RETRY_BUILD_SECONDS = 0.5
 _GATHERED_BYTES = 65_536
+# Records of several callers go to kafka-python together, at most so often. An event's processor time, in all processes:
+# at 400 a second 2.3 -> 2.0 ms, of 32 callers in a closed loop 1.07 -> .60 (1,628 -> 3,184 a second). One caller in a
+# closed loop waits 5 ms in the place of 1.3. Tried: kafka-python's own linger, which wakes its thread for each record
+# all the same (half the gain); handing over on the event loop, without a thread of ours in between (no gain); at once
+# when nothing is in flight (at 400 a second a quarter of the gain).
+_HAND_OVER_S = 0.005
 _REST_MS = 500
 # Above what a fetch asks for (kafka-python's fetch_max_bytes, 50 MB).
 _MAX_ANSWER_BYTES = 1 << 27
@@ -178,9 +185,9 @@ class _Pending:
 class EventProducer:
     """Produces single records for callers on an event loop; one thread owns the kafka-python producer.
 
+    What comes within `_HAND_OVER_S` of the last hand-over waits for the next; what comes later goes at once.
     At most `max_queued` records wait or are in flight, those whose senders gave up included; more are refused as
-    Overloaded. While no broker has answered
-    for a moment, sends fail at once instead of waiting their whole time.
+    Overloaded. While no broker has answered for a moment, sends fail at once instead of waiting their whole time.
     """
 
     def __init__(
@@ -199,7 +206,9 @@ class EventProducer:
         # Records from `send` until they have left this queue and kafka-python's. Both threads count.
         self._outstanding = 0
         self._count_lock = threading.Lock()
-        self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[_Pending] | None] = queue.SimpleQueue()
+        self._gathered: list[_Pending] = []
+        self._next_hand_over = 0.0
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
         self._closed = False
@@ -234,7 +243,10 @@ class EventProducer:
         pending = _Pending(Record(topic, key, value, headers), loop, loop.create_future())
         with self._count_lock:
             self._outstanding += 1
-        self._queue.put(pending)
+        self._gathered.append(pending)
+        if len(self._gathered) == 1:
+            # At the earliest after what else is due now: a call of many records is handed over whole.
+            loop.call_at(self._next_hand_over, self._put_gathered, loop)
         try:
             async with asyncio.timeout(timeout_s):
                 return await pending.result
@@ -247,8 +259,14 @@ class EventProducer:
         self._closed = True
         thread = self._thread
         if thread is not None:
+            self._put_gathered(asyncio.get_running_loop())
             self._queue.put(None)
             await asyncio.to_thread(thread.join, timeout_s)
+
+    def _put_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._next_hand_over = loop.time() + _HAND_OVER_S
+        self._queue.put(self._gathered)
+        self._gathered = []
 
     def _leave(self, pending: _Pending, outcome: Position | Exception) -> None:
         """The record is out of every queue: its slot is free, and its sender is told unless it gave up."""
@@ -258,7 +276,7 @@ class EventProducer:
 
     def _run(self) -> None:
         producer: KafkaProducer | None = self._build()
-        while (pending := self._queue.get()) is not None:
+        for pending in chain.from_iterable(iter(self._queue.get, None)):
             if pending.result.done():
                 self._leave(pending, DependencyUnavailable("the sender gave up while the record waited here"))
                 continue

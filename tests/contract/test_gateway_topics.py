@@ -4,6 +4,7 @@ What was written is compared as the bytes of its topic's format. A failure is th
 tests/unit/common/test_kafka.py.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -97,3 +98,16 @@ async def test_ends_lie_behind_what_was_acknowledged_before_they_were_asked_for(
         assert (found[partition], sorted(found)) == (offset + 1, list(range(NUM_PARTITIONS)))
     await ends.close()
     await producer.close()
+
+
+@pytest.mark.integration
+async def test_what_waits_for_the_next_hand_over_is_written_in_order_before_the_producer_ends(kafka: str) -> None:
+    producer = EventProducer(kafka)
+    log = KafkaInteractionLog(producer)
+    first = await log.append(interaction("first"), WAIT_S)
+    # The hand-over of `first` was less than a moment ago, or long ago: either way all of these come at once.
+    waiting = [asyncio.create_task(log.append(interaction(f"w{number}"), WAIT_S)) for number in range(300)]
+    await asyncio.sleep(0)
+    await producer.close(WAIT_S)
+    found = await asyncio.gather(*waiting)
+    assert found == [(first.partition, first.offset + 1 + number) for number in range(300)]
