@@ -76,7 +76,7 @@ func main() {
 	inFlight := flag.Int64("in-flight", 10_000, "calls that may be open at once")
 	closed := flag.Int("closed", 0, "callers that wait for each answer; 0: calls on the clock")
 	lasts := flag.Duration("for", time.Minute, "how long -closed callers go on")
-	connections := flag.Int("connections", 8, "TCP connections, taken in turns")
+	connections := flag.Int("connections", 32, "TCP connections, taken in turns")
 	ca := flag.String("ca", os.Getenv("FRESHET_TLS_CA"), "PEM file of the CA that signed the target's certificate")
 	flag.Var(&names, "method", "full method name, /package.Service/Method; may be given again")
 	flag.Parse()

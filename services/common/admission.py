@@ -128,7 +128,9 @@ class Admission:
             return
         # A limit that nobody reaches says nothing: it only falls.
         headroom = sqrt(self.limit) if 2 * self._peak >= self.limit else 0.0
-        self.limit = max(self._smallest, min(self._largest, gradient * self.limit + headroom))
+        # After calls stood back it is below the least, and comes back no faster than it grows.
+        least = min(self._smallest, self.limit + sqrt(self.limit))
+        self.limit = max(least, min(self._largest, gradient * self.limit + headroom))
 
 
 class Slot:
