@@ -25,6 +25,7 @@ from services.offline.training import checkpoint
 from services.offline.training.loss import batch_loss
 from services.offline.training.models.sequential import SequentialModel
 from services.offline.training.presets import ADDED_LATER, TrainConfig
+from services.offline.training.seeded import seeded
 from services.offline.training.sequences import Batch, EpochBatches, Histories, IntArray, StandIns
 
 PARTS = ("data", "encoder", "mol", "optimizer")
@@ -99,7 +100,7 @@ def train(
     `early_stopping` the report's model is the one that validated best; its seconds do not count as training.
     Raises: ValueError if no user has two events, or if a checkpoint belongs to another configuration or data.
     """
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if device != "cpu" else []):
+    with seeded(config.seed, device):
         run = _Run(config, interactions, out, device, early_stopping)
         if resume:
             run.resume()
@@ -142,7 +143,6 @@ class _Run:
         self.identity: dict[str, Any] = {"config": config.as_dict(), "data": interactions.fingerprint()}
         self.user_index = dense_users(config, interactions)
         self.stand_ins = _stand_ins(config, interactions)
-        torch.manual_seed(config.seed)
         self.negatives = torch.Generator().manual_seed(config.seed)
         self.model = SequentialModel(
             config.encoder,

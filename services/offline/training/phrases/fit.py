@@ -33,6 +33,7 @@ from services.offline.training.phrases.identifiers import Identifiers, TargetTok
 from services.offline.training.phrases.losses import PAD, LossSettings, Sampling, phrase_losses
 from services.offline.training.phrases.questions import EncodedQuestions, Questions, drawn_targets, training_questions
 from services.offline.training.phrases.shortlist_fit import ShortlistSize, covered, fit_shortlist
+from services.offline.training.seeded import seeded
 
 FloatArray = npt.NDArray[np.float32]
 Precision = Literal["int8", "float16"]
@@ -145,8 +146,7 @@ def train_phrases(
     encoder: s -> a fresh encoder and its word pieces; MiniLM by default.
     Raises: ValueError naming field, value and what is allowed; if MiniLM's weights are not installed.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         identifiers = identifiers_of(documents, tokenizer, positions=settings.positions)
         if encoder is None:
             folder = model_folder()

@@ -26,6 +26,7 @@ from services.algorithms.states import FloatArray, ItemStates, PairGate, QuerySt
 from services.algorithms.word_pieces import WordPieces
 from services.offline.training.loss import mutual_information
 from services.offline.training.models.text_mol import Aggregation, TextMol
+from services.offline.training.seeded import seeded
 from services.offline.training.text_mol.kept import KeptTexts
 
 KINDS = ("mol", "dot")
@@ -204,8 +205,7 @@ def train_text_mol(
     data = prepared or Prepared(pairs, documents, settings, folder=folder, listener=listener)
     if len(np.unique(data.pairs[:, 1])) < 2:
         raise ValueError("all pairs have one document; in-batch negatives need at least 2")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         body = copy.deepcopy(data.body)
         model = TextMol(body, settings.head(body.shape.width), joined=data.joined, max_tokens=data.max_tokens)
         trained = _trained(model)

@@ -49,6 +49,17 @@ def test_one_seed_gives_one_model_and_another_seed_another() -> None:
     assert not torch.equal(one["item_embedding.weight"], other["item_embedding.weight"])
 
 
+def test_one_seed_gives_one_model_on_two_threads() -> None:
+    config = replace(CONFIG, encoder=replace(CONFIG.encoder, width=64, max_history=32), epochs=1, batch_sequences=256)
+    interactions, threads = cyclic_interactions(400, 200, events=12_000), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        one, *others = (train(config, interactions).model.state_dict() for _ in range(4))
+    finally:
+        torch.set_num_threads(threads)
+    assert [name for other in others for name in one if not torch.equal(one[name], other[name])] == []
+
+
 def test_training_leaves_the_callers_random_generator_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
