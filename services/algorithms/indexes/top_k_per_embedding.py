@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 
+from services.algorithms.filters import count_passing
 from services.algorithms.indexes.gate_bounds import GateBounds
 from services.algorithms.indexes.pools import PooledIndex
 from services.algorithms.indexes.protocol import (
@@ -84,8 +85,9 @@ class TopKPerEmbedding(PooledIndex):
             order = np.lexsort((self.ranks[rows], -cosines))
             item_indices[query, : len(rows)], scores[query, : len(rows)] = rows[order], cosines[order]
         bounds = scan.bounds_at(depths)
-        num_allowed = self.num_items if allowed is None else np.count_nonzero(allowed, axis=-1)
-        bounds[np.count_nonzero(item_indices >= 0, axis=1) == num_allowed] = -np.inf
+        bounds[
+            np.count_nonzero(item_indices >= 0, axis=1) == count_passing(allowed, len(queries), self.num_items)
+        ] = -np.inf
         first = Pass("first_stage", scan.seconds + time.perf_counter() - started, self.every_item(queries))
         pool = Pool(item_indices=item_indices, scores=scores, bounds=bounds, passes=(first,))
         return asked_again(

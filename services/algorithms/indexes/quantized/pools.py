@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.filters import count_passing
 from services.algorithms.indexes.pools import certificates, check_pool_size
 from services.algorithms.indexes.protocol import (
     Indices,
@@ -216,8 +217,7 @@ class _Lists:
                 errors[chosen] = np.maximum(errors[chosen], scan.errors(flat).reshape(count, p_q))
                 scanned = found.touched[:, 0].reshape(count, p_q).max(axis=1)
                 self.touched[chosen] = np.maximum(self.touched[chosen], scanned)
-        counts = self._num_items if allowed is None else np.count_nonzero(allowed, axis=-1)
-        self.num_allowed: Indices = np.broadcast_to(np.asarray(counts, dtype=np.int64), num_queries)
+        self.num_allowed: Indices = count_passing(allowed, num_queries, self._num_items)
         self.bounds: Scores = bounds.max(axis=(1, 2), initial=-np.inf)
         self.errors: Scores = errors.max(axis=1, initial=0)
         self.seconds = time.perf_counter() - started

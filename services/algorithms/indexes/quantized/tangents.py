@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.filters import count_passing
 from services.algorithms.indexes.pools import certificates
 from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scores, TopK, empty_answer
 from services.algorithms.indexes.quantized.pools import CodedIndex
@@ -106,9 +107,9 @@ class QuantizedTangents(CodedIndex):
 
     def _bounds(self, queries: QueryStates, pools: Sequence[Indices], allowed: Mask | None) -> Scores:
         """-inf where a pool is all that is allowed, else NaN: no proof."""
-        counts = self.num_items if allowed is None else np.count_nonzero(allowed, axis=-1)
+        counts = count_passing(allowed, len(queries), self.num_items)
         sizes = np.array([len(pool) for pool in pools], dtype=np.int64)
-        return np.where(sizes == np.broadcast_to(counts, len(queries)), -np.inf, np.nan)
+        return np.where(sizes == counts, -np.inf, np.nan)
 
     def _lists(self, queries: QueryStates, size: int, least: int, allowed: Mask | None) -> "_Lists":
         """Of each query's M tangents the `size` / M best by code each, or the `least`."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.filters import count_passing
 from services.algorithms.native import load_kernels
 from services.algorithms.native.threads import compute_threads
 from services.algorithms.ops.quantized_scan.cells import (
@@ -171,11 +172,8 @@ class CellScan:
         num_queries, num_items = len(queries), self.num_items
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         k, pool = min(k, num_items), min(pool, num_items)
-        if allowed is None:
-            num_allowed = np.full(num_queries, num_items)
-        else:
-            allowed = np.ascontiguousarray(allowed)
-            num_allowed = np.broadcast_to(np.count_nonzero(allowed, axis=-1), num_queries).copy()
+        allowed = None if allowed is None else np.ascontiguousarray(allowed)
+        num_allowed = count_passing(allowed, num_queries, num_items)
         slack = np.zeros(num_queries) if tolerances is None else np.ascontiguousarray(tolerances, dtype=np.float64)
         question = CellQuestion(queries, allowed, num_allowed, slack, k, pool, visit, prove, rescore)
         answer = CellAnswer(
