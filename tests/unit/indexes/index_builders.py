@@ -141,6 +141,18 @@ BUILDERS: list[Builder] = [
         ),
         exact=False,
     ),
+    Builder(
+        "mutable_coded_brute_force",
+        lambda items, gate, **o: MutableAsIndex(items, gate, BruteForce, coded=True, **o),
+        exact=True,
+    ),
+    Builder(
+        "mutable_coded_top_k_avg_8",
+        lambda items, gate, **o: MutableAsIndex(
+            items, gate, lambda scorer, pair_gate: TopKAvg(scorer, pair_gate, pool_size=8), coded=True, **o
+        ),
+        exact=False,
+    ),
     # States on a torch device; the CPU's steps are those of a card, but for the kernels.
     Builder(
         "device_brute_force", lambda items, gate, **o: DeviceBruteForce(items, gate, device="cpu", **o), exact=True

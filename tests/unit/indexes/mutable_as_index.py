@@ -1,14 +1,17 @@
 """A mutable index behind the Index protocol, so that the conformance suite holds it to the same claims.
 
-Half of the items are in its main segment, the rest in its delta; some were removed, some updated on the way.
+Half of the items are in its main segment, the rest in its delta; some were removed, some updated on the way. With
+`coded`, most of the delta is one block with the algorithm over it.
 """
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 
 from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.mutable import index as mutable
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.protocol import Index, Mask, Pool, TopK, check_request, check_tie_ranks
@@ -27,6 +30,7 @@ class MutableAsIndex:
         gate: PairGate | None,
         build: Callable[[MolScorer, PairGate | None], Index],
         *,
+        coded: bool = False,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
         self.ranks = check_tie_ranks(tie_ranks, len(items))
@@ -48,6 +52,9 @@ class MutableAsIndex:
             self.index.apply(upserts=some(later, later[::-1]))  # each with another's state at first
             self.index.apply(removals=self.ids[later[::3]].tolist())
             self.index.apply(upserts=some(later, later))
+            if coded:
+                with patch.object(mutable, "CODED_ROWS", 1), patch.object(mutable, "MERGE_ROWS", 10**9):
+                    self.index.tidy()
             self.index.apply(upserts=some(first[:1], first[:1]))
 
     @property

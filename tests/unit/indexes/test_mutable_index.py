@@ -8,6 +8,7 @@ from mutable_scene import MODEL, Build, States
 
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.mutable import index as mutable
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import MERGE_ROWS, IndexFullError, MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
@@ -355,6 +356,38 @@ def test_a_merge_is_wanted_when_enough_has_changed_and_not_again_for_what_it_cov
 
     index.merge(change)
     assert not index.merge_wanted.is_set()
+
+
+def test_a_large_delta_becomes_one_block_with_the_algorithms_long_before_a_tenth_has_changed(
+    states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutable, "CODED_ROWS", 600)
+    index = make_index(states, 24 * 600)
+    main = index.version.main
+
+    def put(name: str, count: int) -> None:
+        index.apply(upserts=batch(states, [f"{name}{row:05d}" for row in range(count)], [0] * count))
+
+    def blocks() -> list[tuple[int, bool]]:
+        return [(len(block.segment), bool(block.segment.indexes)) for block in index.version.blocks]
+
+    put("n", 599)
+    assert not index.merge_wanted.is_set()
+    put("one", 1)
+    assert index.merge_wanted.is_set()
+    index.merge_wanted.clear()
+    index.tidy()
+    assert (blocks(), index.merge_wanted.is_set()) == ([(600, True)], False)
+    # What comes later is not joined to it before there is as much again.
+    put("m", 599)
+    assert (blocks(), index.merge_wanted.is_set()) == ([(600, True), (599, False)], False)
+    put("another", 1)
+    assert index.merge_wanted.is_set()
+    index.tidy()
+    assert blocks() == [(1200, True)]
+    assert main is not None
+    assert index.version.main is not None
+    assert index.version.main.segment is main.segment
 
 
 def test_writers_in_threads_lose_nothing(states: States) -> None:

@@ -1,7 +1,9 @@
 """The mutable index against a naive dictionary: 100,000 random operations, restarts from snapshots among them."""
 
 from bisect import bisect
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from mutable_scene import CATEGORIES, MODEL, Build, Oracle, States, restore
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact.cheapest import Exact
+from services.algorithms.indexes.mutable import index as mutable
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.snapshot import load_snapshot, write_snapshot
@@ -29,8 +32,8 @@ def whole_pool(scorer, pair_gate):
 class Run:
     """One index, its oracle, and random operations on both."""
 
-    names = ("upsert", "remove", "both", "search", "filter", "hold", "merge", "bulk", "restart")
-    ends = tuple(np.cumsum([0.57, 0.27, 0.099, 0.03, 0.02, 0.005, 0.003, 0.0025]).tolist())
+    names = ("upsert", "remove", "both", "search", "filter", "hold", "merge", "tidy", "bulk", "restart")
+    ends = tuple(np.cumsum([0.57, 0.27, 0.099, 0.03, 0.02, 0.005, 0.002, 0.002, 0.0015]).tolist())
 
     def __init__(self, states: States, build: Build, seed: int, folder: Path) -> None:
         self.rng = np.random.default_rng(seed)
@@ -102,6 +105,14 @@ class Run:
 
     def merge(self) -> None:
         """Changes arrive between the slices of a merge."""
+        self._merge(self.index.merge)
+
+    def tidy(self) -> None:
+        """The delta becomes one block that is searched as the main segment is."""
+        with patch.object(mutable, "CODED_ROWS", 1), patch.object(mutable, "MERGE_ROWS", 10**9):
+            self._merge(self.index.tidy)
+
+    def _merge(self, merge: Callable[[Callable[[], None]], None]) -> None:
         before = self.index.version.name
         arrivals = iter(range(20))
 
@@ -109,7 +120,7 @@ class Run:
             if next(arrivals, None) is not None and self.rng.random() < 0.5:
                 self.remove() if self.rng.random() < 0.3 else self.upsert()
 
-        self.index.merge(change if self.rng.random() < 0.8 else lambda: None)
+        merge(change if self.rng.random() < 0.8 else lambda: None)
         if next(arrivals) == 0:
             assert self.index.version.name == before
 

@@ -65,7 +65,7 @@ class BackgroundMerge:
             self._index.merge_wanted.clear()
             started = time.perf_counter()
             try:
-                self._index.merge(lambda: time.sleep(_PAUSE_S))
+                self._index.tidy(lambda: time.sleep(_PAUSE_S))
             except Exception as error:  # kept for whoever watches or closes; the index goes on with what it has
                 self.error = error
                 if self._stopping.wait(retry_s):

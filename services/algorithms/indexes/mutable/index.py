@@ -34,6 +34,11 @@ MERGE_SHARE = 0.1
 # 1.3 us and a merge of 3,706 items 55 ms of CPU: with 250 changes and 40 searches a second the sum is least near 700
 # rows; 2,048 make a search twice as long.
 MERGE_ROWS = 512
+# A delta of so many rows, and of so large a share of what it has coded, becomes one block with the algorithms over it,
+# since a tenth of ten million rows scored one by one takes 30 ms. Of a million items at 1,000 changes a second, with a
+# delta of 14,000 to 43,000 rows, a search among tangents took 4.0 to 5.3 ms; see docs/benchmarks/large-catalogues.md.
+CODED_ROWS = 16_384
+CODED_SHARE = 1 / 16
 _ROW_OVERHEAD = 160  # bytes per row beside states: an id as a Python object, hashes, masks
 
 
@@ -195,29 +200,41 @@ class MutableIndex:
         Cost: one copy of the living rows and one build. Raises: what `build` raises; the index then stays as it is.
         """
         with self._one_merge:
+            self._merge(pause, with_main=True)
+
+    def tidy(self, pause: Pause = lambda: None) -> None:
+        """`merge`, unless it is enough that the delta becomes one block with the algorithms over it. Raises: as it."""
+        with self._one_merge:
+            self._merge(pause, with_main=self._wants_merge() or not self._wants_code())
+
+    def _merge(self, pause: Pause, *, with_main: bool) -> None:
+        with self._writing:
+            self._seal_tail()
+            self._frozen = len(self._blocks)
+            old = [self._main, *self._blocks] if with_main and self._main is not None else [*self._blocks]
+            sources = [Source(segment, segment.num_dead) for segment in old if segment.num_dead < len(segment)]
+            self._building = self._bytes_of(sum(source.num_living for source in sources))
+            self._publish()
+        try:
+            order = order_by_id(sources, pause)
+            merged = self._searchable(Segment(gather(order, pause), self.pair_gate)) if sources else None
+            moved = [order.new_rows(number) for number in range(len(sources))]
+        except BaseException:
             with self._writing:
-                self._seal_tail()
-                self._frozen = len(self._blocks)
-                old = [segment for segment in (self._main, *self._blocks) if segment is not None]
-                sources = [Source(segment, segment.num_dead) for segment in old if segment.num_dead < len(segment)]
-                self._building = self._bytes_of(sum(source.num_living for source in sources))
-                self._publish()
-            try:
-                order = order_by_id(sources, pause)
-                main = self._searchable(Segment(gather(order, pause), self.pair_gate)) if sources else None
-                moved = [order.new_rows(number) for number in range(len(sources))]
-            except BaseException:
-                with self._writing:
-                    self._frozen = self._building = 0
-                raise
-            with self._writing:
-                for source, new_rows in zip(sources, moved, strict=True):
-                    died = source.segment.died(source.num_dead, source.segment.num_dead)
-                    if len(died) and main is not None:
-                        main.kill(new_rows[died])
-                self._main, self._blocks = main, self._blocks[self._frozen :]
                 self._frozen = self._building = 0
-                self._publish()
+            raise
+        with self._writing:
+            for source, new_rows in zip(sources, moved, strict=True):
+                died = source.segment.died(source.num_dead, source.segment.num_dead)
+                if len(died) and merged is not None:
+                    merged.kill(new_rows[died])
+            self._blocks = self._blocks[self._frozen :]
+            if with_main:
+                self._main = merged
+            elif merged is not None:
+                self._blocks.insert(0, merged)
+            self._frozen = self._building = 0
+            self._publish()
 
     def _apply(self, upserts: ItemBatch | None, removals: Sequence[str]) -> Change:
         """Under the writer's lock. What can fail comes first; then nothing does until the version is out."""
@@ -290,7 +307,7 @@ class MutableIndex:
         if sealed is not None:
             sealed.prepare()
             self._blocks.append(sealed)
-        self._blocks = join_blocks(self._blocks, self._frozen, self.pair_gate)
+        self._blocks = join_blocks(self._blocks, max(self._frozen, self._num_coded()), self.pair_gate)
         self._tail = Tail(self.shape, self.pair_gate)
 
     def _searchable(self, segment: Segment) -> Segment:
@@ -317,12 +334,24 @@ class MutableIndex:
             blocks=blocks,
             tail=TailView(self._tail, len(self._tail), len(self._tail.dead)),
         )
-        delta = len(self._tail) + sum(len(block) for block in self._blocks)
-        dead, share = (0, 0.0) if main is None else (main.num_dead, MERGE_SHARE * len(main.segment))
-        # The dead of the main segment cost memory, the delta's rows cost every search.
-        is_wanted = max(delta, dead) >= MERGE_ROWS and delta + dead >= share
-        if is_wanted and not self._building:  # a running merge looks again when it ends
+        # A running merge looks again when it ends.
+        if not self._building and (self._wants_merge() or self._wants_code()):
             self.merge_wanted.set()
+
+    def _wants_merge(self) -> bool:
+        delta = len(self._tail) + sum(len(block) for block in self._blocks)
+        dead, share = (0, 0.0) if self._main is None else (self._main.num_dead, MERGE_SHARE * len(self._main))
+        # The dead of the main segment cost memory, the delta's rows cost every search.
+        return max(delta, dead) >= MERGE_ROWS and delta + dead >= share
+
+    def _wants_code(self) -> bool:
+        coded = self._num_coded()
+        loose = len(self._tail) + sum(len(block) for block in self._blocks[coded:])
+        return loose >= max(CODED_ROWS, CODED_SHARE * sum(len(block) for block in self._blocks[:coded]))
+
+    def _num_coded(self) -> int:
+        """Blocks with the algorithms over them: the first, or none."""
+        return 1 if self._blocks and self._blocks[0].indexes else 0
 
     def _make_room(self, num_new: int) -> None:
         """Merge, which drops the dead, if `num_new` more rows would pass the memory limit."""

@@ -98,11 +98,12 @@ def tie_tolerance(parts: Sequence[PartialAnswer], query: int) -> float:
     return 2 * max((float(part.error[query]) for part in parts), default=0.0)
 
 
-def merged_certificate(main: Certificate, main_scores: Scores, scores: Scores, k: int, tolerance: float) -> Certificate:
-    """The union's certificate from the main segment's: its scores (n,) and the union's (n',), best first."""
-    if main.gap is None:
+def merged_certificate(
+    answers: Sequence[tuple[Certificate, Scores]], scores: Scores, k: int, tolerance: float
+) -> Certificate:
+    """The union's certificate from those of the segments that an algorithm answered for: of each, its scores (n,); and
+    the union's scores (n',), best first."""
+    if any(one.gap is None for one, _ in answers):
         return ESTIMATE
-    if main.gap == 0:
-        return EXACT
-    bound = float(np.nextafter(main_scores[k - 1] + main.gap, np.inf))
-    return certificate(bound=bound, kth_score=float(scores[k - 1]) - tolerance)
+    bounds = [float(np.nextafter(own[k - 1] + one.gap, np.inf)) for one, own in answers if one.gap]
+    return certificate(bound=max(bounds), kth_score=float(scores[k - 1]) - tolerance) if bounds else EXACT

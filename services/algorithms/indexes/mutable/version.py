@@ -1,7 +1,8 @@
 """One version of a mutable index, and a search of it: what a reader holds from its first step to its last.
 
-The main segment answers through its algorithm with the dead masked out; that answer's K-th score is the threshold for
-the delta, whose rows are scored one by one; the two make one answer.
+The main segment answers through its algorithm with the dead masked out, and so does a block of the delta that has the
+algorithms, too; the highest K-th score of these answers is the threshold for the other blocks, whose rows are scored
+one by one; together they make one answer.
 
 Letters: B queries, K results, n rows of a segment.
 """
@@ -25,7 +26,7 @@ from services.algorithms.indexes.mutable.merged_answer import (
 )
 from services.algorithms.indexes.mutable.segment import HashedFilter, Segment
 from services.algorithms.indexes.mutable.segment_merge import Order, Pause, Source, order_by_id
-from services.algorithms.indexes.protocol import EXACT, Index, Mask, Pass, check_request, empty_answer
+from services.algorithms.indexes.protocol import Index, Mask, Pass, TopK, check_request, empty_answer
 from services.algorithms.states import ItemShape, QueryStates
 
 Wanted = tuple[HashedFilter | None, ...]  # one for all queries, or one per query
@@ -77,20 +78,21 @@ class Version:
         thresholds = np.full(len(queries), -np.inf)
         parts: list[PartialAnswer] = []
         passes: tuple[Pass, ...] = ()
-        top = None
-        if self.main is not None and self.main.num_living:
-            segment = self.main.segment
-            top = _named(segment, algorithm).search(queries, k, _mask(self.main, wanted))
-            passes = top.passes
+        tops: list[TopK] = []
+        started, touched = time.perf_counter(), 0
+        for source in self.sources() if len(queries) else ():
+            segment = source.segment
+            if not segment.indexes:
+                parts.append(candidates(source, queries, k, thresholds, _mask(source, wanted)))
+                touched += len(segment)
+                continue
+            tops.append(_named(segment, algorithm).search(queries, k, _mask(source, wanted)))
             error = segment.scorer.error_bounds_float64(queries)
-            parts.append(as_partial(segment, top, error))
-            if top.scores.shape[1] == k:
-                thresholds = top.scores[:, k - 1] - 2 * error
-        started = time.perf_counter()
-        touched = 0
-        for source in self.delta() if len(queries) else ():
-            parts.append(candidates(source, queries, k, thresholds, _mask(source, wanted)))
-            touched += len(source.segment)
+            parts.append(as_partial(segment, tops[-1], error))
+            if tops[-1].scores.shape[1] == k:
+                thresholds = np.maximum(thresholds, tops[-1].scores[:, k - 1] - 2 * error)
+            if source is self.main:
+                passes, started = tops[-1].passes, time.perf_counter()
         item_ids, certificates = [], []
         _, scores = empty_answer(len(queries), min(k, self.num_items))
         for query in range(len(queries)):
@@ -98,10 +100,8 @@ class Version:
             ids, best = merge_query(parts, query, k, tolerance)
             item_ids.append(ids)
             scores[query, : len(best)] = best
-            proof = EXACT
-            if top is not None:
-                proof = merged_certificate(top.certificates[query], top.scores[query], best, k, tolerance)
-            certificates.append(proof)
+            answers = [(top.certificates[query], top.scores[query]) for top in tops]
+            certificates.append(merged_certificate(answers, best, k, tolerance))
         delta = Pass("delta", time.perf_counter() - started, np.full(len(queries), touched, dtype=np.int64))
         return Answer(
             item_ids=tuple(item_ids),
@@ -123,22 +123,28 @@ class Version:
         bounds = np.full(len(queries), -np.inf)
         parts: list[PartialAnswer] = []
         passes: tuple[Pass, ...] = ()
-        delta = self.delta() if len(queries) else []
-        if self.main is not None and self.main.num_living:
-            segment = self.main.segment
-            pool = _named(segment, algorithm).first_stage(queries, size, _mask(self.main, wanted))
-            bounds, passes = pool.bounds.copy(), pool.passes
+        sources, touched = self.sources() if len(queries) else [], 0
+        started = time.perf_counter()
+        for source in sources:
+            segment = source.segment
+            if not segment.indexes:
+                parts.append(all_scores(source, queries, _mask(source, wanted)))
+                touched += len(segment)
+                continue
+            pool = _named(segment, algorithm).first_stage(queries, size, _mask(source, wanted))
+            bounds = np.maximum(bounds, pool.bounds)  # NaN stays NaN
             rows = [row[row >= 0] for row in pool.item_indices]
             scores = [row[: len(kept)] for row, kept in zip(pool.scores, rows, strict=True)]
-            started = time.perf_counter()
-            if delta:
+            in_full: tuple[Pass, ...] = ()
+            if len(sources) > 1:
+                began = time.perf_counter()
                 scores = [found.astype(np.float64) for found in segment.scorer.scores_at(queries, rows)]
                 sizes = np.array([len(row) for row in rows], dtype=np.int64)
-                passes = (*passes, Pass("full", time.perf_counter() - started, sizes))
+                in_full = (Pass("full", time.perf_counter() - began, sizes),)
             error = segment.scorer.error_bounds(queries)
             parts.append(PartialAnswer(segment=segment, found=list(zip(rows, scores, strict=True)), error=error))
-        started = time.perf_counter()
-        parts += [all_scores(source, queries, _mask(source, wanted)) for source in delta]
+            if source is self.main:
+                passes, started = (*pool.passes, *in_full), time.perf_counter()
         item_ids = []
         _, out = empty_answer(len(queries), min(size, self.num_items))
         for query in range(len(queries)):
@@ -147,13 +153,12 @@ class Version:
                 bounds[query] = max(bounds[query], best[size] + tie_tolerance(parts, query) / 2)  # NaN stays NaN
             item_ids.append(ids[:size])
             out[query, : len(best[:size])] = best[:size]
-        touched = np.full(len(queries), sum(len(source.segment) for source in delta), dtype=np.int64)
         return PoolAnswer(
             item_ids=tuple(item_ids),
             scores=out,
             bounds=bounds,
             version=self.name,
-            passes=(*passes, Pass("delta", time.perf_counter() - started, touched)),
+            passes=(*passes, Pass("delta", time.perf_counter() - started, np.full(len(queries), touched))),
         )
 
     def _checked(self, queries: QueryStates, k: int, filters: ItemFilter | Sequence[ItemFilter] | None) -> Wanted:
