@@ -17,7 +17,7 @@ from freshet.v1 import candidates_pb2_grpc
 from services.algorithms.bundle import load_bundle
 from services.algorithms.catalogue import Catalogue, catalogue_from_bundle, required_bytes
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.by_name import Algorithm, make_index, parse_algorithm
+from services.algorithms.indexes.by_name import Algorithm, make_indexes, parse_algorithm
 from services.algorithms.indexes.exact.cheapest import carry_over
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build, IndexFullError
@@ -75,7 +75,7 @@ def host_build(algorithms: Sequence[Algorithm]) -> Build:
 
     def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
         ranks = np.arange(items.num_items)
-        return {**{one.text: make_index(one, items, ranks) for one in algorithms}, TRUTH: BruteForce(items)}
+        return {**make_indexes(algorithms, items, ranks), TRUTH: BruteForce(items)}
 
     return carry_over(build)
 

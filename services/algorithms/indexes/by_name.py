@@ -4,8 +4,9 @@ One place for the names and for what their sizes mean, so that a benchmark's row
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.combined_top_k import CombinedTopK
@@ -14,7 +15,7 @@ from services.algorithms.indexes.exact.clusters import ExactClusters
 from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
 from services.algorithms.indexes.protocol import Index, Indices
 from services.algorithms.indexes.quantized.dot_products import Quantized
-from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
+from services.algorithms.indexes.quantized.pools import CodedIndex, QuantizedTopKAvg, QuantizedTopKPerEmbedding
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
@@ -87,3 +88,17 @@ def make_index(algorithm: Algorithm, scorer: MolScorer, tie_ranks: Indices) -> I
     Raises: ValueError for an empty index, or for a mixture where the algorithm needs plain dot products.
     """
     return _ALGORITHMS[algorithm.name][0](scorer, tie_ranks=tie_ranks, **algorithm.arguments)
+
+
+def make_indexes(algorithms: Sequence[Algorithm], scorer: MolScorer, tie_ranks: Indices) -> dict[str, Index]:
+    """Each by its name as written; those that differ only in their sizes share their codes. Raises: as `make_index`."""
+    made: dict[str, Index] = {}
+    coded: dict[str, CodedIndex] = {}
+    for one in algorithms:
+        if one.name in coded:
+            made[one.text] = cast(Any, coded[one.name]).with_sizes(**one.arguments)
+            continue
+        made[one.text] = index = make_index(one, scorer, tie_ranks)
+        if isinstance(index, CodedIndex):
+            coded[one.name] = index
+    return made

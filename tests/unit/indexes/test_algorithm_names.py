@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
-from services.algorithms.indexes.by_name import known_algorithms, make_index, parse_algorithm
+from services.algorithms.indexes.by_name import known_algorithms, make_index, make_indexes, parse_algorithm
 from services.algorithms.ops.mol_scores import MolScorer
 
 
@@ -27,6 +27,29 @@ def test_every_known_name_builds_an_index_of_that_name(name: str) -> None:
     index = make_index(algorithm, scorer, np.arange(40))
     assert index.name == algorithm.name
     assert index.search(make_queries(rng, 2, p_q, p_x, 8), 5).item_indices.shape == (2, 5)
+
+
+@pytest.mark.parametrize("name", ["quantized_tangents", "quantized_top_k_avg", "quantized_top_k_per_embedding"])
+def test_algorithms_that_differ_in_their_sizes_alone_share_their_codes_and_nothing_else(name: str) -> None:
+    rng = np.random.default_rng(0)
+    scorer, queries = MolScorer(make_items(rng, 600, 2, 2, 8), make_pair_gate(rng, 4, 6)), make_queries(rng, 3, 2, 2, 8)
+    algorithms = [parse_algorithm(f"{name}{sizes}") for sizes in ("(7)", "(50,3)", "(50)")]
+    made = make_indexes([*algorithms, parse_algorithm("exact")], scorer, np.arange(600))
+    assert list(made) == [f"{name}(7)", f"{name}(50,3)", f"{name}(50)", "exact"]
+    sizes, codes = [], make_index(algorithms[0], scorer, np.arange(600))._bytes_of_codes()  # type: ignore[attr-defined]
+    for algorithm in algorithms:
+        shared, alone = made[algorithm.text], make_index(algorithm, scorer, np.arange(600))
+        for found, wanted in (
+            (shared.search(queries, 5), alone.search(queries, 5)),
+            (shared.first_stage(queries, 5), alone.first_stage(queries, 5)),
+        ):
+            assert np.array_equal(found.item_indices, wanted.item_indices)
+            assert np.array_equal(found.scores, wanted.scores)
+        sizes.append(alone.nbytes - shared.nbytes)
+    assert codes > 0
+    assert sizes == [0, codes, codes]
+    with pytest.raises(ValueError, match="pool_size"):
+        made[f"{name}(7)"].with_sizes(pool_size=0)  # type: ignore[attr-defined]
 
 
 def test_a_mixture_is_refused_where_only_dot_products_can_be_searched() -> None:

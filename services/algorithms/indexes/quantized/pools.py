@@ -10,6 +10,8 @@ Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, 
 
 import time
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +54,22 @@ class CodedIndex(ScoredIndex):
         """As `ScoredIndex`; `cells` None: `default_cells`. Raises: ValueError also for a pool_size below 1."""
         check_pool_size("pool_size", pool_size)
         self.pool_size, self._visit, self._chosen, self._seed = pool_size, visit, cells, seed
+        self._counts_codes = True
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
+
+    def with_sizes(self, *, pool_size: int, visit: Visit | None = None) -> Self:
+        """The same index with other sizes: it shares the codes, which count among the bytes of the first one."""
+        check_pool_size("pool_size", pool_size)
+        other = copy(self)
+        other.pool_size, other._visit, other._counts_codes = pool_size, visit, False
+        return other
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + (self._bytes_of_codes() if self._counts_codes else 0)
+
+    def _bytes_of_codes(self) -> int:
+        raise NotImplementedError
 
     def _coded(self, vectors: FloatArray) -> CellScan:
         """X vectors (X, d) in cells."""
@@ -71,12 +88,15 @@ class QuantizedTopKAvg(CodedIndex):
     def _prepare(self) -> None:
         means, self._largest_radius, self._largest_mean = _averages(self.scorer)
         self.cells = self._coded(means)
-        self.visit = self._visit or Visit(probes=self.cells.num_cells)
         self._largest_norm = float(self.scorer.magnitudes.norms.max(initial=0))
 
     @property
-    def nbytes(self) -> int:
-        return super().nbytes + self.cells.nbytes
+    def visit(self) -> Visit:
+        """The cells that a scan visits."""
+        return self._visit or Visit(probes=self.cells.num_cells)
+
+    def _bytes_of_codes(self) -> int:
+        return self.cells.nbytes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of a pool of max(N, k), and how far from the exact top `k` that can be."""
@@ -123,9 +143,8 @@ class QuantizedTopKPerEmbedding(CodedIndex):
             self._coded(np.ascontiguousarray(components[:, p_x])) for p_x in range(self.scorer.num_item_components)
         ]
 
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + sum(cells.nbytes for cells in self.cells)
+    def _bytes_of_codes(self) -> int:
+        return sum(cells.nbytes for cells in self.cells)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of the union of the N best per pair, and how far from the exact top `k` that can be."""

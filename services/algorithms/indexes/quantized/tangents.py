@@ -65,11 +65,14 @@ class QuantizedTangents(CodedIndex):
             # two thirds of the coordinates, as `default_cells` has of wide vectors, .936 (N 2,000).
             self._chosen = Cells(num_cells=default_cells(num_items, width).num_cells, bits=4)
         self.cells = self._coded(vectors)
-        self.visit = self._visit or Visit(probes=self.cells.num_cells, reach=_REACH)
 
     @property
-    def nbytes(self) -> int:
-        return super().nbytes + self.cells.nbytes
+    def visit(self) -> Visit:
+        """The cells that a scan visits."""
+        return self._visit or Visit(probes=self.cells.num_cells, reach=_REACH)
+
+    def _bytes_of_codes(self) -> int:
+        return self.cells.nbytes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of a pool of about N, each list having at least k items."""

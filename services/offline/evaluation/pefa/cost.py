@@ -21,7 +21,7 @@ from services.algorithms.bundle import load_bundle
 from services.algorithms.catalogue import Catalogue, catalogue_from_bundle
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.by_name import make_index, parse_algorithm
+from services.algorithms.indexes.by_name import make_indexes, parse_algorithm
 from services.algorithms.indexes.mutable.index import Build
 from services.algorithms.indexes.protocol import Index, take_queries
 from services.algorithms.live_catalogue import LiveCatalogue
@@ -109,7 +109,7 @@ def _build(algorithms: Sequence[str]) -> Build:
 
     def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
         ranks = np.arange(items.num_items)
-        return {_TRUTH: BruteForce(items)} | {one.text: make_index(one, items, ranks) for one in parsed}
+        return {_TRUTH: BruteForce(items)} | make_indexes(parsed, items, ranks)
 
     return build
 
