@@ -19,6 +19,7 @@ from services.algorithms.states import QueryStates
 from services.offline.evaluation.common.report import Report, Request, plain_page, report_of, written
 from services.offline.evaluation.common.timing import Times
 from services.offline.evaluation.large.catalogue import enlarged, queries
+from services.offline.evaluation.large.changes import RATE, Changing, searched_while_changing
 
 K = 100
 ALGORITHMS = (
@@ -29,6 +30,7 @@ ALGORITHMS = (
     "exact",
 )
 _QUERIES, _AT_ONCE = 128, 16
+_CHANGING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,9 @@ def _of_size(
         ]
         measured.append((name, built_s, times, recall, index.nbytes / catalogue.num_items))
         del index
+    request.say(f"{catalogue.num_items:,} items, {algorithms[0]}, library, {RATE:,} changes a second")
+    seconds = 2.0 if request.quick else _CHANGING_S
+    changing = searched_while_changing(catalogue, asked, algorithms[0], K, seconds=seconds, seed=request.seed)
     with serve(catalogue.path, algorithms) as service:
         for name, built_s, library, recall, nbytes in measured:
             request.say(f"{catalogue.num_items:,} items, {name}, service")
@@ -108,4 +113,13 @@ def _of_size(
                 "build_s": round(built_s, 1),
                 "service_start_s": round(service.start_s, 1),
                 "service_resident_mb": round(service.resident_bytes() / 2**20),
+                "changing": "–" if name != algorithms[0] else _in_words(changing),
             }
+
+
+def _in_words(changing: Changing) -> str:
+    before, now = changing.before, changing.while_changing
+    return (
+        f"{before.median_ms:.1f}, {before.quantile_ms(0.99):.1f} → {now.median_ms:.1f}, {now.quantile_ms(0.99):.1f} "
+        f"({changing.applied_per_s:,.0f}/s)"
+    )

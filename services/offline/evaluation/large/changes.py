@@ -1,0 +1,99 @@
+"""Searches of a large catalogue in the library while its items change a thousand times a second."""
+
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.algorithms.bundle import Bundle
+from services.algorithms.indexes.by_name import make_index, parse_algorithm
+from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
+from services.algorithms.indexes.mutable.index import MERGE_SHARE, MutableIndex, only
+from services.algorithms.indexes.mutable.item_batch import ItemBatch
+from services.algorithms.states import ItemStates, QueryStates
+from services.offline.evaluation.common.timing import Times
+
+RATE = 1_000
+_BATCH, _PAUSE_S, _NOISE = 20, 0.01, 0.02
+_BULK = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Changing:
+    """Times of searches before anything has changed, and while it does; changes applied a second."""
+
+    before: Times
+    while_changing: Times
+    applied_per_s: float
+
+
+def searched_while_changing(
+    catalogue: Bundle, asked: QueryStates, algorithm: str, k: int, *, seconds: float, seed: int
+) -> Changing:
+    """Half of the changes that a merge waits for have come before; then `seconds` long a search every ten
+    milliseconds beside 1,000 changes a second, 20 at a time. A change turns an item's components a little."""
+    wanted = parse_algorithm(algorithm)
+    items = ItemBatch(item_ids=catalogue.item_ids, states=catalogue.item_states, categories=catalogue.categories)
+    index = MutableIndex(
+        items,
+        catalogue.pair_gate,
+        model_version=catalogue.model_version,
+        build=only(lambda scorer, _: make_index(wanted, scorer, np.arange(scorer.num_items))),
+    )
+    changes = _Changes(items, np.random.default_rng(seed))
+    each = [asked.take([number]) for number in range(len(asked))]
+    quiet = _searched(index, each, k, seconds / 4)
+    for _ in range(0, int(MERGE_SHARE / 2 * catalogue.num_items), _BULK):
+        index.apply(upserts=changes.some(min(_BULK, catalogue.num_items)))
+    index.tidy()
+    stop = threading.Event()
+    applied = 0
+
+    def change() -> None:
+        nonlocal applied
+        due = time.monotonic()
+        while not stop.wait(max(0.0, due - time.monotonic())):
+            index.apply(upserts=changes.some(_BATCH))
+            applied += _BATCH
+            due += _BATCH / RATE
+
+    writer = threading.Thread(target=change, name="changes")
+    with BackgroundMerge(index):
+        began = time.monotonic()
+        writer.start()
+        busy = _searched(index, each, k, seconds)
+        stop.set()
+        writer.join()
+        took = time.monotonic() - began
+    return Changing(quiet, busy, applied / took)
+
+
+def _searched(index: MutableIndex, each: list[QueryStates], k: int, seconds: float) -> Times:
+    times, end, number = Times(), time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        query = each[number % len(each)]
+        if number < len(each):
+            index.search(query, k)
+        else:
+            times.call(lambda one: index.search(one, k), query)
+        number += 1
+        time.sleep(_PAUSE_S)
+    return times
+
+
+class _Changes:
+    def __init__(self, items: ItemBatch, generator: np.random.Generator) -> None:
+        self._items, self._generator = items, generator
+
+    def some(self, count: int) -> ItemBatch:
+        """Distinct items, each component turned by a normal noise of .02 per coordinate."""
+        states = self._items.states
+        rows = np.sort(self._generator.choice(len(states), count, replace=False, shuffle=False))
+        components = states.components[rows]
+        components = components + _NOISE * self._generator.standard_normal(components.shape, dtype=np.float32)
+        components /= np.linalg.norm(components, axis=-1, keepdims=True)
+        return ItemBatch(
+            item_ids=[self._items.item_ids[row] for row in rows.tolist()],
+            states=ItemStates(components=components, gate=None if states.gate is None else states.gate[rows]),
+        )
