@@ -128,6 +128,23 @@ def test_a_build_goes_on_from_what_the_one_before_the_merge_had_measured() -> No
     assert built().chosen(batch=5, k=10) == second.chosen(batch=5, k=10)
 
 
+def test_a_build_over_a_block_of_the_delta_neither_inherits_nor_leaves_timings() -> None:
+    queries, items, gate = scene(6, 3000)
+    build, scorer, small = carry_over(only(Exact)), MolScorer(items, gate), MolScorer(items.take(slice(0, 300)), gate)
+    main = build(scorer, gate)["exact"]
+    for _ in range(15):
+        main.search(queries, 10)
+    block = build(small, gate)["exact"]
+    assert isinstance(main, Exact)
+    assert isinstance(block, Exact)
+    assert block.chosen(batch=5, k=10) is None
+    for _ in range(15):
+        block.search(queries, 10)
+    merged = build(scorer, gate)["exact"]
+    assert isinstance(merged, Exact)
+    assert merged._measured == main._measured
+
+
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_memory_counts_the_codes_beside_the_states(kind: type) -> None:
     _, items, gate = scene(7, 1000)

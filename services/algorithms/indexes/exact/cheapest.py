@@ -140,16 +140,20 @@ class Exact(ScoredIndex):
 
 
 def carry_over(build: Build) -> Build:
-    """A build whose exact indexes inherit the timings measured by the previous index of the same name."""
+    """A build whose exact indexes inherit the timings measured by the previous index of the same name and about as many
+    items: what a block of the delta measured says nothing of the main segment, nor the other way round."""
     before: dict[str, Exact] = {}
 
     def built(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
         indexes = build(items, pair_gate)
         exact = {name: index for name, index in indexes.items() if isinstance(index, Exact)}
         for name, index in exact.items():
-            if name in before:
-                index.carry_over_from(before[name])
-        before.update(exact)
+            earlier = before.get(name)
+            if earlier is not None and 2 * index.num_items < earlier.num_items:
+                continue
+            if earlier is not None and index.num_items <= 2 * earlier.num_items:
+                index.carry_over_from(earlier)
+            before[name] = index
         return indexes
 
     return built
