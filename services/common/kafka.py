@@ -183,7 +183,7 @@ class _Pending:
 
 
 class EventProducer:
-    """Produces single records for callers on an event loop; one thread owns the kafka-python producer.
+    """Produces single records for callers on one event loop; one thread owns the kafka-python producer.
 
     What comes within `_HAND_OVER_S` of the last hand-over waits for the next; what comes later goes at once.
     At most `max_queued` records wait or are in flight, those whose senders gave up included; more are refused as

@@ -45,4 +45,5 @@ def test_the_page_has_a_row_for_each_algorithm(small_bundle: Path, tmp_path: Pat
     assert [row["algorithm"] for row in report["rows"]] == ["exact", "quantized_tangents(2000)"]
     assert report["rows"][0]["recall_100"] == 1
     assert report["rows"][1]["recall_100"] > 0.95
+    assert "recall 1.0000" in report["rows"][0]["changing"]
     assert "| 2,000 | `exact` | 1.0000 |" in (tmp_path / "large-catalogues.md").read_text(encoding="utf-8")

@@ -36,7 +36,7 @@ def test_algorithms_that_differ_in_their_sizes_alone_share_their_codes_and_nothi
     algorithms = [parse_algorithm(f"{name}{sizes}") for sizes in ("(7)", "(50,3)", "(50)")]
     made = make_indexes([*algorithms, parse_algorithm("exact")], scorer, np.arange(600))
     assert list(made) == [f"{name}(7)", f"{name}(50,3)", f"{name}(50)", "exact"]
-    sizes, codes = [], make_index(algorithms[0], scorer, np.arange(600))._bytes_of_codes()  # type: ignore[attr-defined]
+    sizes, codes = [], make_index(algorithms[0], scorer, np.arange(600))._bytes_of_codes  # type: ignore[attr-defined]
     for algorithm in algorithms:
         shared, alone = made[algorithm.text], make_index(algorithm, scorer, np.arange(600))
         for found, wanted in (

@@ -54,27 +54,26 @@ class CodedIndex(ScoredIndex):
         """As `ScoredIndex`; `cells` None: `default_cells`. Raises: ValueError also for a pool_size below 1."""
         check_pool_size("pool_size", pool_size)
         self.pool_size, self._visit, self._chosen, self._seed = pool_size, visit, cells, seed
-        self._counts_codes = True
+        self._bytes_of_codes = 0
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
     def with_sizes(self, *, pool_size: int, visit: Visit | None = None) -> Self:
         """The same index with other sizes: it shares the codes, which count among the bytes of the first one."""
         check_pool_size("pool_size", pool_size)
         other = copy(self)
-        other.pool_size, other._visit, other._counts_codes = pool_size, visit, False
+        other.pool_size, other._visit, other._bytes_of_codes = pool_size, visit, 0
         return other
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + (self._bytes_of_codes() if self._counts_codes else 0)
-
-    def _bytes_of_codes(self) -> int:
-        raise NotImplementedError
+        return super().nbytes + self._bytes_of_codes
 
     def _coded(self, vectors: FloatArray) -> CellScan:
         """X vectors (X, d) in cells."""
         cells = self._chosen or default_cells(*vectors.shape)
-        return CellScan(vectors, cells=cells, seed=self._seed, tie_ranks=self.ranks, keep_vectors=False)
+        scan = CellScan(vectors, cells=cells, seed=self._seed, tie_ranks=self.ranks, keep_vectors=False)
+        self._bytes_of_codes += scan.nbytes
+        return scan
 
 
 class QuantizedTopKAvg(CodedIndex):
@@ -94,9 +93,6 @@ class QuantizedTopKAvg(CodedIndex):
     def visit(self) -> Visit:
         """The cells that a scan visits."""
         return self._visit or Visit(probes=self.cells.num_cells)
-
-    def _bytes_of_codes(self) -> int:
-        return self.cells.nbytes
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of a pool of max(N, k), and how far from the exact top `k` that can be."""
@@ -142,9 +138,6 @@ class QuantizedTopKPerEmbedding(CodedIndex):
         self.cells = [
             self._coded(np.ascontiguousarray(components[:, p_x])) for p_x in range(self.scorer.num_item_components)
         ]
-
-    def _bytes_of_codes(self) -> int:
-        return sum(cells.nbytes for cells in self.cells)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of the union of the N best per pair, and how far from the exact top `k` that can be."""

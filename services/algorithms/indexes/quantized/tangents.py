@@ -71,9 +71,6 @@ class QuantizedTangents(CodedIndex):
         """The cells that a scan visits."""
         return self._visit or Visit(probes=self.cells.num_cells, reach=_REACH)
 
-    def _bytes_of_codes(self) -> int:
-        return self.cells.nbytes
-
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of a pool of about N, each list having at least k items."""
         self.check(queries, k, allowed)

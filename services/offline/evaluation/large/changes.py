@@ -2,44 +2,58 @@
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from services.algorithms.bundle import Bundle
+from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
-from services.algorithms.indexes.mutable.index import MERGE_SHARE, MutableIndex, only
+from services.algorithms.indexes.mutable.index import MERGE_SHARE, MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
-from services.algorithms.states import ItemStates, QueryStates
+from services.algorithms.indexes.protocol import Index
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.offline.evaluation.common.timing import Times
 
 RATE = 1_000
 _BATCH, _PAUSE_S, _NOISE = 20, 0.01, 0.02
 _BULK = 4_096
+_TRUTH = "brute_force"
 
 
 @dataclass(frozen=True, slots=True)
 class Changing:
-    """Times of searches before anything has changed, and while it does; changes applied a second."""
+    """Times of searches before anything has changed, and while it does; changes applied a second; overlap of the top K
+    with brute force's at the end."""
 
     before: Times
     while_changing: Times
     applied_per_s: float
+    recall: float
 
 
 def searched_while_changing(
     catalogue: Bundle, asked: QueryStates, algorithm: str, k: int, *, seconds: float, seed: int
 ) -> Changing:
     """Half of the changes that a merge waits for have come before; then `seconds` long a search every ten
-    milliseconds beside 1,000 changes a second, 20 at a time. A change turns an item's components a little."""
+    milliseconds beside 1,000 changes a second, 20 at a time. A change turns an item's components a little.
+
+    asked: B queries; k: how many items are searched for. Raises: ValueError for an algorithm that there is not.
+    """
     wanted = parse_algorithm(algorithm)
+
+    def build(scorer: MolScorer, pair_gate: PairGate | None) -> Mapping[str, Index]:
+        return {algorithm: make_index(wanted, scorer, np.arange(scorer.num_items)), _TRUTH: BruteForce(scorer)}
+
     items = ItemBatch(item_ids=catalogue.item_ids, states=catalogue.item_states, categories=catalogue.categories)
     index = MutableIndex(
         items,
         catalogue.pair_gate,
         model_version=catalogue.model_version,
-        build=only(lambda scorer, _: make_index(wanted, scorer, np.arange(scorer.num_items))),
+        build=build,
     )
     changes = _Changes(items, np.random.default_rng(seed))
     each = [asked.take([number]) for number in range(len(asked))]
@@ -66,7 +80,18 @@ def searched_while_changing(
         stop.set()
         writer.join()
         took = time.monotonic() - began
-    return Changing(quiet, busy, applied / took)
+    return Changing(quiet, busy, applied / took, _recall(index, asked, k))
+
+
+def _recall(index: MutableIndex, asked: QueryStates, k: int) -> float:
+    version = index.version
+    shares = []
+    for number in range(len(asked)):
+        query = asked.take([number])
+        found = version.search(query, k, None).item_ids[0]
+        best = version.search(query, k, None, _TRUTH).item_ids[0]
+        shares.append(len(set(found).intersection(best)) / k)
+    return float(np.mean(shares))
 
 
 def _searched(index: MutableIndex, each: list[QueryStates], k: int, seconds: float) -> Times:

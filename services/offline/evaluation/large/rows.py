@@ -121,5 +121,5 @@ def _in_words(changing: Changing) -> str:
     before, now = changing.before, changing.while_changing
     return (
         f"{before.median_ms:.1f}, {before.quantile_ms(0.99):.1f} → {now.median_ms:.1f}, {now.quantile_ms(0.99):.1f} "
-        f"({changing.applied_per_s:,.0f}/s)"
+        f"({changing.applied_per_s:,.0f}/s, recall {changing.recall:.4f})"
     )
