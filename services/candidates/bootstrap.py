@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,11 @@ from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build, IndexFullError
 from services.algorithms.indexes.mutable.snapshot import load_snapshot, snapshots
 from services.algorithms.indexes.protocol import Index
+from services.algorithms.indexes.quantized.kept_codes import KeptCodes
 from services.algorithms.live_catalogue import LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.quantized_scan import Coder, vectors_coded
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import PairGate
 from services.candidates.audit import TRUTH, Audit
@@ -67,15 +70,17 @@ def load_catalogue(settings: CandidatesSettings) -> Catalogue:
     return catalogue_from_bundle(bundle)
 
 
-def host_build(algorithms: Sequence[Algorithm]) -> Build:
+def host_build(algorithms: Sequence[Algorithm], first_coder: Coder = vectors_coded) -> Build:
     """Every algorithm over the same item states in this machine's memory, and the audit's truth.
 
-    It raises ValueError for an algorithm that this model can't have.
+    The first items that it is given are the bundle's, whose codes `first_coder` may know. It raises ValueError for an
+    algorithm that this model can't have.
     """
+    coders = chain([first_coder], repeat(vectors_coded))
 
     def build(items: MolScorer, pair_gate: PairGate | None, /) -> Mapping[str, Index]:
         ranks = np.arange(items.num_items)
-        return {**make_indexes(algorithms, items, ranks), TRUTH: BruteForce(items)}
+        return {**make_indexes(algorithms, items, ranks, next(coders)), TRUTH: BruteForce(items)}
 
     return carry_over(build)
 
@@ -103,7 +108,10 @@ def make_live(
     limit = settings.max_memory_mb << 20 if settings.max_memory_mb else available_bytes()
     try:
         catalogue = LiveCatalogue(
-            base, build=on_card or host_build(algorithms), max_bytes=limit, versions_kept=versions_kept
+            base,
+            build=on_card or host_build(algorithms, kept_codes(settings, base)),
+            max_bytes=limit,
+            versions_kept=versions_kept,
         )
     except ValueError as error:
         raise ConfigError(f"FRESHET_CANDIDATES_ALGORITHMS={settings.algorithms!r}: {error}") from error
@@ -126,6 +134,13 @@ def make_live(
             variable=MEMORY_VARIABLE,
         )
     return Live(catalogue=catalogue, votes=votes, search=search)
+
+
+def kept_codes(settings: CandidatesSettings, base: Catalogue) -> Coder:
+    """What keeps the codes of the bundle's items beside the snapshots, where the settings name a folder for them."""
+    if not settings.snapshots:
+        return vectors_coded
+    return KeptCodes(Path(settings.snapshots), of=base.index_version, writes=settings.does_common_work, report=log.info)
 
 
 def _card_build(algorithms: Sequence[Algorithm]) -> "DeviceBuild":

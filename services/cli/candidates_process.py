@@ -21,7 +21,7 @@ _PATIENCE_S = 600.0
 
 @contextmanager
 def serving(bundle: Path, algorithms: Sequence[str], *, port: int) -> Iterator[Served]:
-    """Start it, wait until it is ready, and end it after the block.
+    """Start it, wait until it is ready, and end it after the block. What it keeps lies beside the bundle.
 
     Raises: RuntimeError with its last lines when it ends before it is ready, or takes longer than ten minutes.
     """
@@ -31,6 +31,7 @@ def serving(bundle: Path, algorithms: Sequence[str], *, port: int) -> Iterator[S
         "FRESHET_METRICS_PORT": "0",
         "FRESHET_CANDIDATES_FOLLOWS_TOPICS": "false",
         "FRESHET_CANDIDATES_AUDIT_SHARE": "0",
+        "FRESHET_CANDIDATES_SNAPSHOTS": str(bundle.parent / "snapshots"),
         "FRESHET_CANDIDATES_ALGORITHMS": " ".join(algorithms),
     }
     address, began = f"127.0.0.1:{port}", time.monotonic()

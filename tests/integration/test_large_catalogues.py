@@ -24,13 +24,15 @@ def test_the_service_answers_what_the_library_does(small_bundle: Path, tmp_path:
     asked = queries(trained, 6, seed=1)
     scorer = MolScorer(catalogue.item_states, catalogue.pair_gate)
     names = ["quantized_tangents(500)", "exact"]
-    with serving(catalogue.path, names, port=Ports.free()["candidates"]) as service:
-        for name in names:
-            index = make_index(parse_algorithm(name), scorer, np.arange(3_000))
-            for number in range(len(asked)):
-                query = asked.take([number])
-                found = index.search(query, rows.K).item_indices[0]
-                assert service.search(query, name) == [catalogue.item_ids[row] for row in found]
+    for takes_codes in (False, True):
+        with serving(catalogue.path, names, port=Ports.free()["candidates"]) as service:
+            for name in names:
+                index = make_index(parse_algorithm(name), scorer, np.arange(3_000))
+                for number in range(len(asked)):
+                    query = asked.take([number])
+                    found = index.search(query, rows.K).item_indices[0]
+                    assert service.search(query, name) == [catalogue.item_ids[row] for row in found]
+        assert ("codes_taken" in (tmp_path / "candidates.log").read_text(encoding="utf-8")) == takes_codes
 
 
 def test_the_page_has_a_row_for_each_algorithm(small_bundle: Path, tmp_path: Path) -> None:

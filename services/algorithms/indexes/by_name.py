@@ -20,7 +20,7 @@ from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.ops.quantized_scan import Visit
+from services.algorithms.ops.quantized_scan import Coder, Visit, vectors_coded
 
 _NOTHING: dict[str, tuple[str, ...]] = {"": ()}
 _POOL: dict[str, tuple[str, ...]] = {"N": ("pool_size",)}
@@ -43,6 +43,7 @@ _ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] 
     "quantized_tangents": (QuantizedTangents, _POOL_AND_CELLS),
     "quantized_top_k_per_embedding": (QuantizedTopKPerEmbedding, _POOL_AND_CELLS),
 }
+_CODED: tuple[Callable[..., Index], ...] = (Quantized, QuantizedTopKAvg, QuantizedTangents, QuantizedTopKPerEmbedding)
 MAX_SIZE = 1_000_000
 
 
@@ -82,23 +83,29 @@ def parse_algorithm(text: str) -> Algorithm:
     raise ValueError(f"algorithm={text!r}; allowed: {', '.join(known_algorithms())}; sizes 1-{MAX_SIZE}")
 
 
-def make_index(algorithm: Algorithm, scorer: MolScorer, tie_ranks: Indices) -> Index:
-    """Build it over items that are prepared for scoring.
+def make_index(algorithm: Algorithm, scorer: MolScorer, tie_ranks: Indices, coder: Coder = vectors_coded) -> Index:
+    """Build it over items that are prepared for scoring; `coder` codes them where the algorithm searches codes.
 
     Raises: ValueError for an empty index, or for a mixture where the algorithm needs plain dot products.
     """
-    return _ALGORITHMS[algorithm.name][0](scorer, tie_ranks=tie_ranks, **algorithm.arguments)
+    made: Callable[..., Index] = _ALGORITHMS[algorithm.name][0]
+    if made in _CODED:
+        return made(scorer, tie_ranks=tie_ranks, coder=coder, **algorithm.arguments)
+    return made(scorer, tie_ranks=tie_ranks, **algorithm.arguments)
 
 
-def make_indexes(algorithms: Sequence[Algorithm], scorer: MolScorer, tie_ranks: Indices) -> dict[str, Index]:
-    """Each by its name as written; those that differ only in their sizes share their codes. Raises: as `make_index`."""
+def make_indexes(
+    algorithms: Sequence[Algorithm], scorer: MolScorer, tie_ranks: Indices, coder: Coder = vectors_coded
+) -> dict[str, Index]:
+    """Each by its name as written; those that differ only in their sizes share their codes. `coder`, errors: as
+    `make_index`."""
     made: dict[str, Index] = {}
     coded: dict[str, CodedIndex] = {}
     for one in algorithms:
         if one.name in coded:
             made[one.text] = cast(Any, coded[one.name]).with_sizes(**one.arguments)
             continue
-        made[one.text] = index = make_index(one, scorer, tie_ranks)
+        made[one.text] = index = make_index(one, scorer, tie_ranks, coder)
         if isinstance(index, CodedIndex):
             coded[one.name] = index
     return made

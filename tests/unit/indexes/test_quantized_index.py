@@ -12,7 +12,7 @@ from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
 from services.algorithms.indexes.top_k_avg import TopKAvg
 from services.algorithms.indexes.top_k_per_embedding import TopKPerEmbedding
-from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit
+from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded
 from services.algorithms.states import ItemStates, QueryStates
 
 COUNT, WIDTH = 4_000, 24
@@ -29,7 +29,10 @@ def clumps(seed: int, count: int) -> np.ndarray:
 ITEMS = ItemStates(components=clumps(0, COUNT)[:, None])
 QUERIES = QueryStates(components=clumps(1, 40)[:, None])
 EXACT = QUERIES.components[:, 0].astype(np.float64) @ ITEMS.components[:, 0].T.astype(np.float64)
-CELLS = {bits: CellScan(ITEMS.components[:, 0], cells=Cells(num_cells=60, bits=bits), seed=0) for bits in (4, 8)}
+VECTORS = ITEMS.components[:, 0]
+CELLS = {
+    bits: CellScan(coded(VECTORS, cells=Cells(num_cells=60, bits=bits), seed=0), vectors=VECTORS) for bits in (4, 8)
+}
 
 
 def recall(found: np.ndarray, k: int) -> float:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from native_builds import native_builds
 from quantized_scan_in_numpy import search_in_numpy
 
-from services.algorithms.ops.quantized_scan import CellAnswer, Cells, CellScan, Visit, default_cells
+from services.algorithms.ops.quantized_scan import CellAnswer, Cells, CellScan, Visit, coded, default_cells
 from services.algorithms.ops.quantized_scan.cells import assign, encode, principal_directions, train_centres
 
 BUILDS = native_builds("quantized_scan")
@@ -28,7 +28,7 @@ def clustered(seed: int, count: int, width: int) -> npt.NDArray[np.float32]:
 
 def search(kernel: str | None, vectors: np.ndarray, cells: Cells, queries: np.ndarray, **wanted: object) -> CellAnswer:
     """A search by one kernel, or in NumPy for None."""
-    scan = CellScan(vectors, cells=cells, seed=0, kernels=BUILDS[kernel or "baseline"])
+    scan = CellScan(coded(vectors, cells=cells, seed=0), vectors=vectors, kernels=BUILDS[kernel or "baseline"])
     if kernel is None:
         ask = functools.partial(search_in_numpy, scan.codes, vectors, np.arange(len(vectors)))
         scan._native.search = lambda question, answer, threads: ask(question, answer)  # type: ignore[method-assign]
@@ -147,8 +147,8 @@ def test_ties_go_to_the_smaller_rank_even_when_everything_ties(kernel: str | Non
 def test_equal_seeds_make_equal_codes() -> None:
     vectors = clustered(5, 500, 12)
     cells = Cells(num_cells=8, bits=4, coded_width=6)
-    first, second = (CellScan(vectors, cells=cells, seed=3).codes for _ in range(2))
-    other = CellScan(vectors, cells=cells, seed=4).codes
+    first, second = (coded(vectors, cells=cells, seed=3) for _ in range(2))
+    other = coded(vectors, cells=cells, seed=4)
     assert (first.codes == second.codes).all()
     assert (first.rows == second.rows).all()
     assert first.codes.shape != other.codes.shape or (first.codes != other.codes).any()
@@ -189,9 +189,9 @@ def test_the_defaults_keep_about_a_byte_per_dimension_and_less_where_vectors_are
         (lambda: Cells(num_cells=1, bits=8, coded_width=0), "coded_width=0 allowed"),
         (lambda: Visit(probes=0), "probes=0 allowed: at least 1"),
         (lambda: Visit(probes=1, reach=-1.0), r"reach=-1\.0 allowed"),
-        (lambda: CellScan(np.zeros((0, 4), np.float32), cells=Cells(num_cells=1, bits=8), seed=0), "index is empty"),
+        (lambda: coded(np.zeros((0, 4), np.float32), cells=Cells(num_cells=1, bits=8), seed=0), "index is empty"),
         (
-            lambda: CellScan(np.ones((3, 4), np.float32), cells=Cells(num_cells=1, bits=8, coded_width=5), seed=0),
+            lambda: coded(np.ones((3, 4), np.float32), cells=Cells(num_cells=1, bits=8, coded_width=5), seed=0),
             "coded_width=5 allowed: 1 to 4",
         ),
     ],

@@ -30,7 +30,7 @@ from services.algorithms.indexes.protocol import (
 )
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, default_cells
+from services.algorithms.ops.quantized_scan import Cells, CellScan, Coder, Visit, default_cells, vectors_coded
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
 
 # Added to an error bound for products of denormal numbers.
@@ -51,6 +51,7 @@ class Quantized(ScoredIndex):
         visit: Visit | None = None,
         cells: Cells | CellScan | None = None,
         seed: int = 0,
+        coder: Coder = vectors_coded,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
         """As `ScoredIndex`; `pool_size` is N, the best by code that are evaluated exactly (raised to k).
@@ -70,7 +71,8 @@ class Quantized(ScoredIndex):
             self.cells = cells
         else:
             chosen = default_cells(*vectors.shape) if cells is None else cells
-            self.cells = CellScan(vectors, cells=chosen, seed=seed, tie_ranks=self.ranks)
+            codes = coder(f"{self.name}-items", lambda: vectors, cells=chosen, seed=seed)
+            self.cells = CellScan(codes, vectors=vectors, tie_ranks=self.ranks)
         self._largest_norm = float(self.scorer.magnitudes.norms.max(initial=0))
         # The float64 error bound of one dot product is proportional to the query's norm, but for denormal numbers.
         direction = np.zeros((1, 1, self.scorer.width), dtype=np.float32)

@@ -9,8 +9,9 @@ Letters: B queries, X items, P_q, P_x query and item components, P = P_q * P_x, 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -31,14 +32,16 @@ from services.algorithms.indexes.protocol import (
 from services.algorithms.indexes.rescoring import rescore
 from services.algorithms.indexes.scored_index import ScoredIndex
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, default_cells
+from services.algorithms.ops.quantized_scan import Cells, CellScan, Coder, Visit, default_cells, vectors_coded
 from services.algorithms.states import FloatArray, ItemStates, PairGate, QueryStates
 
 _CHUNK = 65_536
 
 
 class CodedIndex(ScoredIndex):
-    """What both share. `pool_size`: N; `visit`: the cells that a scan visits, None for all of them."""
+    """What all share. `pool_size`: N; `visit`: the cells that a scan visits, None for all of them."""
+
+    name: str
 
     def __init__(
         self,
@@ -49,11 +52,13 @@ class CodedIndex(ScoredIndex):
         visit: Visit | None = None,
         cells: Cells | None = None,
         seed: int = 0,
+        coder: Coder = vectors_coded,
         tie_ranks: npt.NDArray[np.integer] | None = None,
     ) -> None:
         """As `ScoredIndex`; `cells` None: `default_cells`. Raises: ValueError also for a pool_size below 1."""
         check_pool_size("pool_size", pool_size)
         self.pool_size, self._visit, self._chosen, self._seed = pool_size, visit, cells, seed
+        self._coder = coder
         self._bytes_of_codes = 0
         super().__init__(items, pair_gate, tie_ranks=tie_ranks)
 
@@ -68,10 +73,11 @@ class CodedIndex(ScoredIndex):
     def nbytes(self) -> int:
         return super().nbytes + self._bytes_of_codes
 
-    def _coded(self, vectors: FloatArray) -> CellScan:
-        """X vectors (X, d) in cells."""
-        cells = self._chosen or default_cells(*vectors.shape)
-        scan = CellScan(vectors, cells=cells, seed=self._seed, tie_ranks=self.ranks, keep_vectors=False)
+    def _coded(self, part: str, vectors: Callable[[], FloatArray], width: int) -> CellScan:
+        """X vectors (X, width) in cells; `part` tells them from others of this index."""
+        cells = self._chosen or default_cells(self.num_items, width)
+        codes = self._coder(f"{self.name}-{part}", vectors, cells=cells, seed=self._seed)
+        scan = CellScan(codes, tie_ranks=self.ranks)
         self._bytes_of_codes += scan.nbytes
         return scan
 
@@ -86,7 +92,7 @@ class QuantizedTopKAvg(CodedIndex):
 
     def _prepare(self) -> None:
         means, self._largest_radius, self._largest_mean = _averages(self.scorer)
-        self.cells = self._coded(means)
+        self.cells = self._coded("averages", lambda: means, self.scorer.width)
         self._largest_norm = float(self.scorer.magnitudes.norms.max(initial=0))
 
     @property
@@ -136,7 +142,8 @@ class QuantizedTopKPerEmbedding(CodedIndex):
     def _prepare(self) -> None:
         components = self.scorer.components
         self.cells = [
-            self._coded(np.ascontiguousarray(components[:, p_x])) for p_x in range(self.scorer.num_item_components)
+            self._coded(f"component-{p_x}", partial(_component, components, p_x), self.scorer.width)
+            for p_x in range(self.scorer.num_item_components)
         ]
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
@@ -249,6 +256,10 @@ class _Lists:
             return np.empty(0, dtype=np.int64)
         sizes = np.array([len(self.union(query)[0]) for query in range(len(self._rows))], dtype=np.int64)
         return np.flatnonzero((sizes < wanted) & (sizes < self.num_allowed))
+
+
+def _component(components: FloatArray, p_x: int) -> FloatArray:
+    return np.ascontiguousarray(components[:, p_x])
 
 
 def _averages(scorer: MolScorer) -> tuple[npt.NDArray[np.float32], float, float]:

@@ -56,15 +56,20 @@ class QuantizedTangents(CodedIndex):
         chosen = generator.choice(num_items, min(num_items, _SAMPLE), replace=False)
         self._sample = np.sort(chosen).astype(np.int64)
         self._slopes = Slopes(scorer)
-        vectors = np.empty((num_items, self._slopes.width), dtype=np.float32)
-        states = ItemStates(components=scorer.components, gate=scorer.item_gate)
-        for x in range(0, num_items, _CHUNK):
-            self._slopes.write(states.take(slice(x, x + _CHUNK)), vectors[x : x + _CHUNK])
         if self._chosen is None:
             # All coordinates in 4 bits each: .9925 of the top 100 of a million in 1.9 ms, in 8 bits .9942 in 2.4, and
             # two thirds of the coordinates, as `default_cells` has of wide vectors, .936 (N 2,000).
             self._chosen = Cells(num_cells=default_cells(num_items, width).num_cells, bits=4)
-        self.cells = self._coded(vectors)
+        self.cells = self._coded("slopes", self._vectors, self._slopes.width)
+
+    def _vectors(self) -> npt.NDArray[np.float32]:
+        """Every item as tangents see it: (X, w)."""
+        scorer = self.scorer
+        vectors = np.empty((scorer.num_items, self._slopes.width), dtype=np.float32)
+        states = ItemStates(components=scorer.components, gate=scorer.item_gate)
+        for x in range(0, scorer.num_items, _CHUNK):
+            self._slopes.write(states.take(slice(x, x + _CHUNK)), vectors[x : x + _CHUNK])
+        return vectors
 
     @property
     def visit(self) -> Visit:

@@ -1,13 +1,15 @@
 """The best of X vectors by dot product, from small integer codes in cells: what an index over many vectors scans.
 
-`CellScan` trains and codes; `cells.py` says what is kept, and `cpu.cpp` searches it in one native call (queries of 0.1
-ms leave no time for an interpreter). Ids, gates and certificates live above.
+`coded` trains and codes; `cells.py` says what is kept, and `cpu.cpp` searches it in one native call (queries of 0.1 ms
+leave no time for an interpreter). Ids, gates and certificates live above.
 
 Letters: B queries, X items, C cells, d width, h coded width, K results, N pool size.
 """
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +27,7 @@ from services.algorithms.ops.quantized_scan.cells import (
 )
 from services.algorithms.ops.quantized_scan.native import CellAnswer, CellQuestion, NativeCells, Visit
 
-__all__ = ["CellAnswer", "CellScan", "Cells", "Visit", "default_cells"]
+__all__ = ["CellAnswer", "CellCodes", "CellScan", "Cells", "Coder", "Visit", "coded", "default_cells", "vectors_coded"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,40 +57,56 @@ def default_cells(num_items: int, width: int) -> Cells:
     )
 
 
+def coded(vectors: FloatMatrix, *, cells: Cells, seed: int) -> CellCodes:
+    """Train on a sample and code X vectors (X, d) float32. Equal seeds make equal codes.
+
+    Raises: ValueError for no vectors or a coded_width above d.
+    """
+    num_items, width = vectors.shape
+    if num_items < 1:
+        raise ValueError("the index is empty: num_items=0 allowed: at least 1")
+    if cells.coded_width is not None and cells.coded_width > width:
+        raise ValueError(f"coded_width={cells.coded_width} allowed: 1 to {width}, the vectors' width")
+    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+    centres = train_centres(vectors, cells.num_cells, seed=seed)
+    owner = assign(vectors, centres)
+    projection = None
+    if cells.coded_width is not None and cells.coded_width < width:
+        projection = principal_directions(vectors, centres, owner, width=cells.coded_width, seed=seed)
+    return encode(vectors, centres, owner, bits=cells.bits, projection=projection)
+
+
+class Coder(Protocol):
+    """What codes the vectors (X, d) that `part` names, or knows their codes from earlier."""
+
+    def __call__(self, part: str, vectors: Callable[[], FloatMatrix], /, *, cells: Cells, seed: int) -> CellCodes: ...
+
+
+def vectors_coded(part: str, vectors: Callable[[], FloatMatrix], /, *, cells: Cells, seed: int) -> CellCodes:
+    """The coder that knows none: `coded`."""
+    return coded(vectors(), cells=cells, seed=seed)
+
+
 class CellScan:
     """X vectors in coded cells. Safe to use from several threads."""
 
     def __init__(
         self,
-        vectors: FloatMatrix,
+        codes: CellCodes,
         *,
-        cells: Cells,
-        seed: int,
+        vectors: FloatMatrix | None = None,
         tie_ranks: npt.NDArray[np.int64] | None = None,
-        keep_vectors: bool = True,
         kernels: ctypes.CDLL | None = None,
     ) -> None:
-        """Train on a sample and code X vectors (X, d) float32, C-contiguous. Equal seeds make equal codes.
+        """`vectors`: those that were coded (X, d), held for exact products; without them `pool` is all there is.
 
-        `keep_vectors` False lets the vectors go (else they are held, not copied): then `pool` is all there is.
-        `kernels`: another library than this processor's. Raises: ValueError for no vectors or a coded_width above d.
+        `kernels`: another library than this processor's.
         """
-        num_items, width = vectors.shape
-        if num_items < 1:
-            raise ValueError("the index is empty: num_items=0 allowed: at least 1")
-        if cells.coded_width is not None and cells.coded_width > width:
-            raise ValueError(f"coded_width={cells.coded_width} allowed: 1 to {width}, the vectors' width")
-        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-        self._ranks = np.arange(num_items, dtype=np.int64) if tie_ranks is None else tie_ranks
-        centres = train_centres(vectors, cells.num_cells, seed=seed)
-        owner = assign(vectors, centres)
-        projection = None
-        if cells.coded_width is not None and cells.coded_width < width:
-            projection = principal_directions(vectors, centres, owner, width=cells.coded_width, seed=seed)
-        self.codes: CellCodes = encode(vectors, centres, owner, bits=cells.bits, projection=projection)
-        self._vectors = vectors if keep_vectors else None
+        self.codes = codes
+        self._ranks = np.arange(codes.num_items, dtype=np.int64) if tie_ranks is None else tie_ranks
+        self._vectors = None if vectors is None else np.ascontiguousarray(vectors, dtype=np.float32)
         library = kernels or load_kernels("quantized_scan")
-        self._native = NativeCells(library, self.codes, self._vectors, self._ranks)
+        self._native = NativeCells(library, codes, self._vectors, self._ranks)
 
     @property
     def num_items(self) -> int:
@@ -168,7 +186,7 @@ class CellScan:
         rescore: bool,
     ) -> CellAnswer:
         if rescore and self._vectors is None:
-            raise ValueError("exact products need keep_vectors=True")
+            raise ValueError("exact products need the vectors")
         num_queries, num_items = len(queries), self.num_items
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         k, pool = min(k, num_items), min(pool, num_items)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.generation.decoding import decode
-from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit
+from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded
 from services.algorithms.quantization import train_inverted_file
 from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
 from services.algorithms.quantization.k_means import nearest, product_k_means
@@ -230,9 +230,8 @@ def _searched(world: PhraseWorld, seed: int, say: Say) -> Iterator[_Method]:
         return
     say(f"{size:,} phrases: building quantized cells")
     vectors = layer.decoded()
-    scan = CellScan(
-        vectors, cells=Cells(num_cells=max(16, round(size**0.5)), bits=4, coded_width=layer.width // 2), seed=seed
-    )
+    shape = Cells(num_cells=max(16, round(size**0.5)), bits=4, coded_width=layer.width // 2)
+    scan = CellScan(coded(vectors, cells=shape, seed=seed))
     visit = Visit(probes=scan.num_cells // 4)
 
     def cells(queries: Floats, taken: int) -> npt.NDArray[Any]:

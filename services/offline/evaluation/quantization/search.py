@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from services.algorithms.indexes.quantized.dot_products import Quantized
-from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, default_cells
+from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded, default_cells
 from services.algorithms.quantization import train_inverted_file
 from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
 from services.algorithms.states import FloatArray, ItemStates, QueryStates
@@ -195,7 +195,7 @@ def _libraries(quick: bool, width: int) -> list[Callable[[FloatArray, int], Buil
 
 
 def _quantized(items: FloatArray, seed: int) -> Built:
-    cells = CellScan(items, cells=default_cells(*items.shape), seed=seed)
+    cells = CellScan(coded(items, cells=default_cells(*items.shape), seed=seed), vectors=items)
     states = ItemStates(components=items[:, None])
     probes = [max(1, round(share * cells.num_cells)) for share in (0.06, 0.08, 0.1, 0.12, 0.14, 0.2, 0.3, 0.5)]
     probes += [round(share * cells.num_cells) for share in (0.6, 0.7, 0.75, 0.8, 0.9, 1.0)]
