@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from services.algorithms.event_schema import EVENTS_YAML, EventSchema, SchemaError, default_schema
 from services.algorithms.manifest import BundleError, EncoderShape, FileEntry, HeadShape, Manifest, NeighbourShape
 from services.algorithms.neighbours import ItemNeighbours
 from services.algorithms.sealed_files import (
@@ -161,6 +162,16 @@ class Bundle:
         except ValueError as exc:
             raise BundleError(f"{self.path / NEIGHBOURS}: {exc}") from exc
 
+    @cached_property
+    def event_schema(self) -> EventSchema:
+        """What each type of event means: the bundle's word, else the default. Raises: BundleError."""
+        if EVENTS_YAML not in self.manifest.files:
+            return default_schema()
+        try:
+            return EventSchema.read(self.path / EVENTS_YAML)
+        except SchemaError as exc:
+            raise BundleError(str(exc)) from exc
+
     def weights(self) -> dict[str, npt.NDArray[Any]]:
         """The model's weights by name, memory-mapped (read-only)."""
         return read_tensors(self.path / WEIGHTS)
@@ -178,7 +189,8 @@ class Bundle:
 class BundleContent:
     """What training hands over to be written: shapes, arrays and columns, in dense-index order.
 
-    `encoder` is None, and `weights` empty, for embeddings brought from elsewhere.
+    `encoder` is None, and `weights` empty, for embeddings brought from elsewhere. `events_yaml`: the event schema where
+    it is not the default.
     """
 
     encoder: EncoderShape | None
@@ -195,6 +207,7 @@ class BundleContent:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     new_item_length: float | None = None
     neighbours: ItemNeighbours | None = None
+    events_yaml: bytes | None = None
 
 
 def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
@@ -271,6 +284,7 @@ def _check_shapes(bundle: Bundle) -> None:
     check_tensors(root / ITEM_STATES, expected)
     check_table(root / ITEMS, _ITEM_SCHEMA, manifest.num_items)
     check_table(root / USERS, _USER_SCHEMA, manifest.num_users)
+    bundle.event_schema  # noqa: B018
 
 
 def _content_files(head: HeadShape, neighbours: NeighbourShape | None) -> tuple[str, ...]:
@@ -286,7 +300,7 @@ def _model_version(
     neighbours: NeighbourShape | None,
     root: Path,
 ) -> str:
-    names = _content_files(head, neighbours)
+    names = (*_content_files(head, neighbours), *((EVENTS_YAML,) if EVENTS_YAML in files else ()))
     missing = [name for name in names if name not in files]
     if missing:
         raise BundleError(f"{root / MANIFEST} lists {sorted(files)}; missing: {missing}")
@@ -318,7 +332,10 @@ def _write_content(root: Path, content: BundleContent) -> None:
     }
     pq.write_table(pa.table(columns, schema=_ITEM_SCHEMA), root / ITEMS)
     pq.write_table(pa.table({"user_id": list(content.user_ids)}, schema=_USER_SCHEMA), root / USERS)
-    files = {name: file_entry(root / name) for name in _content_files(content.head, near) if (root / name).is_file()}
+    if content.events_yaml is not None:
+        (root / EVENTS_YAML).write_bytes(content.events_yaml)
+    names = (*_content_files(content.head, near), EVENTS_YAML)
+    files = {name: file_entry(root / name) for name in names if (root / name).is_file()}
     Manifest(
         model_version=_model_version(files, content.encoder, content.head, near, root),
         encoder=content.encoder,

@@ -32,7 +32,7 @@ HOLD_KEY = "stream:hold"
 MODELS_KEY = "stream:models"
 # Every key that belongs to a partition: users, the table of them, progress.
 USER_KEYS = "{p[0-9]*}:*"
-COUNT_FIELDS = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten")
+COUNT_FIELDS = ("applied", "duplicates", "dead_lettered", "unknown_items", "undone", "late", "forgotten", "kept_out")
 STATE_FIELDS = (
     "components",
     "gate",

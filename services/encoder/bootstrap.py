@@ -62,6 +62,7 @@ def vocabulary_of(bundle: Bundle) -> Vocabulary:
         max_history=bundle.max_history,
         num_item_buckets=bundle.encoder.num_item_buckets,
         untrained=frozenset(bundle.item_ids[row] for row in np.flatnonzero(bundle.counts == 0)),
+        schema=bundle.event_schema,
     )
 
 

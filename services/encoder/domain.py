@@ -2,7 +2,8 @@
 
 The rules: a position that was applied is never applied again; an event id that came lately at another position is a
 duplicate; events are ordered by (event time, partition, offset); a late event is inserted where it belongs if the
-window reaches back that far, else only noted as seen; an undo removes its event; what lies at or below the position up
+window reaches back that far, else only noted as seen; what the event schema keeps out of histories changes none, and
+is noted as seen where its type says so; an undo removes its event; what lies at or below the position up
 to which its user was forgotten counts for nothing; items that the model does not know stay in the history. Records are
 merged one by one, so how they were cut into batches never shows in the result.
 
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.event_schema import EventSchema, EventType
 from services.algorithms.history import trim
 from services.common.errors import InvalidRequest
 from services.common.state_layout import RecentId, StoredEvent, hash_event_id
@@ -46,6 +48,9 @@ class Outcome(IntEnum):
     UNDO_WITHOUT_EVENT = 4
     # At or below the position up to which its user was forgotten.
     FORGOTTEN = 5
+    # Of a type that histories do not keep; the item is seen, or is not.
+    KEPT_OUT = 6
+    KEPT_OUT_UNSEEN = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +134,11 @@ class Merge:
 
     outcomes: one per arrival, in the order given.
     sequences: the histories, oldest event first, that any prefix below refers to; the last is the new history.
-    preceding: for each arrival (by number) that was inserted, what came before it.
+    preceding: for each arrival (by number) that was inserted, or is attributed though histories do not keep it, what
+    came before it.
     undone: for each arrival (by number) that took an event back, that event.
     seen_times: newest event time of each item to be noted as seen; unseen: items no longer seen, removed first.
-    changed: the history differs from what it was, so its state has to be computed again.
+    changed_by: the last arrival (by number) that changed the history, so that its state has to be computed again.
     """
 
     recent: list[RecentId]
@@ -143,8 +149,13 @@ class Merge:
     undone: dict[int, Undone] = field(default_factory=dict)
     seen_times: dict[str, int] = field(default_factory=dict)
     unseen: set[str] = field(default_factory=set)
-    changed: bool = False
+    changed_by: int | None = None
     news: bool = False
+
+    @property
+    def changed(self) -> bool:
+        """Whether the history differs from what it was."""
+        return self.changed_by is not None
 
     @property
     def events(self) -> list[StoredEvent]:
@@ -160,7 +171,11 @@ class Merge:
 
 
 def merge(
-    history: UserHistory, arrivals: Sequence[Arrival], max_history: int, forgotten: Mapping[int, int] | None = None
+    history: UserHistory,
+    arrivals: Sequence[Arrival],
+    max_history: int,
+    schema: EventSchema,
+    forgotten: Mapping[int, int] | None = None,
 ) -> Merge:
     """Apply arrivals (in stream order per partition, at most MAX_RECORDS_PER_USER) to a user's history.
 
@@ -189,8 +204,9 @@ def merge(
         elif arrival.interaction.undoes_event_id:
             outcome = _undo(result, number, hash_event_id(arrival.interaction.undoes_event_id))
         else:
-            outcome = _insert(result, number, arrival, id_hash, max_history)
-            if outcome is Outcome.APPLIED:
+            kind = schema.of(arrival.interaction.type)
+            outcome = _insert(result, number, arrival, id_hash, max_history, kind)
+            if outcome is not Outcome.LATE and (kind.seen or kind.is_attributed):
                 item_id = arrival.interaction.item_id
         result.outcomes.append(outcome)
         last_at[id_hash] = len(result.recent)
@@ -201,7 +217,7 @@ def merge(
     return result
 
 
-def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_history: int) -> Outcome:
+def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_history: int, kind: EventType) -> Outcome:
     interaction = arrival.interaction
     event = StoredEvent(
         interaction.event_time_ms,
@@ -214,7 +230,10 @@ def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_hist
         interaction.exposure_id,
     )
     events = result.events
-    result.seen_times[event.item_id] = max(result.seen_times.get(event.item_id, 0), event.event_time_ms)
+    if kind.seen:
+        result.seen_times[event.item_id] = max(result.seen_times.get(event.item_id, 0), event.event_time_ms)
+    if not kind.history:
+        return _keep_out(result, number, event, max_history, kind)
     if not events or event[:3] > events[-1][:3]:
         result.preceding[number] = Prefix(len(result.sequences) - 1, len(events))
         events.append(event)
@@ -227,8 +246,18 @@ def _insert(result: Merge, number: int, arrival: Arrival, id_hash: int, max_hist
         result.replace_events([*events[:at], event, *events[at:]])
     if len(result.events) >= max_history:
         result.replace_events(list(trim(result.events, max_history)))
-    result.changed = True
+    result.changed_by = number
     return Outcome.APPLIED
+
+
+def _keep_out(result: Merge, number: int, event: StoredEvent, max_history: int, kind: EventType) -> Outcome:
+    """Name what came before the event, if somebody is to hear of it; the history stays as it is."""
+    if kind.is_attributed:
+        at = bisect_right(result.events, event[:3], key=_order)
+        if at == 0 and len(result.events) >= max_history - max_history // 4:
+            return Outcome.LATE
+        result.preceding[number] = Prefix(len(result.sequences) - 1, at)
+    return Outcome.KEPT_OUT if kind.seen else Outcome.KEPT_OUT_UNSEEN
 
 
 def _undo(result: Merge, number: int, id_hash: int) -> Outcome:
@@ -239,20 +268,24 @@ def _undo(result: Merge, number: int, id_hash: int) -> Outcome:
     if at is not None:
         undone = Undone(events[at].item_id, Position(events[at].partition, events[at].offset))
         result.replace_events([*events[:at], *events[at + 1 :]])
-        result.changed = True
-    first = max(0, len(result.recent) - RECENT_IDS)
+        result.changed_by = number
+    first, was_seen = max(0, len(result.recent) - RECENT_IDS), True
     for index in range(len(result.recent) - 1, first - 1, -1):
         entry = result.recent[index]
         if entry.id_hash == id_hash and entry.item_id:
             undone = undone or Undone(entry.item_id, Position(entry.partition, entry.offset))
             result.recent[index] = entry._replace(item_id="")
+            was_seen = entry.outcome != Outcome.KEPT_OUT_UNSEEN
             break
     if undone is None:
         return Outcome.UNDO_WITHOUT_EVENT
     result.undone[number] = undone
+    if not was_seen:
+        return Outcome.UNDONE
     item_id = undone.item_id
     again = max((event.event_time_ms for event in result.events if event.item_id == item_id), default=None)
-    if again is None and any(entry.item_id == item_id for entry in result.recent[first:]):
+    others = (entry for entry in result.recent[first:] if entry.outcome != Outcome.KEPT_OUT_UNSEEN)
+    if again is None and any(entry.item_id == item_id for entry in others):
         return Outcome.UNDONE  # another event that has left the history made it seen, too
     result.unseen.add(item_id)
     result.seen_times.pop(item_id, None)

@@ -7,11 +7,13 @@ Letters: M states wanted of one sequence, P_q query components, P component pair
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
+import numpy.typing as npt
 
+from services.algorithms.event_schema import EventSchema, default_schema
 from services.algorithms.item_buckets import item_bucket
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import StoredEvent
@@ -24,7 +26,8 @@ UNKNOWN = -1
 class Vocabulary:
     """What the model knows by number, and how much of a history it takes.
 
-    untrained: items of `item_index` that the bundle holds without training having seen them.
+    untrained: items of `item_index` that the bundle holds without training having seen them. schema: what types of
+    events mean.
     """
 
     model_version: str
@@ -33,6 +36,7 @@ class Vocabulary:
     max_history: int
     num_item_buckets: int = 0
     untrained: Set[str] = frozenset()
+    schema: EventSchema = field(default_factory=default_schema)
 
     def row(self, item_id: str) -> int:
         """What stands for an item inside a history: its dense index, else its bucket's, else UNKNOWN."""
@@ -40,6 +44,20 @@ class Vocabulary:
         if self.num_item_buckets and (index == UNKNOWN or item_id in self.untrained):
             return len(self.item_index) + item_bucket(item_id, self.num_item_buckets)
         return index
+
+
+def rows_of(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> npt.NDArray[np.int64]:
+    """What stands for each event (n,); UNKNOWN for those that the encoder does not read: items that it does not know,
+    and types of events."""
+    get = vocabulary.item_index.get
+    numbers = [get(event[4], UNKNOWN) for event in events]
+    if vocabulary.num_item_buckets and (vocabulary.untrained or UNKNOWN in numbers):
+        numbers = [vocabulary.row(event[4]) for event in events]
+    rows = np.array(numbers, dtype=np.int64)
+    is_encoded = {kind: vocabulary.schema.of(kind).is_encoded for kind in {event[5] for event in events} if kind}
+    if not all(is_encoded.values()):
+        rows[[not is_encoded.get(event[5], True) for event in events]] = UNKNOWN
+    return rows
 
 
 def cache_key(user_id: str) -> int:
@@ -64,11 +82,7 @@ def encode_job(
     """
     lengths = sorted(set(wanted))
     longest = lengths[-1] if lengths else 0
-    get = vocabulary.item_index.get
-    numbers = [get(event[4], UNKNOWN) for event in events[:longest]]
-    if vocabulary.num_item_buckets and (vocabulary.untrained or UNKNOWN in numbers):
-        numbers = [vocabulary.row(event[4]) for event in events[:longest]]
-    dense = np.array(numbers, dtype=np.int64)
+    dense = rows_of(vocabulary, events[:longest])
     known = dense != UNKNOWN
     num_known = np.concatenate(([0], np.cumsum(known)))
     rows: dict[int, int] = {}

@@ -13,6 +13,8 @@ from services.common.state_layout import COUNT_FIELDS
 from services.common.turn_clock import TurnClock
 from services.encoder.handlers.apply_records import Applied
 
+_MAX_TYPES, OTHER_TYPES = 20, "(others)"
+
 
 class _CacheCollector(Collector):
     """The cache counts by itself; it is asked when somebody scrapes."""
@@ -43,13 +45,18 @@ class _CacheCollector(Collector):
 
 
 class EncoderMetrics:
-    """Label values are few and known beforehand; the partition is the only number among them."""
+    """Label values are few and known beforehand, but for the first types of events that the schema does not name; the
+    partition is the only number among them."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._figures = figures = Figures(registry)
         text = "Records of the interactions topic by what became of them (those after dead_lettered are also applied)."
         records = figures.counter("freshet_encoder_records", text, "outcome")
         self._records = {outcome: records.labels(outcome) for outcome in COUNT_FIELDS}
+        self._unknown_types = figures.counter(
+            "freshet_encoder_unknown_types", "Events of types that the event schema does not name, by type.", "type"
+        )
+        self._named_types: set[str] = set()
         self.restored = figures.counter(
             "freshet_encoder_restored_users", "Users of whom the state store lost something, and who came back."
         )
@@ -90,6 +97,10 @@ class EncoderMetrics:
             self._encode_stream.observe(applied.encode_seconds)
         for outcome, count in applied.counts.items():
             self._records[outcome].inc(count)
+        for name, count in applied.unknown_types.items():
+            if len(self._named_types) < _MAX_TYPES:
+                self._named_types.add(name)
+            self._unknown_types.labels(name if name in self._named_types else OTHER_TYPES).inc(count)
         for wait in freshness_seconds:
             self._freshness.observe(wait)
 

@@ -32,7 +32,8 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         for number, event in enumerate(request.history):
             if not event.HasField("event_time"):
                 raise InvalidRequest.of(f"history[{number}].event_time", "absent", "a time; oldest event first")
-            history.append(RequestEvent(event.item_id, read_ms(event.event_time, f"history[{number}].event_time")))
+            time_ms = read_ms(event.event_time, f"history[{number}].event_time")
+            history.append(RequestEvent(event.item_id, time_ms, event.type, event.value))
         encoded = await self._handler.encode(request.user_id, history)
         response = encoder_pb2.EncodeResponse(
             unknown_items=encoded.unknown_items,

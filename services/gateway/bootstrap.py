@@ -11,6 +11,7 @@ import structlog
 from freshet.v1 import gateway_pb2_grpc
 
 from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.event_schema import EventSchema
 from services.common import rpc_client
 from services.common.admission import Admission
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
@@ -97,6 +98,7 @@ def make_servicer(
     titles: Mapping[str, str],
     metrics: GatewayMetrics,
     model_version: str,
+    schema: EventSchema,
     stalled_s: Callable[[float], float] = lambda since: 0.0,
     tracing: Tracing = OFF,
 ) -> GatewayServicer:
@@ -113,6 +115,7 @@ def make_servicer(
             popular=popular,
             metrics=metrics,
             model_version=model_version,
+            schema=schema,
             limits=limits,
         ),
         search=Search(
@@ -124,7 +127,7 @@ def make_servicer(
             limits=limits,
         ),
         record=RecordInteractions(ports=ports, lag=lag, metrics=metrics, limits=limits),
-        explain=Explain(ports=ports, titles=titles, model_version=model_version, limits=limits),
+        explain=Explain(ports=ports, titles=titles, model_version=model_version, schema=schema, limits=limits),
         get_freshness=GetFreshness(ports=ports, model_version=model_version),
         put_items=PutItems(log=ports.items, append_timeout_s=limits.append_timeout_s),
         forget_user=ForgetUser(ports=ports, append_timeout_s=limits.append_timeout_s),
@@ -256,6 +259,7 @@ async def _serve(
         titles=described.titles,
         metrics=metrics,
         model_version=bundle.model_version,
+        schema=bundle.event_schema,
         stalled_s=stalls.since,
         tracing=tracing,
     )

@@ -4,12 +4,14 @@ Query states stay the bytes that they are in Redis and on the wire: the gateway 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from services.algorithms.event_schema import EventSchema
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState
+from services.common.stream.topics.interactions import DEFAULT_TYPE
 
 
 def now_ms() -> int:
@@ -81,6 +83,11 @@ class HistoryEvent:
     event_time_ms: int | None = None
     type: str = ""
     value: float = 0.0
+
+
+def seen_in(history: Iterable[HistoryEvent], schema: EventSchema) -> list[str]:
+    """The items of the events, in their order, that count as seen."""
+    return [event.item_id for event in history if schema.of(event.type or DEFAULT_TYPE).seen]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

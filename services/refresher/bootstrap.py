@@ -68,11 +68,22 @@ def fold_rules(settings: RefresherSettings, bundle: Bundle) -> Rules:
     """How records become a state, by the settings."""
     return Rules(
         items=model_items(bundle),
-        feedback=FeedbackPolicy.parse(settings.feedback),
+        feedback=_feedback(settings, bundle),
         decay=ForwardDecay(half_life_seconds=settings.half_life_days * _DAY_S),
         max_remembered=settings.max_remembered,
         max_pending=settings.max_pending,
     )
+
+
+def _feedback(settings: RefresherSettings, bundle: Bundle) -> FeedbackPolicy:
+    if not settings.feedback:
+        return bundle.event_schema.feedback
+    log.warning(
+        "feedback_setting_goes",
+        setting="FRESHET_REFRESHER_FEEDBACK",
+        instead="events.yaml of the bundle (docs/events.md), from the next release on alone",
+    )
+    return FeedbackPolicy.parse(settings.feedback)
 
 
 def new_item_policy(settings: RefresherSettings, bundle: Bundle) -> SharePolicy | None:

@@ -86,10 +86,6 @@ class FeedbackPolicy:
         return cls(MappingProxyType(types), other)
 
 
-# Ratings: three stars say nothing, one star as much against as five stars say for. Everything else counts once.
-DEFAULT_FEEDBACK = FeedbackPolicy.parse("rating:0.5@3,dislike:-1,*:1")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharePolicy:
     """lambda from what stands behind an item.

@@ -33,6 +33,10 @@ def train(
     alpha: Annotated[
         float | None, typer.Option(min=0, help="Weight of the mixture's mutual information. Default: the preset's.")
     ] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(help="A YAML file that says what types of events mean. Default: ratings, commerce and media."),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
     resume: Annotated[
@@ -71,6 +75,7 @@ def train(
             device=device,
             threads=threads,
             export=not no_export,
+            events=events,
             console=console(stderr=as_json),
         )
     if as_json:

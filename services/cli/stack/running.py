@@ -220,6 +220,12 @@ def _loops(running: Running, name: str) -> Iterator[Finding]:
     def figure(suffix: str) -> float:
         return max((one.value for one in samples if one.name == f"freshet_{name}_{suffix}"), default=0.0)
 
+    unnamed = {one.labels["type"]: one.value for one in samples if one.name == "freshet_encoder_unknown_types_total"}
+    if unnamed:
+        names = ", ".join(f"{kind} ({count:,.0f})" for kind, count in sorted(unnamed.items()))
+        why = "neutral by default: no history keeps them, nothing is learnt"
+        yield warning("types of events", f"not in the event schema: {names}", why, "freshet train --events events.yaml")
+
     failures, age_s = figure("turn_failures"), figure("turn_age_seconds")
     if failures or age_s > STUCK_S:
         how = f"failed {failures:.0f} times in a row" if failures else "hangs"

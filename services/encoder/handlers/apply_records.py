@@ -54,14 +54,18 @@ _COUNTED_AS = {
     Outcome.UNDONE: ("applied", "undone"),
     Outcome.UNDO_WITHOUT_EVENT: ("applied",),
     Outcome.FORGOTTEN: ("applied", "forgotten"),
+    Outcome.KEPT_OUT: ("applied", "kept_out"),
+    Outcome.KEPT_OUT_UNSEEN: ("applied", "kept_out"),
 }
 
 
 @dataclass(slots=True)
 class Applied:
-    """What a batch did: counts as stored, users encoded, seconds in the model, and when the broker got the news."""
+    """What a batch did: counts as stored, types of events that the schema does not name, users encoded, seconds in the
+    model, and when the broker got the news."""
 
     counts: Counter[str] = field(default_factory=Counter)
+    unknown_types: Counter[str] = field(default_factory=Counter)
     users: int = 0
     encode_seconds: float = 0.0
     recorded_ms: list[int] = field(default_factory=list)
@@ -69,6 +73,7 @@ class Applied:
     def add(self, other: "Applied") -> None:
         """Sum up."""
         self.counts += other.counts
+        self.unknown_types += other.unknown_types
         self.users += other.users
         self.encode_seconds += other.encode_seconds
         self.recorded_ms += other.recorded_ms
@@ -301,7 +306,7 @@ class ApplyRecords:
         history = self.store.load_users([user_id], self.epoch)[user_id]
         # Without what says that a record was applied before: one that was is tried, too.
         history = replace(history, positions={}, recent=[])
-        events = merge(history, [arrival], self.vocabulary.max_history, self.forgotten.up_to(user_id)).events
+        events = self._merged(user_id, history, [arrival]).events
         if events:
             job, _ = encode_job(self.vocabulary, user_id, events, [len(events)], cached=False)
             if job is not None:
@@ -360,6 +365,7 @@ class ApplyRecords:
             self.keep.applied(self.watermarks)
         for partition_counts in counts.values():
             result.counts += partition_counts
+        result.unknown_types = self._unknown_types(work)
         result.users = len(updates)
         result.recorded_ms = [arrival.recorded_ms for arrival in arrivals]
         return result
@@ -378,7 +384,7 @@ class ApplyRecords:
         jobs: list[EncodeJob] = []
         for user_id, mine in by_user.items():
             history = histories[user_id]
-            merged = merge(history, mine, self.vocabulary.max_history, self.forgotten.up_to(user_id))
+            merged = self._merged(user_id, history, mine)
             user = work[user_id] = _UserWork(mine, merged, history)
             wanted: dict[int, list[int]] = {}
             for number, prefix in merged.preceding.items():
@@ -394,6 +400,10 @@ class ApplyRecords:
                     user.jobs[sequence] = (len(jobs), rows)
                     jobs.append(job)
         return work, jobs
+
+    def _merged(self, user_id: str, history: UserHistory, arrivals: Sequence[Arrival]) -> Merge:
+        words = self.vocabulary
+        return merge(history, arrivals, words.max_history, words.schema, self.forgotten.up_to(user_id))
 
     def check_in_step(self) -> None:
         """After users were loaded: what is published of an emptied or older store's could not be taken back.
@@ -452,11 +462,11 @@ class ApplyRecords:
         merged = user.merged
         state = None
         last = len(merged.sequences) - 1
-        if merged.changed and last in user.jobs:
+        if merged.changed_by is not None and last in user.jobs:
             job, rows = user.jobs[last]
             row = rows.get(len(merged.events))
             if row is not None:
-                newest = user.arrivals[-1]
+                newest = user.arrivals[merged.changed_by]
                 state = StoredState(
                     query_state=pack_state(states[job], row, self.vocabulary.model_version),
                     partition=newest.partition,
@@ -492,6 +502,16 @@ class ApplyRecords:
             if isinstance(entry, DeadLetter):
                 counts.setdefault(entry.record.partition, Counter())["dead_lettered"] += 1
         return counts
+
+    def _unknown_types(self, work: dict[str, _UserWork]) -> Counter[str]:
+        named = self.vocabulary.schema.types
+        return Counter(
+            arrival.interaction.type
+            for user in work.values()
+            for arrival, outcome in zip(user.arrivals, user.merged.outcomes, strict=True)
+            if outcome in (Outcome.KEPT_OUT, Outcome.KEPT_OUT_UNSEEN, Outcome.APPLIED, Outcome.LATE)
+            and arrival.interaction.type not in named
+        )
 
     def _advance(self, entries: Sequence[Arrival | DeadLetter], counts: dict[int, Counter[str]]) -> None:
         last: dict[int, int] = {}

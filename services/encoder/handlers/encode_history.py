@@ -12,6 +12,7 @@ from services.common.batching import Batcher
 from services.common.errors import InvalidRequest
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import StoredEvent
+from services.common.stream.topics.interactions import DEFAULT_TYPE
 from services.common.validation import validate_id
 from services.encoder.domain import EncodedStates, EncodeJob
 from services.encoder.encoding import Vocabulary, encode_job, pack_state
@@ -22,10 +23,12 @@ MAX_EVENTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """One event of a request's history. event_time_ms: Unix milliseconds, at least 0."""
+    """One event of a request's history. event_time_ms: Unix milliseconds, at least 0. type: empty for the usual one."""
 
     item_id: str
     event_time_ms: int
+    type: str = ""
+    value: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,9 @@ class EncodeHistory:
                 raise InvalidRequest.of(
                     f"history[{number}].event_time", f"{event.event_time_ms} ms", "0 or later, within 285,000 years"
                 )
-        window = trim([StoredEvent(e.event_time_ms, 0, 0, 0, e.item_id) for e in history], self._vocabulary.max_history)
+        events = [StoredEvent(e.event_time_ms, 0, 0, 0, e.item_id, e.type or DEFAULT_TYPE, e.value) for e in history]
+        kept = {kind: self._vocabulary.schema.of(kind).history for kind in {event.type for event in events}}
+        window = trim([event for event in events if kept[event.type]], self._vocabulary.max_history)
         job, _ = encode_job(self._vocabulary, user_id, window, [len(window)])
         if job is None:
             return Encoded(None, unknown, 0.0, 0.0)

@@ -234,7 +234,7 @@ class RestoreUsers:
         if not user.arrivals:
             return
         void = self.forgotten.up_to(user_id)
-        merged = merge(user.history, user.arrivals, self.vocabulary.max_history, void)
+        merged = merge(user.history, user.arrivals, self.vocabulary.max_history, self.vocabulary.schema, void)
         user.history = UserHistory(
             events=merged.events,
             recent=merged.recent,

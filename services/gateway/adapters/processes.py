@@ -111,7 +111,7 @@ class RemoteEncoder:
         """
         request = encoder_pb2.EncodeRequest(user_id=user_id)
         for event in history:
-            message = request.history.add(item_id=event.item_id)
+            message = request.history.add(item_id=event.item_id, type=event.type, value=event.value)
             set_ms(message.event_time, event.event_time_ms or 0)
         response = await self._peer.call(
             _EncoderStub, "Encode", request, timeout_s=timeout_s, peer="encoder", check=self._check

@@ -19,7 +19,8 @@ class RedisUserStates:
 
     async def read_history(self, user_id: str) -> Sequence[HistoryEvent]:
         """The stored events, oldest first."""
-        return [HistoryEvent(event.item_id, event.event_time_ms) for event in await self._reader.read_events(user_id)]
+        events = await self._reader.read_events(user_id)
+        return [HistoryEvent(event.item_id, event.event_time_ms, event.type, event.value) for event in events]
 
     async def epoch(self) -> str | None:
         """The stream's current epoch."""

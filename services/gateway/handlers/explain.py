@@ -8,8 +8,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from services.algorithms.event_schema import EventSchema
 from services.common.query_state import PackedQueryState
-from services.gateway.domain import HistoryEvent, now_ms
+from services.gateway.domain import HistoryEvent, now_ms, seen_in
 from services.gateway.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.ports import Ports
 from services.gateway.stages import Limits
@@ -25,6 +26,7 @@ class Explain:
     ports: Ports
     titles: Mapping[str, str]
     model_version: str
+    schema: EventSchema
     limits: Limits
 
     async def __call__(self, query: ExplainQuery) -> Explanation:
@@ -36,7 +38,7 @@ class Explain:
         if state is None:
             return Explanation(model_version=self.model_version, state_source=source)
         newest = sorted(history, key=_time)[::-1]
-        seen = [event.item_id for event in newest]
+        seen = seen_in(newest, self.schema)
         timeout_s = self.limits.stage_timeout_s
         similarity, votes = await asyncio.gather(
             self.ports.reranker.explain(state, query.item_id, max_pairs=query.max_pairs, timeout_s=timeout_s),

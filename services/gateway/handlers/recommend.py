@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from services.algorithms.event_schema import EventSchema
 from services.algorithms.rank_fusion import reciprocal_rank_fusion
 from services.common import admission
 from services.common.query_state import PackedQueryState
@@ -25,6 +26,7 @@ from services.gateway.domain import (
     RecommendQuery,
     ScoredItem,
     now_ms,
+    seen_in,
 )
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
@@ -50,6 +52,7 @@ class Recommend:
     popular: PopularItems
     metrics: GatewayMetrics
     model_version: str
+    schema: EventSchema
     limits: Limits
 
     async def __call__(self, query: RecommendQuery) -> Recommendation:
@@ -118,7 +121,7 @@ class Recommend:
             view, encoded = await asyncio.gather(self._read_user(work), self.stages.encode(work, history))
         else:
             view, encoded = None, await self.stages.encode(work, history)
-        work.seen = [*(event.item_id for event in reversed(history)), *work.seen]
+        work.seen = [*seen_in(reversed(history), self.schema), *work.seen]
         if encoded is not None:
             source = "none" if encoded.query_state is None else "request"
             return encoded.query_state, None, source

@@ -77,12 +77,15 @@ class _Rows:
 @dataclass(slots=True)
 class _Pending:
     """A user on the way into the store. kept: the rows that count; first: the first of them (by number) to attribute;
-    state_at: number of a row -> (job, row of its answer) of the state after it."""
+    history: those that the history keeps; before (len(kept) + 1,): how many of them came before each row, and in all;
+    state_at: number of a row of the history -> (job, row of its answer) of the state after it."""
 
     user: _Rows
     update: UserUpdate
     kept: npt.NDArray[np.int64]
     first: int
+    history: npt.NDArray[np.int64]
+    before: npt.NDArray[np.int64]
     state_at: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -274,8 +277,10 @@ class BulkImport:
         up_to = [self._forgotten.up_to(user_id).get(partition, -1) for user_id in past.user_ids]
         void = np.arange(first, len(rows)) <= np.array(up_to, dtype=np.int64)[past.users[rows[first:]]]
         strange = ~known[past.items[rows[first:]]] & ~void
+        kept_out = ~self._in_history(past)[past.types[rows[first:]]] & ~void
         return {
             "applied": len(rows) - first,
+            "kept_out": int(np.count_nonzero(kept_out)),
             "unknown_items": int(np.count_nonzero(strange)),
             "forgotten": int(np.count_nonzero(void)),
         }
@@ -303,7 +308,11 @@ class BulkImport:
             offsets = layout.offset[user.rows]
             kept = user.rows[offsets > up_to]
             first = int(np.searchsorted(layout.offset[kept], max(applied + 1, attribute_from[user.partition])))
-            work = _Pending(user, self._user(past, layout, user, kept, stored[user.user_id].expected), kept, first)
+            in_history = self._in_history(past)[past.types[kept]]
+            history = kept[in_history]
+            update = self._user(past, layout, user, kept, history, stored[user.user_id].expected)
+            before = np.concatenate(([0], np.cumsum(in_history)))
+            work = _Pending(user, update, kept, first, history, before)
             self._plan(past, layout, work, jobs)
             pending.append(work)
         states = self._encoder.encode(jobs) if jobs else ()
@@ -319,20 +328,14 @@ class BulkImport:
 
     def _plan(self, past: PastInteractions, layout: Layout, work: _Pending, jobs: list[EncodeJob]) -> None:
         """One job per window: the states before each interaction to attribute, and the one after the last."""
-        count = len(work.kept)
-        if not count:
+        if not len(work.history):
             return
         # The state before interaction j is the one after j - 1; the history's own is the one after the last.
-        for window in windows(count, self._vocabulary.max_history, first_state=min(work.first, count) - 1):
+        first_state = int(work.before[min(work.first, len(work.kept))]) - 1
+        for window in windows(len(work.history), self._vocabulary.max_history, first_state=first_state):
             events = [
-                StoredEvent(
-                    int(past.timestamps[row]) * 1000,
-                    work.user.partition,
-                    int(layout.offset[row]),
-                    0,
-                    past.item_ids[past.items[row]],
-                )
-                for row in work.kept[window.start : window.stop].tolist()
+                self._event(past, layout, work.user, row, 0)
+                for row in work.history[window.start : window.stop].tolist()
             ]
             lengths = range(window.first_state - window.start + 1, window.num_events + 1)
             job, rows = encode_job(self._vocabulary, work.user.user_id, events, lengths)
@@ -349,11 +352,12 @@ class BulkImport:
         recorded_ms: int,
     ) -> Iterator[Attribution]:
         pseudonym = pseudonym_of(work.user.user_id, self._pseudonym_key)
-        for number in range(max(1, work.first), len(work.kept)):
-            if number - 1 not in work.state_at:
+        is_attributed = [self._vocabulary.schema.of(name).is_attributed for name in past.type_names]
+        for number in range(work.first, len(work.kept)):
+            row, before = int(work.kept[number]), int(work.before[number])
+            if before - 1 not in work.state_at or not is_attributed[past.types[row]]:
                 continue
-            job, at = work.state_at[number - 1]
-            row = int(work.kept[number])
+            job, at = work.state_at[before - 1]
             yield Attribution(
                 event_id=past.event_id(row),
                 item_id=past.item_ids[past.items[row]],
@@ -368,7 +372,7 @@ class BulkImport:
             )
 
     def _with_state(self, work: _Pending, states: Sequence[EncodedStates], applied_ms: int) -> UserUpdate:
-        last = len(work.kept) - 1
+        last = len(work.history) - 1
         if last not in work.state_at:
             return work.update
         job, at = work.state_at[last]
@@ -382,11 +386,46 @@ class BulkImport:
         )
         return replace(work.update, state=state, state_change="set")
 
+    def _in_history(self, past: PastInteractions) -> npt.NDArray[np.bool_]:
+        """Which types (T,) histories keep."""
+        return np.array([self._vocabulary.schema.of(name).history for name in past.type_names], dtype=bool)
+
+    def _event(self, past: PastInteractions, layout: Layout, user: _Rows, row: int, id_hash: int) -> StoredEvent:
+        return StoredEvent(
+            int(past.timestamps[row]) * 1000,
+            user.partition,
+            int(layout.offset[row]),
+            id_hash,
+            past.item_ids[past.items[row]],
+            past.type_names[past.types[row]],
+            float(past.values[row]),
+        )
+
+    def _recent(self, past: PastInteractions, layout: Layout, user: _Rows, row: int, id_hash: int) -> RecentId:
+        """Of a row that counts, as `merge` would note it."""
+        kind = self._vocabulary.schema.of(past.type_names[past.types[row]])
+        outcome = Outcome.KEPT_OUT if kind.seen else Outcome.KEPT_OUT_UNSEEN
+        item_id = past.item_ids[past.items[row]] if kind.seen or kind.is_attributed else ""
+        return RecentId(
+            id_hash,
+            user.partition,
+            int(layout.offset[row]),
+            Outcome.APPLIED if kind.history else outcome,
+            item_id,
+        )
+
     def _user(
-        self, past: PastInteractions, layout: Layout, user: _Rows, kept: npt.NDArray[np.int64], expected: bytes
+        self,
+        past: PastInteractions,
+        layout: Layout,
+        user: _Rows,
+        kept: npt.NDArray[np.int64],
+        history: npt.NDArray[np.int64],
+        expected: bytes,
     ) -> UserUpdate:
-        """The user after these rows; `kept` are those that no forget covers."""
-        window = trim(kept.tolist(), self._vocabulary.max_history)
+        """The user after these rows; `kept` are those that no forget covers, `history` those of them that stay."""
+        window = trim(history.tolist(), self._vocabulary.max_history)
+        seen = [self._vocabulary.schema.of(name).seen for name in past.type_names]
         recent = user.rows[-RECENT_IDS:].tolist()
         hashes = {row: hash_event_id(past.event_id(row)) for row in {*window, *recent}}
         void = set(user.rows[: len(user.rows) - len(kept)].tolist())
@@ -395,32 +434,19 @@ class BulkImport:
             model_version=self._vocabulary.model_version,
             expected=expected,
             positions={user.partition: int(layout.offset[user.rows[-1]])},
-            events=[
-                StoredEvent(
-                    int(past.timestamps[row]) * 1000,
-                    user.partition,
-                    int(layout.offset[row]),
-                    hashes[row],
-                    past.item_ids[past.items[row]],
-                    past.type_names[past.types[row]],
-                    float(past.values[row]),
-                )
-                for row in window
-            ],
+            events=[self._event(past, layout, user, row, hashes[row]) for row in window],
             recent=[
                 RecentId(hashes[row], user.partition, int(layout.offset[row]), Outcome.FORGOTTEN)
                 if row in void
-                else RecentId(
-                    hashes[row],
-                    user.partition,
-                    int(layout.offset[row]),
-                    Outcome.APPLIED,
-                    past.item_ids[past.items[row]],
-                )
+                else self._recent(past, layout, user, row, hashes[row])
                 for row in recent
             ],
             # Rows are oldest first, so the newest time of an item stays.
-            seen_times={past.item_ids[past.items[row]]: int(past.timestamps[row]) * 1000 for row in kept.tolist()},
+            seen_times={
+                past.item_ids[past.items[row]]: int(past.timestamps[row]) * 1000
+                for row in kept.tolist()
+                if seen[past.types[row]]
+            },
             state_change="drop",
         )
 

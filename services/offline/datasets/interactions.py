@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.event_schema import EVENTS_YAML, EventSchema
+
 CodeArray = npt.NDArray[np.int32]
 TimeArray = npt.NDArray[np.int64]
 ValueArray = npt.NDArray[np.float32]
@@ -85,6 +87,21 @@ class Interactions:
             values=self.values[rows],
             types=self.types[rows],
         )
+
+    def encoded(self, schema: EventSchema) -> "Interactions":
+        """The events that encoders read, by a schema; themselves where those are all.
+
+        Raises: ValueError, naming the types, when there are none.
+        """
+        is_encoded = np.array([schema.of(name).is_encoded for name in self.type_names], dtype=bool)[self.types]
+        if is_encoded.all():
+            return self
+        if not is_encoded.any():
+            raise ValueError(
+                f"none of the {len(self)} events is one that an encoder reads; types: {', '.join(self.type_names[:20])}"
+                f"; allowed: at least one of a positive role in the event schema ({EVENTS_YAML})"
+            )
+        return self.select(is_encoded)
 
     def by_user(self) -> tuple[RowArray, RowArray]:
         """Rows grouped by user, each user's oldest first.

@@ -23,6 +23,7 @@ def save_bundle(
     metrics: Mapping[str, Any],
     new_item_length: float | None = None,
     neighbours: ItemNeighbours | None = None,
+    events_yaml: bytes | None = None,
 ) -> Bundle:
     """Write the trained model as a bundle. `interactions` is what it was trained on (counts, vocabularies)."""
     model = report.model
@@ -46,6 +47,7 @@ def save_bundle(
             metrics=metrics,
             new_item_length=new_item_length,
             neighbours=neighbours,
+            events_yaml=events_yaml,
         ),
     )
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from services.algorithms.event_schema import EventSchema, default_schema
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions, global_time_split, leave_one_out_split, load_dataset
@@ -186,11 +187,13 @@ def run_training(
     device: str = "cpu",
     threads: int | None = None,
     export: bool = True,
+    events: Path | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train a preset and write its bundle to `out`; return a report of plain values.
 
-    `interactions` replaces `dataset`. `threads` sets PyTorch's for this process. With a console, a progress bar with
+    `interactions` replaces `dataset`. `events`: a file that says what types of events mean, for this bundle; None: the
+    default. `threads` sets PyTorch's for this process. With a console, a progress bar with
     positions/s and loss runs on it, and a final table. Checkpoints lie beside `out` until the bundle is written.
     Raises: ValueError for unknown names or unusable data; BundleError if `out` exists and is no bundle; ExportError.
     """
@@ -215,6 +218,11 @@ def run_training(
     if interactions is None:
         interactions = load_dataset(dataset)
     say(f"Data: {interactions.source}")
+    schema = default_schema() if events is None else EventSchema.read(events)
+    read = interactions.encoded(schema)
+    if len(read) < len(interactions):
+        say(f"Left out: {len(interactions) - len(read):,} events whose types say nothing, or turned an item down")
+        interactions = read
     divided = fit_split(interactions, split)
     if epochs is None:
         config = replace(config, epochs=default_epochs(config, Histories.of(divided.train).num_positions))
@@ -248,6 +256,7 @@ def run_training(
         metrics=metrics,
         new_item_length=length,
         neighbours=neighbours,
+        events_yaml=None if events is None else events.read_bytes(),
     )
     result: dict[str, Any] = {
         "bundle": str(out),

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from services.algorithms.bundle import BundleError, add_files, load_bundle, note_new_item_length, write_bundle
 from services.algorithms.catalogue import catalogue_from_bundle
+from services.algorithms.event_schema import Role, default_schema
 from services.algorithms.states import ItemStates
 from tests.unit.bundle.bundle_scene import content, dot_content
 
@@ -72,6 +73,31 @@ def test_the_model_version_follows_the_content_and_nothing_else(tmp_path: Path) 
     other = write_bundle(tmp_path / "other", content(seed=1))
     assert one.model_version == same.model_version != other.model_version
     assert len(one.model_version) == 16
+
+
+EVENTS = b"types: {zap: {role: negative}}"
+
+
+def test_what_types_of_events_mean_is_part_of_the_model(tmp_path: Path) -> None:
+    silent = write_bundle(tmp_path / "silent", content())
+    assert silent.event_schema is default_schema()
+    told = write_bundle(tmp_path / "told", replace(content(), events_yaml=EVENTS))
+    assert load_bundle(told.path).event_schema.of("zap").role is Role.NEGATIVE
+    assert load_bundle(told.path).event_schema.of("rating").role is Role.NEUTRAL
+    assert told.model_version != silent.model_version
+
+
+def test_an_event_schema_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"events\.yaml: zap\.role='lukewarm'; allowed: positive"):
+        write_bundle(tmp_path / "bundle", replace(content(), events_yaml=b"types: {zap: {role: lukewarm}}"))
+    assert not (tmp_path / "bundle").exists()
+    path = write_bundle(tmp_path / "bundle", replace(content(), events_yaml=EVENTS)).path
+    (path / "events.yaml").write_bytes(EVENTS.replace(b"zap", b"zip"))
+    with pytest.raises(BundleError, match=r"events\.yaml has sha256"):
+        load_bundle(path)
+    relist(path, "events.yaml")
+    with pytest.raises(BundleError, match="model_version="):
+        load_bundle(path)
 
 
 def test_how_long_new_items_may_become_is_said_by_the_manifest_and_no_part_of_the_version(tmp_path: Path) -> None:

@@ -38,6 +38,10 @@ class MemoryWriter:
         return places
 
 
+# Each kept in the history, turned down, shown, and unknown.
+TYPES = ["rating", "click", "click", "dislike", "impression", "unheard of"]
+
+
 def past(rows: int = 400, name: str = "past") -> PastInteractions:
     random = np.random.default_rng(5)
     return PastInteractions(
@@ -46,10 +50,10 @@ def past(rows: int = 400, name: str = "past") -> PastInteractions:
         items=random.integers(0, 60, rows).astype(np.int32),
         timestamps=np.sort(random.integers(1_000, 1_200, rows)),
         values=random.random(rows).astype(np.float32),
-        types=random.integers(0, 2, rows).astype(np.int16),
+        types=random.integers(0, len(TYPES), rows).astype(np.int16),
         user_ids=[f"user-{number}" for number in range(12)],
         item_ids=[f"item-{number}" for number in range(60)],
-        type_names=["rating", "click"],
+        type_names=TYPES,
     )
 
 

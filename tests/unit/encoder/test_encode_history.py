@@ -98,6 +98,25 @@ async def test_an_empty_or_unknown_history_has_no_state(stub: encoder_pb2_grpc.E
         assert response.unknown_items == len(empty.history)
 
 
+async def test_what_was_shown_or_turned_down_is_not_taken_for_liking(
+    stub: encoder_pb2_grpc.EncoderServiceStub,
+) -> None:
+    wanted = await stub.Encode(request("item-1", "item-2"))
+    for kind in ("dislike", "impression", "unheard of"):
+        asked = request("item-1", "item-2", "item-3")
+        asked.history[2].type = kind
+        assert (await stub.Encode(asked)).query_state == wanted.query_state, kind
+    # A window of impressions would have pushed the items out; dislikes take their places in it.
+    shown = request("item-1", "item-2", *["item-3"] * 50)
+    for event in shown.history[2:]:
+        event.type = "impression"
+    assert (await stub.Encode(shown)).query_state == wanted.query_state
+    for kind in ("", "rating", "click", "purchase"):
+        asked = request("item-1", "item-2", "item-3")
+        asked.history[2].type = kind
+        assert (await stub.Encode(asked)).query_state != wanted.query_state, kind
+
+
 async def test_only_the_newest_window_of_an_oversized_history_counts(
     stub: encoder_pb2_grpc.EncoderServiceStub,
 ) -> None:

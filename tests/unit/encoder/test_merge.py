@@ -1,12 +1,36 @@
 """The rules by which one user's records become a history."""
 
+from collections.abc import Mapping, Sequence
+
+import pytest
 from streams import NOW_MS, interaction
 
+from services.algorithms.event_schema import EventSchema
 from services.common.state_store import UserHistory
 from services.common.stream.position import Position
-from services.encoder.domain import RECENT_IDS, Arrival, Merge, Outcome, Prefix, Undone, chunks, merge
+from services.encoder.domain import RECENT_IDS, Arrival, Merge, Outcome, Prefix, Undone, chunks
+from services.encoder.domain import merge as merge_by
 
 L = 8
+SCHEMA = EventSchema.parse(
+    b"""
+    types:
+      click: {role: positive}
+      rating: {role: positive, weight: 0.5, centre: 3}
+      dislike: {role: negative}
+      impression: {role: exposure}
+      banner: {role: exposure, seen: true}
+      passed: {role: positive, history: false}
+      glance: {role: neutral}
+    """,
+    "events.yaml",
+)
+
+
+def merge(
+    history: UserHistory, arrivals: Sequence[Arrival], max_history: int, forgotten: Mapping[int, int] | None = None
+) -> Merge:
+    return merge_by(history, arrivals, max_history, SCHEMA, forgotten)
 
 
 def arrivals(*changes: dict[str, object], partition: int = 0, first_offset: int = 0) -> list[Arrival]:
@@ -184,3 +208,76 @@ def test_what_is_forgotten_moves_the_position_and_nothing_else() -> None:
 def test_type_value_and_exposure_stay_with_the_event() -> None:
     (event,) = merge(UserHistory(), arrivals({"type": "rating", "value": 4.5, "exposure_id": "shown-1"}), 8).events
     assert event[5:] == ("rating", 4.5, "shown-1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "is_seen", "is_attributed"),
+    [
+        ("impression", Outcome.KEPT_OUT_UNSEEN, False, False),
+        ("banner", Outcome.KEPT_OUT, True, False),
+        ("passed", Outcome.KEPT_OUT, True, True),
+        ("glance", Outcome.KEPT_OUT_UNSEEN, False, True),
+        ("unheard of", Outcome.KEPT_OUT_UNSEEN, False, True),
+    ],
+)
+def test_what_histories_do_not_keep_changes_none(
+    kind: str, outcome: Outcome, is_seen: bool, is_attributed: bool
+) -> None:
+    before = after(merge(UserHistory(), arrivals({}, {}), L))
+    result = merge(before, arrivals({"item": 9, "type": kind}, {"item": 5}, first_offset=2), L)
+    assert result.outcomes == [outcome, Outcome.APPLIED]
+    assert items(result) == ["0", "1", "5"]
+    assert ("item-9" in result.seen_times) == is_seen
+    assert (result.preceding.get(0) == Prefix(0, 2)) == is_attributed
+    alone = merge(before, arrivals({"item": 9, "type": kind}, first_offset=2), L)
+    assert not alone.changed
+    assert alone.news
+    assert merge(after(alone), arrivals({"event_id": "e2"}, first_offset=3), L).outcomes == [Outcome.DUPLICATE]
+
+
+def test_what_was_disliked_stays_in_the_history_and_is_seen() -> None:
+    result = merge(UserHistory(), arrivals({}, {"type": "dislike"}), L)
+    assert items(result) == ["0", "1"]
+    assert set(result.seen_times) == {"item-0", "item-1"}
+    assert result.outcomes == [Outcome.APPLIED] * 2
+
+
+def test_an_event_that_histories_do_not_keep_can_be_undone() -> None:
+    undo = {"item_id": "", "undoes_event_id": "e0"}
+    for kind in ("banner", "passed"):
+        result = merge(UserHistory(), arrivals({"type": kind}, undo), L)
+        assert result.outcomes == [Outcome.KEPT_OUT, Outcome.UNDONE]
+        assert result.unseen == {"item-0"}
+        assert not result.seen_times
+        assert result.undone == {1: Undone("item-0", Position(0, 0))}
+    result = merge(UserHistory(), arrivals({"type": "glance"}, undo), L)
+    assert result.outcomes == [Outcome.KEPT_OUT_UNSEEN, Outcome.UNDONE]
+    assert result.undone == {1: Undone("item-0", Position(0, 0))}
+    assert not result.unseen
+    # Nobody heard of it, and nothing changed by it.
+    result = merge(UserHistory(), arrivals({"type": "impression"}, undo), L)
+    assert result.outcomes == [Outcome.KEPT_OUT_UNSEEN, Outcome.UNDO_WITHOUT_EVENT]
+
+
+def test_an_item_stays_seen_while_another_event_of_it_says_so() -> None:
+    undo = {"item_id": "", "undoes_event_id": "e0"}
+    for first, second, stays in (
+        ("glance", "click", True),
+        ("click", "banner", True),
+        ("banner", "click", True),
+        ("click", "glance", False),
+        ("click", "impression", False),
+    ):
+        result = merge(UserHistory(), arrivals({"type": first}, {"item": 0, "type": second}, undo), L)
+        assert ("item-0" in result.seen_times) == stays, (first, second)
+        assert not (stays and "item-0" in result.unseen - set(result.seen_times))
+
+
+def test_a_late_event_that_histories_do_not_keep_is_seen_alone_where_nothing_before_it_is_known() -> None:
+    history = after(merge(UserHistory(), arrivals(*[{}] * 9), L))
+    late = {"event_time_ms": NOW_MS - 5, "item": 40}
+    for kind, outcome in (("passed", Outcome.LATE), ("glance", Outcome.LATE), ("banner", Outcome.KEPT_OUT)):
+        result = merge(history, arrivals(late | {"type": kind}, first_offset=9), L)
+        assert result.outcomes == [outcome]
+        assert not result.preceding
+        assert ("item-40" in result.seen_times) == (kind != "glance")

@@ -18,6 +18,7 @@ from fakes.gateway import (
 )
 from prometheus_client import CollectorRegistry
 
+from services.algorithms.event_schema import default_schema
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState
 from services.gateway.bootstrap import make_servicer
@@ -93,6 +94,7 @@ class Scene:
             titles=self.titles,
             metrics=self.metrics,
             model_version="m1",
+            schema=default_schema(),
         )
         self.search, self.recommend, self.explain = self.servicer.search, self.servicer.recommend, self.servicer.explain
         self.record, self.get_freshness = self.servicer.record, self.servicer.get_freshness

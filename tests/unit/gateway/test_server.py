@@ -201,6 +201,17 @@ async def test_filters_history_and_tokens_cross_the_wire() -> None:
     assert scene.encoder.histories[0][1][0].event_time_ms == 1234
 
 
+async def test_what_a_history_in_a_request_was_only_shown_is_not_seen() -> None:
+    scene = Scene()
+    request = gateway_pb2.RecommendRequest(user_id="ann", k=6)
+    for item_id, kind in (("c", "impression"), ("d", "dislike"), ("e", "")):
+        request.history.add(item_id=item_id, type=kind)
+    async with gateway(scene) as stub:
+        answer = await stub.Recommend(request, timeout=5)
+    assert {item.item_id for item in answer.items} == {"b", "c", "f"}
+    assert [event.type for event in scene.encoder.histories[0][1]] == ["impression", "dislike", ""]
+
+
 @pytest.mark.parametrize("k", [0, 10**6])
 async def test_a_bad_k_is_invalid_argument_naming_the_range(k: int) -> None:
     async with gateway(Scene()) as stub:

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.algorithms.pefa.policy import (
-    DEFAULT_FEEDBACK,
     DEFAULT_SHARE,
     FROZEN,
     NAMED_SHARES,
@@ -38,6 +37,8 @@ policies = st.one_of(
     ),
 )
 amounts = st.floats(0, 1e9)
+
+DEFAULT_FEEDBACK = FeedbackPolicy.parse("rating:0.5@3,dislike:-1,*:1")
 
 
 @given(policies, amounts, st.floats(0, 1), st.floats(-1e6, 1e12))

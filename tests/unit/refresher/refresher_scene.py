@@ -9,9 +9,10 @@ import numpy as np
 from fakes.refresher import LeaseTable, MemoryCheckpoints, MemoryLeases, MemoryLog, MemoryOutbox
 from prometheus_client import CollectorRegistry
 
+from services.algorithms.event_schema import default_schema
 from services.algorithms.packed_state import pack_query_state
 from services.algorithms.pefa.decay import ForwardDecay
-from services.algorithms.pefa.policy import DEFAULT_FEEDBACK, DEFAULT_SHARE, SharePolicy
+from services.algorithms.pefa.policy import DEFAULT_SHARE, SharePolicy
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 from services.common.query_state import PackedQueryState
 from services.common.stream.position import pack_position
@@ -67,7 +68,7 @@ def make_rules(
             pair_gate=gate,
             leave_out=leave_out,
         ),
-        feedback=DEFAULT_FEEDBACK,
+        feedback=default_schema().feedback,
         decay=ForwardDecay(half_life_seconds=half_life_s),
         max_remembered=max_remembered,
         max_pending=max_pending,

@@ -8,10 +8,11 @@ import pytest
 from refresher_scene import D, World, interaction, readers_view
 
 from services.algorithms.bundle import load_bundle, write_bundle
+from services.algorithms.event_schema import default_schema
 from services.algorithms.ops.mol_scores import mol_scores
 from services.algorithms.packed_state import pack_query_state
 from services.algorithms.pefa.decay import ForwardDecay
-from services.algorithms.pefa.policy import DEFAULT_FEEDBACK, SharePolicy
+from services.algorithms.pefa.policy import SharePolicy
 from services.algorithms.states import ItemStates, QueryStates
 from services.common.query_state import PackedQueryState
 from services.refresher.bootstrap import new_item_policy
@@ -50,7 +51,7 @@ def test_after_three_interactions_a_new_item_is_found_by_people_like_those_who_t
             index={f"item-{row}": row for row in range(12)},
             pair_gate=None,
         ),
-        feedback=DEFAULT_FEEDBACK,
+        feedback=default_schema().feedback,
         decay=ForwardDecay(half_life_seconds=0),
         max_remembered=16,
         max_pending=16,

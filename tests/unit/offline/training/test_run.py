@@ -12,6 +12,7 @@ from rich.console import Console
 from training_scene import CONFIG, WITH_USERS, cyclic_interactions
 
 from services.algorithms.bundle import load_bundle
+from services.offline.datasets import Interactions
 from services.offline.training import PRESETS, TrainConfig, preset, train
 from services.offline.training.bundling import load_model, save_bundle
 from services.offline.training.export import export_bundle, max_difference
@@ -166,3 +167,44 @@ def test_small_data_gets_more_epochs_unless_somebody_says_how_many() -> None:
     assert default_epochs(config, 800_000) == 3
     assert default_epochs(config, 200) == 6
     assert default_epochs(config, 1) == 30
+
+
+def typed(data: Interactions, *names: str) -> Interactions:
+    """The events with types in turn."""
+    return replace(data, types=(np.arange(len(data)) % len(names)).astype(np.int16), type_names=list(names))
+
+
+def test_training_learns_from_what_people_took_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRESETS, "quick", replace(ONE_GRAPH, epochs=1))
+    data = typed(cyclic_interactions(), "click", "dislike", "impression", "unheard of")
+    shown = io.StringIO()
+    run_training(
+        out=tmp_path / "mixed",
+        interactions=data,
+        split="none",
+        head="mol",
+        export=False,
+        console=Console(file=shown, width=120),
+    )
+    took = data.select(data.types == 0)
+    run_training(out=tmp_path / "took", interactions=took, split="none", head="mol", export=False)
+    mixed, took = load_bundle(tmp_path / "mixed"), load_bundle(tmp_path / "took")
+    assert mixed.model_version == took.model_version
+    assert mixed.counts.sum() == len(data) // 4
+    assert f"Left out: {3 * len(data) // 4} events" in shown.getvalue()
+
+
+def test_a_schema_of_ones_own_says_what_training_learns_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRESETS, "quick", replace(ONE_GRAPH, epochs=1))
+    data = typed(cyclic_interactions(), "zip", "zap")
+    with pytest.raises(ValueError, match=r"none of the 1200 events .* types: zip, zap; allowed: .* positive role"):
+        run_training(out=tmp_path / "bundle", interactions=data, export=False)
+    events = tmp_path / "events.yaml"
+    events.write_text("types: {zip: {role: positive}}")
+    run_training(out=tmp_path / "bundle", interactions=data, split="none", head="mol", export=False, events=events)
+    bundle = load_bundle(tmp_path / "bundle")
+    assert bundle.counts.sum() == len(data) // 2
+    assert bundle.event_schema.of("zip").is_encoded
+    events.write_text("types: {zip: {role: lukewarm}}")
+    with pytest.raises(ValueError, match=r"zip\.role='lukewarm'; allowed: positive"):
+        run_training(out=tmp_path / "bundle", interactions=data, export=False, events=events)

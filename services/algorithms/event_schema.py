@@ -1,0 +1,170 @@
+"""What each type of event means to a recommender: `events.yaml` of a bundle.
+
+A type has a role, and by it three consequences that the file may change one by one: whether its item counts as seen,
+whether the event enters the user's history, and what it teaches about the item (PEFA). Training, stream, requests and
+import ask here, and nobody else states the rule.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+import yaml
+
+from services.algorithms.pefa.policy import FeedbackPolicy, TypeWeight
+
+EVENTS_YAML = "events.yaml"
+MAX_TYPES = 256
+MAX_BYTES = 64 << 10
+
+
+class SchemaError(ValueError):
+    """An event schema that can't be read; the message names the file, the type, the field and what is allowed."""
+
+
+class Role(StrEnum):
+    """What an event says about its item."""
+
+    POSITIVE = "positive"
+    NEGATIVE = "negative"
+    EXPOSURE = "exposure"
+    NEUTRAL = "neutral"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventType:
+    """seen: the item counts as had. history: the event enters the user's. weight: what PEFA takes it for."""
+
+    role: Role
+    seen: bool
+    history: bool
+    weight: TypeWeight
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError for what contradicts itself."""
+        if self.history and not self.seen:
+            raise ValueError("seen=false with history=true; allowed: what is in a history counts as seen")
+        if self.role is Role.EXPOSURE and (self.history or self.weight.slope):
+            raise ValueError("history or weight of an exposure; allowed: neither, it was shown and not taken")
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the encoder reads it. It does not know what an event was, so what was turned down is left out."""
+        return self.history and self.role is not Role.NEGATIVE
+
+    @property
+    def is_attributed(self) -> bool:
+        """Whether the refresher hears of it. Its own policy may weigh what is neutral here."""
+        return self.role is not Role.EXPOSURE
+
+
+_SEEN = {Role.POSITIVE: True, Role.NEGATIVE: True, Role.EXPOSURE: False, Role.NEUTRAL: False}
+_HISTORY = {Role.POSITIVE: True, Role.NEGATIVE: True, Role.EXPOSURE: False, Role.NEUTRAL: False}
+_WEIGHT = {Role.POSITIVE: 1.0, Role.NEGATIVE: -1.0, Role.EXPOSURE: 0.0, Role.NEUTRAL: 0.0}
+_FIELDS = {"role": str, "seen": bool, "history": bool, "weight": float, "centre": float, "limit": float}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventSchema:
+    """`types` by name, and `other` for every type that is not named."""
+
+    types: Mapping[str, EventType]
+    other: EventType
+
+    def of(self, name: str) -> EventType:
+        """What an event of this type means."""
+        return self.types.get(name, self.other)
+
+    @property
+    def feedback(self) -> FeedbackPolicy:
+        """What PEFA takes events for."""
+        weights = {name: one.weight for name, one in self.types.items()}
+        return FeedbackPolicy(MappingProxyType(weights), self.other.weight)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises: SchemaError."""
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise SchemaError(f"{path}: {error.strerror}") from error
+        return cls.parse(text, str(path))
+
+    @classmethod
+    def parse(cls, text: bytes, source: str) -> Self:
+        """Raises: SchemaError, naming `source`."""
+        if len(text) > MAX_BYTES:
+            raise SchemaError(f"{source} holds {len(text)} bytes; allowed: at most {MAX_BYTES}")
+        try:
+            raw = yaml.load(text, _OnceLoader)  # noqa: S506: it is a SafeLoader
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+            raise SchemaError(f"{source}: {' '.join(str(error).split())}") from error
+        if not isinstance(raw, dict) or not set(raw) <= {"types", "default"} or not isinstance(raw.get("types"), dict):
+            found = sorted(map(str, raw)) if isinstance(raw, dict) else type(raw).__name__
+            raise SchemaError(f"{source} holds {found}; allowed: types, a mapping of names, and default")
+        if len(raw["types"]) > MAX_TYPES:
+            raise SchemaError(f"{source}: {len(raw['types'])} types; allowed: at most {MAX_TYPES}")
+        types = {_name(source, name): _event_type(f"{source}: {name}", one) for name, one in raw["types"].items()}
+        other = _event_type(f"{source}: default", raw.get("default", {"role": Role.NEUTRAL.value}))
+        return cls(types=MappingProxyType(types), other=other)
+
+
+@cache
+def default_schema() -> EventSchema:
+    """Ratings, commerce and media, as `services/algorithms/events.yaml` says."""
+    return EventSchema.read(Path(__file__).with_name(EVENTS_YAML))
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """A key that comes twice is an error, not the last one's."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [key for number, key in enumerate(keys) if key in keys[:number]]
+        if twice:
+            raise yaml.constructor.ConstructorError(problem=f"{twice[0]} stands twice; allowed: once")
+        return super().construct_mapping(node, deep=deep)
+
+
+def _name(source: str, name: object) -> str:
+    if not isinstance(name, str) or not name or len(name.encode()) > 64 or not name.isprintable():
+        raise SchemaError(f"{source}: type {name!r:.80}; allowed: text of 1 to 64 bytes")
+    return name
+
+
+def _event_type(where: str, said: object) -> EventType:
+    if not isinstance(said, dict):
+        raise SchemaError(f"{where} is {said!r:.80}; allowed: a mapping with role")
+    for name, value in said.items():
+        wanted = _FIELDS.get(name)
+        if wanted is None:
+            raise SchemaError(f"{where}.{name}; allowed: {', '.join(_FIELDS)}")
+        fits = type(value) in (int, float) and math.isfinite(value) if wanted is float else type(value) is wanted
+        if not fits:
+            allowed = {str: "text", bool: "true or false", float: "a finite number"}[wanted]
+            raise SchemaError(f"{where}.{name}={value!r:.80}; allowed: {allowed}")
+    try:
+        role = Role(said.get("role", ""))
+    except ValueError:
+        raise SchemaError(f"{where}.role={said.get('role')!r:.80}; allowed: {', '.join(Role)}") from None
+    slope = float(said.get("weight", _WEIGHT[role]))
+    centre = float(said["centre"]) if "centre" in said else None
+    if role is Role.NEGATIVE and slope > 0:
+        raise SchemaError(f"{where}.weight={slope}; allowed: at most 0 for a negative event")
+    if role is Role.POSITIVE and centre is None and slope < 0:
+        raise SchemaError(f"{where}.weight={slope}; allowed: at least 0 for a positive event, or a centre")
+    limit = float(said.get("limit", max(1.0, abs(slope)) if centre is None else 1.0))
+    try:
+        return EventType(
+            role=role,
+            seen=said.get("seen", _SEEN[role]),
+            history=said.get("history", _HISTORY[role]),
+            weight=TypeWeight(slope=slope, centre=centre, limit=limit),
+        )
+    except ValueError as error:
+        raise SchemaError(f"{where}: {error}") from None
