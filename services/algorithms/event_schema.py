@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -80,7 +80,14 @@ class EventSchema:
         """What an event of this type means."""
         return self.types.get(name, self.other)
 
-    @property
+    @cached_property
+    def can_speak_against(self) -> frozenset[str]:
+        """The named types of which an event can weigh less than 0."""
+        return frozenset(
+            name for name, one in self.types.items() if one.weight.centre is not None or one.weight.slope < 0
+        )
+
+    @cached_property
     def feedback(self) -> FeedbackPolicy:
         """What PEFA takes events for."""
         weights = {name: one.weight for name, one in self.types.items()}

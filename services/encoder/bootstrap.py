@@ -9,6 +9,7 @@ import numpy as np
 import structlog
 from freshet.v1 import encoder_pb2_grpc
 
+from services.algorithms.aversion import Aversion
 from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
 from services.common.config import ConfigError
 from services.common.kafka import BulkProducer
@@ -63,6 +64,11 @@ def vocabulary_of(bundle: Bundle) -> Vocabulary:
         num_item_buckets=bundle.encoder.num_item_buckets,
         untrained=frozenset(bundle.item_ids[row] for row in np.flatnonzero(bundle.counts == 0)),
         schema=bundle.event_schema,
+        aversion=Aversion(
+            bundle.item_states,
+            bundle.pair_gate,
+            leave_out=bundle.num_query_components - 1 if bundle.encoder.uses_user_index else None,
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.aversion import DECAY, WINDOW, Aversion
 from services.algorithms.event_schema import EventSchema, default_schema
 from services.algorithms.item_buckets import item_bucket
 from services.common.query_state import PackedQueryState
@@ -27,7 +28,7 @@ class Vocabulary:
     """What the model knows by number, and how much of a history it takes.
 
     untrained: items of `item_index` that the bundle holds without training having seen them. schema: what types of
-    events mean.
+    events mean. aversion: leads states away from what was turned down; None: they stay.
     """
 
     model_version: str
@@ -37,6 +38,7 @@ class Vocabulary:
     num_item_buckets: int = 0
     untrained: Set[str] = frozenset()
     schema: EventSchema = field(default_factory=default_schema)
+    aversion: Aversion | None = None
 
     def row(self, item_id: str) -> int:
         """What stands for an item inside a history: its dense index, else its bucket's, else UNKNOWN."""
@@ -105,6 +107,35 @@ def encode_job(
         cache_key=cache_key(user_id) if cached else None,
     )
     return job, rows
+
+
+def user_state(
+    vocabulary: Vocabulary, states: EncodedStates, row: int, events: Sequence[StoredEvent]
+) -> PackedQueryState:
+    """The state after `events`, to ask with: what the encoder made of them, led away from what was turned down."""
+    against = _turned_down(vocabulary, events) if vocabulary.aversion is not None else {}
+    if vocabulary.aversion is not None and against:
+        gate = None if states.gate is None else states.gate[row]
+        rows, weights = np.fromiter(against, np.int64), np.fromiter(against.values(), np.float64)
+        components = vocabulary.aversion.steered(states.components[row], gate, rows, weights)
+        states, row = EncodedStates(components[None], None if gate is None else gate[None]), 0
+    return pack_state(states, row, vocabulary.model_version)
+
+
+def _turned_down(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> dict[int, float]:
+    """Rows of items that the last events speak against, and how much; of several events for one item the newest."""
+    schema, found, spoken = vocabulary.schema, dict[int, float](), set[str]()
+    if not any(event.type in schema.can_speak_against for event in events[-WINDOW:]):
+        return found
+    for age, event in enumerate(reversed(events[-WINDOW:])):
+        row = vocabulary.item_index.get(event.item_id)
+        if event.item_id in spoken or row is None or event.item_id in vocabulary.untrained:
+            continue
+        spoken.add(event.item_id)
+        weight = schema.feedback.weight(event.type, event.value) if event.type in schema.can_speak_against else 0.0
+        if weight < 0:
+            found[row] = min(1.0, -weight) * DECAY**age
+    return found
 
 
 def pack_state(states: EncodedStates, row: int, model_version: str) -> PackedQueryState:

@@ -62,6 +62,13 @@ class Contributions:
             per_item = np.matmul(shares.transpose(0, 2, 1), components)
         return np.asarray(np.rint(per_item * (weights * SCALE)[:, None, None]).astype(np.int64))
 
+    def shares(self, queries: QueryStates, items: ItemStates) -> Doubles:
+        """The gating weights pi of n queries and as many items, (n, P_q, P_x). Raises: as a call."""
+        components, _ = self._checked(queries, np.ones(len(queries)), items)
+        if components.shape[1] * items.components.shape[1] == 1:
+            return np.ones((len(queries), 1, 1))
+        return self._pair_shares(queries.gate, components, items)
+
     def _checked(
         self, queries: QueryStates, weights: npt.NDArray[np.float64], items: ItemStates
     ) -> tuple[Doubles, Doubles]:

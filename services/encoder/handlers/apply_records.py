@@ -36,7 +36,7 @@ from services.encoder.domain import (
     merge,
     read_arrival,
 )
-from services.encoder.encoding import Vocabulary, encode_job, pack_state
+from services.encoder.encoding import Vocabulary, encode_job, pack_state, user_state
 from services.encoder.forgetting import Forgotten, pseudonym_of
 from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
@@ -468,7 +468,7 @@ class ApplyRecords:
             if row is not None:
                 newest = user.arrivals[merged.changed_by]
                 state = StoredState(
-                    query_state=pack_state(states[job], row, self.vocabulary.model_version),
+                    query_state=user_state(self.vocabulary, states[job], row, merged.events),
                     partition=newest.partition,
                     offset=newest.offset,
                     event_time_ms=merged.events[-1].event_time_ms,

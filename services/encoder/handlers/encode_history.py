@@ -15,7 +15,7 @@ from services.common.state_layout import StoredEvent
 from services.common.stream.topics.interactions import DEFAULT_TYPE
 from services.common.validation import validate_id
 from services.encoder.domain import EncodedStates, EncodeJob
-from services.encoder.encoding import Vocabulary, encode_job, pack_state
+from services.encoder.encoding import Vocabulary, encode_job, user_state
 from services.encoder.ports import SequenceEncoder
 
 MAX_EVENTS = 10_000
@@ -79,7 +79,7 @@ class EncodeHistory:
         if job is None:
             return Encoded(None, unknown, 0.0, 0.0)
         (states, seconds), queued = await self._batcher.submit(job)
-        return Encoded(pack_state(states, 0, self._vocabulary.model_version), unknown, queued, seconds)
+        return Encoded(user_state(self._vocabulary, states, 0, window), unknown, queued, seconds)
 
     async def close(self) -> None:
         """Finish what is queued."""

@@ -23,7 +23,7 @@ from services.common.stream.retraction import covers, furthest
 from services.common.stream.topics.dead_letters import stored_letters
 from services.common.stream.topics.histories import KeptHistory
 from services.encoder.domain import MAX_RECORDS_PER_USER, Arrival, EncodeJob, merge, read_arrival
-from services.encoder.encoding import Vocabulary, encode_job, pack_state
+from services.encoder.encoding import Vocabulary, encode_job, user_state
 from services.encoder.forgetting import Forgotten, erase, packed, seen_in
 from services.encoder.handlers.keep_histories import KeepHistories, read_between
 from services.encoder.ports import SequenceEncoder, Store
@@ -265,7 +265,7 @@ class RestoreUsers:
             home = home_of(user_id, epoch).partition
             at = max(history.positions.items(), key=lambda position: (position[0] == home, position[1]))
             state = StoredState(
-                query_state=pack_state(states[job_number], row, self.vocabulary.model_version),
+                query_state=user_state(self.vocabulary, states[job_number], row, history.events),
                 partition=at[0],
                 offset=at[1],
                 event_time_ms=history.events[-1].event_time_ms,

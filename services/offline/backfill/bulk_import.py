@@ -28,7 +28,7 @@ from services.common.stream.position import Position
 from services.common.stream.topics.attributions import Attribution
 from services.common.stream.topics.interactions import INTERACTIONS, decode_interaction, encode_interaction
 from services.encoder.domain import RECENT_IDS, EncodedStates, EncodeJob, Outcome
-from services.encoder.encoding import Vocabulary, encode_job, pack_state
+from services.encoder.encoding import Vocabulary, encode_job, pack_state, user_state
 from services.encoder.forgetting import Forgotten, check_same_log, pseudonym_of
 from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
 from services.offline.backfill.past_interactions import Layout, PastInteractions, check, lay_out
@@ -378,7 +378,7 @@ class BulkImport:
         job, at = work.state_at[last]
         newest = work.update.events[-1]
         state = StoredState(
-            query_state=pack_state(states[job], at, work.update.model_version),
+            query_state=user_state(self._vocabulary, states[job], at, work.update.events),
             partition=newest.partition,
             offset=newest.offset,
             event_time_ms=newest.event_time_ms,
