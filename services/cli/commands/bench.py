@@ -219,6 +219,24 @@ def large(
     return rows.run(request, bundle=bundle, sizes=sizes, algorithms=algorithm or rows.ALGORITHMS, serve=serve)
 
 
+@benchmark(app, "actions")
+def actions(
+    request: "Request",
+    *,
+    bundle: Annotated[
+        list[Path] | None,
+        typer.Option(help="Trained with --split time; may be repeated, a seed each. Default: .freshet/bundle."),
+    ] = None,
+) -> "Report":
+    """What a like, a dislike and an impression change for their person; whether knowing them finds the next liked item.
+
+    Example:  freshet bench actions --quick --bundle .freshet/bundle
+    """
+    from services.offline.evaluation.actions import rows
+
+    return rows.run(request, bundles=bundle or [_BUNDLE])
+
+
 @benchmark(app, "encoding")
 def encoding(
     request: "Request",

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from services.offline.evaluation.actions.rows import page as actions_page
 from services.offline.evaluation.catalogues import fit
 from services.offline.evaluation.common.report import Report, cell, filled, tables
 from services.offline.evaluation.generation.rows import page as generation_page
@@ -22,6 +23,7 @@ from services.offline.evaluation.text.report import page as text_page
 
 DOCS = Path(__file__).resolve().parents[5] / "docs" / "benchmarks"
 PAGES: dict[str, Callable[[Report], str]] = {
+    "actions": actions_page,
     "freshness": freshness_page,
     "generation": generation_page,
     "large-catalogues": large_page,

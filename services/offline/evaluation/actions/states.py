@@ -1,0 +1,88 @@
+"""States as the encoder process serves them, of histories that a data set tells.
+
+It is that process's own code: its schema, windows, model and half precision. Histories are events as they are stored.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.bundle import ENCODER_ONNX, Bundle
+from services.algorithms.history import trim
+from services.algorithms.packed_state import unpack_query_state
+from services.algorithms.states import QueryStates
+from services.common.query_state import PackedQueryState
+from services.common.state_layout import StoredEvent
+from services.encoder.adapters.in_process import InProcessEncoder
+from services.encoder.bootstrap import vocabulary_of
+from services.encoder.encoding import Vocabulary, encode_job, user_state
+from services.offline.datasets import Interactions
+
+_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Somebody and what they did, oldest first."""
+
+    user_id: str
+    events: Sequence[StoredEvent]
+
+
+class ServedStates:
+    """Makes the states of people. `leads_away` False: what was turned down leads no state away."""
+
+    def __init__(self, bundle: Bundle, *, leads_away: bool = True) -> None:
+        vocabulary = vocabulary_of(bundle)
+        self._words: Vocabulary = vocabulary if leads_away else replace(vocabulary, aversion=None)
+        self._encoder = InProcessEncoder(bundle.file(ENCODER_ONNX), None, max_history=bundle.max_history, cache_bytes=0)
+
+    def __call__(self, people: Sequence[Person]) -> tuple[QueryStates, npt.NDArray[np.int64]]:
+        """States (n,) of those people (rows, (n,)) of whom the model knows anything."""
+        packed: list[PackedQueryState] = []
+        rows: list[int] = []
+        for start in range(0, len(people), _AT_ONCE):
+            windows, jobs, known = [], [], []
+            for number, one in enumerate(people[start : start + _AT_ONCE], start):
+                kept = [event for event in one.events if self._words.schema.of(event.type).history]
+                window = list(trim(kept, self._words.max_history))
+                job, _ = encode_job(self._words, one.user_id, window, [len(window)])
+                if job is not None:
+                    windows.append(window)
+                    jobs.append(job)
+                    known.append(number)
+            found = self._encoder.encode(jobs) if jobs else []
+            packed += [user_state(self._words, one, 0, window) for one, window in zip(found, windows, strict=True)]
+            rows += known
+        made = [
+            unpack_query_state(
+                components=one.components,
+                gate=one.gate,
+                num_components=one.num_components,
+                component_width=one.component_width,
+            )
+            for one in packed
+        ]
+        gates = [one.gate for one in made if one.gate is not None]
+        states = QueryStates(
+            components=np.concatenate([one.components for one in made]), gate=np.concatenate(gates) if gates else None
+        )
+        return states, np.array(rows, dtype=np.int64)
+
+
+def stored_events(data: Interactions, rows: npt.NDArray[np.int64]) -> list[StoredEvent]:
+    """Rows of a data set as events of a history."""
+    return [
+        StoredEvent(
+            int(data.timestamps[row]) * 1000,
+            0,
+            row,
+            row,
+            data.item_ids[data.items[row]],
+            data.type_names[data.types[row]],
+            float(data.values[row]),
+        )
+        for row in rows.tolist()
+    ]

@@ -1,0 +1,98 @@
+"""The benchmark of actions, on a small model: what it says is what the states and scores say."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.algorithms.bundle import BundleError, load_bundle
+from services.offline.datasets import Interactions
+from services.offline.evaluation.actions import rows
+from services.offline.evaluation.actions.next_liked import asked_after, ranks_by_arm
+from services.offline.evaluation.actions.pairs import changes
+from services.offline.evaluation.actions.states import Person, ServedStates, stored_events
+from services.offline.evaluation.common.report import Request
+from services.offline.training import PRESETS
+from services.offline.training.presets import with_sasrec
+from services.offline.training.run import run_training
+from tests.unit.offline.training.training_scene import CONFIG, cyclic_interactions
+
+
+def rated() -> Interactions:
+    data = cyclic_interactions()
+    stars = np.random.default_rng(3).integers(1, 6, len(data)).astype(np.float32)
+    return replace(data, values=stars, type_names=["rating"])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("actions") / "bundle"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "quick", replace(with_sasrec(CONFIG), epochs=2))
+        run_training(out=out, interactions=rated(), split="time", head="mol")
+    return out
+
+
+def people(data: Interactions, count: int) -> list[Person]:
+    order, offsets = data.by_user()
+    return [
+        Person(data.user_ids[user], stored_events(data, order[offsets[user] : offsets[user + 1]]))
+        for user in range(count)
+    ]
+
+
+def test_a_dislike_lowers_what_is_near_and_an_impression_changes_nothing(path: Path) -> None:
+    bundle, data = load_bundle(path), rated()
+    items = np.arange(20)
+    for learns in (False, True):
+        found = changes(bundle, people(data, 20), items, learns=learns, nearest=3)
+        assert found["impression"].unchanged == 20
+        assert (found["impression"].after == found["impression"].before).all()
+        for action in ("dislike", "hide"):
+            assert found[action].unchanged == 0
+            assert (found[action].after - found[action].before).mean() > 0
+        assert found["rating 1"].unchanged == 0
+
+
+def test_states_are_led_away_where_asked(path: Path) -> None:
+    bundle, data = load_bundle(path), rated()
+    asked = people(data, 10)
+    led, _ = ServedStates(bundle)(asked)
+    plain, _ = ServedStates(bundle, leads_away=False)(asked)
+    against = [min(event.value for event in one.events[-20:]) < 3 for one in asked]
+    assert any(against)
+    for number, expected in enumerate(against):
+        assert np.array_equal(led.components[number], plain.components[number]) != expected
+
+
+def test_every_event_is_ranked_once_and_only_by_what_came_before(path: Path) -> None:
+    bundle, data = load_bundle(path), rated()
+    first = int(bundle.manifest.data["events"])
+    asked = asked_after(data, first, 50, seed=1)
+    assert len(set(asked.rows.tolist())) == 50
+    for row, past in zip(asked.rows.tolist(), asked.before, strict=True):
+        assert row >= first
+        assert (data.users[past] == data.users[row]).all()
+        assert (past < row).all()
+        assert len(past) == np.count_nonzero(data.users[:row] == data.users[row])
+    for ranks in ranks_by_arm(bundle, asked, lambda arm: None).values():
+        assert ((ranks >= 1) & (ranks <= bundle.num_items + 1)).all()
+
+
+def test_the_page_says_both(path: Path, tmp_path: Path) -> None:
+    request = Request(how="freshet bench actions", out=tmp_path, quick=True, seed=0)
+    report = rows.run(request, bundles=[path, path], interactions=rated())
+    assert {row["arm"] for row in report["rows"] if row["part"] == "next"} >= {"all events alike", "led away (served)"}
+    assert {row["models"] for row in report["rows"] if row["part"] == "next"} == {2}
+    page = (tmp_path / "actions.md").read_text(encoding="utf-8")
+    assert "| impression | off | " in page
+    assert "| liked | " in page
+
+
+def test_models_that_saw_what_is_asked_are_refused(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRESETS, "quick", replace(with_sasrec(CONFIG), epochs=1))
+    run_training(out=tmp_path / "all", interactions=rated(), split="none", head="mol", export=False)
+    request = Request(how="", out=tmp_path, quick=True, seed=0)
+    with pytest.raises(BundleError, match="allowed: one data set, split by time"):
+        rows.run(request, bundles=[path, tmp_path / "all"], interactions=rated())
