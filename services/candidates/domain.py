@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.mutable.similar import SimilarItems
 from services.algorithms.indexes.protocol import Certificate, Pass
 from services.algorithms.live_catalogue import Served
 from services.algorithms.states import QueryStates
@@ -105,3 +106,13 @@ class IndexInfo:
     added_bytes_per_item: dict[str, float]
     num_remembered: int = 0
     bytes_per_remembered: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimilarAnswer:
+    """Items like one item, exactly those of `served`."""
+
+    found: SimilarItems
+    served: Served
+    model_version: str
+    search_s: float

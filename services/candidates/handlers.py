@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.mutable.similar import similar_items
 from services.algorithms.indexes.protocol import Pass
 from services.algorithms.live_catalogue import LiveCatalogue, Served
 from services.algorithms.states import QueryStates
@@ -20,13 +22,14 @@ from services.candidates.domain import (
     ItemVotes,
     SearchAnswer,
     SearchQuery,
+    SimilarAnswer,
     Stage,
     VotesQuery,
 )
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.votes import Voting
 from services.common.batching import Batcher
-from services.common.errors import InvalidRequest, PreconditionFailed
+from services.common.errors import InvalidRequest, NotFound, PreconditionFailed
 from services.common.validation import validate_id
 
 MAX_K = 10_000
@@ -104,14 +107,28 @@ class Search:
         self._check_query(asked.query, asked.model_version)
         return self._votes.explain(asked.query, asked.item_id, asked.seen_item_ids, self._catalogue.served.name)
 
+    def similar(self, item_id: str, k: int, wanted: ItemFilter) -> SimilarAnswer:
+        """The items most like one item. Raises: InvalidRequest naming the field; NotFound for an unknown item."""
+        validate_id("item_id", item_id)
+        _check_k(k)
+        served, started = self._catalogue.served, time.perf_counter()
+        found = similar_items(served.version, item_id, k, wanted)
+        if found is None:
+            raise NotFound(f"item_id={item_id!r}: no item of this index ({served.name})")
+        return SimilarAnswer(
+            found=found,
+            served=served,
+            model_version=self._catalogue.base.model_version,
+            search_s=time.perf_counter() - started,
+        )
+
     async def close(self) -> None:
         """Finish what is queued, and the audit that runs."""
         await self._batcher.close()
         self._audit.close()
 
     def _check(self, search: SearchQuery) -> None:
-        if not 1 <= search.k <= MAX_K:
-            raise InvalidRequest.of("k", search.k, f"1-{MAX_K}")
+        _check_k(search.k)
         if search.algorithm not in self._names:
             raise InvalidRequest.of("algorithm", search.algorithm, f"empty or one of {sorted(self._algorithms)}")
         self._check_query(search.query, search.model_version)
@@ -256,6 +273,11 @@ def _stack(queries: Sequence[QueryStates]) -> QueryStates:
         components=np.concatenate([query.components for query in queries]),
         gate=np.concatenate(gates) if gates else None,
     )
+
+
+def _check_k(k: int) -> None:
+    if not 1 <= k <= MAX_K:
+        raise InvalidRequest.of("k", k, f"1-{MAX_K}")
 
 
 def _short_names(algorithms: Sequence[str]) -> dict[str, str]:

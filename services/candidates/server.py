@@ -7,7 +7,7 @@ from typing import Any
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
 
 from services.algorithms.filters import ItemFilter
-from services.algorithms.indexes.protocol import Certificate
+from services.algorithms.indexes.protocol import EXACT, Certificate
 from services.algorithms.live_catalogue import Served
 from services.algorithms.packed_state import unpack_query_state
 from services.candidates.domain import ItemVotes, SearchAnswer, SearchQuery, Stage, VotesQuery
@@ -80,6 +80,21 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
             seen_item_ids=tuple(request.seen_item_ids),
         )
         return _votes_response(await asyncio.to_thread(self._search.explain_votes, asked))
+
+    async def Similar(self, request: candidates_pb2.SimilarRequest, context: Any) -> candidates_pb2.SimilarResponse:
+        """The items most like one item."""
+        self.check_ready()
+        wanted = _filter(request.filter, request.seen_item_ids)
+        answer = await asyncio.to_thread(self._search.similar, request.item_id, request.k, wanted)
+        return candidates_pb2.SimilarResponse(
+            item_ids=answer.found.item_ids,
+            similarities=answer.found.similarities,
+            certificate=_certificate(EXACT),
+            model_version=answer.model_version,
+            index_version=answer.served.name,
+            search_ms=answer.search_s * 1000,
+            index_freshness=_freshness(answer.served),
+        )
 
 
 def _search_query(request: candidates_pb2.SearchRequest) -> SearchQuery:

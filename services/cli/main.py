@@ -32,6 +32,7 @@ from services.cli.commands import (
     repartition,
     search,
     search_vectors,
+    similar,
     stack,
     train,
     train_text,
@@ -85,6 +86,7 @@ app.command("record", rich_help_panel=_TALK)(record.record)
 app.command("undo", rich_help_panel=_TALK)(record.undo)
 app.command("search", rich_help_panel=_TALK)(search.search)
 app.command("search-vectors", rich_help_panel=_TALK)(search_vectors.search_vectors)
+app.command("similar", rich_help_panel=_TALK)(similar.similar)
 app.command("explain", rich_help_panel=_TALK)(explain.explain)
 app.command("forget", rich_help_panel=_TALK)(forget.forget)
 app.add_typer(items.app, rich_help_panel=_TALK)

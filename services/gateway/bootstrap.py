@@ -45,6 +45,7 @@ from services.gateway.handlers.items import PutItems
 from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.record import RecordInteractions
 from services.gateway.handlers.search import Search
+from services.gateway.handlers.similar import Similar
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.loop_stalls import LoopStalls
 from services.gateway.metrics import GatewayMetrics
@@ -85,7 +86,7 @@ def admissions() -> dict[str, Admission]:
         "RecordInteractions": writes,
         "UndoInteraction": writes,
         "StreamInteractions": streams,
-        **dict.fromkeys(("Explain", "GetFreshness", "PutItems", "ForgetUser"), rest),
+        **dict.fromkeys(("Similar", "Explain", "GetFreshness", "PutItems", "ForgetUser"), rest),
     }
 
 
@@ -126,6 +127,7 @@ def make_servicer(
             model_version=model_version,
             limits=limits,
         ),
+        similar=Similar(ports=ports, stages=stages, titles=titles, model_version=model_version, limits=limits),
         record=RecordInteractions(ports=ports, lag=lag, metrics=metrics, limits=limits),
         explain=Explain(ports=ports, titles=titles, model_version=model_version, schema=schema, limits=limits),
         get_freshness=GetFreshness(ports=ports, model_version=model_version),

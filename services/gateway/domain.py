@@ -164,6 +164,27 @@ class Ranking:
     stage_ms: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimilarQuery:
+    """One request for items like one item, unchecked."""
+
+    item_id: str
+    user_id: str = ""
+    k: int = 10
+    filter: Filter = field(default_factory=Filter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimilarAnswer:
+    """The items with their similarities as scores, and their titles ("": unknown)."""
+
+    found: Ranking
+    titles: Sequence[str]
+    model_version: str
+    degradations: Sequence[Degradation]
+    total_ms: float
+
+
 @dataclass(slots=True)
 class StageTimes:
     """Milliseconds; `queue` is waiting for a batch anywhere and for a freshness token, `transport` everything else."""

@@ -61,6 +61,9 @@ class Candidates(Protocol):
     ) -> Pool:
         """The first stage's: at most `pool_size` allowed items for the reranker."""
 
+    async def similar(self, item_id: str, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float) -> Ranking:
+        """At most k allowed items like one item, best first, with their similarities. Raises: NotFound."""
+
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float
     ) -> Votes:

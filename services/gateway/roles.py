@@ -22,6 +22,7 @@ ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
     {
         "Recommend": frozenset({Role.RECOMMEND}),
         "Search": frozenset({Role.RECOMMEND}),
+        "Similar": frozenset({Role.RECOMMEND}),
         "Explain": frozenset({Role.RECOMMEND}),
         "RecordInteractions": frozenset({Role.INGEST}),
         "StreamInteractions": frozenset({Role.INGEST}),

@@ -19,6 +19,8 @@ from services.gateway.domain import (
     Receipt,
     Recommendation,
     RecommendQuery,
+    SimilarAnswer,
+    SimilarQuery,
     now_ms,
 )
 from services.gateway.explanation import ExplainQuery, Explanation
@@ -30,6 +32,7 @@ from services.gateway.handlers.items import PutItems
 from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.record import RecordInteractions
 from services.gateway.handlers.search import Search
+from services.gateway.handlers.similar import Similar
 from services.gateway.searching import SearchAnswer, SearchQuery
 
 SERVICE = "freshet.v1.GatewayService"
@@ -42,6 +45,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
     recommend: Recommend
     search: Search
+    similar: Similar
     record: RecordInteractions
     explain: Explain
     get_freshness: GetFreshness
@@ -61,6 +65,14 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> gateway_pb2.GatewayServiceSearchResponse:
         """The top K items for words, for everybody or for a user."""
         return _found_message(await self.search(_search_query(request)))
+
+    async def Similar(
+        self, request: gateway_pb2.GatewayServiceSimilarRequest, context: Any
+    ) -> gateway_pb2.GatewayServiceSimilarResponse:
+        """The top K items most like one item."""
+        wanted = _filter(request.filter, excludes_seen=True) if request.HasField("filter") else _NO_FILTER
+        query = SimilarQuery(item_id=request.item_id, user_id=request.user_id, k=request.k, filter=wanted)
+        return _similar_message(await self.similar(query))
 
     async def RecordInteractions(
         self, request: gateway_pb2.RecordInteractionsRequest, context: Any
@@ -240,6 +252,27 @@ def _found_message(answer: SearchAnswer) -> gateway_pb2.GatewayServiceSearchResp
         total_ms=answer.total_ms,
         request_id=request_context.request_id.get(),
     )
+
+
+def _similar_message(answer: SimilarAnswer) -> gateway_pb2.GatewayServiceSimilarResponse:
+    found = answer.found
+    kind: Any = int(found.certificate.kind)
+    degradations: list[Any] = [int(one) for one in answer.degradations]
+    message = gateway_pb2.GatewayServiceSimilarResponse(
+        items=[
+            gateway_pb2.SimilarItem(item_id=item.item_id, title=title, similarity=item.score)
+            for item, title in zip(found.items, answer.titles, strict=True)
+        ],
+        model_version=answer.model_version,
+        index_version=found.index_version,
+        certificate=common_pb2.Certificate(kind=kind, gap=found.certificate.gap),
+        degradations=degradations,
+        total_ms=answer.total_ms,
+        request_id=request_context.request_id.get(),
+    )
+    if found.index_freshness is not None:
+        message.index_freshness.CopyFrom(_index_freshness_message(found.index_freshness))
+    return message
 
 
 def _index_freshness_message(freshness: IndexFreshness) -> common_pb2.IndexFreshness:

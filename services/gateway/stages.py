@@ -22,6 +22,7 @@ from services.gateway.domain import (
     Pool,
     Ranking,
     RecommendQuery,
+    SimilarQuery,
     StageTimes,
 )
 from services.gateway.ports import Ports
@@ -29,7 +30,7 @@ from services.gateway.searching import SearchQuery
 
 COMPONENTS = ("state_store", "encoder", "candidates", "reranker")
 
-Q = TypeVar("Q", RecommendQuery, SearchQuery)
+Q = TypeVar("Q", RecommendQuery, SearchQuery, SimilarQuery, SimilarQuery)
 T = TypeVar("T")
 
 

@@ -14,7 +14,7 @@ from services.common.stream.topics.interactions import (
     validate,
 )
 from services.common.validation import MAX_ID_BYTES, validate_id, validate_query
-from services.gateway.domain import Filter, FreshnessToken, HistoryEvent, RecommendQuery
+from services.gateway.domain import Filter, FreshnessToken, HistoryEvent, RecommendQuery, SimilarQuery
 from services.gateway.explanation import ExplainQuery
 from services.gateway.searching import SearchQuery
 
@@ -50,6 +50,15 @@ def check_search(query: SearchQuery) -> None:
         validate_id("user_id", query.user_id)
     elif query.filter.exclude_seen:
         raise InvalidRequest.of("filter.exclude_seen", True, "only together with user_id")
+    _check_filter(query.filter)
+
+
+def check_similar(query: SimilarQuery) -> None:
+    """Raise InvalidRequest for the first field of `query` that breaks its limit."""
+    validate_id("item_id", query.item_id)
+    _check_k(query.k)
+    if query.user_id:
+        validate_id("user_id", query.user_id)
     _check_filter(query.filter)
 
 

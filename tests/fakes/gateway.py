@@ -204,6 +204,22 @@ class MemoryCandidates(_Failing):
             search_ms=3.0,
         )
 
+    async def similar(self, item_id: str, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float) -> Ranking:
+        """Those that come after the item in the catalogue's order."""
+        self.seen.append(seen)
+        await self._behave()
+        if item_id not in self.item_ids:
+            raise NotFound(f"item_id={item_id!r}: no item of this index")
+        others = [one for one in self.item_ids if one != item_id]
+        left_out = set(filter.deny_item_ids) | (set(seen) if filter.exclude_seen else set())
+        found = [one for one in others if one not in left_out][:k]
+        return Ranking(
+            items=[ScoredItem(one, 0.9 - place / 1000, "similar") for place, one in enumerate(found)],
+            certificate=Certificate(CertificateKind.EXACT),
+            index_version="index-1",
+            index_freshness=self.freshness,
+        )
+
     async def _allowed(self, query_state: PackedQueryState, filter: Filter, seen: Sequence[str]) -> list[str]:
         self.query_states.append(query_state)
         self.seen.append(seen)

@@ -76,6 +76,8 @@ ALSO: dict[str, set[str]] = {
     "GatewayService.Recommend": {"DEADLINE_EXCEEDED"},
     "GatewayService.Search": {"DEADLINE_EXCEEDED"},
     "GatewayService.Explain": {"NOT_FOUND"},
+    "GatewayService.Similar": {"NOT_FOUND"},
+    "CandidatesService.Similar": {"NOT_FOUND"},
     # A state of another model.
     "CandidatesService.Search": {"FAILED_PRECONDITION"},
     "CandidatesService.ExplainVotes": {"FAILED_PRECONDITION"},

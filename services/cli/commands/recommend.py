@@ -94,7 +94,7 @@ def history_of(item_ids: list[str]) -> "list[gateway_pb2.HistoryEvent]":
 
 def degradation_names(
     answer: "gateway_pb2.RecommendResponse | gateway_pb2.GatewayServiceSearchResponse "
-    "| gateway_pb2.GetFreshnessResponse",
+    "| gateway_pb2.GatewayServiceSimilarResponse | gateway_pb2.GetFreshnessResponse",
 ) -> list[str]:
     """`["stale_state"]`: the answer's degradations, in lower case and without the enum's prefix."""
     from freshet.v1 import gateway_pb2

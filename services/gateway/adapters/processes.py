@@ -195,6 +195,23 @@ class RemoteCandidates:
         )
         return await self._call("Search", request, timeout_s)
 
+    async def similar(self, item_id: str, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float) -> Ranking:
+        """One Similar call."""
+        request = candidates_pb2.SimilarRequest(
+            item_id=item_id,
+            k=k,
+            filter=_filter_message(filter),
+            seen_item_ids=seen if filter.exclude_seen else (),
+        )
+        response = await self._call("Similar", request, timeout_s)
+        return Ranking(
+            items=[ScoredItem(*one, "similar") for one in zip(response.item_ids, response.similarities, strict=True)],
+            certificate=_certificate(response.certificate),
+            index_version=response.index_version,
+            index_freshness=_index_freshness_of(response),
+            stage_ms=response.search_ms,
+        )
+
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float
     ) -> Votes:

@@ -332,3 +332,33 @@ def test_a_joined_answer_keeps_its_certificate_against_every_item(
         ),
     )  # fmt: skip
     assert finding.held is not False or finding.true <= (finding.promised or 0) + 1e-12
+
+
+async def test_similar_items_follow_the_stream(running: Running) -> None:
+    async def similar(**fields: Any) -> Any:
+        return await running.stub.Similar(candidates_pb2.SimilarRequest(**{"k": 5, **fields}))
+
+    one, other = running.bundle.item_ids[3], running.bundle.item_ids[7]
+    before = await similar(item_id=one)
+    assert len(before.item_ids) == 5
+    assert one not in before.item_ids
+    assert before.certificate.kind == common_pb2.Certificate.KIND_EXACT
+    states = running.bundle.item_states
+    gate = None if states.gate is None else states.gate[3]
+    # The other becomes what the one is.
+    running.apply(4, ItemDelta(item_id=other, components=states.components[3], gate=gate, model_share=0.5))
+    after = await similar(item_id=one)
+    assert after.item_ids[0] == other
+    assert after.similarities[0] == pytest.approx(1, abs=1e-6)
+    assert after.index_freshness.deltas_offset == 4
+    wanted = common_pb2.Filter(exclude_seen=True)
+    assert other not in (await similar(item_id=one, filter=wanted, seen_item_ids=[other])).item_ids
+    for fields, code in (
+        ({"item_id": "nowhere"}, grpc.StatusCode.NOT_FOUND),
+        ({"item_id": ""}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"item_id": one, "k": 0}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"item_id": one, "k": 10_001}, grpc.StatusCode.INVALID_ARGUMENT),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await similar(**fields)
+        assert raised.value.code() is code

@@ -22,6 +22,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.searched: list[gateway_pb2.GatewayServiceSearchRequest] = []
         self.searches_to_refuse = 0
         self.explained: list[gateway_pb2.ExplainRequest] = []
+        self.similar: list[gateway_pb2.GatewayServiceSimilarRequest] = []
         self.forgotten: list[gateway_pb2.ForgetUserRequest] = []
         self.items: list[events_pb2.Item] = []
         self.put_requests = 0
@@ -93,6 +94,16 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
         answer.sources.add(source="text_mol", milliseconds=400, failure="text_mol: no answer within 400 ms")
         answer.degradations.append(gateway_pb2.DEGRADATION_PARTIAL_SOURCES)
         answer.model_version = "m1" if request.user_id else ""
+        return answer
+
+    def Similar(self, request, context):
+        self.similar.append(request)
+        if request.item_id == "unknown":
+            context.abort(grpc.StatusCode.NOT_FOUND, "item_id='unknown': no item of this index (i1+7)")
+        answer = gateway_pb2.GatewayServiceSimilarResponse(model_version="m1", index_version="i1+7", total_ms=1.5)
+        answer.items.add(item_id="2571", title="[Matrix], The (1999)", similarity=0.75)
+        answer.items.add(item_id="new", similarity=0.5)
+        answer.certificate.kind = common_pb2.Certificate.KIND_EXACT
         return answer
 
     def _newcomers(self):

@@ -42,6 +42,26 @@ def test_explain_shows_parts_pairs_voters_and_the_users_own_past(gateway: tuple[
     )
 
 
+def test_similar_shows_titles_and_similarities(gateway: tuple[str, MemoryGateway]) -> None:
+    target, server = gateway
+    result = run("similar", "1193", "--k", "2", "--user", "42", "--gateway", target)
+    assert result.exit_code == 0
+    assert "[Matrix], The (1999)" in result.output
+    assert "0.7500" in result.output
+    assert "exact" in result.output
+    (asked,) = server.similar
+    assert (asked.item_id, asked.user_id, asked.k, asked.filter.exclude_seen) == ("1193", "42", 2, True)
+    facts = json.loads(run("similar", "1193", "--gateway", target, "--json").stdout)
+    assert [(one["rank"], one["item_id"], one["title"]) for one in facts["items"]] == [
+        (1, "2571", "[Matrix], The (1999)"),
+        (2, "new", None),
+    ]
+    assert not server.similar[1].filter.exclude_seen
+    unknown = run("similar", "unknown", "--gateway", target)
+    assert unknown.exit_code != 0
+    assert "item_id='unknown'" in unknown.output
+
+
 def test_explain_in_json_is_one_object_with_every_part(gateway: tuple[str, MemoryGateway]) -> None:
     target, server = gateway
     result = run("explain", "42", "1193", "--items", "1,2", "--gateway", target, "--json")

@@ -212,6 +212,15 @@ async def test_what_a_history_in_a_request_was_only_shown_is_not_seen() -> None:
     assert [event.type for event in scene.encoder.histories[0][1]] == ["impression", "dislike", ""]
 
 
+async def test_similar_items_cross_the_wire() -> None:
+    async with gateway(Scene()) as stub:
+        answer = await stub.Similar(gateway_pb2.GatewayServiceSimilarRequest(item_id="c", k=2), timeout=5)
+    assert [(one.item_id, one.title) for one in answer.items] == [("a", "A"), ("b", "B")]
+    assert answer.items[0].similarity > answer.items[1].similarity
+    assert (answer.model_version, answer.index_version, answer.certificate.kind) == ("m1", "index-1", 1)
+    assert answer.index_freshness.deltas_offset == 41
+
+
 @pytest.mark.parametrize("k", [0, 10**6])
 async def test_a_bad_k_is_invalid_argument_naming_the_range(k: int) -> None:
     async with gateway(Scene()) as stub:

@@ -1,0 +1,72 @@
+"""Items like one item, by item states: exact over one version, changed items and new ones included.
+
+    sim(x, y) = mean over p_x of <N(g_px(x)), N(g_px(y))>          N: to unit length
+
+An item is like another where the model puts both near the same queries, component by component; gates, which weigh
+pairs for a query, have no part. One pass over the components in float32, then float64 for whatever may belong to the
+top K, so the answer is the exact one, ties by id.
+
+Letters: K results, n rows of a segment, P_x item components, d width. Cost: n P_x d multiply-adds, twice, per segment.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.filters import ItemFilter
+from services.algorithms.indexes.mutable.lookup import find_items
+from services.algorithms.indexes.mutable.segment import HashedFilter
+from services.algorithms.indexes.mutable.version import Version
+from services.algorithms.pefa.refresh import unit
+
+_CHUNK = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarItems:
+    """At most K items, best first, with their similarities in [-1, 1]."""
+
+    item_ids: list[str]
+    similarities: list[float]
+
+
+def similar_items(version: Version, item_id: str, k: int, wanted: ItemFilter) -> SimilarItems | None:
+    """The `k` allowed items that are most like one item, without itself; None for an item that the version lacks."""
+    found = find_items(version, [item_id])
+    if not len(found):
+        return None
+    direction = unit(found.components()[0]) / version.shape.num_components
+    slack = 2 * (direction.size + 8) * 2.0**-24
+    hashed = HashedFilter.of(wanted, version.codes)
+    ids: list[str] = []
+    scores: list[npt.NDArray[np.float64]] = []
+    least = -np.inf
+    for source in version.sources():
+        segment = source.segment
+        allowed = segment.alive(source.num_dead)
+        if hashed is not None:
+            passing = segment.passing(hashed)
+            allowed = passing if allowed is None else passing & allowed
+        components = segment.rows.states.components
+        for start in range(0, len(segment), _CHUNK):
+            part = components[start : start + _CHUNK]
+            rough = _rough(part, direction.astype(np.float32))
+            if allowed is not None:
+                rough[~allowed[start : start + _CHUNK]] = -np.inf
+            if np.count_nonzero(rough > -np.inf) > k:  # one more than K: the item itself is among them
+                least = max(least, float(np.partition(rough, -k - 1)[-k - 1]))
+            rows = np.flatnonzero((rough >= least - slack) & (rough > -np.inf))
+            ids += segment.rows.ids[rows + start].tolist()
+            scores.append(np.einsum("npd,pd->n", unit(part[rows]), direction))
+    exact = np.concatenate(scores) if scores else np.empty(0)
+    order = sorted((-score, one) for score, one in zip(exact.tolist(), ids, strict=True) if one != item_id)[:k]
+    return SimilarItems([one for _, one in order], [-score for score, _ in order])
+
+
+def _rough(components: npt.NDArray[np.float32], direction: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Similarities (n,) in float32; a component of length 0 adds nothing."""
+    products = np.einsum("npd,pd->np", components, direction)
+    norms = np.sqrt(np.einsum("npd,npd->np", components, components))
+    np.divide(products, norms, out=products, where=norms > 0)
+    return np.asarray(products.sum(axis=1))

@@ -1,0 +1,53 @@
+"""Similar: the items most like one item, without what the user has seen where there is one.
+
+An answer is whole or an error, but for one thing: where the state store does not answer, seen items may be in it, and
+it says so. Knows ports, not processes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from services.gateway.domain import Degradation, SimilarAnswer, SimilarQuery
+from services.gateway.ports import Ports
+from services.gateway.stages import Limits, Stages, Work
+from services.gateway.validation import check_similar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Similar:
+    """The handler; one per process, called concurrently. `titles`: by item id, as they are known by now."""
+
+    ports: Ports
+    stages: Stages
+    titles: Mapping[str, str]
+    model_version: str
+    limits: Limits
+
+    async def __call__(self, query: SimilarQuery) -> SimilarAnswer:
+        """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of candidates
+        where they did not answer; DeadlineExceeded."""
+        work = Work.begin(query, budget_s=self.limits.budget_s)
+        check_similar(query)
+        leaves_out_seen = bool(query.user_id) and query.filter.exclude_seen
+        if leaves_out_seen:
+            view = await self.stages.read_user(work, with_seen=True)
+            if view is None:
+                work.mark(Degradation.STATE_STORE_DOWN)
+            else:
+                if view.is_lost:
+                    work.mark(Degradation.HISTORY_INCOMPLETE)
+                work.seen = view.seen
+        found = await self.ports.candidates.similar(
+            query.item_id,
+            k=query.k,
+            filter=replace(query.filter, exclude_seen=leaves_out_seen),
+            seen=work.seen,
+            timeout_s=min(self.limits.stage_timeout_s, work.left_s),
+        )
+        return SimilarAnswer(
+            found=found,
+            titles=[self.titles.get(item.item_id, "") for item in found.items],
+            model_version=self.model_version,
+            degradations=work.degradations,
+            total_ms=work.end(),
+        )
