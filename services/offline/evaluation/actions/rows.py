@@ -36,7 +36,7 @@ def run(request: Request, *, bundles: Sequence[Path], interactions: Interactions
     asked = asked_after(data, events, 200 if request.quick else _EVENTS, request.seed)
     rows += _next(request, opened, asked)
     report = report_of("actions", request, rows, began)
-    report |= {"data": data.source, "bundles": len(opened), "step": STEP, "decay": DECAY}
+    report |= {"data": data.name, "bundles": len(opened), "step": STEP, "decay": DECAY}
     return written(request, report, page)
 
 
