@@ -108,7 +108,7 @@ class EventSchema:
         if len(text) > MAX_BYTES:
             raise SchemaError(f"{source} holds {len(text)} bytes; allowed: at most {MAX_BYTES}")
         try:
-            raw = yaml.load(text, _OnceLoader)  # noqa: S506: it is a SafeLoader
+            raw = yaml.load(text, _OnceLoader)  # a SafeLoader
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise SchemaError(f"{source}: {' '.join(str(error).split())}") from error
         if not isinstance(raw, dict) or not set(raw) <= {"types", "default"} or not isinstance(raw.get("types"), dict):

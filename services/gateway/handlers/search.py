@@ -8,7 +8,7 @@ processes.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.algorithms.rank_fusion import Fused, reciprocal_rank_fusion
 from services.common.query_state import PackedQueryState
@@ -19,6 +19,9 @@ from services.gateway.searching import PERSONAL, SearchAnswer, SearchQuery, Sear
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.text_retrieval import SourceAnswer, TextRetrieval, no_source, without_seen
 from services.gateway.validation import MAX_K, check_search
+
+# So many of the items that the user had last may be what they look for again.
+RECENT = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,7 @@ class Search:
         if not work.query.user_id:
             return None
         if view is None and not work.query.filter.exclude_seen:
-            view = await self._read_user(work, with_seen=False)
+            view = await self._read_user(work, with_seen=True)
         if view is None or view.epoch is None:
             return None
         return (await self.stages.find_state(work, view)).query_state
@@ -110,7 +113,11 @@ class Search:
     async def _order(
         self, work: Work[SearchQuery], state: PackedQueryState | None, fused: Sequence[Fused]
     ) -> tuple[Ranking | None, SourceTime]:
-        """The best of what was found in the order of the user's model; items that it does not know are left out."""
+        """The best of what was found in the order of the user's model; items that it does not know are left out.
+
+        First come those that the user had lately, as words order them: a model ranks what is taken next, and who had
+        something and looks for words that find it most likely looks for it again.
+        """
         if state is None:
             return None, SourceTime(source=PERSONAL, milliseconds=0.0, failure="there is no state of the user")
         query = work.query
@@ -120,6 +127,12 @@ class Search:
         began = time.monotonic()
         found = Pool(item_ids=[one.item_id for one in pool], scores=[one.score for one in pool])
         ranking = await self.stages.rerank(work, state, found, k=len(pool))
+        if ranking is not None:
+            lately = frozenset(work.seen[:RECENT])
+            by_words = [one.item_id for one in pool if one.item_id in lately]
+            known = {item.item_id: item for item in ranking.items}
+            again = [known[item_id] for item_id in by_words if item_id in known]
+            ranking = replace(ranking, items=[*again, *(item for item in ranking.items if item.item_id not in lately)])
         return ranking, SourceTime(
             source=PERSONAL,
             milliseconds=(time.monotonic() - began) * 1000,

@@ -17,6 +17,7 @@ from services.common.errors import (
     PreconditionFailed,
 )
 from services.gateway.domain import Degradation, Filter, HistoryEvent, RecommendQuery
+from services.gateway.handlers.search import RECENT
 from services.gateway.searching import SearchAnswer, SearchQuery
 from services.gateway.stages import Limits
 
@@ -131,6 +132,7 @@ async def test_words_that_find_nothing_are_an_empty_answer() -> None:
 
 async def test_a_users_model_is_one_more_ranking() -> None:
     scene = Scene()
+    scene.states.seen["ann"] = []
     everybody = await search(scene)
     answer = await search(scene, user_id="ann")
     # The memory reranker turns the pool round: new, d, a, c.
@@ -299,3 +301,27 @@ async def test_a_recommendation_never_fails_for_its_words() -> None:
 async def test_words_of_a_recommendation_keep_the_limits_of_a_search() -> None:
     with pytest.raises(InvalidRequest, match="query='text with control characters'"):
         await Scene().recommend(RecommendQuery(user_id="ann", k=2, query="a\tb"))
+
+
+async def test_what_the_user_had_lately_is_first_of_their_own_ranking() -> None:
+    scene = Scene()
+    scene.states.seen["ann"] = []
+    before = await search(scene, user_id="ann")
+    ranks = {item_id: mol_rank(before, item_id) for item_id in ids(before)}
+    assert sorted(ranks.values()) == [1, 2, 3, 4]
+    last = max(ranks, key=ranks.__getitem__)
+    scene.states.seen["ann"] = ["elsewhere", last]
+    after = await search(scene, user_id="ann")
+    assert mol_rank(after, last) == 1
+    assert ids(after).index(last) <= ids(before).index(last)
+    others = sorted((item_id for item_id in ranks if item_id != last), key=ranks.__getitem__)
+    assert [mol_rank(after, item_id) for item_id in others] == [2, 3, 4]
+    # What was had long ago is ranked as everything else.
+    scene.states.seen["ann"] = [*(f"newer-{n}" for n in range(RECENT)), last]
+    assert mol_rank(await search(scene, user_id="ann"), last) == 4
+
+
+def mol_rank(answer: SearchAnswer, item_id: str) -> int:
+    """Where an item is in the user's own ranking."""
+    (result,) = [one for one in answer.results if one.item_id == item_id]
+    return next(found.rank for found in result.found_by if found.source == "mol")
