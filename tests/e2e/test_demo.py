@@ -129,6 +129,13 @@ def test_a_search_found_titles_without_a_text_model_and_a_choice_changed_the_nex
     assert found["rescored"] > 0
 
 
+def test_what_is_like_a_disliked_item_fell(summary: dict) -> None:
+    disliked = summary["dislike"]
+    assert disliked["seconds_to_the_changed_answer"] < 10
+    assert disliked["near_in_the_first_answer"] > 0
+    assert disliked["mean_places"] > 0
+
+
 def test_a_new_item_was_found_and_explained_and_a_user_forgotten_without_a_trace(summary: dict) -> None:
     new, forgotten = summary["new_item"], summary["forgotten"]
     assert new["found_after_seconds"] < 15

@@ -19,6 +19,7 @@ from services.common.stream.topics.interactions import INTERACTIONS
 from services.offline.datasets import GlobalTimeSplit, Interactions, global_time_split, load_dataset
 from services.offline.demo import (
     baselines,
+    disliking,
     newcomer,
     plots,
     searching,
@@ -92,6 +93,8 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
             streamed = _stream(options, split, bundle, stack, display)
         with clock.part("search"):
             searched = _search(bundle, streamed, display)
+        with clock.part("dislike"):
+            disliked = _dislike(bundle, streamed, display)
         with clock.part("new item"):
             news = _new_item(bundle, streamed, display)
         finished = True
@@ -104,6 +107,7 @@ def run_demo(options: DemoOptions, display: Display) -> dict[str, Any]:
         summary = _evaluate(options, split, bundle, streamed, components)
     summary |= {
         "search": None if searched is None else searched.summary(),
+        "dislike": None if disliked is None else disliked.summary(),
         "new_item": None if news is None else news.summary(),
         "forgotten": None if news is None else news.forget_summary(),
         "seconds": clock.total,
@@ -188,6 +192,21 @@ def _search(bundle: Bundle, streamed: Streamed, display: Display) -> searching.S
         return None
     found = searching.ask_choose_ask(person.user_id, query, run_id=streamed.run_id, gateway=streamed.plan.gateway)
     for says in searching.report(found):
+        display.fact(says)
+    return found
+
+
+def _dislike(bundle: Bundle, streamed: Streamed, display: Display) -> disliking.Disliked | None:
+    """The person of the story turns the best answer down and asks again."""
+    display.step("dislike", "the same person turns the best recommendation down: what is like it falls")
+    person = streamed.person
+    found = None
+    if person is not None:
+        found = disliking.dislike_best(person.user_id, run_id=streamed.run_id, gateway=streamed.plan.gateway)
+    if found is None:
+        display.fact("nobody whose answer could change: left out")
+        return None
+    for says in disliking.report(found, dict(zip(bundle.item_ids, bundle.titles, strict=True))):
         display.fact(says)
     return found
 

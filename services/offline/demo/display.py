@@ -30,8 +30,8 @@ _STAGES = {
     "transport": "of Recommend: network, state reads, the rest",
 }
 STEPS = (
-    "components", "interactions", "training", "export", "stack", "past", "stream", "search", "new item", "forget",
-    "evaluation",
+    "components", "interactions", "training", "export", "stack", "past", "stream", "search", "dislike", "new item",
+    "forget", "evaluation",
 )  # fmt: skip
 
 

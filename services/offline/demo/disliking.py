@@ -1,0 +1,102 @@
+"""The demo's dislike: one person turns the best recommendation down, and what is like it falls in the next answer.
+
+What is like it comes from the running gateway, too. Real calls; nothing is scored here.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.offline.demo.calls import Gateway, connected
+
+# What is looked at of an answer, and of what is like the item.
+DEPTH, NEAR = 100, 20
+_SHOWN = 3
+_WAIT_S = 10.0
+
+
+@dataclass(kw_only=True)
+class Disliked:
+    """Item ids of the answers before and after; `near`: those most like the disliked one, best first; seconds: from the
+    acknowledgement to the changed answer, None where it did not come in time."""
+
+    item_id: str
+    before: list[str]
+    near: list[str]
+    after: list[str] = field(default_factory=list)
+    seconds: float | None = None
+
+    @property
+    def moved(self) -> list[int]:
+        """How many places among the others each of `near` that the first answer held has fallen, to the end where it is
+        not in the second."""
+        was, now = (
+            {one: rank for rank, one in enumerate(one for one in answer if one != self.item_id)}
+            for answer in (self.before, self.after)
+        )
+        return [now.get(one, DEPTH) - was[one] for one in self.near if one in was]
+
+    def summary(self) -> dict[str, Any]:
+        """For the demo's summary."""
+        moved = self.moved if self.seconds is not None else []
+        return {
+            "item_id": self.item_id,
+            "near_in_the_first_answer": len(moved),
+            "fallen": sum(places > 0 for places in moved),
+            "mean_places": round(sum(moved) / len(moved), 1) if moved else None,
+            "seconds_to_the_changed_answer": None if self.seconds is None else round(self.seconds, 3),
+        }
+
+
+def dislike_best(user_id: str, *, run_id: str, gateway: str) -> Disliked | None:
+    """Turn the person's best recommendation down, and ask again; None where there is none."""
+    from freshet.v1 import events_pb2, gateway_pb2
+
+    with connected(gateway) as call:
+        before = call.top(user_id, DEPTH)
+        if not before:
+            return None
+        like_it = gateway_pb2.GatewayServiceSimilarRequest(item_id=before[0], k=NEAR)
+        near = [item.item_id for item in call("Similar", like_it).items]
+        found = Disliked(item_id=before[0], before=before, near=near)
+        event = events_pb2.Interaction(
+            event_id=f"{run_id}-dislike", user_id=user_id, item_id=found.item_id, type="dislike"
+        )
+        recorded = call("RecordInteractions", gateway_pb2.RecordInteractionsRequest(interactions=[event]))
+        acknowledged = time.monotonic()
+        answer = _after(call, user_id, recorded.receipts[0].token)
+        if answer is not None:
+            found.after, found.seconds = answer, time.monotonic() - acknowledged
+    return found
+
+
+def report(found: Disliked, titles: dict[str, str]) -> list[str]:
+    """What happened, as sentences."""
+
+    def name(item_id: str) -> str:
+        return titles.get(item_id) or item_id
+
+    says = [f"disliked: {name(found.item_id)}, the best for this person; like it: "
+            f"{'; '.join(name(one) for one in found.near[:_SHOWN])}"]  # fmt: skip
+    if found.seconds is None:
+        return [*says, "the dislike was not in the person's state in time"]
+    moved = found.moved
+    where = f"{found.seconds * 1000:.0f} ms after the dislike was acknowledged it is not answered again"
+    if found.item_id in found.after:
+        where = f"{found.seconds * 1000:.0f} ms after the dislike was acknowledged it is still answered"
+    if not moved:
+        return [*says, f"{where}; of the {NEAR} most like it none was among the first {DEPTH}"]
+    return [
+        *says,
+        f"{where}; of the {NEAR} most like it {len(moved)} were among the first {DEPTH}: "
+        f"{sum(places > 0 for places in moved)} fell, by {sum(moved) / len(moved):+.1f} places on average",
+    ]
+
+
+def _after(call: Gateway, user_id: str, token: Any) -> list[str] | None:
+    from freshet.v1 import gateway_pb2
+
+    # With the token this waits until the dislike is in the person's state.
+    request = gateway_pb2.RecommendRequest(user_id=user_id, k=DEPTH, freshness_token=token)
+    answer = call("Recommend", request, timeout_s=_WAIT_S)
+    return [scored.item_id for scored in answer.items] if answer.token_honoured else None
