@@ -27,6 +27,7 @@ from prometheus_client import CollectorRegistry
 from refresher import refresher_scene
 from state_scene import EncoderProcess
 
+from services.algorithms.event_schema import default_schema
 from services.common import request_context
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower
@@ -335,6 +336,7 @@ class Gateway:
             titles={},
             metrics=METRICS[0],
             model_version=model_version,
+            schema=default_schema(),
         )
 
     @contextlib.contextmanager

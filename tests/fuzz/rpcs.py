@@ -349,11 +349,16 @@ def _gateway() -> Service:
         g.ExplainRequest(user_id="ann", item_id="b", max_pairs=1),
         g.ExplainRequest(item_id="b", history=_HISTORY),
     ]
+    similar = [
+        g.GatewayServiceSimilarRequest(item_id="b", k=3, user_id="ann", filter=_FILTERS[1]),
+        g.GatewayServiceSimilarRequest(item_id="c", k=1000),
+    ]
     item = events_pb2.Item(item_id="a", title="A", categories=["x"], available=True)
     forgets = [g.ForgetUserRequest(user_id="ann"), g.ForgetUserRequest(user_id="b", preview=True)]
     rpcs = [
         Rpc("Recommend", 16, lambda state: recommends),
         Rpc("Search", 12, lambda state: searches),
+        Rpc("Similar", 8, lambda state: similar),
         Rpc("RecordInteractions", 14, lambda state: [g.RecordInteractionsRequest(interactions=[_CLICK, _SEARCHED])]),
         Rpc("StreamInteractions", 8, lambda state: [g.StreamInteractionsRequest(interaction=_CLICK)], streams=True),
         Rpc("UndoInteraction", 6, lambda state: [g.UndoInteractionRequest(user_id="ann", event_id="e-1")]),
@@ -396,6 +401,11 @@ def _candidates() -> Service:
                 c.SearchRequest(query_state=state, k=10, stage=c.STAGE_FULL, seen_item_ids=["item-3", "item-9"]),
                 c.SearchRequest(query_state=state, k=10_000, stage=c.STAGE_FIRST, filter=_FILTERS[2]),
             ],
+        ),
+        Rpc(
+            "Similar",
+            8,
+            lambda state: [c.SimilarRequest(item_id="item-4", k=10, seen_item_ids=["item-3"], filter=_FILTERS[1])],
         ),
         Rpc("GetIndexInfo", 1, lambda state: [c.GetIndexInfoRequest()]),
         Rpc(
