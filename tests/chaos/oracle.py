@@ -107,11 +107,15 @@ class History:
     attributed: dict[Place, tuple[str, list[tuple[str, int]]]] = field(default_factory=dict)
 
     def pairs(self) -> list[tuple[str, int]]:
-        return [(item, time_ms // 1000) for time_ms, _, _, _, item, _ in self.events]
+        """What the encoder reads: not what was turned down."""
+        return [(item, time_ms // 1000) for time_ms, _, _, _, item, said in self.events if said[0] != "dislike"]
 
 
 def replay(events: Iterable[Event], void: Mapping[int, int], longest: int) -> History:
-    """Once each, in the order of the log; ordered by their times; late ones are only seen; what is void is nothing."""
+    """Once each, in the order of the log; ordered by their times; late ones are only seen; what is void is nothing.
+
+    What was shown is nothing either; what nobody named is attributed and changes nothing.
+    """
     history, ids, counted, late = History(), set[str](), dict[str, Event](), set[str]()
     for event in events:
         partition, offset = event.place
@@ -125,17 +129,23 @@ def replay(events: Iterable[Event], void: Mapping[int, int], longest: int) -> Hi
                 history.events = [one for one in history.events if one[1:3] != undone.place]
                 history.attributed.pop(undone.place, None)
             continue
+        kind = event.said[0]
+        if kind == "impression":
+            continue
         row = (event.time_ms, partition, offset, event.id, event.item, event.said)
         at = bisect_right(history.events, row[:3], key=lambda one: one[:3])
         if at == 0 and len(history.events) >= longest - longest // 4:
-            late.add(event.item)
+            if kind != "glimpse":
+                late.add(event.item)
             continue
         history.attributed[event.place] = (event.item, History(history.events[:at]).pairs())
-        history.events.insert(at, row)
         counted[event.id] = event
+        if kind == "glimpse":
+            continue
+        history.events.insert(at, row)
         if len(history.events) >= longest:
             del history.events[: ((len(history.events) - longest) // (longest // 4) + 1) * (longest // 4)]
-    history.seen = {event.item for event in counted.values()} | late
+    history.seen = {event.item for event in counted.values() if event.said[0] != "glimpse"} | late
     return history
 
 

@@ -7,6 +7,7 @@ step that finds nothing to do (an undo of what was dropped from the trial) does 
 import contextlib
 import json
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,6 +153,11 @@ class Trial:
         return cls(**{name: kept[name] for name in cls.__dataclass_fields__})
 
 
+# Of events: what somebody took, turned down, was shown, and what no schema names; and their shares, summed up.
+KINDS = ("search_click", "dislike", "impression", "glimpse", "click")
+KINDS_UP_TO = (0.1, 0.2, 0.28, 0.34)
+
+
 def draw(seed: int, kinds: Sequence[str] = tuple(FAULTS)) -> Trial:
     """Operations of four users, with up to three kinds of faults at random moments among them."""
     r = random.Random(seed)
@@ -166,7 +172,7 @@ def draw(seed: int, kinds: Sequence[str] = tuple(FAULTS)) -> Trial:
         if dice < 0.40 or not made:
             made.append(f"e{number}")
             of_user[user].append(made[-1])
-            kind = "search_click" if r.random() < 0.1 else "click"
+            kind = KINDS[bisect_right(KINDS_UP_TO, r.random())]
             steps.append(["event", user, r.choice(ITEM_IDS), made[-1], r.randint(-40, 0) + number, kind])
         elif dice < 0.46:
             steps.append(["again", r.choice(made)])

@@ -364,7 +364,8 @@ class Gateway:
             return handler._encode([job])[0], 0.0
 
         handler._batcher = SimpleNamespace(submit=submit)  # type: ignore[assignment]
-        found = await handler.encode(user_id, [RequestEvent(one.item_id, one.event_time_ms or 0) for one in history])
+        events = [RequestEvent(one.item_id, one.event_time_ms or 0, one.type, one.value) for one in history]
+        found = await handler.encode(user_id, events)
         return Encoded(query_state=found.state)
 
     async def _describe_user(self, user_id: str, timeout_s: float) -> StoredUser:
