@@ -13,7 +13,7 @@ import grpc
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 
 _CONNECTIONS = 20
-# Until streams are open and answers are on their way.
+# Once there are connections: until streams are open and answers are on their way.
 _BEGINS_S = 1.5
 
 
@@ -25,6 +25,7 @@ async def _nothing() -> AsyncIterator[gateway_pb2.StreamInteractionsRequest]:
 async def _stand_still(target: str, streams: int, unread: int) -> None:
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(target, options=options) for _ in range(_CONNECTIONS)]
+    await asyncio.gather(*(channel.channel_ready() for channel in channels))
     stubs = [gateway_pb2_grpc.GatewayServiceStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
     key = os.environ.get("FRESHET_API_KEY")
     metadata = (("authorization", f"Bearer {key}"),) if key else ()

@@ -1,7 +1,8 @@
 """Whether the stream's parts are there, asked in the background so that no request waits to find out.
 
 Twice a second: a TCP connection to a Kafka broker, and the encoder process's health. A reader is told the last answer.
-A probe that fails in a way that nobody foresaw counts as "no", is logged, and is made again like any other.
+A probe that fails in a way that nobody foresaw counts as "no", is logged, and is made again like any other. An
+encoder's silence is a "no" the second time running: on a busy machine one answer comes late.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ class ProbedStreamStatus:
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
         self._failures: dict[str, str] = {}
+        self._was_silent = False
         self.log_reachable = True
         self.encoder_serving = True
 
@@ -83,6 +85,8 @@ class ProbedStreamStatus:
     async def _encoder_health(self) -> bool:
         try:
             answer = await self._check(health_pb2.HealthCheckRequest(), timeout=self._timeout_s)
-        except grpc.aio.AioRpcError:
-            return False
+        except grpc.aio.AioRpcError as error:
+            was_silent, self._was_silent = self._was_silent, error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return self.encoder_serving and self._was_silent and not was_silent
+        self._was_silent = False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -365,6 +365,19 @@ async def test_probing_outlives_a_probe_that_fails_unexpectedly_each_time() -> N
     assert not status.encoder_serving
 
 
+async def test_one_late_answer_of_the_encoder_says_nothing_two_running_do() -> None:
+    late = grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, grpc.aio.Metadata(), grpc.aio.Metadata())
+    gone = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+    there = health_pb2.HealthCheckResponse.SERVING
+    channel: Any = ScriptedHealth(late, there, late, late, late, there, gone, late, there)
+    status = ProbedStreamStatus(channel, [])
+    said = []
+    for _ in range(9):
+        await status.probe()
+        said.append(status.encoder_serving)
+    assert said == [True, True, True, False, False, True, False, False, True]
+
+
 async def test_a_broker_whose_name_cannot_be_looked_up_does_not_hide_the_next_one() -> None:
     broker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = broker.sockets[0].getsockname()[1]
