@@ -18,7 +18,7 @@ from freshet.v1 import candidates_pb2_grpc
 from services.algorithms.bundle import load_bundle
 from services.algorithms.catalogue import Catalogue, catalogue_from_bundle, required_bytes
 from services.algorithms.indexes.brute_force import BruteForce
-from services.algorithms.indexes.by_name import Algorithm, make_indexes, parse_algorithm
+from services.algorithms.indexes.by_name import Algorithm, make_indexes
 from services.algorithms.indexes.exact.cheapest import carry_over
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build, IndexFullError
@@ -32,6 +32,7 @@ from services.algorithms.ops.quantized_scan import Coder, vectors_coded
 from services.algorithms.pefa.votes import VotingIndex
 from services.algorithms.states import PairGate
 from services.candidates.audit import TRUTH, Audit
+from services.candidates.choice import algorithms_for
 from services.candidates.config import MEMORY_VARIABLE, CandidatesSettings
 from services.candidates.handlers import Search
 from services.candidates.metrics import CandidatesMetrics
@@ -103,7 +104,9 @@ def make_live(
 
     Raises: ConfigError for algorithms that can't be had; MemoryError, naming both values, when they take too much.
     """
-    algorithms = [parse_algorithm(word) for word in settings.algorithms.split()]
+    text = "exact" if (settings.algorithms, settings.device) == ("auto", "cuda") else settings.algorithms
+    num_pairs = base.states.components.shape[1] if base.pair_gate is None else base.pair_gate.num_pairs
+    algorithms = algorithms_for(text, num_items=len(base.item_ids), num_pairs=num_pairs)
     on_card = _card_build(algorithms) if settings.device == "cuda" else None
     limit = settings.max_memory_mb << 20 if settings.max_memory_mb else available_bytes()
     try:

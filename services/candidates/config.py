@@ -14,8 +14,9 @@ class CandidatesSettings(ProcessSettings):
     """Variables are named per field."""
 
     port: int = Field(default=50052, ge=0, le=65535, validation_alias="FRESHET_CANDIDATES_PORT")
-    # Names with their sizes, separated by spaces; the first one answers requests that name none.
-    algorithms: str = Field(default="exact top_k_avg(1000)", validation_alias="FRESHET_CANDIDATES_ALGORITHMS")
+    # Names with their sizes, separated by spaces, the preferred first, for requests that name none; "auto": by the
+    # catalogue's size.
+    algorithms: str = Field(default="auto", validation_alias="FRESHET_CANDIDATES_ALGORITHMS")
     # Where the items are scored: in this machine's memory, or copied to a CUDA card.
     device: Literal["cpu", "cuda"] = Field(default="cpu", validation_alias="FRESHET_CANDIDATES_DEVICE")
     # What the items may take; 0 is whatever the machine has left.
@@ -48,7 +49,9 @@ class CandidatesSettings(ProcessSettings):
     @field_validator("algorithms")
     @classmethod
     def _known(cls, text: str) -> str:
+        if text == "auto":
+            return text
         names = [parse_algorithm(word).text for word in text.split()]
         if not names or len(set(names)) != len(names):
-            raise ValueError(f"{text!r}; allowed: one or more distinct algorithms, separated by spaces")
+            raise ValueError(f"{text!r}; allowed: auto, or one or more distinct algorithms, separated by spaces")
         return " ".join(names)

@@ -20,7 +20,8 @@ class Stage(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchQuery:
-    """One search. `query` holds one state; `algorithm` is empty for the first one configured."""
+    """One search. `query` holds one state; `algorithm` is empty where the process chooses, in time for `deadline`, on
+    the monotonic clock."""
 
     query: QueryStates
     model_version: str
@@ -28,6 +29,7 @@ class SearchQuery:
     stage: Stage
     filter: ItemFilter
     algorithm: str = ""
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,7 @@ from services.algorithms.live_catalogue import LiveCatalogue, Served
 from services.algorithms.states import QueryStates
 from services.algorithms.voted_answers import Joined, Votes, joined_answer, joined_pool, num_negative
 from services.candidates.audit import Answered, Audit
+from services.candidates.choice import Choice
 from services.candidates.domain import (
     Found,
     IndexInfo,
@@ -33,10 +34,11 @@ from services.common.errors import InvalidRequest, NotFound, PreconditionFailed
 from services.common.validation import validate_id
 
 MAX_K = 10_000
+_MEASURED_K = 100
 
 
 class Search:
-    """Answers searches from one live catalogue by algorithms with names; requests that name none get the first."""
+    """Answers searches from one live catalogue by algorithms with names; for requests that name none it chooses."""
 
     def __init__(
         self,
@@ -53,11 +55,13 @@ class Search:
         """`copied_nbytes`: what a device holds of the states beside this machine's memory."""
         self._catalogue, self._votes, self._metrics, self._audit = catalogue, votes, metrics, audit
         self._algorithms, self._copied_nbytes = list(algorithms), copied_nbytes
-        self._names = _short_names(algorithms)
+        self._names, self._choice = _short_names(algorithms), Choice(algorithms)
         self._batcher: Batcher[SearchQuery, Found] = Batcher(
             self.find_all, max_batch=max_batch, max_queue=max_queue, name="candidates", on_batch=metrics.batch
         )
         metrics.loaded(self.info)
+        if len(algorithms) > 1:
+            self._measure()
 
     @property
     def info(self) -> IndexInfo:
@@ -127,9 +131,23 @@ class Search:
         await self._batcher.close()
         self._audit.close()
 
+    def _measure(self) -> None:
+        """What a search by each algorithm costs, of a made-up state; the second one, as the first reads memory in."""
+        shape, rng = self._catalogue.index.shape, np.random.default_rng(0)
+        components = rng.standard_normal((1, shape.num_query_components, shape.width), dtype=np.float32)
+        components /= np.linalg.norm(components, axis=2, keepdims=True)
+        gate = np.zeros((1, shape.num_pairs), dtype=np.float32) if shape.gated else None
+        query = QueryStates(components=components, gate=gate)
+        for name in self._algorithms:
+            for is_measured in (False, True):
+                started = time.perf_counter()
+                self._catalogue.index.search(query, _MEASURED_K, [ItemFilter()], algorithm=name)
+                if is_measured:
+                    self._choice.took(name, time.perf_counter() - started)
+
     def _check(self, search: SearchQuery) -> None:
         _check_k(search.k)
-        if search.algorithm not in self._names:
+        if search.algorithm and search.algorithm not in self._names:
             raise InvalidRequest.of("algorithm", search.algorithm, f"empty or one of {sorted(self._algorithms)}")
         self._check_query(search.query, search.model_version)
 
@@ -150,7 +168,8 @@ class Search:
         answers: dict[int, Found] = {}
         kinds: dict[tuple[str, Stage, int], list[int]] = {}
         for number, search in enumerate(searches):
-            kinds.setdefault((self._names[search.algorithm], search.stage, search.k), []).append(number)
+            name = self._names.get(search.algorithm) or self._choice.of(search.deadline, len(searches))
+            kinds.setdefault((name, search.stage, search.k), []).append(number)
         for (algorithm, stage, k), numbers in kinds.items():
             found = self._find(served, algorithm, stage, k, [searches[number] for number in numbers])
             answers.update(zip(numbers, found, strict=True))
@@ -173,6 +192,7 @@ class Search:
             asked = np.full(len(searches), self._votes.num_asked, dtype=np.int64)
             passes = (Pass("votes", voted - started, asked), *passes)
         seconds = time.perf_counter() - started
+        self._choice.took(algorithm, (seconds - (voted - started)) / len(searches))
         self._metrics.passed(algorithm, passes)
         answers = []
         for query, (search, one) in enumerate(zip(searches, joined, strict=True)):
@@ -281,7 +301,7 @@ def _check_k(k: int) -> None:
 
 
 def _short_names(algorithms: Sequence[str]) -> dict[str, str]:
-    """What a request may write for each: its name with sizes, its bare name where no other has it, or nothing."""
+    """What a request may write for each: its name with sizes, or its bare name where no other has it."""
     bare = [name.partition("(")[0] for name in algorithms]
     names = {short: name for short, name in zip(bare, algorithms, strict=True) if bare.count(short) == 1}
-    return {"": algorithms[0], **names, **{name: name for name in algorithms}}
+    return {**names, **{name: name for name in algorithms}}

@@ -12,6 +12,7 @@ from services.algorithms.live_catalogue import Served
 from services.algorithms.packed_state import unpack_query_state
 from services.candidates.domain import ItemVotes, SearchAnswer, SearchQuery, Stage, VotesQuery
 from services.candidates.handlers import Search
+from services.common import request_context
 from services.common.errors import InvalidRequest
 from services.common.messages import message_of
 from services.common.query_state import unpacked
@@ -108,6 +109,7 @@ def _search_query(request: candidates_pb2.SearchRequest) -> SearchQuery:
         stage=stage,
         filter=_filter(request.filter, request.seen_item_ids),
         algorithm=request.algorithm,
+        deadline=request_context.deadline.get(),
     )
 
 

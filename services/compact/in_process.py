@@ -1,6 +1,7 @@
 """A process's servicer, called in the place of gRPC: the same messages and errors, without a wire."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ class InProcess:
         timeout = request_context.bounded_timeout(timeout_s)
         if timeout <= 0:
             raise errors.DeadlineExceeded(f"{peer}: no time left to call it")
+        deadline = request_context.deadline.set(time.monotonic() + timeout)
         try:
             async with asyncio.timeout(timeout):
                 response = await getattr(self._servicer, method)(request, None)
@@ -41,6 +43,8 @@ class InProcess:
         except Exception as exc:
             log.error("call_failed", peer=peer, method=method, exc_info=exc)
             raise errors.DependencyUnavailable(f"{peer}: internal error (INTERNAL)", retriable=False) from exc
+        finally:
+            request_context.deadline.reset(deadline)
         check(response)
         return response
 

@@ -21,6 +21,7 @@ from services.algorithms.live_catalogue import LiveCatalogue
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import QueryStates
 from services.candidates.bootstrap import load_catalogue, make_live
+from services.candidates.choice import Choice
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
 from services.candidates.on_device import DeviceBuild
@@ -72,6 +73,22 @@ async def serving(path: Path, shape: tuple[int, int], **changes: Any) -> AsyncIt
         yield Running(bundle, candidates_pb2_grpc.CandidatesServiceStub(channel), registry)
     await server.drain()
     await search.close()
+
+
+class DearBruteForce(Choice):
+    def took(self, algorithm: str, seconds: float) -> None:
+        super().took(algorithm, 10.0 if algorithm == "brute_force" else seconds)
+
+
+async def test_a_search_that_names_no_algorithm_gets_one_that_its_deadline_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.candidates.handlers.Choice", DearBruteForce)
+    async for scene in serving(tmp_path / "bundle", (4, 2)):
+        assert (await scene.stub.Search(scene.request())).algorithm == "brute_force"
+        assert (await scene.stub.Search(scene.request(), timeout=30)).algorithm == "top_k_avg(15)"
+        assert (await scene.stub.Search(scene.request(algorithm="brute_force"), timeout=30)).algorithm == "brute_force"
+        assert (await scene.stub.Search(scene.request(), timeout=200)).algorithm == "brute_force"
 
 
 @pytest_asyncio.fixture
