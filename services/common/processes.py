@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 FULL_CPU_SHARES = 1024  # Docker's, a container's weight where nothing else is said
+HTTP_STEP = 30  # from a process' gRPC port to its HTTP port
 BUNDLE, TEXT, CHECKPOINTS = "/bundle", "/text", "/var/lib/freshet/refresher"
 # Digests of API keys, for the gateway; secrets, for the encoder process and people. Containers have them.
 KEYS, SECRETS = "/var/lib/freshet/keys", "/var/lib/freshet/secrets"
@@ -23,6 +24,7 @@ class Process:
     extra: its role: of pyproject.toml's optional dependencies, and the target of deploy/Dockerfile that is its image.
     needs: what has to have started before it -> whether that has to be healthy, too.
     state: folders that it reads or writes, as mounted in a container.
+    has_http: whether it serves JSON by HTTP, too.
     lag: a freshness that it measures, in words -> the histogram's name.
     """
 
@@ -34,6 +36,7 @@ class Process:
     holds: Mapping[str, int] = field(default_factory=dict)
     needs: Mapping[str, bool] = field(default_factory=dict)
     state: tuple[str, ...] = (BUNDLE,)
+    has_http: bool = False
     lag: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -46,9 +49,18 @@ class Process:
         return self.port + 1000
 
     @property
+    def http_port(self) -> int | None:
+        return self.port + HTTP_STEP if self.has_http else None
+
+    @property
     def port_variable(self) -> str:
         """The setting of its gRPC port."""
         return f"FRESHET_{self.name.upper()}_PORT"
+
+    @property
+    def http_port_variable(self) -> str:
+        """The setting of its HTTP port."""
+        return f"FRESHET_{self.name.upper()}_HTTP_PORT"
 
     @property
     def health_service(self) -> str:
@@ -128,6 +140,7 @@ _ROWS = (
             "generator": False,
         },
         state=(BUNDLE, KEYS),
+        has_http=True,
     ),
 )
 PROCESSES: Mapping[str, Process] = MappingProxyType({row.name: row for row in _ROWS})

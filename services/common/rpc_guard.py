@@ -70,10 +70,14 @@ class CallGuards(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if found is not None:
             return found
         handler = await continuation(handler_call_details)
-        if handler is None or path.startswith(_UNGUARDED):
-            return handler
-        wrapped = self._wrapped[path] = self._wrap(handler, path.rpartition("/")[2])
+        if handler is None:
+            return None
+        wrapped = self._wrapped[path] = self.guarded(path, handler)
         return wrapped
+
+    def guarded(self, path: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+        """The handler of a method with all of this around it; as it is, where the method is not ours."""
+        return handler if path.startswith(_UNGUARDED) else self._wrap(handler, path.rpartition("/")[2])
 
     def _wrap(self, handler: grpc.RpcMethodHandler, method: str) -> grpc.RpcMethodHandler:
         # A single request is parsed inside the guard: what strangers send is not. Those of a stream are parsed as read.

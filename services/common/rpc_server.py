@@ -9,7 +9,7 @@ import contextlib
 import gc
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -185,14 +185,14 @@ class RpcServer:
         self._process = process
         self._settings = settings
         self._health = health_state or HealthState(ready=True)
-        guards = CallGuards(
+        self.guards = CallGuards(
             RpcMetrics(process, registry),
             max_in_flight=settings.max_in_flight,
             admissions=admissions,
             idle_s=idle_s,
             door=door,
         )
-        interceptors = [*(tracing.server_interceptors if tracing else ()), guards]
+        interceptors = [*(tracing.server_interceptors if tracing else ()), self.guards]
         self._server = grpc.aio.server(
             interceptors=interceptors,
             options=[
@@ -203,6 +203,7 @@ class RpcServer:
             ],
         )
         self._add_services = add_services
+        self.health_servicer = _Health(self._health)
         self.port = 0
 
     async def start(self) -> None:
@@ -214,8 +215,7 @@ class RpcServer:
         if not self._settings.shares_port:
             check_port_free(host, port)
         names = list(self._add_services(self._server))
-        servicer = _Health(self._health)
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health_servicer, self._server)
         reflection.enable_server_reflection(
             [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server, pool=_ReflectionPool()
         )
@@ -223,7 +223,7 @@ class RpcServer:
             self.port = self._add_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError as exc:
             raise PortTaken(host, port, port_owner(port)) from exc
-        await self._health.attach(servicer, names)
+        await self._health.attach(self.health_servicer, names)
         await self._server.start()
 
     def _add_port(self, address: str) -> int:
@@ -241,6 +241,20 @@ class RpcServer:
         await self._server.stop(self._settings.drain_seconds)
 
 
+class Beside(Protocol):
+    """Another server of the same handlers."""
+
+    port: int
+
+    async def start(self) -> None:
+        """Bind and serve. Raises: PortTaken."""
+        ...
+
+    async def drain(self) -> None:
+        """Take no new call, let running ones finish."""
+        ...
+
+
 async def serve(
     *,
     process: str,
@@ -253,13 +267,14 @@ async def serve(
     admissions: Mapping[str, Admission] | None = None,
     max_request_bytes: int = MAX_REQUEST_BYTES,
     before_listening: Callable[[], Awaitable[None]] | None = None,
+    beside: Callable[[RpcServer], Beside] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain, then call `on_drain` (close batchers, consumers, connections).
 
     `health_state`: pass one to say later when the process is ready; without it, it is ready at once.
     `door`: who may call what; without one, everybody may call everything. `admissions`: by method, where not all share
     the one limit of `settings`. `max_request_bytes`: a larger one is refused before it is read.
-    `before_listening`: waited for before the port is taken.
+    `before_listening`: waited for before the port is taken. `beside`: makes a second server, which runs as long.
     Raises: PortTaken when the gRPC or the metrics port is held by somebody else (`on_drain` is called first).
     """
     stop = asyncio.Event()
@@ -285,16 +300,24 @@ async def serve(
             for one in done:
                 one.result()
         await server.start()
+        other = beside(server) if beside is not None else None
         try:
+            if other is not None:
+                await other.start()
             serve_metrics(settings.resolved_metrics_port, settings.host, tls=settings.tls)
             # What start-up made lives as long as the process: keep the collector from walking it in a request.
             gc.collect()
             gc.freeze()
-            log.info("serving", port=server.port, metrics_port=settings.resolved_metrics_port)
+            log.info(
+                "serving",
+                port=server.port,
+                http_port=other.port if other is not None else 0,
+                metrics_port=settings.resolved_metrics_port,
+            )
             await stop.wait()
             log.info("draining", seconds=settings.drain_seconds)
         finally:
-            await server.drain()
+            await asyncio.gather(server.drain(), *([other.drain()] if other is not None else []))
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError):

@@ -8,15 +8,17 @@ from typing import Any
 
 import grpc
 import structlog
-from freshet.v1 import gateway_pb2_grpc
+from freshet.v1 import gateway_pb2, gateway_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.event_schema import EventSchema
 from services.common import rpc_client
 from services.common.admission import Admission
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
+from services.common.http_server import HttpServer
 from services.common.kafka import EventProducer
-from services.common.rpc_server import HealthState, serve
+from services.common.rpc_server import HealthState, RpcServer, serve
 from services.common.state_store import StateReader
 from services.common.stream.topics.items import ITEMS
 from services.common.tracing import OFF, Tracing, configure_tracing
@@ -65,6 +67,8 @@ log = structlog.get_logger()
 
 # The generated stubs carry no types.
 _add_servicer: Any = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
+_SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
 def _open_bundle(settings: GatewaySettings) -> tuple[Bundle, PopularItems]:
@@ -280,6 +284,16 @@ async def _serve(
         for connected in (*channels.values(), *refresher_channels.values(), *peers.values()):
             await connected.close()
 
+    def by_http(server: RpcServer) -> HttpServer:
+        return HttpServer(
+            settings=settings,
+            port=settings.resolved_http_port,
+            services={_SERVICE: servicer, _HEALTH: server.health_servicer},
+            guards=server.guards,
+            max_request_bytes=MAX_REQUEST_BYTES,
+            knows_callers=door is not None,
+        )
+
     await serve(
         process="gateway",
         settings=settings,
@@ -291,4 +305,5 @@ async def _serve(
         max_request_bytes=MAX_REQUEST_BYTES,
         door=door,
         before_listening=before_listening,
+        beside=by_http if settings.resolved_http_port else None,
     )

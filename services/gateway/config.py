@@ -6,6 +6,7 @@ from typing import ClassVar, Self
 from pydantic import Field, field_validator, model_validator
 
 from services.common.config import ProcessSettings
+from services.common.processes import HTTP_STEP
 from services.common.transport import check_address
 from services.gateway.stages import Limits
 
@@ -16,6 +17,8 @@ class GatewaySettings(ProcessSettings):
     asks_client_certificates: ClassVar[bool] = False
 
     port: int = Field(default=50050, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_PORT")
+    # JSON by HTTP. None: port + 30. 0: none.
+    http_port: int | None = Field(default=None, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_HTTP_PORT")
     encoder_address: str = Field(default="127.0.0.1:50051", validation_alias="FRESHET_ENCODER_ADDRESS")
     candidates_address: str = Field(default="127.0.0.1:50052", validation_alias="FRESHET_CANDIDATES_ADDRESS")
     reranker_address: str = Field(default="127.0.0.1:50053", validation_alias="FRESHET_RERANKER_ADDRESS")
@@ -59,6 +62,13 @@ class GatewaySettings(ProcessSettings):
         if self.api_keys is None and self.audit_log is not None:
             raise ValueError(f"FRESHET_AUDIT_LOG='{self.audit_log}' allowed: beside FRESHET_API_KEYS; without, empty")
         return self
+
+    @property
+    def resolved_http_port(self) -> int:
+        """Where JSON is served; 0 is nowhere."""
+        if self.http_port is not None:
+            return self.http_port
+        return self.port + HTTP_STEP if self.port else 0
 
     @property
     def shared_rates(self) -> Path | None:

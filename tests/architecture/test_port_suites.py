@@ -19,6 +19,7 @@ WITHOUT_SUITE = {
     "services.gateway.ports.TextSources": "a question to another process",
     "services.gateway.ports.Refreshers": "a question to another process",
     "services.gateway.adapters.peer.Peer": "both ways of asking are compared in tests/unit/compact",
+    "services.common.rpc_server.Beside": "one implementation: by HTTP, compared with gRPC in tests/unit/gateway",
     "services.gateway.ports.StreamStatus": "two flags, set by hand in the fake",
     "services.gateway.ports.StreamEnds": "a question; the real one is asked in tests/contract/test_gateway_topics.py",
     # Models: functions of their input.

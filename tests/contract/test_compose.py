@@ -132,10 +132,13 @@ def test_container_and_local_process_load_the_same_settings(process: str, monkey
         "kafka_bootstrap",
         "inference_server",
         "metrics_port",
+        "http_port",
     }
     assert differ <= places | {f"{peer}_address" for peer in PROCESSES} | {"refresher_addresses"}
     assert local.port == container.port == DEFAULTS[process]
     assert local.resolved_metrics_port == container.resolved_metrics_port == DEFAULTS[f"{process}-metrics"]
+    if process == "gateway":
+        assert local.resolved_http_port == container.resolved_http_port == DEFAULTS["gateway-http"]
     assert local.redis_url == "redis://127.0.0.1:16379/0"
     assert local.kafka_bootstrap == "127.0.0.1:19092"
     assert local.inference_server == "127.0.0.1:18001"

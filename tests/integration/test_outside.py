@@ -103,6 +103,19 @@ def test_a_token_is_honoured_and_the_answer_names_where_it_stands(outside: Outsi
     assert item not in item_ids(answer)
 
 
+def test_json_by_http_is_the_same_answer(outside: Outside) -> None:
+    user = outside.new_user()
+    outside.live(user, outside.items[12])
+    body = json_format.MessageToJson(gateway_pb2.RecommendRequest(user_id=user, k=10)).encode()
+    request = urllib.request.Request(
+        f"http://{outside.http_address}/freshet.v1.GatewayService/Recommend", body, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as found:
+        answer = json_format.Parse(found.read(), gateway_pb2.RecommendResponse())
+    assert marks(answer) == set()
+    assert (answer.state_source, item_ids(answer)) == ("stored", item_ids(outside.recommend(user)))
+
+
 def test_a_token_of_another_epoch_is_answered_at_once_and_marked(outside: Outside) -> None:
     user = outside.new_user()
     token = outside.live(user, outside.items[5])

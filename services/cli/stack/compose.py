@@ -92,6 +92,8 @@ def local_environment(service: Service, ports: Ports, bundle: Path, text: Path) 
     }
     if service.name in PROCESSES:
         environment[PROCESSES[service.name].port_variable] = str(ports[service.name])
+        if PROCESSES[service.name].has_http:
+            environment[PROCESSES[service.name].http_port_variable] = str(ports[f"{service.name}-http"])
         environment["FRESHET_METRICS_PORT"] = str(ports[f"{service.name}-metrics"])
     return environment
 

@@ -51,7 +51,11 @@ _ROWS = (
     *(
         Part(
             name=row.name,
-            ports={row.name: row.port, f"{row.name}-metrics": row.metrics_port},
+            ports={
+                row.name: row.port,
+                f"{row.name}-metrics": row.metrics_port,
+                **({f"{row.name}-http": row.http_port} if row.http_port else {}),
+            },
             memory_mb=row.memory_mb,
             holds=row.holds,
             needs=row.needs,

@@ -15,6 +15,7 @@ import numpy as np
 from services.algorithms.bundle import Bundle
 from services.algorithms.states import QueryStates
 from services.cli.lag import Buckets, quantile_ms, read_histogram
+from services.common.processes import HTTP_STEP
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.offline.datasets import GlobalTimeSplit, Interactions, global_time_split, load_dataset
 from services.offline.demo import (
@@ -339,3 +340,8 @@ def _show(
         display.fact("the stack keeps running:")
         for command in (f"status{state}", f"recommend --user {shown}{where}", f"down{state}"):
             display.fact(f"  freshet {command}")
+        host, _, port = streamed.plan.gateway.rpartition(":")
+        body = json.dumps({"userId": shown, "k": 3})
+        display.fact(
+            f"  curl --json '{body}' http://{host}:{int(port) + HTTP_STEP}/freshet.v1.GatewayService/Recommend"
+        )

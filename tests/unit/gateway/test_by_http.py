@@ -1,0 +1,205 @@
+"""The gateway by HTTP: JSON of the same messages, the same handlers, limits, keys and errors as by gRPC."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from freshet.v1 import gateway_pb2, gateway_pb2_grpc
+from gateway_scene import Scene
+from google.protobuf import json_format
+from grpc_health.v1 import health_pb2
+from prometheus_client import CollectorRegistry
+
+from services.common import rpc_client
+from services.common.errors import DependencyUnavailable, FreshetError
+from services.common.http_server import HttpServer
+from services.common.rpc_server import RpcServer
+from services.gateway.api_keys import Role, create_key
+from services.gateway.bootstrap import MAX_REQUEST_BYTES, admissions, opened_door
+from services.gateway.config import GatewaySettings
+from services.gateway.server import SERVICE
+
+_SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+
+
+class Door:
+    """Both doors of one gateway: `post` by HTTP, `stub` by gRPC."""
+
+    def __init__(self, port: int, stub: Any) -> None:
+        self.port, self.stub = port, stub
+
+    async def post(
+        self, method: str, body: Any, service: str = SERVICE, **headers: str
+    ) -> tuple[int, Any, dict[str, str]]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        sent = {
+            "content-type": "application/json",
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{service}/{method}", data, sent)
+
+        def call() -> tuple[int, bytes, dict[str, str]]:
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    return answer.status, answer.read(), {name.lower(): value for name, value in answer.headers.items()}
+            except urllib.error.HTTPError as error:
+                return error.code, error.read(), {name.lower(): value for name, value in error.headers.items()}
+
+        status, answered, told = await asyncio.to_thread(call)
+        is_json = told.get("content-type", "").startswith("application/json")
+        return status, json.loads(answered) if is_json else answered, told
+
+
+@asynccontextmanager
+async def doors(scene: Scene, **given: Any) -> AsyncIterator[Door]:
+    def add(server: grpc.aio.Server) -> list[str]:
+        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(scene.servicer, server)
+        return [SERVICE]
+
+    settings = GatewaySettings(port=0, metrics_port=0, drain_seconds=0, **given)
+    async with opened_door(settings) as door:
+        server = RpcServer(
+            process="gateway_test",
+            settings=settings,
+            add_services=add,
+            registry=CollectorRegistry(),
+            admissions=admissions(),
+            max_request_bytes=MAX_REQUEST_BYTES,
+            door=door,
+        )
+        await server.start()
+        http = HttpServer(
+            settings=settings,
+            port=0,
+            services={_SERVICE: scene.servicer, _HEALTH: server.health_servicer},
+            guards=server.guards,
+            max_request_bytes=MAX_REQUEST_BYTES,
+            knows_callers=door is not None,
+        )
+        await http.start()
+        async with rpc_client.channel(f"127.0.0.1:{server.port}") as channel:
+            yield Door(http.port, gateway_pb2_grpc.GatewayServiceStub(channel))
+        await asyncio.gather(server.drain(), http.drain())
+
+
+async def test_an_answer_is_grpcs_answer_as_json() -> None:
+    request = gateway_pb2.RecommendRequest(user_id="ann", k=2)
+    async with doors(Scene()) as door:
+        by_grpc = await door.stub.Recommend(request, timeout=5, metadata=(("x-request-id", "r-1"),))
+        status, answer, told = await door.post("Recommend", {"userId": "ann", "k": 2}, x_request_id="r-1")
+        _, by_wire_name, _ = await door.post("Recommend", {"user_id": "ann", "k": 2}, x_request_id="r-1")
+        _, binary, _ = await door.post(
+            "Recommend", request.SerializeToString(), content_type="application/proto", x_request_id="r-1"
+        )
+    assert (status, told["content-type"]) == (200, "application/json")
+    for found in (
+        json_format.ParseDict(answer, gateway_pb2.RecommendResponse()),
+        json_format.ParseDict(by_wire_name, gateway_pb2.RecommendResponse()),
+        gateway_pb2.RecommendResponse.FromString(binary),
+    ):
+        for message in (found, by_grpc):
+            message.ClearField("stage_times")
+            message.ClearField("state_age_seconds")
+        assert found == by_grpc
+
+
+async def test_events_and_items_are_written_by_it() -> None:
+    scene = Scene()
+    async with doors(scene) as door:
+        status, answer, _ = await door.post(
+            "RecordInteractions", {"interactions": [{"userId": "ann", "itemId": "c", "type": "like"}]}
+        )
+    assert (status, len(answer["receipts"])) == (200, 1)
+    assert [one.item_id for one in scene.interactions.written] == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"userId": "ann", "k": "many"}, "many"),
+        ({"userId": "ann", "kk": 2}, '"kk"'),
+        ({"userId": 7}, "userId"),
+        (b"{", "JSON"),
+        (b'{"userId": "\xff"}', "JSON"),
+        (["ann"], "JSON"),
+        (b"[" * 5_000, "JSON"),
+    ],
+)
+async def test_json_of_the_wrong_shape_is_refused_by_field_and_value(body: Any, says: str) -> None:
+    async with doors(Scene()) as door:
+        status, error, _ = await door.post("Recommend", body)
+        assert (status, error["code"]) == (400, "invalid_argument")
+        assert says in error["message"]
+        assert (await door.post("Recommend", {"userId": "ann", "k": 2}))[0] == 200
+
+
+async def test_errors_have_grpcs_words_and_https_status() -> None:
+    scene = Scene()
+    scene.interactions.refuse_after, scene.interactions.refusal = 0, DependencyUnavailable("no broker")
+    event = {"interactions": [{"userId": "ann", "itemId": "c"}]}
+    async with doors(scene) as door:
+        status, error, told = await door.post("RecordInteractions", event, x_request_id="r-9")
+        assert (status, error["code"]) == (503, "unavailable")
+        assert "no broker" in error["message"]
+        assert told["x-request-id"] == "r-9"
+        assert (await door.post("Recommend", {"userId": "ann", "k": 0}))[1]["message"].startswith("k=0 allowed")
+        assert (await door.post("Recommend", {"userId": "ann", "k": 2}, connect_timeout_ms="0"))[0] == 504
+        assert (await door.post("NoSuchMethod", {}))[0] == 404
+        assert (await door.post("StreamInteractions", {}))[0] == 404
+        too_large = b'{"userId": "' + b"a" * MAX_REQUEST_BYTES + b'"}'
+        assert (await door.post("Recommend", too_large))[1]["code"] == "resource_exhausted"
+
+
+async def test_a_bug_is_told_without_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+
+    async def fails(*_: Any) -> None:
+        raise RuntimeError("secret of the house")
+
+    monkeypatch.setattr(type(scene.servicer), "Recommend", fails)
+    async with doors(scene) as door:
+        status, error, _ = await door.post("Recommend", {"userId": "ann", "k": 2})
+    assert (status, error["code"]) == (500, "internal")
+    assert "secret" not in error["message"]
+
+
+async def test_keys_and_roles_are_grpcs(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    reader = create_key(path, id="reader", roles=frozenset({Role.RECOMMEND}))
+    secret = reader if isinstance(reader, str) else reader[1]
+    async with doors(Scene(), api_keys=path, audit_log=tmp_path / "audit.log") as door:
+        assert (await door.post("Recommend", b"{not even JSON"))[0] == 401
+        assert (await door.post("Recommend", {"userId": "ann", "k": 2}, authorization=f"Bearer {secret}"))[0] == 200
+        status, error, _ = await door.post("ForgetUser", {"userId": "ann", "k": 2}, authorization=f"Bearer {secret}")
+        assert (status, error["code"]) == (403, "permission_denied")
+    assert "ForgetUser" in (tmp_path / "audit.log").read_text()
+
+
+async def test_without_keys_a_name_that_leads_here_is_a_stranger() -> None:
+    async with doors(Scene()) as door:
+        for host in ("evil.example", "evil.example:50080", "", "127.0.0.1.evil.example"):
+            assert (await door.post("Recommend", {"userId": "ann", "k": 2}, host=host))[0] == 403, host
+        for host in ("localhost", "LOCALHOST:50080", "[::1]:50080"):
+            assert (await door.post("Recommend", {"userId": "ann", "k": 2}, host=host))[0] == 200, host
+
+
+async def test_health_answers_without_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    create_key(path, id="reader", roles=frozenset({Role.RECOMMEND}))
+    async with doors(Scene(), api_keys=path) as door:
+        status, answer, _ = await door.post("Check", {}, service="grpc.health.v1.Health")
+    assert (status, answer) == (200, {"status": "SERVING"})
+
+
+def test_every_status_of_ours_has_a_connect_code() -> None:
+    from services.common.http_server import _CODES
+
+    assert {kind.status.name for kind in FreshetError.__subclasses__()} <= _CODES.keys()
