@@ -5,13 +5,23 @@ which stream position it reflects, how far from exact it may be, what was degrad
 """
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli import client, options
 from services.cli.client import read_titles
-from services.cli.output import console, duration, emit_json, reports_errors, table, usage_error
+from services.cli.output import (
+    console,
+    duration,
+    emit_json,
+    progress_bar,
+    reports_errors,
+    sentences,
+    table,
+    usage_error,
+)
 
 if TYPE_CHECKING:
     from freshet.v1 import common_pb2, gateway_pb2
@@ -39,17 +49,25 @@ def recommend(
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 2000,
+    batch: Annotated[Path | None, typer.Option(help="A Parquet table with a column user_id: answer for each.")] = None,
+    out: Annotated[Path | None, typer.Option(help="With --batch: the Parquet table of answers.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Recommend items for a user, or for a sequence of items.
+    """Recommend items for a user, for a sequence of items, or for many users.
 
     Example:  freshet recommend --user 42 --k 10
 
     Example:  freshet recommend --items 1193,661,914 --deny-categories Horror
+
+    Example:  freshet recommend --batch users.parquet --out answers.parquet
     """
-    if not user and not items:
+    if (batch is None) != (out is None):
+        raise usage_error("--batch and --out go together", "--batch users.parquet --out answers.parquet")
+    if batch is not None and (user or items or token):
+        raise usage_error("--batch goes without --user, --items and --token", "see --help for an example")
+    if not user and not items and batch is None:
         raise usage_error(
-            "neither --user nor --items is given",
+            "neither --user, --items nor --batch is given",
             "freshet recommend --user 42, or freshet recommend --items 1193,661,914",
         )
     client.check_k(k)
@@ -68,6 +86,9 @@ def recommend(
         diversity=diversity,
         query=query,
     )
+    if batch is not None and out is not None:
+        _recommend_to_all(batch, out, request, gateway, timeout_ms / 1000, as_json=as_json)
+        return
     with client.gateway(gateway) as stub:
         started = time.perf_counter()
         answer = client.call(stub.Recommend, request, target=gateway, timeout_s=timeout_ms / 1000)
@@ -77,6 +98,33 @@ def recommend(
         emit_json(as_dict(answer, titles) | {"elapsed_ms": round(elapsed_ms, 3)})
     else:
         _print_answer(answer, titles, subject=f"user {user}" if user else "this sequence")
+
+
+def _recommend_to_all(
+    users: Path, out: Path, request: "gateway_pb2.RecommendRequest", gateway: str, timeout_s: float, *, as_json: bool
+) -> None:
+    from services.cli import batch
+
+    with sentences():
+        found = batch.read_users(users)
+    with client.gateway(gateway) as stub, progress_bar(as_json=as_json) as bar:
+        task = bar.add_task("users", total=len(found))
+        summary = batch.run(
+            stub,
+            found,
+            request,
+            out,
+            target=gateway,
+            timeout_s=timeout_s,
+            progress=lambda done: bar.update(task, completed=done),
+        )
+    if as_json:
+        emit_json(summary)
+        return
+    sources = ", ".join(f"{count} {source}" for source, count in sorted(summary["state_sources"].items()))
+    console().print(
+        f"{summary['users']} users, model {summary['model_version']}, states: {sources}: {out}", soft_wrap=True
+    )
 
 
 def history_of(item_ids: list[str]) -> "list[gateway_pb2.HistoryEvent]":
@@ -102,16 +150,18 @@ def degradation_names(
     return [gateway_pb2.Degradation.Name(value).removeprefix("DEGRADATION_").lower() for value in answer.degradations]
 
 
-def certificate_text(answer: "gateway_pb2.RecommendResponse") -> str:
-    """ "exact", "gap <= 0.0123" (similarity units) or "estimate"."""
+def certificate_kind(answer: "gateway_pb2.RecommendResponse") -> str:
+    """ "exact", "bounded" or "estimate"."""
     from freshet.v1 import common_pb2
 
-    kind = common_pb2.Certificate.Kind
-    if answer.certificate.kind == kind.KIND_EXACT:
-        return "exact"
-    if answer.certificate.kind == kind.KIND_BOUNDED:
-        return f"gap <= {answer.certificate.gap:.4f}"
-    return "estimate"
+    name = common_pb2.Certificate.Kind.Name(answer.certificate.kind)
+    return name.removeprefix("KIND_").lower()
+
+
+def certificate_text(answer: "gateway_pb2.RecommendResponse") -> str:
+    """ "exact", "gap <= 0.0123" (similarity units) or "estimate"."""
+    kind = certificate_kind(answer)
+    return f"gap <= {answer.certificate.gap:.4f}" if kind == "bounded" else kind
 
 
 def index_freshness(freshness: "common_pb2.IndexFreshness") -> dict[str, Any]:

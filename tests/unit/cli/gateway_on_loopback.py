@@ -168,11 +168,18 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
 def running_gateway() -> Iterator[tuple[str, MemoryGateway]]:
     """`(host:port, gateway)` of a server that lives as long as the block."""
     gateway = MemoryGateway()
+    with serving(gateway) as target:
+        yield target, gateway
+
+
+@contextmanager
+def serving(gateway: MemoryGateway) -> Iterator[str]:
+    """host:port of a server of it that lives as long as the block."""
     server = grpc.server(ThreadPoolExecutor(max_workers=4))
     gateway_pb2_grpc.add_GatewayServiceServicer_to_server(gateway, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        yield f"127.0.0.1:{port}", gateway
+        yield f"127.0.0.1:{port}"
     finally:
         server.stop(grace=None).wait()

@@ -1,0 +1,226 @@
+"""One request for each of many users, answers in a Parquet table; killed, it goes on where it was.
+
+Answers are the live ones, by the gateway: seen items, rules, votes and marks are what the user would see. All of a
+batch are of one model; where the gateway answers from another one, it ends. The index goes on learning meanwhile, and
+each row names its version. Parts of a thousand users are written aside and renamed; the table is made of them at the
+end. Calls go out as background work, a few at a time, and again when the gateway is busy.
+"""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from services.cli import client
+from services.cli.output import CommandError, ExitStatus
+
+if TYPE_CHECKING:
+    import grpc
+    from freshet.v1 import gateway_pb2
+
+# Of users: a part is what a killed run repeats at most.
+PART = 1_000
+_AT_ONCE = 8
+_BUSY_WAIT_S, _PATIENCE_S = 0.05, 60.0
+
+SCHEMA = pa.schema(
+    {
+        "user_id": pa.string(),
+        "item_ids": pa.list_(pa.string()),
+        "scores": pa.list_(pa.float64()),
+        "source": pa.string(),
+        "model_version": pa.string(),
+        "index_version": pa.string(),
+        "state_source": pa.string(),
+        "state_partition": pa.int32(),
+        "state_offset": pa.int64(),
+        "certificate": pa.string(),
+        "gap": pa.float64(),
+        "degradations": pa.list_(pa.string()),
+    }
+)
+
+
+def read_users(path: Path) -> list[str]:
+    """The distinct ids of the column `user_id`, in order of appearance. Raises: ValueError naming what is wrong."""
+    try:
+        column = pq.read_table(path, columns=["user_id"]).column("user_id")
+    except (OSError, pa.ArrowInvalid, KeyError) as error:
+        raise ValueError(f"{path}: {error}; allowed: a Parquet table with a column user_id") from error
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise ValueError(f"{path}: user_id is {column.type}; allowed: string, ids as they were recorded")
+    users = list(dict.fromkeys(column.to_pylist()))
+    for user in users:
+        if not user or len(user.encode()) > 128:
+            raise ValueError(f"{path}: user_id={user!r} allowed: 1 to 128 bytes of UTF-8")
+    if not users:
+        raise ValueError(f"{path} has no rows; allowed: one at least")
+    return users
+
+
+def run(
+    stub: Any,
+    users: Sequence[str],
+    request: "gateway_pb2.RecommendRequest",
+    out: Path,
+    *,
+    target: str,
+    timeout_s: float,
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[str, Any]:
+    """Ask for every user; write `out`. `request`: everything but the user. progress: told how many are done.
+
+    Returns a summary. Raises: CommandError where another batch began in the same place, the model changed, or the
+    gateway did not answer for a minute: the same command goes on later.
+    """
+    parts = _Parts(out, users, request)
+    again = parts.found
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for number, first in enumerate(range(0, len(users), PART)):
+            chunk = users[first : first + PART]
+            if not parts.has(number):
+                asked = pool.map(lambda user: _ask(stub, user, request, target=target, timeout_s=timeout_s), chunk)
+                parts.write(number, [_row(user, answer) for user, answer in zip(chunk, asked, strict=True)])
+            progress(first + len(chunk))
+    return parts.join() | {"users": len(users), "parts_found": again}
+
+
+class _Parts:
+    """The folder beside `out` where parts wait; it knows which batch they are of."""
+
+    def __init__(self, out: Path, users: Sequence[str], request: "gateway_pb2.RecommendRequest") -> None:
+        self._out, self._folder = out, out.with_name(out.name + ".parts")
+        asked = hashlib.sha256(request.SerializeToString(deterministic=True))
+        for user in users:
+            asked.update(user.encode() + b"\0")
+        self._batch = {"asked": asked.hexdigest(), "users": len(users), "part": PART}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        note = self._folder / "batch.json"
+        if note.exists():
+            if json.loads(note.read_text(encoding="utf-8")) != self._batch:
+                raise CommandError(
+                    f"{self._folder} holds parts of another batch: other users, or another request",
+                    advice="remove the folder, or name another --out",
+                    status=ExitStatus.USAGE,
+                )
+        else:
+            self._rename(note, lambda path: path.write_text(json.dumps(self._batch), encoding="utf-8"))
+        self._model = next(self._models(), "")
+
+    @property
+    def found(self) -> int:
+        """How many are there."""
+        return len(list(self._folder.glob("part-*.parquet")))
+
+    def has(self, number: int) -> bool:
+        return self._path(number).exists()
+
+    def write(self, number: int, rows: list[dict[str, Any]]) -> None:
+        """Raises: CommandError where not all answers of the batch are of one model."""
+        models = {row["model_version"] for row in rows} | ({self._model} if self._model else set())
+        if len(models) > 1:
+            raise CommandError(
+                f"the model changed during the batch: answers are of {' and '.join(sorted(models))}",
+                advice=f"remove {self._folder} and begin again, for one model",
+            )
+        self._model = models.pop()
+        table = pa.Table.from_pylist(rows, schema=SCHEMA)
+        self._rename(self._path(number), lambda path: pq.write_table(table, path))
+
+    def join(self) -> dict[str, Any]:
+        """Make the table of all parts, and leave it alone."""
+        counts: dict[str, int] = {}
+
+        def all_parts(path: Path) -> None:
+            with pq.ParquetWriter(path, SCHEMA) as writer:
+                for number in range(self.found):
+                    table = pq.read_table(self._path(number), schema=SCHEMA)
+                    for source in table.column("state_source").to_pylist():
+                        counts[source] = counts.get(source, 0) + 1
+                    writer.write_table(table)
+
+        self._rename(self._out, all_parts)
+        shutil.rmtree(self._folder)
+        return {"model_version": self._model, "state_sources": counts, "out": str(self._out)}
+
+    def _models(self) -> Iterator[str]:
+        for path in self._folder.glob("part-*.parquet"):
+            yield pq.read_table(path, columns=["model_version"]).column(0)[0].as_py()
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"part-{number:06d}.parquet"
+
+    @staticmethod
+    def _rename(path: Path, write: Callable[[Path], Any]) -> None:
+        aside = path.with_name(f".{path.name}.new")
+        write(aside)
+        aside.replace(path)
+
+
+def _ask(
+    stub: Any, user: str, request: "gateway_pb2.RecommendRequest", *, target: str, timeout_s: float
+) -> "gateway_pb2.RecommendResponse":
+    """The answer for one user, not one that was popular items because the gateway was busy."""
+    import grpc
+    from freshet.v1 import gateway_pb2
+
+    from services.common.rpc_client import api_key_metadata
+
+    own = gateway_pb2.RecommendRequest()
+    own.CopyFrom(request)
+    own.user_id = user
+    metadata = (*api_key_metadata(), ("freshet-priority", "background"))
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        wait_s = _BUSY_WAIT_S
+        try:
+            answer: gateway_pb2.RecommendResponse = stub.Recommend(own, timeout=timeout_s, metadata=metadata)
+            if gateway_pb2.DEGRADATION_BUSY not in answer.degradations:
+                return answer
+            problem = None
+        except grpc.RpcError as error:
+            if error.code().name not in ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"):
+                raise client.explain(error, target=target, timeout_s=timeout_s) from error
+            problem, wait_s = error, _pushback_s(error)
+        if time.monotonic() + wait_s > until:
+            if problem is not None:
+                raise client.explain(problem, target=target, timeout_s=timeout_s) from problem
+            raise CommandError(
+                f"the gateway at {target} has been too busy for a minute",
+                advice="the same command goes on where this one ends",
+                status=ExitStatus.UNAVAILABLE,
+            )
+        time.sleep(wait_s)
+
+
+def _pushback_s(error: "grpc.RpcError") -> float:
+    told = dict(error.trailing_metadata() or ())
+    return max(_BUSY_WAIT_S, int(told.get("retry-after-ms", 0)) / 1000)
+
+
+def _row(user: str, answer: "gateway_pb2.RecommendResponse") -> dict[str, Any]:
+    from services.cli.commands.recommend import certificate_kind, degradation_names
+
+    position = answer.state_position if answer.HasField("state_position") else None
+    kind = certificate_kind(answer)
+    return {
+        "user_id": user,
+        "item_ids": [item.item_id for item in answer.items],
+        "scores": [item.score for item in answer.items],
+        "source": answer.items[0].source if answer.items else None,
+        "model_version": answer.model_version,
+        "index_version": answer.index_version,
+        "state_source": answer.state_source,
+        "state_partition": None if position is None else position.partition,
+        "state_offset": None if position is None else position.offset,
+        "certificate": kind,
+        "gap": answer.certificate.gap if kind == "bounded" else None,
+        "degradations": degradation_names(answer),
+    }
