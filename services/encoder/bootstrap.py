@@ -11,8 +11,8 @@ from freshet.v1 import encoder_pb2_grpc
 
 from services.algorithms.aversion import Aversion
 from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
-from services.common.config import ConfigError
 from services.common.kafka import BulkProducer
+from services.common.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
 from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader, StateWriter
 from services.common.stream.reader import TopicReader
@@ -25,12 +25,7 @@ from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.inference_server import InferenceServerEncoder
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
-from services.encoder.config import (
-    DEVELOPMENT_PSEUDONYM_KEY,
-    EncoderSettings,
-    check_pseudonym_key,
-    parse_partitions,
-)
+from services.encoder.config import EncoderSettings, parse_partitions
 from services.encoder.consumer import Consumer, ConsumerLimits
 from services.encoder.encoding import Vocabulary
 from services.encoder.forgetting import Forgotten
@@ -174,26 +169,6 @@ def forget_log(settings: EncoderSettings) -> ForgetTopic:
 def state_writer(settings: EncoderSettings) -> StateWriter:
     """User states and progress in Redis."""
     return StateWriter(settings.redis, ttl_seconds=settings.user_ttl_seconds, max_seen=settings.max_seen_items)
-
-
-def pseudonym_key(settings: EncoderSettings) -> bytes:
-    """The key of the hash that stands for users.
-
-    Raises: ConfigError for a file that holds none, and for the development key where other machines reach the process.
-    """
-    key, file = settings.pseudonym_key.get_secret_value(), settings.pseudonym_key_file
-    if file is not None and key == DEVELOPMENT_PSEUDONYM_KEY:
-        try:
-            key = check_pseudonym_key(file.read_text(encoding="utf-8").strip())
-        except (OSError, ValueError) as exc:
-            reason = exc.strerror if isinstance(exc, OSError) else "it holds none"
-            raise ConfigError(f"FRESHET_PSEUDONYM_KEY_FILE='{file}' allowed: a file of 1-64 bytes ({reason})") from exc
-    if key == DEVELOPMENT_PSEUDONYM_KEY and not settings.is_on_loopback:
-        raise ConfigError(
-            f"FRESHET_PSEUDONYM_KEY={key!r}, which is public, allowed beside FRESHET_HOST={settings.host!r}: "
-            "a key of your own of 1-64 bytes; the public one only on a loopback address"
-        )
-    return key.encode()
 
 
 def earlier_keys(settings: EncoderSettings) -> list[bytes]:

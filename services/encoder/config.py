@@ -1,20 +1,18 @@
 """The encoder process's settings: the shared ones, the consumer's sizes, the bounds of what is kept per user."""
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from services.common.config import ProcessSettings
+from services.common.pseudonyms import PseudonymSettings
 from services.common.state_store import DEFAULT_MAX_SEEN, DEFAULT_TTL_SECONDS
 
 # So that a user's pseudonyms are no longer together than an id may be.
 MAX_EARLIER_KEYS = 2
-DEVELOPMENT_PSEUDONYM_KEY = "freshet-development"
 MAX_SEEN = 19_000
 
 
-class EncoderSettings(ProcessSettings):
+class EncoderSettings(PseudonymSettings):
     """Variables are named per field; times are milliseconds unless the name says otherwise."""
 
     port: int = Field(default=50051, ge=0, le=65535, validation_alias="FRESHET_ENCODER_PORT")
@@ -45,13 +43,6 @@ class EncoderSettings(ProcessSettings):
     max_seen_items: int = Field(
         default=DEFAULT_MAX_SEEN, ge=1, le=MAX_SEEN, validation_alias="FRESHET_ENCODER_MAX_SEEN_ITEMS"
     )
-    # Key of the hash that stands for a user id in attributions. Keep it secret. A new one goes here, and the old one to
-    # the earlier keys until `freshet rekey` has run: without it what came under the old one is found no more.
-    pseudonym_key: SecretStr = Field(
-        default=SecretStr(DEVELOPMENT_PSEUDONYM_KEY), validation_alias="FRESHET_PSEUDONYM_KEY"
-    )
-    # A file that holds it, where the variable does not.
-    pseudonym_key_file: Path | None = Field(default=None, validation_alias="FRESHET_PSEUDONYM_KEY_FILE")
     # Earlier keys, two at most, with white space between: a forget reaches what came under them.
     earlier_pseudonym_keys: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_PSEUDONYM_KEYS_BEFORE")
 
@@ -61,12 +52,6 @@ class EncoderSettings(ProcessSettings):
         parse_partitions(value)
         return value
 
-    @field_validator("pseudonym_key")
-    @classmethod
-    def _key(cls, value: SecretStr) -> SecretStr:
-        check_pseudonym_key(value.get_secret_value())
-        return value
-
     @field_validator("earlier_pseudonym_keys")
     @classmethod
     def _earlier_keys(cls, value: SecretStr) -> SecretStr:
@@ -74,13 +59,6 @@ class EncoderSettings(ProcessSettings):
         if len(keys) > MAX_EARLIER_KEYS or any(len(key.encode()) > 64 for key in keys):
             raise ValueError(f"must be at most {MAX_EARLIER_KEYS} keys of 1-64 bytes, with white space between")
         return value
-
-
-def check_pseudonym_key(key: str) -> str:
-    """The key, if it can be one. Raises: ValueError."""
-    if not 1 <= len(key.encode()) <= 64:
-        raise ValueError("must be 1-64 bytes")
-    return key
 
 
 def parse_partitions(text: str) -> list[int] | None:

@@ -7,9 +7,9 @@ Kafka nor Redis.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from services.common.errors import PreconditionFailed
+from services.common.pseudonyms import pseudonym_of
 from services.common.state_layout import PackedHistory, StoredEvent, pack_history
 from services.common.state_store import UserHistory
 from services.common.stream.record import SourceRecord
@@ -61,11 +61,6 @@ def check_same_log(forgotten: Forgotten, ends: Mapping[int, int]) -> None:
                 f"partition {partition} of the topic ends before offset {ends[partition]}, but {FORGETS!r} voids a "
                 f"user up to {offset}: the topic was made anew. Empty {FORGETS!r}, too, or bring the topic back"
             )
-
-
-def pseudonym_of(user_id: str, key: bytes) -> str:
-    """What stands for a user outside the encoder: a keyed hash, 128 bits in hex. key: 1-64 bytes."""
-    return blake2b(user_id.encode(), key=key, digest_size=16).hexdigest()
 
 
 def pseudonyms_of(user_id: str, keys: Sequence[bytes]) -> list[str]:

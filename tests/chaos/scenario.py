@@ -32,13 +32,13 @@ from world import (
 )
 
 from services.common.errors import FreshetError
+from services.common.pseudonyms import pseudonym_of
 from services.common.state_layout import unpack_forgets
 from services.common.stream.topics.attributions import ATTRIBUTIONS
 from services.common.stream.topics.forgets import FORGETS
 from services.common.stream.topics.interactions import INTERACTIONS, Interaction
 from services.common.stream.topics.items import CatalogueItem
 from services.common.stream.topics.search_clicks import SEARCH_CLICKS
-from services.encoder.forgetting import pseudonym_of
 from services.gateway.domain import Degradation, Filter, FreshnessToken, Recommendation, RecommendQuery
 from services.gateway.searching import SearchAnswer, SearchQuery
 from services.refresher.checkpoint import CheckpointError, unpack

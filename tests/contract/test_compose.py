@@ -19,8 +19,9 @@ from services.cli.stack.ports import DEFAULTS, PARTS, Ports, owner
 from services.cli.stack.settings_check import settings_of, variables_of
 from services.common.config import load_settings
 from services.common.processes import BUNDLE, CHECKPOINTS, KEYS, PROCESSES, SECRETS, TEXT, Process
-from services.encoder.bootstrap import earlier_keys, pseudonym_key
-from services.encoder.config import DEVELOPMENT_PSEUDONYM_KEY, EncoderSettings
+from services.common.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
+from services.encoder.bootstrap import earlier_keys
+from services.encoder.config import EncoderSettings
 from services.gateway import first_keys
 from services.gateway.api_keys import read_keys
 from services.gateway.config import GatewaySettings

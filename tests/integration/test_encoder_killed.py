@@ -17,6 +17,7 @@ from kafka.admin import KafkaAdminClient
 from killed_encoder import KEY, VOCABULARY
 
 from services.common.kafka import BulkProducer, Record
+from services.common.pseudonyms import pseudonym_of
 from services.common.state_store import StateWriter, UserHistory
 from services.common.stream.reader import TopicReader
 from services.common.stream.retraction import Undo
@@ -25,7 +26,7 @@ from services.common.stream.topics import ensure_topics
 from services.common.stream.topics.attributions import ATTRIBUTIONS, Attribution
 from services.common.stream.topics.forgets import Forget, encode_forget
 from services.common.stream.topics.interactions import Interaction, encode_interaction
-from services.encoder.forgetting import Forgotten, pseudonym_of
+from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.apply_records import ApplyRecords
 from services.offline.backfill.memory_store import MemoryStore
 

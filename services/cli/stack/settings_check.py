@@ -27,7 +27,7 @@ def settings_of(row: Process) -> type[ProcessSettings]:
     (found,) = [
         kind
         for kind in module.values()
-        if isinstance(kind, type) and issubclass(kind, ProcessSettings) and kind is not ProcessSettings
+        if isinstance(kind, type) and issubclass(kind, ProcessSettings) and kind.__module__ == f"{row.module}.config"
     ]
     return found
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from services.common.errors import Conflict, DependencyUnavailable
+from services.common.pseudonyms import pseudonym_of
 from services.common.state_layout import home_of
 from services.common.state_store import AdvanceStep, StoredState, StoreUsage, UserHistory, UserUpdate, now_ms
 from services.common.stream.ports import Offsets, Reader
@@ -37,7 +38,7 @@ from services.encoder.domain import (
     read_arrival,
 )
 from services.encoder.encoding import Vocabulary, encode_job, pack_state, user_state
-from services.encoder.forgetting import Forgotten, pseudonym_of
+from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.log_identity import LogIdentity, LostTail

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from services.common.errors import Conflict, FreshetError
+from services.common.pseudonyms import pseudonym_of
 from services.common.state_layout import PackedHistory
 from services.common.state_store import ForgetsApplied, UserHistory, UserUpdate
 from services.common.stream.ports import Offsets
@@ -23,16 +24,7 @@ from services.common.stream.retraction import ForgetUpTo, Undo, covers
 from services.common.stream.topics.attributions import Attributed
 from services.common.stream.topics.forgets import Forget
 from services.encoder.encoding import cache_key
-from services.encoder.forgetting import (
-    ForgetRecord,
-    Forgotten,
-    check_same_log,
-    erase,
-    packed,
-    pseudonym_of,
-    pseudonyms_of,
-    seen_in,
-)
+from services.encoder.forgetting import ForgetRecord, Forgotten, check_same_log, erase, packed, pseudonyms_of, seen_in
 from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from services.algorithms.history import trim, windows
 from services.common.errors import Conflict, InvalidRequest, PreconditionFailed
 from services.common.kafka import Record
+from services.common.pseudonyms import pseudonym_of
 from services.common.state_layout import RecentId, StoredEvent, hash_event_id
 from services.common.state_store import AdvanceStep, StoredState, UserUpdate, now_ms
 from services.common.stream.ports import Reader
@@ -29,7 +30,7 @@ from services.common.stream.topics.attributions import Attribution
 from services.common.stream.topics.interactions import INTERACTIONS, decode_interaction, encode_interaction
 from services.encoder.domain import RECENT_IDS, EncodedStates, EncodeJob, Outcome
 from services.encoder.encoding import Vocabulary, encode_job, pack_state, user_state
-from services.encoder.forgetting import Forgotten, check_same_log, pseudonym_of
+from services.encoder.forgetting import Forgotten, check_same_log
 from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
 from services.offline.backfill.past_interactions import Layout, PastInteractions, check, lay_out
 

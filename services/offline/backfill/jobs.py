@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 
 from services.algorithms.bundle import load_bundle
 from services.common.kafka import BulkProducer
+from services.common.pseudonyms import pseudonym_key, pseudonym_of
 from services.encoder.adapters.kafka_outbox import KafkaOutbox
 from services.encoder.bootstrap import (
     forget_log,
     in_process_encoder,
     kafka_stream,
     model_encoder,
-    pseudonym_key,
     state_writer,
     vocabulary_of,
 )
 from services.encoder.config import EncoderSettings
-from services.encoder.forgetting import pseudonym_of
 from services.offline.archive.files import open_whole
 from services.offline.archive.writing import ArchiveInteractions, ArchiveReport, check_continues
 from services.offline.backfill.bulk_import import BulkImport, ImportReport, Progressed

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry
 from streams import VOCABULARY
 
 from services.common.errors import DependencyUnavailable
+from services.common.pseudonyms import pseudonym_of
 from services.common.rpc_server import RpcServer
 from services.common.state_layout import StoredEvent
 from services.encoder.config import EncoderSettings
 from services.encoder.encoding import encode_job, pack_state
-from services.encoder.forgetting import pseudonym_of
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import MAX_EVENTS, EncodeHistory
 from services.encoder.metrics import EncoderMetrics

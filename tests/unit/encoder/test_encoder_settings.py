@@ -6,8 +6,9 @@ import pytest
 
 from services.algorithms.filters import MAX_IDS
 from services.common.config import ConfigError, load_settings
-from services.encoder.bootstrap import earlier_keys, pseudonym_key
-from services.encoder.config import DEVELOPMENT_PSEUDONYM_KEY, MAX_SEEN, EncoderSettings
+from services.common.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
+from services.encoder.bootstrap import earlier_keys
+from services.encoder.config import MAX_SEEN, EncoderSettings
 from services.gateway.validation import MAX_HISTORY
 
 

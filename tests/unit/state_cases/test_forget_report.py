@@ -9,6 +9,7 @@ from refresher.refresher_scene import World, make_rules
 from refresher.refresher_scene import interaction as attributed
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append, append_all, interaction
 
+from services.common.pseudonyms import pseudonym_of
 from services.common.stream.position import pack_position
 from services.common.stream.topics import TOPICS
 from services.common.stream.topics.dead_letters import SUFFIX
@@ -16,7 +17,6 @@ from services.common.stream.topics.forgets import Forget
 from services.common.stream.topics.index_deltas import INDEX_DELTAS, MemoryDelta
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.common.stream.topics.search_clicks import SEARCH_CLICKS, SearchClick
-from services.encoder.forgetting import pseudonym_of
 from services.gateway.forgetting import StoredUser
 from services.refresher.domain.partition import entry_id_of
 from services.refresher.domain.records import Forgetting

@@ -15,11 +15,11 @@ from refresher.refresher_scene import World, fold_all, interaction, make_rules
 from state_scene import ANN, NOW_MS, EncoderProcess, FragileStore, append_all
 
 from services.common import state_layout
+from services.common.pseudonyms import pseudonym_of
 from services.common.state_layout import StoredEvent
 from services.common.state_store import AdvanceStep, StateWriter, UserUpdate
 from services.common.stream.retraction import ForgetUpTo
 from services.common.stream.topics.forgets import Forget
-from services.encoder.forgetting import pseudonym_of
 from services.refresher.domain.records import Forgetting
 
 # An epoch of a stream with one partition.
