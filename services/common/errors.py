@@ -46,7 +46,7 @@ class Unauthenticated(FreshetError):
 
 
 class PermissionDenied(FreshetError):
-    """We know the caller, whose roles do not hold this method."""
+    """We know the caller, who may not: the roles do not hold this method, or what is named is another user's."""
 
     status = grpc.StatusCode.PERMISSION_DENIED
 

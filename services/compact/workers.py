@@ -3,12 +3,14 @@
 The process that was started serves nothing. It starts the workers, starts one again that ended, and ends them with
 itself. Each is a whole gateway with candidates and the reranker in it, on a core of its own; the bundle's files are
 mapped, so the machine holds them once. Nobody takes the port before all are ready: whoever came early would get every
-connection. What is done once, the first does (dead letters, snapshots); API keys' rates are kept in files.
+connection. What is done once, the first does (dead letters, snapshots); API keys' rates are kept in files, and what one
+of them signed all take back.
 """
 
 import asyncio
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+SIGNING_KEY = "FRESHET_GATEWAY_SIGNING_KEY"
 COUNT, WORKER, RATES = "FRESHET_COMPACT_WORKERS", "FRESHET_COMPACT_WORKER", "FRESHET_COMPACT_RATES"
 _DOOR = "FRESHET_COMPACT_DOOR"  # the number of the socket on which a worker says that it is ready, and hears "go"
 _AGAIN_AFTER_S = 1.0
@@ -65,6 +68,7 @@ async def keep_workers(settings: WorkersSettings) -> None:
 class _Workers:
     def __init__(self, settings: WorkersSettings, rates: str) -> None:
         self._settings, self._rates = settings, rates
+        self._shared = {} if _has_signing_key() else {SIGNING_KEY: secrets.token_urlsafe(32)}
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._num_ready, self._all_ready, self._stops = 0, asyncio.Event(), asyncio.Event()
 
@@ -119,13 +123,17 @@ class _Workers:
             sys.executable,
             "-m",
             "services.compact",
-            env=os.environ | {WORKER: str(number), RATES: self._rates, _DOOR: str(door)},
+            env=os.environ | self._shared | {WORKER: str(number), RATES: self._rates, _DOOR: str(door)},
             pass_fds=(door,),
             preexec_fn=_ends_with_its_parent,
         )
         if self._stops.is_set():
             started.terminate()
         return started
+
+
+def _has_signing_key() -> bool:
+    return bool(os.environ.get(SIGNING_KEY) or os.environ.get(f"{SIGNING_KEY}_FILE"))
 
 
 def _ends_with_its_parent() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -18,10 +19,12 @@ from services.common.admission import Admission
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.http_server import HttpServer
 from services.common.kafka import EventProducer
+from services.common.pseudonyms import pseudonym_key, read_key
 from services.common.rpc_server import HealthState, RpcServer, serve
 from services.common.state_store import StateReader
 from services.common.stream.topics.items import ITEMS
 from services.common.tracing import OFF, Tracing, configure_tracing
+from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.peer import Peer
 from services.gateway.adapters.processes import (
     RemoteCandidates,
@@ -40,9 +43,11 @@ from services.gateway.audit import AuditLog
 from services.gateway.catalogue import DescribedItems
 from services.gateway.config import GatewaySettings
 from services.gateway.door import Door, follow_keys
+from services.gateway.exposures import Exposures
 from services.gateway.handlers.explain import Explain
 from services.gateway.handlers.forget import ForgetUser
 from services.gateway.handlers.get_freshness import GetFreshness
+from services.gateway.handlers.impressions import RecordImpressions
 from services.gateway.handlers.items import PutItems
 from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.record import RecordInteractions
@@ -88,6 +93,7 @@ def admissions() -> dict[str, Admission]:
         "Recommend": reads,
         "Search": Admission("searches", smallest=4, largest=128, quick_s=QUICK_SEARCH_S),
         "RecordInteractions": writes,
+        "RecordImpressions": writes,
         "UndoInteraction": writes,
         "StreamInteractions": streams,
         **dict.fromkeys(("Similar", "Explain", "GetFreshness", "PutItems", "ForgetUser"), rest),
@@ -104,12 +110,14 @@ def make_servicer(
     metrics: GatewayMetrics,
     model_version: str,
     schema: EventSchema,
+    exposures: Exposures,
     stalled_s: Callable[[float], float] = lambda since: 0.0,
     tracing: Tracing = OFF,
 ) -> GatewayServicer:
     """Every handler on these ports. `titles`: by item id, live. `stalled_s`: see `Breaker`."""
     stages = Stages(ports, limits, stalled_s, metrics.component_failed)
     text = TextRetrieval(ports.sources, limits)
+    record = RecordInteractions(ports=ports, lag=lag, metrics=metrics, exposures=exposures, limits=limits)
     return GatewayServicer(
         recommend=Recommend(
             ports=ports,
@@ -121,6 +129,7 @@ def make_servicer(
             metrics=metrics,
             model_version=model_version,
             schema=schema,
+            exposures=exposures,
             limits=limits,
         ),
         search=Search(
@@ -129,16 +138,40 @@ def make_servicer(
             metrics=metrics,
             titles=titles,
             model_version=model_version,
+            exposures=exposures,
             limits=limits,
         ),
-        similar=Similar(ports=ports, stages=stages, titles=titles, model_version=model_version, limits=limits),
-        record=RecordInteractions(ports=ports, lag=lag, metrics=metrics, limits=limits),
+        similar=Similar(
+            ports=ports,
+            stages=stages,
+            titles=titles,
+            model_version=model_version,
+            exposures=exposures,
+            limits=limits,
+        ),
+        record=record,
+        record_impressions=RecordImpressions(exposures=exposures, record=record, schema=schema),
         explain=Explain(ports=ports, titles=titles, model_version=model_version, schema=schema, limits=limits),
         get_freshness=GetFreshness(ports=ports, model_version=model_version),
         put_items=PutItems(log=ports.items, append_timeout_s=limits.append_timeout_s),
         forget_user=ForgetUser(ports=ports, append_timeout_s=limits.append_timeout_s),
         tracing=tracing,
     )
+
+
+def signing_key(settings: GatewaySettings) -> bytes:
+    """The key of what clients bring back. Raises: ConfigError for a file that holds none."""
+    key = settings.signing_key.get_secret_value()
+    if not key and settings.signing_key_file is not None:
+        key = read_key("FRESHET_GATEWAY_SIGNING_KEY_FILE", settings.signing_key_file)
+    if not key:
+        log.warning(
+            "random_signing_key",
+            reason="neither FRESHET_GATEWAY_SIGNING_KEY nor _FILE is set: exposure ids and page tokens of this process "
+            "end with it, and no other gateway takes them",
+        )
+        key = secrets.token_urlsafe(32)
+    return key.encode()
 
 
 @contextlib.asynccontextmanager
@@ -178,8 +211,9 @@ async def run(
     in_process: candidates and the reranker by name, where this process answers for them itself; `health` then says
     when they are ready. before_listening: as of `serve`.
 
-    Raises: BundleError for an unusable bundle, PortTaken for a taken port, ConfigError as `opened_door`. Redis, Kafka
-    and the other processes may be away at start: answers are marked until they come.
+    Raises: BundleError for an unusable bundle, PortTaken for a taken port, ConfigError as `opened_door`, `signing_key`
+    and, where exposures are written, `pseudonym_key`. Redis, Kafka and the other processes may be away at start:
+    answers are marked until they come.
     """
     async with opened_door(settings) as door:
         await _serve(
@@ -200,6 +234,8 @@ async def _serve(
     in_process: Mapping[str, Peer],
     before_listening: Callable[[], Awaitable[None]] | None,
 ) -> None:
+    of_users = pseudonym_key(settings) if settings.exposures else b""
+    key = signing_key(settings)
     bundle, popular = await asyncio.to_thread(_open_bundle, settings)
     channels = {
         peer: rpc_client.channel(address, tracing.client_interceptors, tls=settings.tls)
@@ -230,6 +266,10 @@ async def _serve(
     stream = ProbedStreamStatus(channels["encoder"], settings.kafka_bootstrap.split(","))
     await stream.start()
     metrics = GatewayMetrics()
+    shown = None
+    if settings.exposures:
+        shown = KafkaExposureLog(settings.kafka, of_users, told=metrics.exposures_kept)
+        shown.start()
     described = DescribedItems(dict(zip(bundle.item_ids, bundle.titles, strict=True)), popular)
     follower = CatalogueFollower(
         catalogue_reader(settings.kafka, "freshet-gateway", ITEMS),
@@ -266,6 +306,7 @@ async def _serve(
         metrics=metrics,
         model_version=bundle.model_version,
         schema=bundle.event_schema,
+        exposures=Exposures(key, shown),
         stalled_s=stalls.since,
         tracing=tracing,
     )
@@ -280,6 +321,8 @@ async def _serve(
         await asyncio.to_thread(follower.stop)
         await ends.close()
         await producer.close()
+        if shown is not None:
+            await shown.close()
         await reader.close()
         for connected in (*channels.values(), *refresher_channels.values(), *peers.values()):
             await connected.close()

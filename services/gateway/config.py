@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import ClassVar, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
-from services.common.config import ProcessSettings
 from services.common.processes import HTTP_STEP
+from services.common.pseudonyms import PseudonymSettings, check_key
 from services.common.transport import check_address
 from services.gateway.stages import Limits
 
 
-class GatewaySettings(ProcessSettings):
+class GatewaySettings(PseudonymSettings):
     """Variables are named per field; times are milliseconds."""
 
     asks_client_certificates: ClassVar[bool] = False
@@ -37,6 +37,12 @@ class GatewaySettings(ProcessSettings):
     breaker_ms: int = Field(default=500, ge=0, le=60_000, validation_alias="FRESHET_GATEWAY_BREAKER_MS")
     # Acknowledged events that are not applied after this make answers marked as not fresh.
     lag_grace_ms: int = Field(default=2000, ge=10, le=600_000, validation_alias="FRESHET_GATEWAY_LAG_GRACE_MS")
+    # Whether answers are written to `exposures`.
+    exposures: bool = Field(default=True, validation_alias="FRESHET_GATEWAY_EXPOSURES")
+    # Signs what clients bring back (exposure ids, page tokens): secret, the same in all gateways of an installation.
+    # Empty: a file's, else a random one that ends with the process.
+    signing_key: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_GATEWAY_SIGNING_KEY")
+    signing_key_file: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_SIGNING_KEY_FILE")
     # Who may call what (`freshet keys`). None: everybody everything, which is allowed on loopback alone.
     api_keys: Path | None = Field(default=None, validation_alias="FRESHET_API_KEYS")
     # None: stderr.
@@ -46,6 +52,13 @@ class GatewaySettings(ProcessSettings):
     @classmethod
     def _peer(cls, value: str) -> str:
         return check_address(value)
+
+    @field_validator("signing_key")
+    @classmethod
+    def _signing_key(cls, value: SecretStr) -> SecretStr:
+        if value.get_secret_value():
+            check_key(value.get_secret_value())
+        return value
 
     @field_validator("refresher_addresses")
     @classmethod

@@ -183,6 +183,7 @@ class SimilarAnswer:
     model_version: str
     degradations: Sequence[Degradation]
     total_ms: float
+    exposure_id: str = ""
 
 
 @dataclass(slots=True)
@@ -218,6 +219,15 @@ class Recommendation:
     stage_times: StageTimes
     state_source: str
     index_freshness: IndexFreshness | None = None
+    exposure_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Impression:
+    """A slot of an answer that was seen: its position, from 1, and what stood there."""
+
+    position: int
+    item_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """`python -m services.gateway.first_keys KEYS SECRETS`: what containers need before they start, made where it is not.
 
 KEYS/api-keys.json gets one key of all roles; its secret goes to SECRETS/api-key, and a new key of pseudonyms to
-SECRETS/pseudonym-key. Two folders, because the gateway is given the first one alone. The command line is not in the
-images; in a container this is `freshet keys create`.
+SECRETS/pseudonym-key, a copy of it to KEYS; KEYS/signing-key signs what clients bring back. Two folders, because the
+gateway is given the first one alone. The command line is not in the images; in a container this is `freshet keys
+create`.
 """
 
 import secrets
@@ -14,9 +15,14 @@ from services.gateway.roles import Role
 
 
 def make_first_keys(keys: Path, secret: Path) -> None:
-    """Make both; one that is there stays as it is. A key of pseudonyms that is lost cannot be made again."""
+    """Make them; one that is there stays as it is. A key of pseudonyms that is lost cannot be made again."""
+    keys.mkdir(exist_ok=True)
     if not (pseudonyms := secret / "pseudonym-key").exists():
         write_private(pseudonyms, secrets.token_urlsafe(32))
+    if not (copy := keys / "pseudonym-key").exists():
+        write_private(copy, pseudonyms.read_text().strip())
+    if not (signing := keys / "signing-key").exists():
+        write_private(signing, secrets.token_urlsafe(32))
     if not (file := keys / "api-keys.json").exists():
         write_private(secret / "api-key", create_key(file, id="first", roles=frozenset(Role)))
 

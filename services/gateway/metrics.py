@@ -40,6 +40,8 @@ class GatewayMetrics:
             "freshet_gateway_append_seconds",
             "Seconds from an interaction's arrival to its acknowledgement by the stream.",
         )
+        exposures = counter("freshet_gateway_exposures", "Answers by whether `exposures` has them.", ("outcome",))
+        self._exposures_written, self._exposures_lost = exposures.labels("written"), exposures.labels("lost")
         self._search_seconds = histogram("freshet_gateway_search_seconds", "Seconds of a Search.")
         asked = counter(
             "freshet_gateway_search_sources", "What was asked during searches, by outcome.", ("source", "outcome")
@@ -92,6 +94,11 @@ class GatewayMetrics:
         """One interaction is durable."""
         self._acknowledged.inc()
         self._append_seconds.observe(seconds)
+
+    def exposures_kept(self, written: int, lost: int) -> None:
+        """So many more answers were written to `exposures`, and so many will never be."""
+        self._exposures_written.inc(written)
+        self._exposures_lost.inc(lost)
 
     def append_failed(self) -> None:
         """One interaction was not acknowledged."""

@@ -11,6 +11,7 @@ from services.common.errors import FreshetError
 from services.common.query_state import PackedQueryState
 from services.common.state_store import UserView
 from services.common.stream.position import Position
+from services.common.stream.topics.exposures import Exposure
 from services.common.stream.topics.forgets import Forget
 from services.common.stream.topics.interactions import Interaction
 from services.common.stream.topics.items import CatalogueItem
@@ -149,6 +150,14 @@ class ForgetLog(Protocol):
 
     async def append(self, forget: Forget, timeout_s: float) -> None:
         """Write one, durably: from then on the user will be forgotten, whoever is away now."""
+
+
+class ExposureLog(Protocol):
+    """What was shown (Kafka), for whoever learns from it."""
+
+    def append(self, user_id: str, exposure: Exposure) -> None:
+        """Take one, to be written a moment later under the user's pseudonym. Never waits, never fails: what cannot be
+        written is counted as lost."""
 
 
 class StreamStatus(Protocol):

@@ -28,6 +28,7 @@ HOLDS: Mapping[str, str] = {
     HISTORIES: "the user id, applied positions and hashes of event ids for good; the user's earlier records, which "
     "nothing reads any more",
     FORGETS: "the user id and up to where it is void, so that rebuilds honour it",
+    EXPOSURES: "what the user was shown, under a pseudonym; nothing reads it here",
     INTERACTIONS + SUFFIX: "records of the user that could not be read, with the user id, until `freshet dead-letters "
     "forget` takes them out",
     ATTRIBUTIONS + SUFFIX: "unreadable records of the user under a pseudonym; a forget does not reach them",
@@ -36,8 +37,7 @@ HOLDS: Mapping[str, str] = {
     "checkpoints of a partition replace it",
     FORGETS + SUFFIX: "unreadable wishes to forget, with the user id; a forget does not reach them",
 }
-# Nothing writes exposures yet.
-NOTHING_OF_USERS = frozenset({ITEMS, ITEMS + SUFFIX, EXPOSURES})
+NOTHING_OF_USERS = frozenset({ITEMS, ITEMS + SUFFIX})
 
 _ELSEWHERE = (
     "answers may rest on earlier item states until the refresher's next changes are served, seconds later",

@@ -26,6 +26,7 @@ ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
         "Explain": frozenset({Role.RECOMMEND}),
         "RecordInteractions": frozenset({Role.INGEST}),
         "StreamInteractions": frozenset({Role.INGEST}),
+        "RecordImpressions": frozenset({Role.INGEST}),
         "UndoInteraction": frozenset({Role.INGEST}),
         "PutItems": frozenset({Role.OPERATOR}),
         "GetFreshness": frozenset({Role.RECOMMEND, Role.OPERATOR}),

@@ -77,3 +77,4 @@ class SearchAnswer:
     degradations: Sequence[Degradation]
     sources: Sequence[SourceTime]
     total_ms: float
+    exposure_id: str = ""

@@ -15,6 +15,7 @@ from services.gateway.domain import (
     Filter,
     FreshnessToken,
     HistoryEvent,
+    Impression,
     IndexFreshness,
     Receipt,
     Recommendation,
@@ -28,6 +29,7 @@ from services.gateway.freshness import FreshnessReport
 from services.gateway.handlers.explain import Explain
 from services.gateway.handlers.forget import ForgetUser
 from services.gateway.handlers.get_freshness import GetFreshness
+from services.gateway.handlers.impressions import RecordImpressions
 from services.gateway.handlers.items import PutItems
 from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.record import RecordInteractions
@@ -47,6 +49,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     search: Search
     similar: Similar
     record: RecordInteractions
+    record_impressions: RecordImpressions
     explain: Explain
     get_freshness: GetFreshness
     put_items: PutItems
@@ -99,6 +102,14 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
         receipts = await self.record.stream(arriving())
         return gateway_pb2.StreamInteractionsResponse(receipts=map(_receipt_message, receipts))
+
+    async def RecordImpressions(
+        self, request: gateway_pb2.RecordImpressionsRequest, context: Any
+    ) -> gateway_pb2.RecordImpressionsResponse:
+        """Writes which slots of an answer were seen."""
+        seen = [Impression(one.position, one.item_id) for one in request.impressions]
+        receipts = await self.record_impressions(request.user_id, request.exposure_id, seen)
+        return gateway_pb2.RecordImpressionsResponse(receipts=map(_receipt_message, receipts))
 
     async def UndoInteraction(
         self, request: gateway_pb2.UndoInteractionRequest, context: Any
@@ -215,6 +226,7 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
         ),
         state_source=answer.state_source,
         request_id=request_context.request_id.get(),
+        exposure_id=answer.exposure_id,
     )
     state = answer.state
     if state is not None:
@@ -251,6 +263,7 @@ def _found_message(answer: SearchAnswer) -> gateway_pb2.GatewayServiceSearchResp
         ],
         total_ms=answer.total_ms,
         request_id=request_context.request_id.get(),
+        exposure_id=answer.exposure_id,
     )
 
 
@@ -269,6 +282,7 @@ def _similar_message(answer: SimilarAnswer) -> gateway_pb2.GatewayServiceSimilar
         degradations=degradations,
         total_ms=answer.total_ms,
         request_id=request_context.request_id.get(),
+        exposure_id=answer.exposure_id,
     )
     if found.index_freshness is not None:
         message.index_freshness.CopyFrom(_index_freshness_message(found.index_freshness))

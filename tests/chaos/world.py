@@ -57,6 +57,7 @@ from services.gateway.bootstrap import make_servicer
 from services.gateway.breaker import Breaker
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Certificate, CertificateKind, Encoded, Filter, Pool, Ranking, ScoredItem
+from services.gateway.exposures import Exposures
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.handlers.record import EpochCache
 from services.gateway.lag import AcknowledgedLag
@@ -337,6 +338,7 @@ class Gateway:
             metrics=METRICS[0],
             model_version=model_version,
             schema=default_schema(),
+            exposures=Exposures(b"key", None),
         )
 
     @contextlib.contextmanager

@@ -63,7 +63,7 @@ def test_keys_are_made_before_whoever_reads_them_starts(tmp_path: Path) -> None:
         waits = RAW["services"][row.name].get("depends_on", {}).get("keys")
         needs_them = {KEYS, SECRETS} & set(row.state)
         assert waits == ({"condition": "service_completed_successfully"} if needs_them else None)
-    # The gateway, which strangers reach, is given no secret.
+    # The gateway, which strangers reach, is given no API key.
     assert SECRETS not in PROCESSES["gateway"].state
     folders = (REPOSITORY / "deploy" / "Dockerfile").read_text(encoding="utf-8")
     assert f"-o freshet -g freshet -m 700 {KEYS} {SECRETS}\n" in folders
@@ -126,6 +126,7 @@ def test_container_and_local_process_load_the_same_settings(process: str, monkey
     places = {
         "api_keys",
         "pseudonym_key_file",
+        "signing_key_file",
         "host",
         "bundle",
         "text",

@@ -10,58 +10,84 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fakes.gateway import MemoryForgetLog, MemoryInteractionLog, MemoryItemLog
+from fakes.gateway import MemoryExposureLog, MemoryForgetLog, MemoryInteractionLog, MemoryItemLog
 from suites import Since, either
 
 from services.common.kafka import EventProducer
+from services.common.pseudonyms import pseudonym_of
 from services.common.stream.topic import NUM_PARTITIONS
+from services.common.stream.topics.exposures import EXPOSURES, Exposure, encode_exposure
 from services.common.stream.topics.forgets import FORGETS, Forget, encode_forget
 from services.common.stream.topics.interactions import INTERACTIONS, Interaction, encode_interaction
 from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
+from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.topics import KafkaForgetLog, KafkaInteractionLog, KafkaItemLog
-from services.gateway.ports import ForgetLog, InteractionLog, ItemLog
+from services.gateway.ports import ExposureLog, ForgetLog, InteractionLog, ItemLog
 
 WAIT_S = 10.0
+KEY = b"key"
 
 
 @dataclass
 class Scene:
-    """The three logs, and the values that a topic got, in order, once there are so many."""
+    """The logs, and keys and values that a topic got, in order, once there are so many."""
 
     interactions: InteractionLog
     items: ItemLog
     forgets: ForgetLog
-    values: Callable[[str, int], list[bytes | None]]
+    exposures: ExposureLog
+    records: Callable[[str, int], list[tuple[bytes, bytes | None]]]
+
+    def values(self, topic: str, count: int) -> list[bytes | None]:
+        return [value for _, value in self.records(topic, count)]
 
 
 @pytest.fixture(params=either("kafka"))
 async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     if request.param == "memory":
-        interactions, items, forgets = MemoryInteractionLog(), MemoryItemLog(), MemoryForgetLog()
+        interactions, items, forgets, exposures = (
+            MemoryInteractionLog(),
+            MemoryItemLog(),
+            MemoryForgetLog(),
+            MemoryExposureLog(),
+        )
         written: dict[str, Callable[[], Any]] = {
-            INTERACTIONS: lambda: map(encode_interaction, interactions.written),
-            ITEMS: lambda: map(encode_item, items.written),
-            FORGETS: lambda: map(encode_forget, forgets.written),
+            INTERACTIONS: lambda: [(one.user_id.encode(), encode_interaction(one)) for one in interactions.written],
+            ITEMS: lambda: [(one.item_id.encode(), encode_item(one)) for one in items.written],
+            FORGETS: lambda: [(one.user_id.encode(), encode_forget(one)) for one in forgets.written],
+            EXPOSURES: lambda: [(_key(user_id, one), encode_exposure(one)) for user_id, one in exposures.written],
         }
-        yield Scene(interactions, items, forgets, lambda topic, _: list(written[topic]()))
+        yield Scene(interactions, items, forgets, exposures, lambda topic, _: written[topic]())
         return
     kafka = request.getfixturevalue("kafka")
-    since = {topic: Since(kafka, topic) for topic in (INTERACTIONS, ITEMS, FORGETS)}
-    producer = EventProducer(kafka)
+    since = {topic: Since(kafka, topic) for topic in (INTERACTIONS, ITEMS, FORGETS, EXPOSURES)}
+    producer, exposure_log = EventProducer(kafka), KafkaExposureLog(kafka, KEY, gather_s=0.01)
+    exposure_log.start()
     yield Scene(
         KafkaInteractionLog(producer),
         KafkaItemLog(producer),
         KafkaForgetLog(producer),
-        lambda topic, count: [record.value for record in since[topic].records(count)],
+        exposure_log,
+        lambda topic, count: [(record.key or b"", record.value) for record in since[topic].records(count)],
     )
     await producer.close()
+    await exposure_log.close()
     for one in since.values():
         one.close()
 
 
+def _key(user_id: str, exposure: Exposure) -> bytes:
+    return (pseudonym_of(user_id, KEY) if user_id else exposure.exposure_id).encode()
+
+
 def interaction(event_id: str, user_id: str = "eve") -> Interaction:
     return Interaction(user_id=user_id, item_id="item-1", event_id=event_id, event_time_ms=5, type="click", value=1.0)
+
+
+def exposure(exposure_id: str) -> Exposure:
+    return Exposure(exposure_id=exposure_id, shown_ms=5, surface="recommend", model_version="m1", item_ids=["a", "b"],
+                    scores=[0.5, 0.25], sources=["mol", "mol"])  # fmt: skip
 
 
 @pytest.mark.parametrize("user_id", ["ann", "日本語", "x" * 128])
@@ -86,6 +112,36 @@ async def test_forgets_are_written_in_order(scene: Scene) -> None:
     for one in sent:
         await scene.forgets.append(one, WAIT_S)
     assert scene.values(FORGETS, 2) == [encode_forget(one) for one in sent]
+
+
+async def test_exposures_are_written_under_pseudonyms_and_of_nobody_under_their_ids(scene: Scene) -> None:
+    sent = [("ann", exposure("e1")), ("ann", exposure("e2")), ("", exposure("e3"))]
+    for user_id, one in sent:
+        scene.exposures.append(user_id, one)
+    found = scene.records(EXPOSURES, 3)
+    assert sorted(found) == sorted((_key(user_id, one), encode_exposure(one)) for user_id, one in sent)
+    assert [value for key, value in found if key == _key("ann", sent[0][1])] == [
+        encode_exposure(sent[0][1]),
+        encode_exposure(sent[1][1]),
+    ]
+    assert not any(b"ann" in key + (value or b"") for key, value in found)
+
+
+@pytest.mark.integration
+async def test_exposures_of_a_process_that_ends_are_written_before(kafka: str) -> None:
+    since, kept = Since(kafka, EXPOSURES), [0, 0]
+
+    def told(written: int, lost: int) -> None:
+        kept[0], kept[1] = kept[0] + written, kept[1] + lost
+
+    log = KafkaExposureLog(kafka, KEY, told=told, gather_s=60)
+    log.start()
+    for number in range(100):
+        log.append("ann", exposure(f"e{number}"))
+    await log.close(WAIT_S)
+    assert [record.value for record in since.records(100)] == [encode_exposure(exposure(f"e{n}")) for n in range(100)]
+    assert kept == [100, 0]
+    since.close()
 
 
 @pytest.mark.integration

@@ -11,6 +11,7 @@ from services.common.state_layout import num_partitions_of, pack_positions, reac
 from services.common.state_store import StoredState, UserView
 from services.common.stream.position import Position
 from services.common.stream.topic import NUM_PARTITIONS
+from services.common.stream.topics.exposures import Exposure
 from services.common.stream.topics.forgets import Forget
 from services.common.stream.topics.interactions import Interaction
 from services.common.stream.topics.items import CatalogueItem
@@ -420,6 +421,16 @@ class MemoryForgetLog(_Failing):
         self.written.append(forget)
         if self.on_append is not None:
             self.on_append(forget)
+
+
+@dataclass
+class MemoryExposureLog:
+    """What was shown, with its user, in order."""
+
+    written: list[tuple[str, Exposure]] = field(default_factory=list)
+
+    def append(self, user_id: str, exposure: Exposure) -> None:
+        self.written.append((user_id, exposure))
 
 
 @dataclass

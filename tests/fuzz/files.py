@@ -552,10 +552,9 @@ class Environment(Target):
             assert found.kafka is not None
             assert found.redis
             if kind is CandidatesSettings:
-                from services.algorithms.indexes.by_name import parse_algorithm
+                from services.candidates.choice import algorithms_for
 
-                for word in found.algorithms.split():
-                    parse_algorithm(word)
+                assert algorithms_for(found.algorithms, num_items=1, num_pairs=1)
 
 
 def file_targets() -> list[Target]:

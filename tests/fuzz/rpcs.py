@@ -56,6 +56,7 @@ from services.gateway.audit import AuditLog
 from services.gateway.bootstrap import MAX_REQUEST_BYTES, admissions
 from services.gateway.config import GatewaySettings
 from services.gateway.door import Door
+from services.gateway.exposures import Exposures
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.roles import Role
 from services.generator.config import GeneratorSettings
@@ -75,6 +76,7 @@ ALSO: dict[str, set[str]] = {
     # Where it waited for a freshness token; where no source answered within its 400 ms, as on a busy machine.
     "GatewayService.Recommend": {"DEADLINE_EXCEEDED"},
     "GatewayService.Search": {"DEADLINE_EXCEEDED"},
+    "GatewayService.RecordImpressions": {"PERMISSION_DENIED"},  # of a mutated user
     "GatewayService.Explain": {"NOT_FOUND"},
     "GatewayService.Similar": {"NOT_FOUND"},
     "CandidatesService.Similar": {"NOT_FOUND"},
@@ -249,6 +251,7 @@ async def gateway(folder: Path) -> AsyncIterator[Process]:
             *(scene.encoder.histories, scene.encoder.users, scene.refreshers.of_users, scene.items.written),
             *(scene.candidates.query_states, scene.candidates.pool_sizes, scene.candidates.seen, scene.reranker.asked),
             *(scene.reranker.pools, scene.interactions.written, scene.forgets.written, scene.sources.asked),
+            scene.exposures.written,
         ):
             kept.clear()  # type: ignore[attr-defined]
 
@@ -353,6 +356,12 @@ def _gateway() -> Service:
         g.GatewayServiceSimilarRequest(item_id="b", k=3, user_id="ann", filter=_FILTERS[1]),
         g.GatewayServiceSimilarRequest(item_id="c", k=1000),
     ]
+    exposure_id = Exposures(b"key", None).shown(
+        "recommend", "ann", item_ids=(), scores=(), sources=(), model_version="m1"
+    )
+    seen = g.RecordImpressionsRequest(
+        user_id="ann", exposure_id=exposure_id, impressions=[g.Impression(position=2, item_id="a")]
+    )
     item = events_pb2.Item(item_id="a", title="A", categories=["x"], available=True)
     forgets = [g.ForgetUserRequest(user_id="ann"), g.ForgetUserRequest(user_id="b", preview=True)]
     rpcs = [
@@ -361,6 +370,7 @@ def _gateway() -> Service:
         Rpc("Similar", 8, lambda state: similar),
         Rpc("RecordInteractions", 14, lambda state: [g.RecordInteractionsRequest(interactions=[_CLICK, _SEARCHED])]),
         Rpc("StreamInteractions", 8, lambda state: [g.StreamInteractionsRequest(interaction=_CLICK)], streams=True),
+        Rpc("RecordImpressions", 8, lambda state: [seen]),
         Rpc("UndoInteraction", 6, lambda state: [g.UndoInteractionRequest(user_id="ann", event_id="e-1")]),
         Rpc("PutItems", 10, lambda state: [g.PutItemsRequest(items=[item])]),
         Rpc("Explain", 10, lambda state: explains),

@@ -28,6 +28,7 @@ from services.gateway.domain import (
     now_ms,
     seen_in,
 )
+from services.gateway.exposures import Exposures
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.popular import PopularItems
@@ -53,6 +54,7 @@ class Recommend:
     metrics: GatewayMetrics
     model_version: str
     schema: EventSchema
+    exposures: Exposures
     limits: Limits
 
     async def __call__(self, query: RecommendQuery) -> Recommendation:
@@ -96,6 +98,15 @@ class Recommend:
             stage_times=work.times,
             state_source=source,
             index_freshness=ranking.index_freshness,
+            exposure_id=self.exposures.shown(
+                "recommend",
+                query.user_id,
+                item_ids=[item.item_id for item in ranking.items],
+                scores=[item.score for item in ranking.items],
+                sources=[item.source for item in ranking.items],
+                model_version=self.model_version,
+                index_version=ranking.index_version,
+            ),
         )
         self.metrics.answered(answer, had_token=query.token is not None)
         return answer

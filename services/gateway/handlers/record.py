@@ -12,12 +12,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from services.common import admission
-from services.common.errors import DeadlineExceeded, DependencyUnavailable, FreshetError, InvalidRequest
+from services.common.errors import (
+    DeadlineExceeded,
+    DependencyUnavailable,
+    FreshetError,
+    InvalidRequest,
+    PermissionDenied,
+)
 from services.common.stream.position import Position
 from services.common.stream.topics.interactions import Interaction
 from services.common.validation import validate_id
 from services.gateway.breaker import Breaker
 from services.gateway.domain import FreshnessToken, Receipt, now_ms
+from services.gateway.exposures import Exposures
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, UserStates
@@ -68,8 +75,11 @@ class EpochCache:
 class RecordInteractions:
     """The handler for writers; one per process, called concurrently."""
 
-    def __init__(self, *, ports: Ports, lag: AcknowledgedLag, metrics: GatewayMetrics, limits: Limits) -> None:
+    def __init__(
+        self, *, ports: Ports, lag: AcknowledgedLag, metrics: GatewayMetrics, exposures: Exposures, limits: Limits
+    ) -> None:
         self._interactions, self._lag, self._metrics = ports.interactions, lag, metrics
+        self._exposures = exposures
         self._append_timeout_s = limits.append_timeout_s
         self._epochs = EpochCache(ports.states)
         self._breaker = Breaker("interaction_log", open_seconds=limits.breaker_s)
@@ -77,10 +87,16 @@ class RecordInteractions:
     async def __call__(self, interactions: Sequence[Interaction]) -> list[Receipt]:
         """Write the whole request; receipts in its order.
 
-        Raises: InvalidRequest before anything is written; DependencyUnavailable with a retry hint when the stream
-        did not acknowledge all of it.
+        Raises: InvalidRequest, and PermissionDenied for somebody else's exposure, before anything is written;
+        DependencyUnavailable with a retry hint when the stream did not acknowledge all of it.
         """
         check_interactions(interactions, now_ms())
+        for position, interaction in enumerate(interactions):
+            self._check_exposure(interaction, f"interactions[{position}].")
+        return await self.write(interactions)
+
+    async def write(self, interactions: Sequence[Interaction]) -> list[Receipt]:
+        """Write what was checked. Raises: DependencyUnavailable, as `__call__`."""
         outcomes = await asyncio.gather(
             *(self._append(_with_id(interaction)) for interaction in interactions), return_exceptions=True
         )
@@ -115,6 +131,7 @@ class RecordInteractions:
                         )
                         break
                     check_interaction(interaction, now_ms(), f"stream[{position}].interaction.")
+                    self._check_exposure(interaction, f"stream[{position}].interaction.")
                     await window.acquire()
                     pending.append(asyncio.create_task(append(_with_id(interaction))))
                     if not self._breaker.closed:
@@ -123,7 +140,7 @@ class RecordInteractions:
                         if not self._breaker.closed:
                             cut_short = True
                             break
-            except (InvalidRequest, DeadlineExceeded) as exc:
+            except (InvalidRequest, PermissionDenied, DeadlineExceeded) as exc:
                 refused = exc
             outcomes = await asyncio.gather(*pending, return_exceptions=True)
         except BaseException:
@@ -148,6 +165,10 @@ class RecordInteractions:
         digest = hashlib.sha256(f"{user_id}\0{event_id}".encode()).hexdigest()[:32]
         undo = Interaction(user_id=user_id, event_id=f"undo-{digest}", undoes_event_id=event_id, event_time_ms=now_ms())
         return await self._append(undo)
+
+    def _check_exposure(self, interaction: Interaction, prefix: str) -> None:
+        if interaction.exposure_id:
+            self._exposures.check_named(interaction.exposure_id, interaction.user_id, f"{prefix}exposure_id")
 
     async def _append(self, interaction: Interaction) -> Receipt:
         began = time.monotonic()

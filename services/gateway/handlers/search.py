@@ -14,6 +14,7 @@ from services.algorithms.rank_fusion import Fused, reciprocal_rank_fusion
 from services.common.query_state import PackedQueryState
 from services.common.state_store import UserView
 from services.gateway.domain import Degradation, Pool, Ranking
+from services.gateway.exposures import Exposures
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.searching import PERSONAL, SearchAnswer, SearchQuery, SearchResult, SourceRank, SourceTime
 from services.gateway.stages import Limits, Stages, Work
@@ -33,6 +34,7 @@ class Search:
     metrics: GatewayMetrics
     titles: Mapping[str, str]
     model_version: str
+    exposures: Exposures
     limits: Limits
 
     async def __call__(self, query: SearchQuery) -> SearchAnswer:
@@ -69,13 +71,24 @@ class Search:
                 scores[PERSONAL] = {item.item_id: item.score for item in personal.items}
                 fused = reciprocal_rank_fusion(rankings)
         total_ms = work.end()
+        results = self._results(fused[: query.k], scores, answers)
+        text_version = next((a.hits.text_version for a in answers if a.hits and a.hits.text_version), "")
         answer = SearchAnswer(
-            results=self._results(fused[: query.k], scores, answers),
-            text_version=next((a.hits.text_version for a in answers if a.hits and a.hits.text_version), ""),
+            results=results,
+            text_version=text_version,
             model_version=model_version,
             degradations=work.degradations,
             sources=times,
             total_ms=total_ms,
+            exposure_id=self.exposures.shown(
+                "search",
+                query.user_id,
+                item_ids=[result.item_id for result in results],
+                scores=[result.score for result in results],
+                sources=["+".join(found.source for found in result.found_by) for result in results],
+                model_version=model_version,
+                text_version=text_version,
+            ),
         )
         self.metrics.searched(answer)
         return answer

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from services.gateway.domain import Degradation, SimilarAnswer, SimilarQuery
+from services.gateway.exposures import Exposures
 from services.gateway.ports import Ports
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.validation import check_similar
@@ -21,6 +22,7 @@ class Similar:
     stages: Stages
     titles: Mapping[str, str]
     model_version: str
+    exposures: Exposures
     limits: Limits
 
     async def __call__(self, query: SimilarQuery) -> SimilarAnswer:
@@ -44,10 +46,20 @@ class Similar:
             seen=work.seen,
             timeout_s=min(self.limits.stage_timeout_s, work.left_s),
         )
+        total_ms = work.end()
         return SimilarAnswer(
             found=found,
             titles=[self.titles.get(item.item_id, "") for item in found.items],
             model_version=self.model_version,
             degradations=work.degradations,
-            total_ms=work.end(),
+            total_ms=total_ms,
+            exposure_id=self.exposures.shown(
+                "similar",
+                query.user_id,
+                item_ids=[item.item_id for item in found.items],
+                scores=[item.score for item in found.items],
+                sources=[item.source for item in found.items],
+                model_version=self.model_version,
+                index_version=found.index_version,
+            ),
         )

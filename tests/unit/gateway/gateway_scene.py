@@ -6,6 +6,7 @@ import numpy as np
 from fakes.gateway import (
     MemoryCandidates,
     MemoryEncoder,
+    MemoryExposureLog,
     MemoryForgetLog,
     MemoryInteractionLog,
     MemoryItemLog,
@@ -18,10 +19,11 @@ from fakes.gateway import (
 )
 from prometheus_client import CollectorRegistry
 
-from services.algorithms.event_schema import default_schema
+from services.algorithms.event_schema import EventSchema, default_schema
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState
 from services.gateway.bootstrap import make_servicer
+from services.gateway.exposures import Exposures
 from services.gateway.freshness import PartitionProgress
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
@@ -73,10 +75,12 @@ class Scene:
     )
     items: MemoryItemLog = field(default_factory=MemoryItemLog)
     forgets: MemoryForgetLog = field(default_factory=MemoryForgetLog)
+    exposures: MemoryExposureLog = field(default_factory=MemoryExposureLog)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     limits: Limits = field(default_factory=lambda: Limits(breaker_s=0.05))
     sources: MemoryTextSources = field(default_factory=lambda: MemoryTextSources(found=dict(FOUND)))
     lag_grace_s: float = 2.0
+    schema: EventSchema = field(default_factory=default_schema)
 
     def __post_init__(self) -> None:
         self.lag = AcknowledgedLag(grace_seconds=self.lag_grace_s)
@@ -94,8 +98,10 @@ class Scene:
             titles=self.titles,
             metrics=self.metrics,
             model_version="m1",
-            schema=default_schema(),
+            schema=self.schema,
+            exposures=Exposures(b"key", self.exposures),
         )
         self.search, self.recommend, self.explain = self.servicer.search, self.servicer.recommend, self.servicer.explain
         self.record, self.get_freshness = self.servicer.record, self.servicer.get_freshness
+        self.record_impressions = self.servicer.record_impressions
         self.put_items, self.forget_user = self.servicer.put_items, self.servicer.forget_user

@@ -158,7 +158,10 @@ def test_first_keys_are_made_once_in_two_folders(tmp_path: Path) -> None:
     (key,) = read_keys(keys / "api-keys.json")
     assert (key.roles, key.sha256) == (set(Role), digest((secrets / "api-key").read_bytes()).hex())
     before = {path: path.read_bytes() for folder in (keys, secrets) for path in folder.iterdir()}
-    assert {path.name for path in before} == {"api-keys.json", "api-key", "pseudonym-key"}
+    assert {path.name for path in before} == {"api-keys.json", "api-key", "pseudonym-key", "signing-key"}
+    # The gateway is given the first folder: it writes the encoder's pseudonyms, and has no API key.
+    assert (keys / "pseudonym-key").read_bytes() == (secrets / "pseudonym-key").read_bytes()
+    assert not (keys / "api-key").exists()
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in before)
     make_first_keys(keys, secrets)
     assert {path: path.read_bytes() for path in before} == before

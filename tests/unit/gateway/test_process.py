@@ -161,7 +161,7 @@ def test_outside_loopback_with_keys_it_serves_who_shows_one_and_audits_to_stderr
     secret = create_key(keys, id="shop", roles=frozenset({Role.RECOMMEND}))
     shown = (("authorization", f"Bearer {secret}"),)
     with (
-        gateway(bundle, port, FRESHET_HOST="0.0.0.0", FRESHET_API_KEYS=str(keys)) as process,
+        gateway(bundle, port, FRESHET_HOST="0.0.0.0", FRESHET_API_KEYS=str(keys), FRESHET_PSEUDONYM_KEY="p") as process,
         grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
@@ -175,3 +175,12 @@ def test_outside_loopback_with_keys_it_serves_who_shows_one_and_audits_to_stderr
         assert process.returncode == 0
     (line,) = [json.loads(line) for line in audited.splitlines() if line.startswith("{")]
     assert (line["key"], line["method"], line["status"]) == ("shop", "ForgetUser", "PERMISSION_DENIED")
+
+
+def test_outside_loopback_exposures_need_a_key_of_pseudonyms(bundle: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    create_key(keys, id="shop", roles=frozenset({Role.RECOMMEND}))
+    with gateway(bundle, _free_port(), FRESHET_HOST="0.0.0.0", FRESHET_API_KEYS=str(keys)) as process:
+        _, said = process.communicate(timeout=30)
+        assert process.returncode != 0
+    assert "FRESHET_PSEUDONYM_KEY='freshet-development', which is public" in said

@@ -4,6 +4,7 @@ What a container keeps in a volume lies in the stack's data folder.
 """
 
 import os
+import secrets
 import sys
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from services.cli.stack.folders import REPOSITORY
 from services.common.config import environment_tls
 from services.common.health_check import probe_grpc
 from services.common.version import freshet_version
+from services.gateway.api_keys import write_private
 
 TLS_VARIABLES = ("FRESHET_TLS_CERT", "FRESHET_TLS_KEY", "FRESHET_TLS_CA")
 # Keys are the gateway's to read, and its audit log to write.
 KEY_FILES = ("FRESHET_API_KEYS", "FRESHET_AUDIT_LOG")
+SIGNING_KEY_VARIABLE = "FRESHET_GATEWAY_SIGNING_KEY"
 CHECKPOINTS_VARIABLE = "FRESHET_REFRESHER_CHECKPOINTS"
 
 
@@ -39,6 +42,8 @@ class Process(Component):
                 settings[variable] = str(file.absolute())
         if self.name == "gateway":
             settings |= {name: str(Path(value).absolute()) for name in KEY_FILES if (value := os.environ.get(name))}
+            if not settings.get(SIGNING_KEY_VARIABLE):
+                settings[f"{SIGNING_KEY_VARIABLE}_FILE"] = str(_signing_key(place))
         return Launch(
             argv=[sys.executable, *arguments],
             environment=inherited_environment() | settings,
@@ -50,3 +55,12 @@ class Process(Component):
 
     def version(self, place: Place) -> str:
         return f"freshet {freshet_version()}"
+
+
+def _signing_key(place: Place) -> Path:
+    """The stack's own, made once: what clients have goes on to be taken when the gateway is started again."""
+    file = place.state.data("gateway") / "signing-key"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_private(file, secrets.token_urlsafe(32))
+    return file.absolute()

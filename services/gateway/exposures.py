@@ -1,0 +1,86 @@
+"""What was shown: each answer's exposure id, and the word of the answer to whoever keeps it.
+
+An exposure id says when its answer was given, and is signed for its user: whoever sends one back says which answer they
+speak of, and nothing has to be remembered here. What was in the answer is in the log alone.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+
+from services.common.errors import InvalidRequest, PermissionDenied
+from services.common.stream.topics.exposures import Exposure
+from services.gateway.domain import now_ms
+from services.gateway.ports import ExposureLog
+from services.gateway.signing import Altered, OfAnotherUser, Signer
+
+_TIME_BYTES, _NONCE_BYTES = 6, 4
+_BODY_BYTES = _TIME_BYTES + _NONCE_BYTES
+
+
+class Exposures:
+    """One per process. `log` None: ids are given, nothing is kept."""
+
+    def __init__(self, key: bytes, log: ExposureLog | None, clock_ms: Callable[[], int] = now_ms) -> None:
+        self._signer, self._log, self._clock_ms = Signer(key, b"exposure"), log, clock_ms
+
+    def shown(
+        self,
+        surface: str,
+        user_id: str,
+        *,
+        item_ids: Sequence[str],
+        scores: Sequence[float],
+        sources: Sequence[str],
+        model_version: str,
+        index_version: str = "",
+        text_version: str = "",
+        first_position: int = 1,
+    ) -> str:
+        """The exposure id of an answer that goes out now (see `Exposure`); the empty user id is nobody's."""
+        shown_ms = self._clock_ms()
+        exposure_id = self._signer.sign(shown_ms.to_bytes(_TIME_BYTES, "big") + os.urandom(_NONCE_BYTES), user_id)
+        if self._log is not None:
+            self._log.append(
+                user_id,
+                Exposure(
+                    exposure_id=exposure_id,
+                    shown_ms=shown_ms,
+                    surface=surface,
+                    model_version=model_version,
+                    index_version=index_version,
+                    text_version=text_version,
+                    first_position=first_position,
+                    item_ids=item_ids,
+                    scores=scores,
+                    sources=sources,
+                ),
+            )
+        return exposure_id
+
+    def time_of(self, exposure_id: str, user_id: str) -> int:
+        """When the answer was given, Unix milliseconds. Raises: InvalidRequest for an id that was not given out here,
+        PermissionDenied for somebody else's."""
+        try:
+            body = self._signer.open(exposure_id, _BODY_BYTES, user_id)
+        except Altered:
+            shown = f"text of {len(exposure_id)} characters"
+            raise InvalidRequest.of("exposure_id", shown, "as an answer of this installation gave it") from None
+        except OfAnotherUser:
+            raise _foreign("exposure_id") from None
+        return int.from_bytes(body[:_TIME_BYTES], "big")
+
+    def check_named(self, exposure_id: str, user_id: str, field: str) -> None:
+        """Of an interaction: producers may have ids of their own, so only what is known to be somebody else's is wrong.
+
+        Raises: PermissionDenied.
+        """
+        try:
+            self._signer.open(exposure_id, _BODY_BYTES, user_id)
+        except Altered:
+            return
+        except OfAnotherUser:
+            raise _foreign(field) from None
+
+
+def _foreign(field: str) -> PermissionDenied:
+    return PermissionDenied(f"{field}: of an answer to another user; allowed: of an answer to this one")

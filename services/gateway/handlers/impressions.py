@@ -1,0 +1,73 @@
+"""RecordImpressions: which slots of an answer were really seen, written as interactions.
+
+The exposure id says when the answer was given and to whom, so a record follows from the request alone: sent again it is
+the same one, and counts once.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.algorithms.event_schema import EventSchema, Role
+from services.common.errors import InvalidRequest, PreconditionFailed
+from services.common.stream.topics.interactions import Interaction
+from services.common.validation import validate_id
+from services.gateway.domain import Impression, Receipt
+from services.gateway.exposures import Exposures
+from services.gateway.handlers.record import RecordInteractions
+from services.gateway.validation import MAX_BATCH
+
+IMPRESSION = "impression"
+MAX_POSITION = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordImpressions:
+    """The handler; one per process, called concurrently."""
+
+    exposures: Exposures
+    record: RecordInteractions
+    schema: EventSchema
+
+    async def __call__(self, user_id: str, exposure_id: str, impressions: Sequence[Impression]) -> list[Receipt]:
+        """Write them; receipts in their order.
+
+        Raises: InvalidRequest naming the field, PermissionDenied for somebody else's exposure, before anything is
+        written; PreconditionFailed where the served model's schema takes an impression for something else; as
+        RecordInteractions.
+        """
+        validate_id("user_id", user_id)
+        if not 1 <= len(impressions) <= MAX_BATCH:
+            raise InvalidRequest.of("impressions", f"{len(impressions)} impressions", f"1-{MAX_BATCH}")
+        if self.schema.of(IMPRESSION).role is not Role.EXPOSURE:
+            raise PreconditionFailed(
+                f"events.yaml of the served model: type {IMPRESSION!r} has another role; allowed: exposure. Train with "
+                "a schema that names it so, or record interactions of a type of your own"
+            )
+        shown_ms = self.exposures.time_of(exposure_id, user_id)
+        positions = set[int]()
+        for number, one in enumerate(impressions):
+            validate_id(f"impressions[{number}].item_id", one.item_id)
+            if not 1 <= one.position <= MAX_POSITION or one.position in positions:
+                allowed = f"1-{MAX_POSITION}, each once"
+                raise InvalidRequest.of(f"impressions[{number}].position", one.position, allowed)
+            positions.add(one.position)
+        return await self.record.write(
+            [
+                Interaction(
+                    user_id=user_id,
+                    item_id=one.item_id,
+                    # Whatever is said to have stood there later: a slot of an answer counts once.
+                    event_id=f"impression-{_digest(exposure_id, one.position)}",
+                    type=IMPRESSION,
+                    event_time_ms=shown_ms,
+                    context={"position": str(one.position)},
+                    exposure_id=exposure_id,
+                )
+                for one in impressions
+            ]
+        )
+
+
+def _digest(exposure_id: str, position: int) -> str:
+    return hashlib.blake2b(f"{exposure_id}\0{position}".encode(), digest_size=16).hexdigest()
