@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from loadtest.engine import LoadPlan
-from loadtest.scenarios import find_scenarios
+from loadtest.scenarios import find_scenarios, slow_clients
 
 OF_VISITORS = ["cold_cache", "event_storm", "flash_crowd", "hot_user", "long_histories", "ramp", "spike", "steady"]
 
@@ -126,13 +126,24 @@ def test_soak_tells_whose_memory_grew(small_gateway: Any, items: Path, tmp_path:
 
 def test_slow_clients_come_and_go_in_turns(small_gateway: Any, items: Path, tmp_path: Path) -> None:
     _, summary = loadtest(
-        "slow_clients", "--idle-streams", "20", "--unread", "5", "--windows", "2", "--window-seconds", "3",
+        "slow_clients", "--idle-streams", "20", "--unread", "5", "--windows", "2", "--window-seconds", "8",
         "--items", str(items), "--target", f"127.0.0.1:{small_gateway.port}", "--output", str(tmp_path / "out"),
         "--recommend-rate", "20", "--event-rate", "5",
     )  # fmt: skip
+    assert summary["findings"]["windows_that_slow_clients_missed"] == 0
     assert len(summary["findings"]["p99_ms"]) == 2
     assert summary["findings"]["ratio"]["median"] > 0
     assert sum(request.k == 1_000 for request in small_gateway.recommended) == 5
+
+
+def test_slow_clients_that_come_too_late_are_counted(small_gateway: Any) -> None:
+    target = f"127.0.0.1:{small_gateway.port}"
+    slow = slow_clients.SlowClients(argparse.Namespace(target=target, idle_streams=1, unread=0))
+    for _ in range(2):
+        slow.end()
+        slow.begin()
+    slow.end()
+    assert slow.missed == 2
 
 
 def test_visitors_refuse_what_would_send_nothing(small_gateway: Any, items: Path) -> None:
