@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from services.algorithms.attributes import AttributeTable, no_attributes
 from services.algorithms.event_schema import EVENTS_YAML, EventSchema, SchemaError, default_schema
 from services.algorithms.manifest import BundleError, EncoderShape, FileEntry, HeadShape, Manifest, NeighbourShape
 from services.algorithms.neighbours import ItemNeighbours
@@ -62,6 +63,7 @@ ITEM_STATES = "item_states.safetensors"
 PAIR_GATE = "pair_gate.safetensors"
 NEIGHBOURS = "neighbours.safetensors"
 ITEMS = "items.parquet"
+ATTRIBUTES = "attributes.parquet"
 USERS = "users.parquet"
 ENCODER_ONNX = "encoder.onnx"
 ENCODER_STEP_ONNX = "encoder_step.onnx"
@@ -163,6 +165,22 @@ class Bundle:
             raise BundleError(f"{self.path / NEIGHBOURS}: {exc}") from exc
 
     @cached_property
+    def attributes(self) -> AttributeTable:
+        """Those that the bundle declares; none where it has no such file. Raises: BundleError."""
+        if ATTRIBUTES not in self.manifest.files:
+            return no_attributes(self.num_items)
+        path = self.path / ATTRIBUTES
+        try:
+            table = AttributeTable.from_arrow(read_table(path, with_nulls=True))
+        except BundleError:
+            raise
+        except ValueError as exc:
+            raise BundleError(f"{path}: {exc}") from exc
+        if table.num_items != self.num_items:
+            raise BundleError(f"{path} has {table.num_items} rows; expected {self.num_items}")
+        return table
+
+    @cached_property
     def event_schema(self) -> EventSchema:
         """What each type of event means: the bundle's word, else the default. Raises: BundleError."""
         if EVENTS_YAML not in self.manifest.files:
@@ -190,7 +208,7 @@ class BundleContent:
     """What training hands over to be written: shapes, arrays and columns, in dense-index order.
 
     `encoder` is None, and `weights` empty, for embeddings brought from elsewhere. `events_yaml`: the event schema where
-    it is not the default.
+    it is not the default. `attributes`: columns of `attributes.ARROW_TYPES`.
     """
 
     encoder: EncoderShape | None
@@ -208,6 +226,7 @@ class BundleContent:
     new_item_length: float | None = None
     neighbours: ItemNeighbours | None = None
     events_yaml: bytes | None = None
+    attributes: pa.Table | None = None
 
 
 def load_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
@@ -285,12 +304,17 @@ def _check_shapes(bundle: Bundle) -> None:
     check_table(root / ITEMS, _ITEM_SCHEMA, manifest.num_items)
     check_table(root / USERS, _USER_SCHEMA, manifest.num_users)
     bundle.event_schema  # noqa: B018
+    bundle.attributes  # noqa: B018
 
 
 def _content_files(head: HeadShape, neighbours: NeighbourShape | None) -> tuple[str, ...]:
     """The files whose content is the model, and so its version."""
     optional = (*((PAIR_GATE,) if head.is_mixture else ()), *((NEIGHBOURS,) if neighbours is not None else ()))
     return (WEIGHTS, ITEM_STATES, *optional, ITEMS, USERS)
+
+
+# What the model's version covers where it is there.
+_OPTIONAL_FILES = (EVENTS_YAML, ATTRIBUTES)
 
 
 def _model_version(
@@ -300,7 +324,7 @@ def _model_version(
     neighbours: NeighbourShape | None,
     root: Path,
 ) -> str:
-    names = (*_content_files(head, neighbours), *((EVENTS_YAML,) if EVENTS_YAML in files else ()))
+    names = (*_content_files(head, neighbours), *(name for name in _OPTIONAL_FILES if name in files))
     missing = [name for name in names if name not in files]
     if missing:
         raise BundleError(f"{root / MANIFEST} lists {sorted(files)}; missing: {missing}")
@@ -334,7 +358,9 @@ def _write_content(root: Path, content: BundleContent) -> None:
     pq.write_table(pa.table({"user_id": list(content.user_ids)}, schema=_USER_SCHEMA), root / USERS)
     if content.events_yaml is not None:
         (root / EVENTS_YAML).write_bytes(content.events_yaml)
-    names = (*_content_files(content.head, near), EVENTS_YAML)
+    if content.attributes is not None:
+        pq.write_table(content.attributes, root / ATTRIBUTES)
+    names = (*_content_files(content.head, near), *_OPTIONAL_FILES)
     files = {name: file_entry(root / name) for name in names if (root / name).is_file()}
     Manifest(
         model_version=_model_version(files, content.encoder, content.head, near, root),

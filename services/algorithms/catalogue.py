@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from services.algorithms.attributes import AttributeTable, no_attributes
 from services.algorithms.bundle import Bundle, BundleError, Manifest
 from services.algorithms.neighbours import ItemNeighbours
 from services.algorithms.states import ItemStates, PairGate
@@ -38,12 +39,17 @@ class Catalogue:
     pair_gate: PairGate | None
     user_component: int | None = None
     neighbours: ItemNeighbours | None = None
+    attributes: AttributeTable = field(default_factory=lambda: no_attributes(0))
 
     def __post_init__(self) -> None:
         """Raises ValueError if columns disagree in length or an id repeats."""
         for name in ("titles", "categories", "states"):
             if len(getattr(self, name)) != len(self.item_ids):
                 raise ValueError(f"{len(self.item_ids)} item ids but {name} of {len(getattr(self, name))} items")
+        if not self.attributes.kinds:
+            object.__setattr__(self, "attributes", no_attributes(len(self.item_ids)))
+        if self.attributes.num_items != len(self.item_ids):
+            raise ValueError(f"{len(self.item_ids)} item ids but attributes of {self.attributes.num_items} items")
         if len(self.rows) != len(self.item_ids):
             raise ValueError(f"{len(self.item_ids)} item ids but only {len(self.rows)} distinct ones")
         version = f"{self.model_version}.{_content_hash(self.item_ids, self.states)}"
@@ -85,20 +91,21 @@ def _catalogue(bundle: Bundle, user_component: int | None) -> Catalogue:
         pair_gate=bundle.pair_gate,
         user_component=user_component,
         neighbours=bundle.neighbours,
+        attributes=bundle.attributes,
     )
 
 
-def required_bytes(manifest: Manifest) -> int:
+def required_bytes(manifest: Manifest, num_attributes: int = 0) -> int:
     """Bytes that a catalogue of this shape will take, known before any array is read.
 
     Components once (mapped), the gate twice (mapped and transposed), averaged components, neighbours with their
-    weights, and ids as Python objects.
+    weights, ids as Python objects, and each attribute's column here and in the index.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0
     neighbours = 0 if manifest.neighbours is None else 2 * manifest.neighbours.num_neighbours
     floats = head.num_item_components * head.component_width + gate + head.component_width + 1 + neighbours
-    return manifest.num_items * (4 * floats + 16 + _OBJECT_BYTES_PER_ITEM)
+    return manifest.num_items * (4 * floats + 16 + 16 * num_attributes + _OBJECT_BYTES_PER_ITEM)
 
 
 def _content_hash(item_ids: Sequence[str], items: ItemStates) -> str:

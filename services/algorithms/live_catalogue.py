@@ -19,7 +19,9 @@ from typing import Protocol
 
 import numpy as np
 
+from services.algorithms.attributes import AttributeTable, Values
 from services.algorithms.catalogue import Catalogue
+from services.algorithms.filters import ItemFilter, Mask, passing
 from services.algorithms.indexes.mutable.index import Build, MutableIndex
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
 from services.algorithms.indexes.mutable.lookup import find_items
@@ -61,6 +63,8 @@ class Description(Protocol):
     @property
     def categories(self) -> Sequence[str]: ...
     @property
+    def attributes(self) -> Values: ...
+    @property
     def is_served(self) -> bool: ...
 
 
@@ -101,7 +105,9 @@ class LiveCatalogue:
         Raises: ValueError if states and gates disagree, and what `build` raises.
         """
         self.base = base
-        batch = ItemBatch(item_ids=base.item_ids, states=base.states, categories=base.categories)
+        batch = ItemBatch(
+            item_ids=base.item_ids, states=base.states, categories=base.categories, attributes=base.attributes
+        )
         self.index = MutableIndex(
             batch, base.pair_gate, model_version=base.model_version, build=build, max_bytes=max_bytes
         )
@@ -147,6 +153,19 @@ class LiveCatalogue:
             return description.categories
         row = self.base.rows.get(item_id)
         return () if row is None else self.base.categories[row]
+
+    def attributes_of(self, item_id: str) -> Values:
+        description = self._described.get(item_id)
+        if description is not None:
+            return description.attributes
+        row = self.base.rows.get(item_id)
+        return {} if row is None else self.base.attributes.of_row(row)
+
+    def passing(self, wanted: ItemFilter, item_ids: Sequence[str]) -> Mask:
+        """Which of n items pass a filter by what the catalogue says of them now, decided one by one: (n,)."""
+        categories = [self.categories_of(item_id) for item_id in item_ids]
+        attributes = [self.attributes_of(item_id) for item_id in item_ids] if wanted.where else ()
+        return passing(wanted, item_ids, categories, attributes)
 
     def title_of(self, item_id: str) -> str:
         description = self._described.get(item_id)
@@ -217,7 +236,7 @@ class LiveCatalogue:
         return tuple(misfits)
 
     def describe(self, descriptions: Sequence[Description]) -> None:
-        """Take titles, categories, withdrawals and returns; of several for one item the last one counts.
+        """Take titles, categories, attributes, withdrawals and returns; of several for one item the last one counts.
 
         What is withdrawn keeps its state and what it learns meanwhile. Positions and names of versions stay.
         Raises: IndexFullError when no room is left for what returns; the withdrawals are then done, the rest is not.
@@ -234,7 +253,10 @@ class LiveCatalogue:
             shown = {item_id: one for item_id, one in newest.items() if one.is_served}
             returning = [item_id for item_id in shown if self.is_hidden(item_id)]
             renamed = [
-                item_id for item_id in shown if set(shown[item_id].categories) != set(self.categories_of(item_id))
+                item_id
+                for item_id, one in shown.items()
+                if set(one.categories) != set(self.categories_of(item_id))
+                or dict(one.attributes) != self.attributes_of(item_id)
             ]
             states = self._states_of([*returning, *(item_id for item_id in renamed if item_id not in returning)])
             earlier = {item_id: self._described.get(item_id) for item_id in shown}
@@ -346,7 +368,9 @@ class LiveCatalogue:
 
     def _upsert(self, item_ids: list[str], states: ItemStates, removals: Sequence[str] = ()) -> None:
         categories = [self.categories_of(item_id) for item_id in item_ids]
-        self.index.apply(upserts=ItemBatch(item_ids=item_ids, states=states, categories=categories), removals=removals)
+        attributes = AttributeTable.of(self.index.kinds, [self.attributes_of(item_id) for item_id in item_ids])
+        batch = ItemBatch(item_ids=item_ids, states=states, categories=categories, attributes=attributes)
+        self.index.apply(upserts=batch, removals=removals)
 
     def _publish(self, position: int, newest_recorded_ms: int | None, lag_s: float | None, mark: str) -> None:
         base = self.base.index_version

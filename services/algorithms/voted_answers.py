@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.algorithms.filters import ItemFilter, passing
+from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.lookup import find_items, score_error
 from services.algorithms.indexes.protocol import Certificate, Scores, certificate
 from services.algorithms.indexes.ranking import order_by_score_then_id
@@ -101,7 +101,7 @@ def _joining(
     there = frozenset(ids)
     others = [item_id for item_id in votes if item_id not in there]
     if not wanted.is_open:
-        passes = passing(wanted, others, [catalogue.categories_of(item_id) for item_id in others])
+        passes = catalogue.passing(wanted, others)
         others = [item_id for item_id, one in zip(others, passes.tolist(), strict=True) if one]
     items = find_items(served.version, others)
     return Joined(item_ids=list(items.item_ids), scores=items.scores(queries, query))

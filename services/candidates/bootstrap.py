@@ -64,7 +64,7 @@ def load_catalogue(settings: CandidatesSettings) -> Catalogue:
     bundle = load_bundle(settings.bundle)
     require_memory(
         f"the model {bundle.model_version} with {bundle.num_items} items",
-        required_bytes(bundle.manifest),
+        required_bytes(bundle.manifest, len(bundle.attributes.kinds)),
         limit_mb=settings.max_memory_mb,
         variable=MEMORY_VARIABLE,
     )
@@ -222,6 +222,7 @@ def make_follower(
         model_version=live.catalogue.base.model_version,
         on_ready=gate.open,
         follows_deltas=settings.device == "cpu",
+        kinds=live.catalogue.index.kinds,
         snapshots=make_snapshots(settings, live) if settings.device == "cpu" else None,
         tracing=tracing,
     )

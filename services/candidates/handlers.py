@@ -115,6 +115,7 @@ class Search:
         """The items most like one item. Raises: InvalidRequest naming the field; NotFound for an unknown item."""
         validate_id("item_id", item_id)
         _check_k(k)
+        self._check_filter(wanted)
         served, started = self._catalogue.served, time.perf_counter()
         found = similar_items(served.version, item_id, k, wanted)
         if found is None:
@@ -149,7 +150,14 @@ class Search:
         _check_k(search.k)
         if search.algorithm and search.algorithm not in self._names:
             raise InvalidRequest.of("algorithm", search.algorithm, f"empty or one of {sorted(self._algorithms)}")
+        self._check_filter(search.filter)
         self._check_query(search.query, search.model_version)
+
+    def _check_filter(self, wanted: ItemFilter) -> None:
+        try:
+            wanted.check(self._catalogue.index.kinds)
+        except ValueError as exc:
+            raise InvalidRequest(f"filter.{exc}") from exc
 
     def _check_query(self, query: QueryStates, model_version: str) -> None:
         if model_version != self._catalogue.base.model_version:

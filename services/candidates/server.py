@@ -6,6 +6,7 @@ from typing import Any
 
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
 
+from services.algorithms.attributes import Comparison, Condition
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import EXACT, Certificate
 from services.algorithms.live_catalogue import Served
@@ -13,6 +14,7 @@ from services.algorithms.packed_state import unpack_query_state
 from services.candidates.domain import ItemVotes, SearchAnswer, SearchQuery, Stage, VotesQuery
 from services.candidates.handlers import Search
 from services.common import request_context
+from services.common.attributes import read_conditions
 from services.common.errors import InvalidRequest
 from services.common.messages import message_of
 from services.common.query_state import unpacked
@@ -118,6 +120,7 @@ def _filter(message: common_pb2.Filter, seen_item_ids: Any) -> ItemFilter:
         return ItemFilter(
             exclude_seen=message.exclude_seen,
             seen_item_ids=tuple(seen_item_ids),
+            where=[Condition(name, Comparison(test), of) for name, test, of in read_conditions(message.where)],
             **{name: tuple(getattr(message, name)) for name in _FILTERED},
         )
     except ValueError as exc:

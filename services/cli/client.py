@@ -12,7 +12,7 @@ from services.cli.output import CommandError, ExitStatus, sentences, usage_error
 
 if TYPE_CHECKING:
     import grpc
-    from freshet.v1 import candidates_pb2_grpc, common_pb2, gateway_pb2_grpc
+    from freshet.v1 import candidates_pb2_grpc, common_pb2, events_pb2, gateway_pb2_grpc
     from google.protobuf.message import Message
 from pathlib import Path
 
@@ -161,10 +161,19 @@ def split_ids(text: str) -> list[str]:
 
 
 def filter_of(
-    allow_items: str, deny_items: str, allow_categories: str, deny_categories: str, *, exclude_seen: bool = False
+    allow_items: str,
+    deny_items: str,
+    allow_categories: str,
+    deny_categories: str,
+    where: Sequence[str],
+    *,
+    exclude_seen: bool = False,
 ) -> "common_pb2.Filter":
-    """The filter that the options name, each a list separated by commas."""
+    """The filter that the options name, lists separated by commas. `where`: as `parse_condition`."""
     from freshet.v1 import common_pb2
+
+    from services.common.attributes import condition_message
+    from services.common.conditions import parse_condition
 
     return common_pb2.Filter(
         exclude_seen=exclude_seen,
@@ -172,7 +181,27 @@ def filter_of(
         deny_item_ids=split_ids(deny_items),
         allow_categories=split_ids(allow_categories),
         deny_categories=split_ids(deny_categories),
+        where=[condition_message(*_parsed(parse_condition, text)) for text in where],
     )
+
+
+def put_attribute(item: "events_pb2.Item", name: str, value: object) -> None:
+    """Write an attribute into an item: a number, an ISO date or time, or a string. Raises CommandError (usage)."""
+    from services.common.attributes import set_value
+    from services.common.conditions import parse_value
+
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise usage_error(f"attributes[{name!r}]={value!r}", "a number, a date as 2026-01-01, or a string")
+    set_value(item.attributes[name], _parsed(parse_value, value) if isinstance(value, str) else float(value))
+
+
+def _parsed(parse: Callable[[str], Response], text: str) -> Response:
+    from services.common.errors import InvalidRequest
+
+    try:
+        return parse(text)
+    except InvalidRequest as error:
+        raise usage_error(error.message) from error
 
 
 def check_k(k: int, most: str = "1000") -> None:

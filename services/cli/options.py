@@ -39,5 +39,9 @@ Seed = Annotated[int, typer.Option(min=0, help="Equal seeds train equal models."
 AllowItems = Annotated[str, typer.Option(help="Only these item ids.")]
 DenyItems = Annotated[str, typer.Option(help="Never these item ids.")]
 AllowCategories = Annotated[str, typer.Option(help="Only items with one of these categories.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(help="A condition on an attribute, e.g. 'price<=20' or 'language in en,de'. May be repeated."),
+]
 DenyCategories = Annotated[str, typer.Option(help="No item with one of these categories.")]
 Context = Annotated[list[str] | None, typer.Option(help="key=value; may be repeated.")]

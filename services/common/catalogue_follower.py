@@ -10,6 +10,7 @@ knows neither what an index is nor Kafka's client.
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import structlog
@@ -107,17 +108,20 @@ class CatalogueFollower(Follower):
         model_version: str,
         on_ready: Callable[[], None] = lambda: None,
         follows_deltas: bool = True,
+        kinds: Mapping[str, str] = MappingProxyType({}),
         snapshots: CatalogueSnapshots | None = None,
         poll_s: float = 0.5,
         backoff_s: float = 0.5,
         turns: TurnClock | None = None,
         tracing: Tracing = OFF,
     ) -> None:
-        """Without `follows_deltas`, `items` alone is followed. `items` is read from its start with a snapshot, too."""
+        """Without `follows_deltas`, `items` alone is followed. `kinds`: of the attributes that the bundle declares; an
+        item with one of another kind is unreadable. `items` is read from its start with a snapshot, too."""
         super().__init__(
             "catalogue-follower", on_ready=on_ready, backoff_s=backoff_s, max_backoff_s=backoff_s, turns=turns
         )
         self._topics, self._listener, self._model_version = topics, listener, model_version
+        self._kinds = kinds
         self._followed = (INDEX_DELTAS, ITEMS) if follows_deltas else (ITEMS,)
         self._poll_s = poll_s
         self._snapshots, self._looked_for_one = snapshots, False
@@ -241,7 +245,7 @@ class CatalogueFollower(Follower):
         items: list[_Described] = []
         for record in records:
             try:
-                items.append((record, decode_item(record.key, record.value)))
+                items.append((record, decode_item(record.key, record.value, self._kinds)))
             except InvalidRequest as exc:
                 self._listener.counted("unreadable_item", 1)
                 log.warning("item_unreadable", offset=record.offset, reason=str(exc))

@@ -5,6 +5,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ import structlog
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from grpc_health.v1 import health_pb2
 
+from services.algorithms.attributes import Kinds
 from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.event_schema import EventSchema
 from services.common import rpc_client
@@ -78,7 +80,7 @@ _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 def _open_bundle(settings: GatewaySettings) -> tuple[Bundle, PopularItems]:
     bundle = load_bundle(settings.bundle)
-    return bundle, PopularItems(bundle.item_ids, bundle.counts, bundle.categories)
+    return bundle, PopularItems(bundle.item_ids, bundle.counts, bundle.categories, bundle.attributes)
 
 
 def admissions() -> dict[str, Admission]:
@@ -111,10 +113,11 @@ def make_servicer(
     model_version: str,
     schema: EventSchema,
     exposures: Exposures,
+    kinds: Kinds = MappingProxyType({}),
     stalled_s: Callable[[float], float] = lambda since: 0.0,
     tracing: Tracing = OFF,
 ) -> GatewayServicer:
-    """Every handler on these ports. `titles`: by item id, live. `stalled_s`: see `Breaker`."""
+    """Every handler on these ports. `titles`: by item id, live. `kinds`: of attributes. `stalled_s`: see `Breaker`."""
     stages = Stages(ports, limits, stalled_s, metrics.component_failed)
     text = TextRetrieval(ports.sources, limits)
     record = RecordInteractions(ports=ports, lag=lag, metrics=metrics, exposures=exposures, limits=limits)
@@ -130,6 +133,7 @@ def make_servicer(
             model_version=model_version,
             schema=schema,
             exposures=exposures,
+            kinds=kinds,
             limits=limits,
         ),
         search=Search(
@@ -139,6 +143,7 @@ def make_servicer(
             titles=titles,
             model_version=model_version,
             exposures=exposures,
+            kinds=kinds,
             limits=limits,
         ),
         similar=Similar(
@@ -147,13 +152,14 @@ def make_servicer(
             titles=titles,
             model_version=model_version,
             exposures=exposures,
+            kinds=kinds,
             limits=limits,
         ),
         record=record,
         record_impressions=RecordImpressions(exposures=exposures, record=record, schema=schema),
         explain=Explain(ports=ports, titles=titles, model_version=model_version, schema=schema, limits=limits),
         get_freshness=GetFreshness(ports=ports, model_version=model_version),
-        put_items=PutItems(log=ports.items, append_timeout_s=limits.append_timeout_s),
+        put_items=PutItems(log=ports.items, kinds=kinds, append_timeout_s=limits.append_timeout_s),
         forget_user=ForgetUser(ports=ports, append_timeout_s=limits.append_timeout_s),
         tracing=tracing,
     )
@@ -277,6 +283,7 @@ async def _serve(
         model_version=bundle.model_version,
         on_ready=described.caught_up,
         follows_deltas=False,
+        kinds=bundle.attributes.kinds,
     )
     metrics.watch_turns(follower.turns)
     health.watch("items", follower.turns)
@@ -307,6 +314,7 @@ async def _serve(
         model_version=bundle.model_version,
         schema=bundle.event_schema,
         exposures=Exposures(key, shown),
+        kinds=bundle.attributes.kinds,
         stalled_s=stalls.since,
         tracing=tracing,
     )

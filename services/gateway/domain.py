@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from services.algorithms.attributes import Condition
 from services.algorithms.event_schema import EventSchema
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState
@@ -73,6 +74,7 @@ class Filter:
     deny_item_ids: tuple[str, ...] = ()
     allow_categories: tuple[str, ...] = ()
     deny_categories: tuple[str, ...] = ()
+    where: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

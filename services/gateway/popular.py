@@ -7,10 +7,12 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.attributes import AttributeColumns, AttributeTable, Values, no_attributes
 from services.gateway.domain import Filter, ScoredItem
 
 
@@ -21,7 +23,11 @@ class PopularItems:
     """
 
     def __init__(
-        self, item_ids: Sequence[str], counts: npt.NDArray[np.int64], categories: Sequence[Sequence[str]]
+        self,
+        item_ids: Sequence[str],
+        counts: npt.NDArray[np.int64],
+        categories: Sequence[Sequence[str]],
+        attributes: AttributeTable | None = None,
     ) -> None:
         order = sorted(range(len(item_ids)), key=lambda index: (-int(counts[index]), item_ids[index]))
         total = max(1, int(counts.sum()))
@@ -29,6 +35,7 @@ class PopularItems:
         self._shares = [int(counts[index]) / total for index in order]
         self._categories = [tuple(categories[index]) for index in order]
         self._rank = {item_id: rank for rank, item_id in enumerate(self._item_ids)}
+        self._attributes = AttributeColumns((attributes or no_attributes(len(item_ids))).take(order))
         self._by_category: dict[str, list[int]] = {}
         for rank, names in enumerate(self._categories):
             for name in names:
@@ -37,7 +44,14 @@ class PopularItems:
         # By rank: 1 where the catalogue says that the item may not be answered.
         self._is_hidden = bytearray(len(self._item_ids))
 
-    def describe(self, item_id: str, categories: Sequence[str], *, is_served: bool) -> None:
+    def describe(
+        self,
+        item_id: str,
+        categories: Sequence[str],
+        attributes: Values = MappingProxyType({}),
+        *,
+        is_served: bool,
+    ) -> None:
         """Take what the catalogue says of an item since training; items that training never saw are none of these.
 
         May be called from another thread: one flag is set, and whatever is longer is replaced, not changed.
@@ -52,6 +66,7 @@ class PopularItems:
         for name in new - old:
             self._by_category[name] = sorted([*self._by_category.get(name, ()), rank])
         self._categories[rank] = tuple(categories)
+        self._attributes.put(rank, attributes)
 
     def top(self, k: int, wanted: Filter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
         """The k most popular items that the filter allows; score is the share of all training interactions."""
@@ -88,7 +103,14 @@ class PopularItems:
         return rows
 
     def _ranks(self, wanted: Filter) -> Iterator[int]:
-        """Ranks worth looking at, ascending and without repetition."""
+        """Ranks worth looking at, ascending and without repetition; all of them meet `where`."""
+        ranks = self._named_ranks(wanted)
+        if not wanted.where:
+            return ranks
+        meets = self._attributes.mask(wanted.where)
+        return (rank for rank in ranks if meets[rank])
+
+    def _named_ranks(self, wanted: Filter) -> Iterator[int]:
         if wanted.allow_item_ids:
             return iter(sorted({self._rank[item_id] for item_id in wanted.allow_item_ids if item_id in self._rank}))
         if wanted.allow_categories:

@@ -6,10 +6,13 @@ from typing import Any
 
 from freshet.v1 import candidates_pb2, common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc, reranker_pb2
 
+from services.algorithms.attributes import Comparison, Condition
 from services.common import request_context
+from services.common.attributes import read_conditions
+from services.common.errors import InvalidRequest
 from services.common.stream.times import read_ms
 from services.common.stream.topics.interactions import Interaction, from_message
-from services.common.stream.topics.items import item_from_message
+from services.common.stream.topics.items import CatalogueItem, item_from_message
 from services.common.tracing import OFF, Tracing
 from services.gateway.domain import (
     Filter,
@@ -136,7 +139,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
     async def PutItems(self, request: gateway_pb2.PutItemsRequest, context: Any) -> gateway_pb2.PutItemsResponse:
         """Adds items, changes their metadata, withdraws them or brings them back."""
-        written = await self.put_items([item_from_message(message) for message in request.items])
+        items = [_item(message, f"items[{position}].") for position, message in enumerate(request.items)]
+        written = await self.put_items(items)
         return gateway_pb2.PutItemsResponse(num_written=written)
 
     async def ForgetUser(self, request: gateway_pb2.ForgetUserRequest, context: Any) -> gateway_pb2.ForgetUserResponse:
@@ -149,6 +153,13 @@ def _interaction(message: events_pb2.Interaction, arrived_ms: int, prefix: str) 
     if message.HasField("event_time"):
         read_ms(message.event_time, f"{prefix}event_time")
     return from_message(message, missing_time_ms=arrived_ms)
+
+
+def _item(message: events_pb2.Item, prefix: str) -> CatalogueItem:
+    try:
+        return item_from_message(message)
+    except InvalidRequest as exc:
+        raise InvalidRequest(prefix + exc.message) from exc
 
 
 def _query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
@@ -191,7 +202,16 @@ def _filter(message: common_pb2.Filter, *, excludes_seen: bool) -> Filter:
         deny_item_ids=tuple(message.deny_item_ids),
         allow_categories=tuple(message.allow_categories),
         deny_categories=tuple(message.deny_categories),
+        where=_conditions(message.where) if message.where else (),
     )
+
+
+def _conditions(messages: Any) -> tuple[Condition, ...]:
+    said = read_conditions(messages)
+    try:
+        return tuple(Condition(name, Comparison(comparison), values) for name, comparison, values in said)
+    except ValueError as exc:
+        raise InvalidRequest(f"filter.where: {exc}") from exc
 
 
 def _receipt_message(receipt: Receipt) -> gateway_pb2.InteractionReceipt:

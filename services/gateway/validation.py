@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from services.algorithms.attributes import MAX_CONDITIONS, Kinds
 from services.common.errors import InvalidRequest
 from services.common.stream.topics.interactions import (
     MAX_CONTEXT_BYTES,
@@ -25,8 +26,8 @@ MAX_FILTER_CATEGORIES = 1000
 MAX_BATCH = 1000
 
 
-def check_query(query: RecommendQuery, now_ms: int) -> None:
-    """Raise InvalidRequest for the first field of `query` that breaks its limit."""
+def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
+    """Raise InvalidRequest for the first field of `query` that breaks its limit. `kinds`: of attributes."""
     _check_k(query.k)
     _check_asker(query.user_id, query.history)
     if not 0.0 <= query.diversity <= 1.0:  # NaN fails too
@@ -39,27 +40,27 @@ def check_query(query: RecommendQuery, now_ms: int) -> None:
         _check_token(query.token, query.user_id)
     if query.query:
         validate_query("query", query.query)
-    _check_filter(query.filter)
+    _check_filter(query.filter, kinds)
 
 
-def check_search(query: SearchQuery) -> None:
-    """Raise InvalidRequest for the first field of `query` that breaks its limit."""
+def check_search(query: SearchQuery, kinds: Kinds) -> None:
+    """Raise InvalidRequest for the first field of `query` that breaks its limit. `kinds`: of attributes."""
     validate_query("query", query.query)
     _check_k(query.k)
     if query.user_id:
         validate_id("user_id", query.user_id)
     elif query.filter.exclude_seen:
         raise InvalidRequest.of("filter.exclude_seen", True, "only together with user_id")
-    _check_filter(query.filter)
+    _check_filter(query.filter, kinds)
 
 
-def check_similar(query: SimilarQuery) -> None:
-    """Raise InvalidRequest for the first field of `query` that breaks its limit."""
+def check_similar(query: SimilarQuery, kinds: Kinds) -> None:
+    """Raise InvalidRequest for the first field of `query` that breaks its limit. `kinds`: of attributes."""
     validate_id("item_id", query.item_id)
     _check_k(query.k)
     if query.user_id:
         validate_id("user_id", query.user_id)
-    _check_filter(query.filter)
+    _check_filter(query.filter, kinds)
 
 
 def check_explain(query: ExplainQuery, now_ms: int) -> None:
@@ -122,7 +123,7 @@ def _check_token(token: FreshnessToken, user_id: str) -> None:
             raise InvalidRequest.of(f"freshness_token.{name}", value, "0 or more, as the receipt gave it")
 
 
-def _check_filter(wanted: Filter) -> None:
+def _check_filter(wanted: Filter, kinds: Kinds) -> None:
     for name, texts, limit in (
         ("allow_item_ids", wanted.allow_item_ids, MAX_FILTER_ITEMS),
         ("deny_item_ids", wanted.deny_item_ids, MAX_FILTER_ITEMS),
@@ -137,6 +138,13 @@ def _check_filter(wanted: Filter) -> None:
                 raise InvalidRequest.of(
                     f"filter.{name}[{position}]", f"text of {size} bytes", f"1-{MAX_ID_BYTES} bytes of UTF-8"
                 )
+    if len(wanted.where) > MAX_CONDITIONS:
+        raise InvalidRequest.of("filter.where", f"{len(wanted.where)} conditions", f"at most {MAX_CONDITIONS}")
+    for position, one in enumerate(wanted.where):
+        try:
+            one.check(kinds)
+        except ValueError as exc:
+            raise InvalidRequest(f"filter.where[{position}]: {exc}") from exc
 
 
 def check_interactions(interactions: Sequence[Interaction], now_ms: int) -> None:

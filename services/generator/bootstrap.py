@@ -14,6 +14,7 @@ import grpc
 import structlog
 from freshet.v1 import generator_pb2_grpc
 
+from services.algorithms.attributes import AttributeTable
 from services.algorithms.bundle import load_bundle
 from services.algorithms.generation.phrases_part import load_phrases
 from services.algorithms.manifest import BundleError
@@ -64,7 +65,7 @@ def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> tupl
     bundle = load_bundle(settings.bundle)
     text_bundle, reason = open_text_bundle(settings.text)
     documents = {} if text_bundle is None else dict(zip(text_bundle.item_ids, text_bundle.texts, strict=True))
-    items = ItemTable(bundle.item_ids, bundle.titles, bundle.categories, documents)
+    items = ItemTable(bundle.item_ids, bundle.titles, bundle.categories, documents, bundle.attributes)
     version = f"titles.{bundle.model_version}" if text_bundle is None else text_bundle.text_version
     sources = Sources(items=items, lexical=Lexical(items, text_version=version), text_version=version)
     if text_bundle is None:
@@ -73,7 +74,7 @@ def load_sources(settings: GeneratorSettings, metrics: GeneratorMetrics) -> tupl
     loading = _Loading(settings, metrics, text_bundle)
     categories = dict(zip(bundle.item_ids, bundle.categories, strict=True))
     with loading.or_reason(TEXT_MOL, sources.reasons):
-        sources.text = loading.text(categories)
+        sources.text = loading.text(categories, bundle.attributes.of_items(bundle.item_ids, text_bundle.item_ids))
     with loading.or_reason(PHRASES, sources.reasons):
         sources.phrases = loading.phrases(items)
     return sources, loading.encoders
@@ -98,12 +99,12 @@ class _Loading:
             level = logging.ERROR if name in self._bundle.parts else logging.INFO
             log.log(level, "source_not_loaded", source=name, reason=str(exc))
 
-    def text(self, categories: Mapping[str, tuple[str, ...]]) -> TextMol:
+    def text(self, categories: Mapping[str, tuple[str, ...]], attributes: AttributeTable) -> TextMol:
         """Raises: BundleError, ValueError, PreconditionFailed, as every source does that cannot be loaded."""
         settings = self._settings
         # Clicks and queries are compared, so both are float32 where the inference server encodes queries.
         queries, graph = text_queries(self._bundle, int8=self._is_in_process)
-        base = documents_catalogue(self._bundle, categories)
+        base = documents_catalogue(self._bundle, categories, attributes)
         # Clicks are encoded here whatever the engine: their sums are compared bit for bit with another process's, and
         # a server batches queries as they come.
         own = self._in_process(queries, graph, threads=1)
@@ -193,6 +194,7 @@ def make_servicer(
         phrases=match(PHRASES, sources.phrases),
         lexical=match(LEXICAL, sources.lexical),
         info=lambda: sources.info(next_item=next_item()),
+        kinds=sources.items.kinds,
     )
 
 
@@ -240,6 +242,7 @@ async def run(settings: GeneratorSettings) -> None:
         catalogue_reader(settings.kafka, "generator", ITEMS, makes_topics=settings.replicas),
         ItemChanges(sources, metrics, on_change=changed),
         model_version="",
+        kinds=sources.items.kinds,
         on_ready=lambda: ready.said("items"),
         follows_deltas=False,
     )

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from freshet.v1 import common_pb2, generator_pb2, generator_pb2_grpc
 
+from services.algorithms.attributes import Comparison, Condition, Kinds
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
 from services.common import request_context
+from services.common.attributes import read_conditions
 from services.common.errors import InvalidRequest
 from services.generator.domain.requests import (
     LEXICAL,
@@ -34,6 +36,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
     phrases: Match[Generated]
     lexical: Match[Scored]
     info: Callable[[], GeneratorInfo]
+    kinds: Kinds = field(default_factory=dict)
 
     async def close(self) -> None:
         """Finish what is queued."""
@@ -42,7 +45,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
 
     async def Generate(self, request: generator_pb2.GenerateRequest, context: Any) -> generator_pb2.GenerateResponse:
         """Items whose identifiers one parallel pass generates."""
-        answer = await self.phrases(_asked(request))
+        answer = await self.phrases(self._asked(request))
         return generator_pb2.GenerateResponse(
             items=[
                 generator_pb2.GeneratedItem(item_id=item_id, identifier=identifier, score=score)
@@ -54,7 +57,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
 
     async def MatchText(self, request: generator_pb2.MatchTextRequest, context: Any) -> generator_pb2.MatchTextResponse:
         """The top K by text MoL and clicks."""
-        answer = await self.text_mol(_asked(request))
+        answer = await self.text_mol(self._asked(request))
         return generator_pb2.MatchTextResponse(
             items=_scored(answer, TEXT_MOL),
             text_version=answer.text_version,
@@ -66,7 +69,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
         self, request: generator_pb2.MatchWordsRequest, context: Any
     ) -> generator_pb2.MatchWordsResponse:
         """The top K by BM25."""
-        answer = await self.lexical(_asked(request))
+        answer = await self.lexical(self._asked(request))
         return generator_pb2.MatchWordsResponse(items=_scored(answer, LEXICAL), text_version=answer.text_version)
 
     async def FindByWords(
@@ -79,7 +82,7 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
             if name not in matches:
                 raise InvalidRequest.of("sources", name, ", ".join(matches))
         answers = await match_all(
-            [matches[name] for name in names], _asked(request), within_s=request_context.remaining_seconds()
+            [matches[name] for name in names], self._asked(request), within_s=request_context.remaining_seconds()
         )
         return generator_pb2.FindByWordsResponse(
             answers=[_source_answer(one) for one in answers],
@@ -100,25 +103,26 @@ class GeneratorServicer(generator_pb2_grpc.GeneratorServiceServicer):
             items_offset=info.items,
         )
 
-
-def _asked(request: Any) -> Asked:
-    """Raises: InvalidRequest naming the field."""
-    wanted = request.filter
-    try:
-        asked = Asked(
-            query=request.query,
-            k=request.k,
-            filter=ItemFilter(
-                allow_item_ids=tuple(wanted.allow_item_ids),
-                deny_item_ids=tuple(wanted.deny_item_ids),
-                allow_categories=tuple(wanted.allow_categories),
-                deny_categories=tuple(wanted.deny_categories),
-            ),
-        )
-    except ValueError as exc:
-        raise InvalidRequest(f"filter: {exc}") from exc
-    check(asked)
-    return asked
+    def _asked(self, request: Any) -> Asked:
+        """Raises: InvalidRequest naming the field."""
+        wanted = request.filter
+        try:
+            asked = Asked(
+                query=request.query,
+                k=request.k,
+                filter=ItemFilter(
+                    allow_item_ids=tuple(wanted.allow_item_ids),
+                    deny_item_ids=tuple(wanted.deny_item_ids),
+                    allow_categories=tuple(wanted.allow_categories),
+                    deny_categories=tuple(wanted.deny_categories),
+                    where=[Condition(name, Comparison(test), of) for name, test, of in read_conditions(wanted.where)],
+                ),
+            )
+            asked.filter.check(self.kinds)
+        except ValueError as exc:
+            raise InvalidRequest(f"filter: {exc}") from exc
+        check(asked)
+        return asked
 
 
 def _scored(answer: Scored, source: str) -> list[common_pb2.ScoredItem]:

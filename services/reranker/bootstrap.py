@@ -50,7 +50,7 @@ def load_catalogue(settings: RerankerSettings) -> LiveCatalogue:
     bundle = load_bundle(settings.bundle)
     require_memory(
         f"the model {bundle.model_version} with {bundle.num_items} items",
-        required_bytes(bundle.manifest),
+        required_bytes(bundle.manifest, len(bundle.attributes.kinds)),
         limit_mb=settings.max_memory_mb,
         variable=MEMORY_VARIABLE,
     )
@@ -91,6 +91,7 @@ async def run(settings: RerankerSettings) -> None:
         CatalogueChanges(catalogue, metrics.catalogue, full_error=IndexFullError, merges=[merge]),
         model_version=catalogue.base.model_version,
         on_ready=gate.open,
+        kinds=catalogue.index.kinds,
         snapshots=kept if settings.snapshots else None,
     )
     metrics.catalogue.watch_turns(follower.turns)

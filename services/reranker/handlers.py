@@ -13,7 +13,7 @@ import numpy as np
 
 from services.algorithms.diversity import select
 from services.algorithms.explanation import score_parts
-from services.algorithms.filters import ItemFilter, passing
+from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.lookup import FoundItems, find_items
 from services.algorithms.indexes.protocol import ESTIMATE, Scores, certificate
 from services.algorithms.indexes.ranking import order_by_score_then_id
@@ -131,6 +131,10 @@ class Rerank:
             raise InvalidRequest.of("votes", "NaN or infinite values", "finite numbers")
         if request.votes and not 0 <= request.model_share <= 1:
             raise InvalidRequest.of("model_share", request.model_share, "0-1")
+        try:
+            request.filter.check(self._catalogue.index.kinds)
+        except ValueError as exc:
+            raise InvalidRequest(f"filter.{exc}") from exc
         self._check_query(request.query, request.model_version)
 
     def _check_query(self, query: QueryStates, model_version: str) -> None:
@@ -197,7 +201,7 @@ class Rerank:
         catalogue = self._catalogue
         visible = [item_id for item_id in item_ids if not catalogue.is_hidden(item_id)]
         if not wanted.is_open:
-            passes = passing(wanted, visible, [catalogue.categories_of(item_id) for item_id in visible])
+            passes = catalogue.passing(wanted, visible)
             visible = [item_id for item_id, one in zip(visible, passes.tolist(), strict=True) if one]
         return find_items(served.version, visible)
 

@@ -7,8 +7,10 @@ from typing import Any
 
 from freshet.v1 import common_pb2, reranker_pb2, reranker_pb2_grpc
 
+from services.algorithms.attributes import Comparison, Condition
 from services.algorithms.filters import ItemFilter
 from services.algorithms.packed_state import unpack_query_state
+from services.common.attributes import read_conditions
 from services.common.errors import InvalidRequest
 from services.common.query_state import unpacked
 from services.reranker.domain import ExplainQuery, Ranked, RerankQuery
@@ -86,6 +88,7 @@ def _filter(message: common_pb2.Filter, seen_item_ids: Any) -> ItemFilter:
             deny_item_ids=tuple(message.deny_item_ids),
             allow_categories=tuple(message.allow_categories),
             deny_categories=tuple(message.deny_categories),
+            where=[Condition(name, Comparison(test), of) for name, test, of in read_conditions(message.where)],
             exclude_seen=message.exclude_seen,
             seen_item_ids=tuple(seen_item_ids),
         )

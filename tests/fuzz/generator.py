@@ -141,7 +141,11 @@ def _repeat(
 def _fill_map(rng: Random, held: Any, field: FieldDescriptor, hints: Hints, odd: float) -> None:
     key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
     for _ in range(rng.choice((0, 1, 2, 33 if odd else 3))):
-        held[f"{value_for(rng, key, hints, odd=odd)}{rng.randrange(99)}"] = value_for(rng, value, hints, odd=odd)
+        name = f"{value_for(rng, key, hints, odd=odd)}{rng.randrange(99)}"
+        if value.message_type is None:
+            held[name] = value_for(rng, value, hints, odd=odd)
+        else:
+            fill(rng, held[name], hints, odd=odd)
 
 
 def mutate(rng: Random, message: Message, hints: Hints) -> None:

@@ -18,19 +18,32 @@ from services.common.stream.topics import ensure_topics
 TINY_TRAINING = """
 import sys
 from pathlib import Path
+import pyarrow as pa
+import pyarrow.parquet as pq
 from services.offline.datasets.simulator import SimulatorConfig, simulate
 from services.offline.training.run import run_training
 
 people = SimulatorConfig(
     num_users=300, num_items=400, num_topics=16, mean_events_per_user=40, max_events_per_user=120, seed=7
 )
-run_training(out=Path(sys.argv[1]), interactions=simulate(people), epochs=1, split="none", head="mol", threads=1)
+data, out = simulate(people), Path(sys.argv[1])
+prices = [float(row % 40) if row % 10 else None for row in range(data.num_items)]
+languages = ["en" if row % 3 else "de" for row in range(data.num_items)]
+attributes = pa.table({"item_id": list(data.item_ids), "price": prices, "language": languages})
+pq.write_table(attributes, out.parent / "attributes.parquet")
+run_training(
+    out=out, interactions=data, epochs=1, split="none", head="mol", threads=1,
+    attributes=out.parent / "attributes.parquet",
+)
 """
 
 
 @pytest.fixture(scope="session")
 def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the `quick` shape over about 400 simulated items, ONNX encoder included."""
+    """A bundle of the `quick` shape over about 400 simulated items, ONNX encoder included.
+
+    Its attributes: `price`, a number, of nine items in ten, and `language`, a tag.
+    """
     folder = tmp_path_factory.mktemp("model") / "bundle"
     # In a process of its own: this one stays without PyTorch, and without what exporting warns about.
     done = subprocess.run(

@@ -12,7 +12,7 @@ from services.cli.output import console, emit_json, reports_errors, sentences
 @reports_errors
 def index(
     vectors: Annotated[
-        Path, typer.Argument(help="A Parquet table: item_id, vector; title and categories if you like.")
+        Path, typer.Argument(help="A Parquet table: item_id, vector; if you like title, categories, and attributes.")
     ],
     *,
     out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = options.DEFAULT_BUNDLE,
@@ -20,6 +20,8 @@ def index(
     as_json: options.AsJson = False,
 ) -> None:
     """Serve your own item vectors by dot product: exact or with a certificate, filtered, audited.
+
+    Columns of other names are typed attributes for filters: numbers, dates or timestamps, strings.
 
     Then `FRESHET_BUNDLE=... freshet serve candidates` (without Kafka: FRESHET_CANDIDATES_FOLLOWS_TOPICS=false), and
     `freshet search-vectors` with yours.
@@ -56,6 +58,7 @@ def index(
                 item_ids=items.item_ids,
                 titles=items.titles,
                 categories=items.categories,
+                attributes=items.attributes,
                 counts=np.zeros(num_items, dtype=np.int64),
                 data={"source": vectors.name, "normalized": normalize},
             ),

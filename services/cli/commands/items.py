@@ -4,6 +4,7 @@ An item needs no training: put it, and it is found after its first interactions.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="items", help="Add, change and withdraw items.", no_args_is_help=True)
 
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 # What one request may carry.
 _BATCH = 1000
-_FIELDS = frozenset({"item_id", "title", "categories", "available", "withdrawn"})
+_FIELDS = frozenset({"item_id", "title", "categories", "attributes", "available", "withdrawn"})
 
 
 @app.command()
@@ -30,16 +32,19 @@ def put(
     *,
     title: Annotated[str, typer.Option(help="At most 512 bytes.")] = "",
     category: Annotated[list[str] | None, typer.Option(help="May be repeated; for filters.")] = None,
+    attribute: Annotated[
+        list[str] | None, typer.Option(help="name=value, e.g. price=9.5 or released=2026-01-01; may be repeated.")
+    ] = None,
     unavailable: Annotated[bool, typer.Option("--unavailable", help="Keep it, but do not answer it now.")] = False,
     file: Annotated[
         Path | None,
-        typer.Option(help="JSON lines: item_id, and where wanted title, categories, available, withdrawn."),
+        typer.Option(help="JSON lines: item_id, and where wanted title, categories, attributes, available, withdrawn."),
     ] = None,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 5000,
     as_json: options.AsJson = False,
 ) -> None:
-    """Add an item, or write its title, categories and availability anew; a withdrawn one comes back.
+    """Add an item, or write its title, categories, attributes and availability anew; a withdrawn one comes back.
 
     The item is written whole: what is not given is empty. It can be recommended once a few different people have
     interacted with it (the operator's m), or at once where the catalogue's texts are encoded.
@@ -56,6 +61,11 @@ def put(
         messages = list(_read(file))
     else:
         messages = [events_pb2.Item(item_id=item, title=title, categories=category or [], available=not unavailable)]
+        for pair in attribute or ():
+            name, equals, value = pair.partition("=")
+            if not equals or not name:
+                raise usage_error(f"attribute={pair!r} is not name=value", "for example --attribute price=9.5")
+            client.put_attribute(messages[0], name, value)
     _write(messages, gateway=gateway, timeout_ms=timeout_ms, as_json=as_json, done="put")
 
 
@@ -128,7 +138,18 @@ def _item(line: str, *, where: str) -> "events_pb2.Item":
         raise refused("no object with an item_id")
     if unknown := sorted(row.keys() - _FIELDS):
         raise refused(f"{unknown[0]}: allowed fields: {', '.join(sorted(_FIELDS))}")
+    attributes = row.pop("attributes", {})
+    if not isinstance(attributes, dict):
+        raise refused("attributes: allowed: an object of numbers, dates and strings by name")
     try:
-        return events_pb2.Item(**row)
+        item = events_pb2.Item(**row)
+        for name, value in attributes.items():
+            client.put_attribute(item, name, f'"{value}"' if _is_tag(value) else value)
     except (TypeError, ValueError) as error:
         raise refused(str(error)) from error
+    return item
+
+
+def _is_tag(value: object) -> bool:
+    """A JSON string that is no date: "7" is a tag there, as 7 is a number."""
+    return isinstance(value, str) and not _DATE.match(value)

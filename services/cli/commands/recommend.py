@@ -42,6 +42,7 @@ def recommend(
     deny_items: options.DenyItems = "",
     allow_categories: options.AllowCategories = "",
     deny_categories: options.DenyCategories = "",
+    where: options.Where = None,
     max_per_category: Annotated[int, typer.Option(min=0, help="At most this many per category; 0: no limit.")] = 0,
     diversity: Annotated[float, typer.Option(help="0 orders by score alone, towards 1 prefers unlike items.")] = 0.0,
     query: Annotated[str, typer.Option(help="Words: what they find joins the pool that is ranked.")] = "",
@@ -77,7 +78,7 @@ def recommend(
         user_id=user,
         k=k,
         filter=client.filter_of(
-            allow_items, deny_items, allow_categories, deny_categories, exclude_seen=not include_seen
+            allow_items, deny_items, allow_categories, deny_categories, where or (), exclude_seen=not include_seen
         ),
         context=client.parse_context(context or []),
         history=history_of(client.split_ids(items)),

@@ -30,6 +30,7 @@ def search(
     deny_items: options.DenyItems = "",
     allow_categories: options.AllowCategories = "",
     deny_categories: options.DenyCategories = "",
+    where: options.Where = None,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 2000,
     as_json: options.AsJson = False,
@@ -45,7 +46,9 @@ def search(
         query=words,
         user_id=user,
         k=k,
-        filter=client.filter_of(allow_items, deny_items, allow_categories, deny_categories, exclude_seen=exclude_seen),
+        filter=client.filter_of(
+            allow_items, deny_items, allow_categories, deny_categories, where or (), exclude_seen=exclude_seen
+        ),
     )
     with client.gateway(gateway) as stub:
         started = time.perf_counter()

@@ -28,6 +28,7 @@ def search_vectors(
     deny_items: options.DenyItems = "",
     allow_categories: options.AllowCategories = "",
     deny_categories: options.DenyCategories = "",
+    where: options.Where = None,
     candidates: options.Candidates = options.DEFAULT_CANDIDATES,
     timeout_ms: options.TimeoutMs = 2000,
     as_json: options.AsJson = False,
@@ -57,7 +58,7 @@ def search_vectors(
                 ),
                 k=k,
                 stage=candidates_pb2.STAGE_FULL,
-                filter=client.filter_of(allow_items, deny_items, allow_categories, deny_categories),
+                filter=client.filter_of(allow_items, deny_items, allow_categories, deny_categories, where or ()),
                 algorithm=algorithm,
             ),
         )

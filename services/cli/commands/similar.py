@@ -22,6 +22,7 @@ def similar(
     deny_items: options.DenyItems = "",
     allow_categories: options.AllowCategories = "",
     deny_categories: options.DenyCategories = "",
+    where: options.Where = None,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 2000,
     as_json: options.AsJson = False,
@@ -37,7 +38,9 @@ def similar(
         item_id=item,
         user_id=user,
         k=k,
-        filter=client.filter_of(allow_items, deny_items, allow_categories, deny_categories, exclude_seen=bool(user)),
+        filter=client.filter_of(
+            allow_items, deny_items, allow_categories, deny_categories, where or (), exclude_seen=bool(user)
+        ),
     )
     with client.gateway(gateway) as stub:
         answer = client.call(stub.Similar, request, target=gateway, timeout_s=timeout_ms / 1000)

@@ -37,6 +37,12 @@ def train(
         Path | None,
         typer.Option(help="A YAML file that says what types of events mean. Default: ratings, commerce and media."),
     ] = None,
+    attributes: Annotated[
+        Path | None,
+        typer.Option(
+            help="A Parquet table of typed attributes for filters: item_id, and numbers, times or strings by name."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
     resume: Annotated[
@@ -76,6 +82,7 @@ def train(
             threads=threads,
             export=not no_export,
             events=events,
+            attributes=attributes,
             console=console(stderr=as_json),
         )
     if as_json:

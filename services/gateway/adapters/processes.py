@@ -22,6 +22,7 @@ from freshet.v1 import (
 )
 
 from services.common import rpc_client
+from services.common.attributes import condition_message
 from services.common.errors import FreshetError, PreconditionFailed
 from services.common.query_state import PackedQueryState, from_message, to_message
 from services.common.stream.times import set_ms
@@ -72,6 +73,7 @@ def _filter_message(wanted: Filter) -> Any:
         deny_item_ids=wanted.deny_item_ids,
         allow_categories=wanted.allow_categories,
         deny_categories=wanted.deny_categories,
+        where=[condition_message(one.name, one.comparison, one.values) for one in wanted.where],
     )
 
 

@@ -5,11 +5,11 @@ a failed one may have written some.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from services.common.errors import DependencyUnavailable, FreshetError, InvalidRequest
-from services.common.stream.topics.items import CatalogueItem, validate_item
+from services.common.stream.topics.items import CatalogueItem, check_kinds, validate_item
 from services.gateway.ports import ItemLog
 from services.gateway.writes import RETRY_AFTER_MS, write_timeout_s
 
@@ -21,6 +21,7 @@ class PutItems:
     """The handler."""
 
     log: ItemLog
+    kinds: Mapping[str, str]
     append_timeout_s: float = 1.5
 
     async def __call__(self, items: Sequence[CatalogueItem]) -> int:
@@ -29,7 +30,7 @@ class PutItems:
         Raises: InvalidRequest naming the first item that breaks a limit, before anything is written;
         DependencyUnavailable with a retry hint when the log did not acknowledge all of them.
         """
-        _check(items)
+        _check(items, self.kinds)
         timeout_s = write_timeout_s(self.append_timeout_s, "the items")
         outcomes = await asyncio.gather(*(self.log.put(item, timeout_s) for item in items), return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -45,13 +46,14 @@ class PutItems:
         return len(items)
 
 
-def _check(items: Sequence[CatalogueItem]) -> None:
+def _check(items: Sequence[CatalogueItem], kinds: Mapping[str, str]) -> None:
     if not 1 <= len(items) <= MAX_ITEMS:
         raise InvalidRequest.of("items", f"{len(items)} items", f"1-{MAX_ITEMS}")
     first_at: dict[str, int] = {}
     for position, item in enumerate(items):
         try:
             validate_item(item)
+            check_kinds(item, kinds, unknown=True)
         except InvalidRequest as exc:
             raise InvalidRequest(f"items[{position}].{exc.message}") from exc
         if (first := first_at.setdefault(item.item_id, position)) != position:

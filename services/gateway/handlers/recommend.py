@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from services.algorithms.attributes import Kinds
 from services.algorithms.event_schema import EventSchema
 from services.algorithms.rank_fusion import reciprocal_rank_fusion
 from services.common import admission
@@ -55,6 +56,7 @@ class Recommend:
     model_version: str
     schema: EventSchema
     exposures: Exposures
+    kinds: Kinds
     limits: Limits
 
     async def __call__(self, query: RecommendQuery) -> Recommendation:
@@ -64,7 +66,7 @@ class Recommend:
         """
         work = Work.begin(query, budget_s=self.limits.budget_s)
         asked_ms = now_ms()
-        check_query(query, asked_ms)
+        check_query(query, asked_ms, self.kinds)
         slot = admission.current.get()
         if slot is not None and slot.is_surplus:
             work.mark(Degradation.BUSY)

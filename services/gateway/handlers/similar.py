@@ -7,6 +7,7 @@ it says so. Knows ports, not processes.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from services.algorithms.attributes import Kinds
 from services.gateway.domain import Degradation, SimilarAnswer, SimilarQuery
 from services.gateway.exposures import Exposures
 from services.gateway.ports import Ports
@@ -23,13 +24,14 @@ class Similar:
     titles: Mapping[str, str]
     model_version: str
     exposures: Exposures
+    kinds: Kinds
     limits: Limits
 
     async def __call__(self, query: SimilarQuery) -> SimilarAnswer:
         """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of candidates
         where they did not answer; DeadlineExceeded."""
         work = Work.begin(query, budget_s=self.limits.budget_s)
-        check_similar(query)
+        check_similar(query, self.kinds)
         leaves_out_seen = bool(query.user_id) and query.filter.exclude_seen
         if leaves_out_seen:
             view = await self.stages.read_user(work, with_seen=True)

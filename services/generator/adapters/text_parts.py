@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from services.algorithms.attributes import AttributeTable
 from services.algorithms.catalogue import Catalogue
 from services.algorithms.manifest import BundleError
 from services.algorithms.native import instruction_set
@@ -45,8 +46,13 @@ def open_text_bundle(path: Path) -> tuple[TextBundle | None, str]:
         return None, str(exc)
 
 
-def documents_catalogue(bundle: TextBundle, categories: Mapping[str, tuple[str, ...]]) -> Catalogue:
-    """The text model's documents as a catalogue of that text version. Raises: BundleError without a text model."""
+def documents_catalogue(
+    bundle: TextBundle, categories: Mapping[str, tuple[str, ...]], attributes: AttributeTable
+) -> Catalogue:
+    """The text model's documents as a catalogue of that text version. attributes: of its items, in their order.
+
+    Raises: BundleError without a text model.
+    """
     return Catalogue(
         model_version=bundle.text_version,
         item_ids=bundle.item_ids,
@@ -54,6 +60,7 @@ def documents_catalogue(bundle: TextBundle, categories: Mapping[str, tuple[str, 
         categories=[categories.get(item_id, ()) for item_id in bundle.item_ids],
         states=bundle.item_states,
         pair_gate=bundle.pair_gate,
+        attributes=attributes,
     )
 
 

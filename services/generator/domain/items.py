@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.attributes import AttributeColumns, AttributeTable, Kinds, no_attributes
 from services.algorithms.filters import ItemFilter
 from services.common.stream.topics.items import CatalogueItem
 
@@ -37,6 +38,7 @@ class ItemTable:
         titles: Sequence[str],
         categories: Sequence[Sequence[str]],
         documents: Mapping[str, str],
+        attributes: AttributeTable | None = None,
     ) -> None:
         """The model bundle's items, and the text bundle's documents by item id in their order (none: empty)."""
         described = {
@@ -48,12 +50,18 @@ class ItemTable:
         self._titles = [described.get(item_id, ("", ()))[0] for item_id in self._ids]
         self._first_titles = dict(enumerate(self._titles))
         self._categories = [described.get(item_id, ("", ()))[1] for item_id in self._ids]
+        self._attributes = AttributeColumns((attributes or no_attributes(len(item_ids))).of_items(item_ids, self._ids))
         self._members: dict[str, set[int]] = {}
         for row, names in enumerate(self._categories):
             for name in names:
                 self._members.setdefault(name, set()).add(row)
         self._is_served = np.ones(len(self._ids), dtype=bool)
         self._lock = threading.Lock()
+
+    @property
+    def kinds(self) -> Kinds:
+        """Of attributes."""
+        return self._attributes.kinds
 
     def words(self) -> list[str]:
         """What each row's item is found by: (R,)."""
@@ -73,6 +81,8 @@ class ItemTable:
                 passes &= self._mask(self._of_categories(wanted.allow_categories))
             if wanted.deny_categories:
                 passes &= ~self._mask(self._of_categories(wanted.deny_categories))
+            if wanted.where:
+                passes &= self._attributes.mask(wanted.where)
             passes[self._known(wanted.deny_item_ids)] = False
             return passes
 
@@ -92,6 +102,7 @@ class ItemTable:
                 for name in item.categories:
                     self._members.setdefault(name, set()).add(row)
                 self._titles[row], self._categories[row] = item.title, item.categories
+                self._attributes.put(row, item.attributes)
                 self._is_served[row] = item.is_served
                 if not item.is_served:
                     changes.hidden.add(row)

@@ -13,21 +13,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from services.offline.datasets.item_attributes import attribute_columns
+
 MAX_ID_BYTES = 128
+_OWN = frozenset({"item_id", "vector", "title", "categories"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemVectors:
-    """X items: ids, vectors (X, d) float32; titles are the ids, and categories empty, where the table has none."""
+    """X items: ids, vectors (X, d) float32; titles are the ids, and categories empty, where the table has none.
+
+    attributes: its other columns, None where there are none.
+    """
 
     item_ids: list[str]
     vectors: npt.NDArray[np.float32]
     titles: list[str]
     categories: list[list[str]]
+    attributes: pa.Table | None
 
 
 def read_item_vectors(path: Path) -> ItemVectors:
-    """Read columns `item_id` and `vector`, and `title` and `categories` where they exist.
+    """Read columns `item_id` and `vector`, `title` and `categories` where they exist, and all others as attributes.
 
     Raises: ValueError naming column or row, the value, and what is allowed.
     """
@@ -50,6 +57,7 @@ def read_item_vectors(path: Path) -> ItemVectors:
             if "categories" in table.column_names
             else [[] for _ in item_ids]
         ),
+        attributes=attribute_columns(path, table, without=_OWN) if set(table.column_names) - _OWN else None,
     )
 
 

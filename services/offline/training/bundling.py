@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from services.algorithms.bundle import Bundle, BundleContent, write_bundle
@@ -24,6 +25,7 @@ def save_bundle(
     new_item_length: float | None = None,
     neighbours: ItemNeighbours | None = None,
     events_yaml: bytes | None = None,
+    attributes: pa.Table | None = None,
 ) -> Bundle:
     """Write the trained model as a bundle. `interactions` is what it was trained on (counts, vocabularies)."""
     model = report.model
@@ -48,6 +50,7 @@ def save_bundle(
             new_item_length=new_item_length,
             neighbours=neighbours,
             events_yaml=events_yaml,
+            attributes=attributes,
         ),
     )
 

@@ -22,6 +22,7 @@ from services.algorithms.event_schema import EventSchema, default_schema
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions, global_time_split, leave_one_out_split, load_dataset
+from services.offline.datasets.item_attributes import read_item_attributes
 from services.offline.evaluation.common.recall import summary
 from services.offline.training.bundling import save_bundle
 from services.offline.training.choice import Choice, candidates, choose
@@ -188,13 +189,15 @@ def run_training(
     threads: int | None = None,
     export: bool = True,
     events: Path | None = None,
+    attributes: Path | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train a preset and write its bundle to `out`; return a report of plain values.
 
     `interactions` replaces `dataset`. `events`: a file that says what types of events mean, for this bundle; None: the
-    default. `threads` sets PyTorch's for this process. With a console, a progress bar with
-    positions/s and loss runs on it, and a final table. Checkpoints lie beside `out` until the bundle is written.
+    default. `attributes`: a table of the items' typed attributes. `threads` sets PyTorch's for this process. With a
+    console, a progress bar with positions/s and loss runs on it, and a final table. Checkpoints lie beside `out` until
+    the bundle is written.
     Raises: ValueError for unknown names or unusable data; BundleError if `out` exists and is no bundle; ExportError.
     """
     config = configure(
@@ -224,6 +227,7 @@ def run_training(
         say(f"Left out: {len(interactions) - len(read):,} events whose types say nothing, or turned an item down")
         interactions = read
     divided = fit_split(interactions, split)
+    of_items = None if attributes is None else read_item_attributes(attributes, divided.train.item_ids)
     if epochs is None:
         config = replace(config, epochs=default_epochs(config, Histories.of(divided.train).num_positions))
     choice = None
@@ -257,6 +261,7 @@ def run_training(
         new_item_length=length,
         neighbours=neighbours,
         events_yaml=None if events is None else events.read_bytes(),
+        attributes=of_items,
     )
     result: dict[str, Any] = {
         "bundle": str(out),

@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -32,7 +34,15 @@ def run(*arguments: str) -> Result:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     categories = [["even"] if row % 2 == 0 else ["odd"] for row in range(300)]
-    pq.write_table(pa.table({"item_id": IDS, "vector": ITEMS.tolist(), "categories": categories}), folder / "items.pq")
+    columns = {
+        "item_id": IDS,
+        "vector": ITEMS.tolist(),
+        "categories": categories,
+        "price": pa.array([row // 10 if row % 7 else None for row in range(300)], pa.int32()),
+        "released": [date(2026, 1 + row % 12, 1) for row in range(300)],
+        "maker": pa.array(["ü" if row % 5 == 0 else "x" for row in range(300)]).dictionary_encode(),
+    }
+    pq.write_table(pa.table(columns), folder / "items.pq")
     np.save(folder / "queries.npy", QUERIES)
     made = run("index", str(folder / "items.pq"), "--out", str(folder / "bundle"), "--json")
     assert made.exit_code == 0, made.output
@@ -100,8 +110,33 @@ def test_filters_and_passes_are_shown(folder: Path, candidates: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("where", "holds"),
+    [
+        (["price<=7"], lambda row: row % 7 and row // 10 <= 7),
+        (["has no price", "maker=ü"], lambda row: row % 7 == 0 and row % 5 == 0),
+        (["released >= 2026-06-01", "maker not in ü"], lambda row: row % 12 >= 5 and row % 5),
+    ],
+)
+def test_other_columns_are_attributes(folder: Path, candidates: str, where: list[str], holds: Any) -> None:
+    found = run(
+        "search-vectors", str(folder / "queries.npy"), "--candidates", candidates, "--json",
+        *(word for one in where for word in ("--where", one)),
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    scores = ITEMS.astype(np.float64) @ QUERIES[0]
+    best = [row for row in np.argsort(-scores) if holds(row)][:10]
+    assert [item["item_id"] for item in json.loads(found.stdout)["items"]] == [IDS[row] for row in best]
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["--where", "colour=red"],
+            "name='colour' allowed: price (number), released (time), maker (tag)",
+        ),
+        (["--where", "price=cheap"], "filter.where[0]: 'price' one of 'cheap': a tag; allowed: a number"),
+        (["--where", "price !!"], "condition='price !!' allowed: e.g. price<=20"),
         (["--row", "4"], "row=4 allowed: 0-3"),
         (["--algorithm", "magic"], "algorithm='magic' allowed: empty or one of"),
         (["--k", "0"], "k=0 allowed: 1-10000"),

@@ -19,6 +19,7 @@ from fakes.gateway import (
 )
 from prometheus_client import CollectorRegistry
 
+from services.algorithms.attributes import AttributeTable, Kind
 from services.algorithms.event_schema import EventSchema, default_schema
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState
@@ -36,6 +37,11 @@ ITEMS = ["a", "b", "c", "d", "e", "f"]
 COUNTS = np.array([10, 60, 30, 60, 20, 20], dtype=np.int64)
 CATEGORIES = [("x",), ("x",), ("y",), ("x", "y"), ("z",), ()]
 TITLES = {item_id: item_id.upper() for item_id in ITEMS}
+# Prices 0, 10, ... 40; the last item has none.
+ATTRIBUTES = AttributeTable.of(
+    {"price": Kind.NUMBER, "maker": Kind.TAG},
+    [{"price": 10.0 * row, "maker": "xy"[row % 2]} if row < 5 else {} for row in range(6)],
+)
 # What every source finds, each in its own unit.
 FOUND = {
     "text_mol": [Hit("c", 0.9), Hit("a", 0.8), Hit("new", 0.7)],
@@ -86,7 +92,7 @@ class Scene:
         self.lag = AcknowledgedLag(grace_seconds=self.lag_grace_s)
         self.metrics = GatewayMetrics(self.registry)
         self.titles = dict(TITLES)
-        self.popular = PopularItems(ITEMS, COUNTS, CATEGORIES)
+        self.popular = PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES)
         self.ports = Ports(
             **{one.name: getattr(self, one.name) for one in fields(Ports)},
         )
@@ -100,6 +106,7 @@ class Scene:
             model_version="m1",
             schema=self.schema,
             exposures=Exposures(b"key", self.exposures),
+            kinds=ATTRIBUTES.kinds,
         )
         self.search, self.recommend, self.explain = self.servicer.search, self.servicer.recommend, self.servicer.explain
         self.record, self.get_freshness = self.servicer.record, self.servicer.get_freshness

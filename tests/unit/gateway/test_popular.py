@@ -4,14 +4,15 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from gateway_scene import CATEGORIES, COUNTS, ITEMS, POPULAR, Scene
+from gateway_scene import ATTRIBUTES, CATEGORIES, COUNTS, ITEMS, POPULAR, Scene
 
+from services.algorithms.attributes import Comparison, Condition
 from services.common.stream.topics.items import CatalogueItem
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Degradation, Filter, RecommendQuery
 from services.gateway.popular import PopularItems
 
-CATALOGUE = PopularItems(ITEMS, COUNTS, CATEGORIES)
+CATALOGUE = PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,9 @@ CATALOGUE = PopularItems(ITEMS, COUNTS, CATEGORIES)
         (Filter(allow_categories=("nothing",)), [], 0, []),
         (Filter(deny_categories=("x",)), [], 0, ["c", "e", "f"]),
         (Filter(), [], 1, ["b", "c", "e", "f"]),
+        (Filter(where=(Condition("price", Comparison.AT_LEAST, (20.0,)),)), [], 0, ["d", "c", "e"]),
+        (Filter(where=(Condition("maker", Comparison.NONE_OF, ("x",)),), allow_categories=("x",)), [], 0, ["b", "d"]),
+        (Filter(where=(Condition("price", Comparison.ABSENT),)), [], 0, ["f"]),
     ],
 )
 def test_popular_items_follow_the_filter(
@@ -105,3 +109,11 @@ def test_neither_a_record_nor_an_answer_costs_memory_for_each_hidden_item() -> N
     assert sorted(answered) == sorted([item_ids[0], *item_ids[-5:-1]])
     # A copy of the hidden set would be a megabyte.
     assert peak_bytes < 20_000
+
+
+async def test_what_the_catalogue_says_of_attributes_counts_at_once() -> None:
+    scene = Scene()
+    DescribedItems({}, scene.popular).describe([CatalogueItem(item_id="f", attributes={"price": 45.0})])
+    where = (Condition("price", Comparison.ABOVE, (40.0,)),)
+    answer = await scene.recommend(RecommendQuery(user_id="nobody", k=5, filter=Filter(where=where)))
+    assert [item.item_id for item in answer.items] == ["f"]

@@ -18,15 +18,17 @@ async def test_items_cross_the_wire_with_all_that_they_say() -> None:
             events_pb2.Item(item_id="new", title="Größe", categories=["a", "b"]),
             events_pb2.Item(item_id="off", available=False),
             events_pb2.Item(item_id="gone", withdrawn=True),
+            events_pb2.Item(item_id="dear", attributes={"price": {"number": 99}, "maker": {"tag": "7"}}),
         ]
     )
     async with gateway(scene) as stub:
         answer = await stub.PutItems(request, timeout=5)
-    assert answer.num_written == 3
+    assert answer.num_written == 4
     assert scene.items.written == [
         CatalogueItem(item_id="new", title="Größe", categories=("a", "b")),
         CatalogueItem(item_id="off", available=False),
         CatalogueItem(item_id="gone", withdrawn=True),
+        CatalogueItem(item_id="dear", attributes={"price": 99.0, "maker": "7"}),
     ]
 
 
@@ -44,9 +46,17 @@ async def test_items_cross_the_wire_with_all_that_they_say() -> None:
             [CatalogueItem(item_id="a", categories=("c",) * 65)],
             r"items\[0\]\.categories='65 of them'",
         ),
+        (
+            [CatalogueItem(item_id="a", attributes={"colour": "red"})],
+            r"items\[0\]\.attributes='colour' allowed: price \(number\), maker \(tag\)",
+        ),
+        (
+            [CatalogueItem(item_id="a", attributes={"price": "9"})],
+            r"items\[0\]\.attributes\['price'\]=\"a tag \('9'\)\" allowed: a number",
+        ),
         ([CatalogueItem(item_id="a")] * 2, r"items\[1\]\.item_id='that of items\[0\]' allowed: each item once"),
     ],
-    ids=["none", "too many", "no id", "long title", "many categories", "twice"],
+    ids=["none", "too many", "no id", "long title", "many categories", "undeclared", "another kind", "twice"],
 )
 async def test_a_bad_item_refuses_the_request_before_anything_is_written(items: list[CatalogueItem], says: str) -> None:
     scene = Scene()

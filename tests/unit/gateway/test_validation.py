@@ -9,12 +9,14 @@ from gateway_scene import Scene
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.algorithms.attributes import Comparison, Condition
 from services.common.errors import InvalidRequest
 from services.gateway.domain import Filter, FreshnessToken, HistoryEvent, RecommendQuery
 from services.gateway.validation import check_query, with_times
 
 TOMORROW_AND_MORE = int(time.time() * 1000) + 25 * 3600 * 1000
 LONG = "x" * 129
+CHEAP = Condition("price", Comparison.AT_MOST, (20.0,))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,15 @@ LONG = "x" * 129
         ({"filter": Filter(allow_item_ids=("a", ""))}, r"filter.allow_item_ids\[1\]='text of 0 bytes'"),
         ({"filter": Filter(allow_categories=("a",) * 1001)}, "filter.allow_categories='1001 entries'"),
         ({"filter": Filter(deny_categories=(LONG,))}, r"filter.deny_categories\[0\]='text of 129 bytes'"),
+        ({"filter": Filter(where=(CHEAP,) * 33)}, "filter.where='33 conditions' allowed: at most 32"),
+        (
+            {"filter": Filter(where=(CHEAP, Condition("colour", Comparison.PRESENT)))},
+            r"filter\.where\[1\]: name='colour' allowed: price \(number\), maker \(tag\)",
+        ),
+        (
+            {"filter": Filter(where=(Condition("price", Comparison.ONE_OF, ("9",)),))},
+            r"filter\.where\[0\]: 'price' one of '9': a tag; allowed: a number",
+        ),
     ],
 )
 async def test_a_bad_field_is_refused_before_any_work(changes: dict[str, Any], message: str) -> None:
@@ -69,7 +80,7 @@ async def test_a_bad_field_is_refused_before_any_work(changes: dict[str, Any], m
 @pytest.mark.parametrize("diversity", [0.0, 1.0])
 def test_the_edges_of_the_ranges_are_allowed(k: int, diversity: float) -> None:
     history = (HistoryEvent("a", 0),) * 1000
-    check_query(RecommendQuery(user_id="é" * 64, k=k, diversity=diversity, history=history), now_ms=0)
+    check_query(RecommendQuery(user_id="é" * 64, k=k, diversity=diversity, history=history), now_ms=0, kinds={})
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 10**12)), max_size=20))

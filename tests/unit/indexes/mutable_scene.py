@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
+from services.algorithms.attributes import Kind, Values
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.index import Build as BuildAll
 from services.algorithms.indexes.mutable.index import MutableIndex
@@ -20,6 +21,7 @@ from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates, PairGate, QueryStates
 
 CATEGORIES = ("a", "b", "c", "d", "e")
+KINDS = {"price": Kind.NUMBER, "language": Kind.TAG}
 MODEL = "model-1"
 Build = Callable[[MolScorer, PairGate | None], Index]
 
@@ -73,10 +75,12 @@ class Oracle:
         self.states = states
         self.state = np.full(len(ids), -1)
         self.categories = np.zeros((len(ids), len(CATEGORIES)), dtype=bool)
+        self.attributes: list[Values] = [{} for _ in ids]
 
     def copy(self) -> "Oracle":
         other = Oracle(self.ids.tolist(), self.states)
         other.state, other.categories = self.state.copy(), self.categories.copy()
+        other.attributes = self.attributes.copy()
         return other
 
     def __len__(self) -> int:
@@ -89,6 +93,10 @@ class Oracle:
                 self.categories[place] = [name in batch.categories[row] for name in CATEGORIES]
             elif self.state[place] < 0:
                 self.categories[place] = False
+            if batch.attributes is not None:
+                self.attributes[place] = batch.attributes.of_row(row)
+            elif self.state[place] < 0:
+                self.attributes[place] = {}
             self.state[place] = number
 
     def remove(self, item_ids: Sequence[str]) -> list[str]:
@@ -108,6 +116,8 @@ class Oracle:
             alive &= ~self._named(wanted.seen_item_ids)
         if wanted.allow_categories:
             alive &= self._in(wanted.allow_categories)
+        for one in wanted.where:
+            alive &= np.array([one.holds(values.get(one.name)) for values in self.attributes])
         return alive & ~self._in(wanted.deny_categories)
 
     def top(self, query: int, k: int, wanted: ItemFilter | None) -> tuple[list[str], np.ndarray]:

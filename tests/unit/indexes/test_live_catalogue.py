@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from retrieval_scene import make_items, make_pair_gate, make_queries, unit
 
+from services.algorithms.attributes import AttributeTable, Comparison, Condition, Kind, Values
 from services.algorithms.catalogue import Catalogue
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
@@ -40,6 +41,7 @@ class Description:
     item_id: str
     title: str = ""
     categories: Sequence[str] = ()
+    attributes: Values = field(default_factory=dict)
     is_served: bool = True
 
 
@@ -62,6 +64,10 @@ def base() -> Catalogue:
         categories=[("even",) if row % 2 == 0 else ("odd",) for row in range(8)],
         states=STATES,
         pair_gate=GATE,
+        attributes=AttributeTable.of(
+            {"price": Kind.NUMBER, "language": Kind.TAG},
+            [{"price": float(row), "language": "en" if row < 4 else "de"} if row else {} for row in range(8)],
+        ),
     )
 
 
@@ -75,6 +81,30 @@ def answer(catalogue: LiveCatalogue, wanted: ItemFilter | None = None, name: str
     served = catalogue.version_named(name)[0] if name else catalogue.served
     top = catalogue.index.search(QUERY, 100, wanted, version=served.version)
     return dict(zip(top.item_ids[0], top.scores[0].tolist(), strict=False))
+
+
+def test_attributes_are_the_bundles_until_they_are_described() -> None:
+    catalogue = live()
+    cheap = ItemFilter(where=[Condition("price", Comparison.AT_MOST, (2.0,))])
+    french = ItemFilter(where=[Condition("language", Comparison.ONE_OF, ("fr",))])
+    assert set(answer(catalogue, cheap)) == {"i1", "i2"}
+    catalogue.apply(1, [refreshed("i2", 1), refreshed("later", 2)])
+    catalogue.describe(
+        [
+            Description(item_id="i7", attributes={"price": 0.5, "language": "fr"}),
+            Description(item_id="i1", attributes={"language": "en"}),
+            Description(item_id="later", attributes={"price": 2.0}),
+        ]
+    )
+    for _ in range(2):
+        assert set(answer(catalogue, cheap)) == {"i2", "i7", "later"}
+        assert set(answer(catalogue, french)) == {"i7"}
+        assert catalogue.passing(cheap, ["i1", "i2", "later", "i6"]).tolist() == [False, True, True, False]
+        catalogue.index.merge()
+    catalogue.describe([Description(item_id="i7", is_served=False)])
+    catalogue.describe([Description(item_id="i7", attributes={"price": 1.0})])
+    assert set(answer(catalogue, cheap)) == {"i2", "i7", "later"}
+    assert not answer(catalogue, french)
 
 
 def score(components: np.ndarray, gate: np.ndarray) -> float:

@@ -2,13 +2,15 @@
 
 from bisect import bisect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from mutable_scene import CATEGORIES, MODEL, Build, Oracle, States, restore
+from mutable_scene import CATEGORIES, KINDS, MODEL, Build, Oracle, States, restore
 
+from services.algorithms.attributes import AttributeTable, Comparison, Condition
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.exact.cheapest import Exact
@@ -40,7 +42,10 @@ class Run:
         self.states, self.build, self.folder = states, build, folder
         self.oracle = Oracle(IDS, states)
         self.index = MutableIndex(
-            ItemBatch(item_ids=[], states=states.of([])), states.pair_gate, model_version=MODEL, build=only(build)
+            ItemBatch(item_ids=[], states=states.of([]), attributes=AttributeTable.of(KINDS, [])),
+            states.pair_gate,
+            model_version=MODEL,
+            build=only(build),
         )
         self.held: tuple[Version, Oracle] | None = None
         self.counts: dict[str, int] = {}
@@ -58,7 +63,18 @@ class Run:
         categories = None
         if self.rng.random() < 0.7:
             categories = [[name for name in CATEGORIES if self.rng.random() < 0.3] for _ in item_ids]
-        return ItemBatch(item_ids=item_ids, states=self.states.of(numbers), categories=categories), numbers
+        attributes = None
+        if self.rng.random() < 0.7:
+            attributes = AttributeTable.of(KINDS, [self.values() for _ in item_ids])
+        states = self.states.of(numbers)
+        return ItemBatch(item_ids=item_ids, states=states, categories=categories, attributes=attributes), numbers
+
+    def values(self) -> dict[str, float | str]:
+        price, language = self.rng.integers(5), self.rng.integers(4)
+        return {
+            **({"price": float(price)} if price else {}),
+            **({"language": "xab"[language - 1]} if language else {}),
+        }
 
     def upsert(self, most: int = 6) -> None:
         batch, numbers = self.batch(self.some_ids(most))
@@ -92,6 +108,10 @@ class Run:
             deny_item_ids=[*self.some_ids(60), "unknown"],
             allow_categories=[*self.rng.choice(CATEGORIES, size=2), "unknown"] if self.rng.random() < 0.5 else (),
             deny_categories=self.rng.choice(CATEGORIES, size=1).tolist() if self.rng.random() < 0.5 else (),
+            where=[
+                Condition("price", Comparison.AT_MOST, (float(self.rng.integers(1, 5)),)),
+                Condition("language", Comparison.NONE_OF, ("a", "unknown")),
+            ][: self.rng.integers(3)],
             seen_item_ids=self.some_ids(60),
             exclude_seen=bool(self.rng.random() < 0.5),
         )
@@ -127,7 +147,10 @@ class Run:
     def restart(self) -> None:
         snapshot = load_snapshot(write_snapshot(self.folder, self.index), model_version=MODEL)
         assert snapshot.index_version == self.index.version.name
-        self.index = restore(snapshot, self.states.pair_gate, build=only(self.build))
+        ids = snapshot.items.item_ids
+        values = [self.oracle.attributes[self.oracle.place[item_id]] for item_id in ids]
+        items = replace(snapshot.items, attributes=AttributeTable.of(KINDS, values))
+        self.index = restore(replace(snapshot, items=items), self.states.pair_gate, build=only(self.build))
         assert self.index.version.name == snapshot.index_version
 
     def check(self, version: Version, oracle: Oracle, k: int, wanted: ItemFilter | None) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from mutable_scene import CATEGORIES, MODEL, States
 
+from services.algorithms.attributes import AttributeTable, Comparison, Condition, Kind
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import MutableIndex, only
@@ -12,6 +13,7 @@ from services.algorithms.indexes.mutable.similar import similar_items
 from services.algorithms.states import ItemStates
 
 EVERYTHING = ItemFilter()
+KINDS = {"number": Kind.NUMBER}
 Catalogue = dict[str, tuple[np.ndarray, tuple[str, ...]]]
 
 
@@ -43,7 +45,8 @@ def changed(request: pytest.FixtureRequest) -> tuple[MutableIndex, Catalogue]:
         categories = [(CATEGORIES[number % 5],) for number in numbers]
         for row, one in enumerate(ids):
             catalogue[one] = (of.components[row], categories[row])
-        return ItemBatch(item_ids=ids, states=of, categories=categories)
+        attributes = AttributeTable.of(KINDS, [{"number": float(int(one[1:]))} for one in ids])
+        return ItemBatch(item_ids=ids, states=of, categories=categories, attributes=attributes)
 
     first = batch([f"i{n:03d}" for n in range(300)], list(range(300)))
     index = MutableIndex(first, states.pair_gate, model_version=MODEL, build=only(BruteForce))
@@ -77,6 +80,7 @@ def test_filters_act_before_the_choice(changed: tuple[MutableIndex, Catalogue]) 
     item_id = sorted(catalogue)[50]
     for wanted, allowed in (
         (ItemFilter(allow_categories=("b",)), by_category),
+        (ItemFilter(where=(Condition("number", Comparison.BELOW, (90.0,)),)), {f"i{n:03d}" for n in range(90)}),
         (ItemFilter(allow_item_ids=tuple(some)), set(some)),
         (ItemFilter(deny_item_ids=tuple(some)), set(catalogue) - set(some)),
         (ItemFilter(exclude_seen=True, seen_item_ids=tuple(some)), set(catalogue) - set(some)),

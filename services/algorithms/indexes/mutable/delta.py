@@ -7,7 +7,7 @@ each row is copied about 8 times per level, and no search pays for more than one
 Its answer is exact and cheap: float32 scores, of which only those that reach the K-th score of the main segment's
 answer go on to float64.
 
-Letters: B queries, n rows, K results, P_x item components, P pairs, d component width.
+Letters: B queries, n rows, K results, A attributes, P_x item components, P pairs, d component width.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.algorithms.attributes import Columns
 from services.algorithms.indexes.mutable.merged_answer import PartialAnswer
 from services.algorithms.indexes.mutable.segment import Hashes, Segment, rows_of
 from services.algorithms.indexes.mutable.segment_merge import Source, gather, order_by_id
@@ -30,7 +31,8 @@ _GROWTH = 8
 class Tail:
     """A buffer of up to `TAIL_ROWS` rows in order of arrival. Rows are written once; deaths are a list that grows."""
 
-    def __init__(self, shape: ItemShape, pair_gate: PairGate | None) -> None:
+    def __init__(self, shape: ItemShape, pair_gate: PairGate | None, num_attributes: int) -> None:
+        self._attributes = np.empty((num_attributes, TAIL_ROWS))
         self._pair_gate = pair_gate
         self._components = np.empty((TAIL_ROWS, shape.num_components, shape.width), dtype=np.float32)
         self._gate = np.empty((TAIL_ROWS, shape.num_pairs), dtype=np.float32) if shape.gated else None
@@ -46,17 +48,23 @@ class Tail:
     @property
     def nbytes(self) -> int:
         gate = 0 if self._gate is None else self._gate.nbytes
-        return self._components.nbytes + gate + self._hashes.nbytes
+        return self._components.nbytes + gate + self._hashes.nbytes + self._attributes.nbytes
 
     def append(
-        self, item_ids: Sequence[str], hashes: Hashes, states: ItemStates, categories: Sequence[tuple[int, ...]]
+        self,
+        item_ids: Sequence[str],
+        hashes: Hashes,
+        states: ItemStates,
+        categories: Sequence[tuple[int, ...]],
+        attributes: Columns,
     ) -> None:
-        """Write rows behind the last one; the ids must not be alive in here."""
+        """Write rows behind the last one; the ids must not be alive in here. attributes: (A, n)."""
         start, end = len(self), len(self) + len(item_ids)
         self._components[start:end] = states.components
         if self._gate is not None and states.gate is not None:
             self._gate[start:end] = states.gate
         self._hashes[start:end] = hashes
+        self._attributes[:, start:end] = attributes
         self._living.update(zip(item_ids, range(start, end), strict=True))
         self._categories += categories
         self._ids += item_ids
@@ -67,6 +75,10 @@ class Tail:
 
     def categories(self, row: int) -> tuple[int, ...]:
         return self._categories[row]
+
+    def attributes(self, row: int) -> Columns:
+        """(A,)"""
+        return self._attributes[:, row]
 
     def kill(self, item_id: str) -> None:
         """Log the death of an item that lives here."""
@@ -82,7 +94,13 @@ class Tail:
         states = ItemStates(components=self._components[rows], gate=None if self._gate is None else self._gate[rows])
         ids, categories = self._ids, self._categories
         return Segment(
-            rows_of([ids[row] for row in living], self._hashes[rows], states, [categories[row] for row in living]),
+            rows_of(
+                [ids[row] for row in living],
+                self._hashes[rows],
+                states,
+                [categories[row] for row in living],
+                self._attributes[:, rows],
+            ),
             self._pair_gate,
         )
 

@@ -5,7 +5,7 @@ see half a batch. An update is an append to the delta and an entry in a death lo
 `merge` builds a new main segment beside the old one while searches and changes go on, then swaps it in with what died
 meanwhile. It knows neither where changes come from nor when to merge (`background_merge.py` does that).
 
-Letters: B queries, K results, P_x item components, P pairs, d component width.
+Letters: B queries, K results, A attributes, P_x item components, P pairs, d component width.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from services.algorithms.attributes import Columns, Kinds, no_attributes
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.delta import TAIL_ROWS, Tail, TailView, join_blocks
 from services.algorithms.indexes.mutable.item_batch import Change, ItemBatch, check_ids
@@ -93,6 +94,7 @@ class MutableIndex:
         digest: str = "",
     ) -> None:
         """Start from some items (none is legal: the arrays still say P_x, d and P), which are not copied if in order.
+        Their attributes' kinds are those of all that follow.
 
         `max_bytes` bounds `memory`, the copy that a merge makes included. `number` and `digest` continue the versions
         of a stored index. Raises: ValueError if states and pair gate disagree, and what `build` raises.
@@ -102,17 +104,19 @@ class MutableIndex:
         self.merge_wanted = threading.Event()
         self._build = build
         self._writing, self._one_merge = threading.Lock(), threading.Lock()
-        self._codes: dict[str, int] = {}
+        attributes = items.attributes or no_attributes(len(items))
+        self.kinds: Kinds = dict(attributes.kinds)
+        self._codes: dict[str, int] = {}  # of categories and tags
         self._main: Segment | None = None
         self._blocks: list[Segment] = []
         self._frozen = 0  # leading blocks that a running merge reads
-        self._tail = Tail(self.shape, pair_gate)
+        self._tail = Tail(self.shape, pair_gate, len(self.kinds))
         self._building = 0
         if len(items):
+            columns = attributes.recoded(self._codes)  # first: their codes stay, and nothing is copied
             categories = self._coded(items.categories or [()] * len(items))
-            self._main = self._searchable(
-                Segment(rows_of(items.item_ids, hash_ids(items.item_ids), items.states, categories), pair_gate)
-            )
+            rows = rows_of(items.item_ids, hash_ids(items.item_ids), items.states, categories, columns)
+            self._main = self._searchable(Segment(rows, pair_gate))
         self._number = number
         self._digest = digest or _digest("", items, ())
         self._publish()
@@ -186,6 +190,8 @@ class MutableIndex:
         check_ids("removals", removals)
         if upserts is not None:
             self.shape.check_items(upserts.states)
+            if upserts.attributes is not None and dict(upserts.attributes.kinds) != self.kinds:
+                raise ValueError(f"attributes are {dict(upserts.attributes.kinds)}; this index has {self.kinds}")
             if both := set(upserts.item_ids).intersection(removals):
                 raise ValueError(f"item {min(both)!r} is both in upserts and in removals; a batch names each item once")
             self._make_room(len(upserts))
@@ -254,11 +260,13 @@ class MutableIndex:
         if not found.any() and not num_upserts:
             return Change(version=self._version.name, unknown=tuple(removals))
         categories: list[tuple[int, ...]] = []
+        attributes = np.empty((len(self.kinds), 0))
         block = None
         if upserts is not None:
             categories = self._categories(upserts, in_tail, found_in)
+            attributes = self._attributes(upserts, in_tail, found_in)
             if num_upserts > TAIL_ROWS:
-                rows = rows_of(upserts.item_ids, hashes[:num_upserts], upserts.states, categories)
+                rows = rows_of(upserts.item_ids, hashes[:num_upserts], upserts.states, categories, attributes)
                 block = Segment(rows, self.pair_gate)
                 block.prepare()
         digest = _digest(self._digest, upserts, removals)
@@ -271,7 +279,7 @@ class MutableIndex:
         if block is not None:
             self._blocks.append(block)
         elif upserts is not None:
-            self._tail.append(upserts.item_ids, hashes[:num_upserts], upserts.states, categories)
+            self._tail.append(upserts.item_ids, hashes[:num_upserts], upserts.states, categories, attributes)
         self._number, self._digest = self._number + 1, digest
         self._publish()
         updated, removed = int(found[:num_upserts].sum()), int(found[num_upserts:].sum())
@@ -296,6 +304,21 @@ class MutableIndex:
                 out[number] = segment.rows.categories.of_row(int(rows[number]))
         return out[: len(upserts)]
 
+    def _attributes(
+        self, upserts: ItemBatch, in_tail: Sequence[int | None], found_in: Sequence[tuple[Segment, Indices]]
+    ) -> Columns:
+        """The attributes (A, n) of n items to be written: as given, else as the items had them."""
+        if upserts.attributes is not None:
+            return upserts.attributes.recoded(self._codes)
+        out = np.full((len(self.kinds), len(upserts)), np.nan)
+        for number, row in enumerate(in_tail[: len(upserts)]):
+            if row is not None:
+                out[:, number] = self._tail.attributes(row)
+        for segment, rows in found_in:
+            here = np.flatnonzero(rows[: len(upserts)] >= 0)
+            out[:, here] = segment.rows.attributes[:, rows[here]]
+        return out
+
     def _coded(self, categories: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
         """Categories as codes; a new name gets the next one. Codes are never taken back."""
         codes = self._codes
@@ -308,7 +331,7 @@ class MutableIndex:
             sealed.prepare()
             self._blocks.append(sealed)
         self._blocks = join_blocks(self._blocks, max(self._frozen, self._num_coded()), self.pair_gate)
-        self._tail = Tail(self.shape, self.pair_gate)
+        self._tail = Tail(self.shape, self.pair_gate, len(self.kinds))
 
     def _searchable(self, segment: Segment) -> Segment:
         """Build the algorithms over a segment, and let a query go through each: what is made lazily is made now."""
@@ -327,6 +350,7 @@ class MutableIndex:
         self._version = Version(
             shape=self.shape,
             codes=self._codes,
+            kinds=self.kinds,
             name=f"{self.model_version}.{self._number}-{self._digest[:8]}",
             number=self._number,
             digest=self._digest,
@@ -376,7 +400,9 @@ class MutableIndex:
     def _bytes_of(self, num_rows: int) -> int:
         """What a segment of so many rows will take, by the main segment's measure where there is one."""
         main = self._main
-        per_row = self.shape.bytes_per_item + _ROW_OVERHEAD if main is None else main.nbytes / len(main)
+        per_row = (
+            self.shape.bytes_per_item + _ROW_OVERHEAD + 8 * len(self.kinds) if main is None else main.nbytes / len(main)
+        )
         return round(num_rows * per_row)
 
 
@@ -390,6 +416,9 @@ def _digest(before: str, upserts: ItemBatch | None, removals: Iterable[str]) -> 
             digest.update(np.ascontiguousarray(upserts.states.gate).data)
         for names in upserts.categories or ():
             digest.update(repr(tuple(names)).encode())
+        if upserts.attributes is not None and upserts.attributes.kinds:
+            digest.update(np.ascontiguousarray(upserts.attributes.values).data)
+            digest.update(repr(tuple(upserts.attributes.tags)).encode())
     digest.update(b"removals")
     _add_ids(digest, removals)
     return digest.hexdigest()

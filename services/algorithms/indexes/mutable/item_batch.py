@@ -1,4 +1,4 @@
-"""Items on their way into a mutable index: ids, states and categories, checked before anything changes.
+"""Items on their way into a mutable index: ids, states, categories and attributes, checked before anything changes.
 
 Every refusal names the item and the value, since one bad row of a batch refuses the whole batch. Zero components are
 legal, as in every other index: a part that an item lacks, and where all of them are zero an item that scores 0.
@@ -9,6 +9,7 @@ Letters: n items of the batch.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from services.algorithms.attributes import AttributeTable
 from services.algorithms.states import ItemStates
 
 MAX_ID_BYTES = 128
@@ -19,12 +20,13 @@ class ItemBatch:
     """n items with distinct ids.
 
     `categories`: one list per item; None keeps what an item has (none, for a new one), as a stream of refreshed
-    states carries no categories.
+    states carries no categories. `attributes` likewise.
     """
 
     item_ids: Sequence[str]
     states: ItemStates
     categories: Sequence[Sequence[str]] | None = None
+    attributes: AttributeTable | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for ids that repeat or are not 1-128 bytes of UTF-8, and for columns of unequal length."""
@@ -33,6 +35,8 @@ class ItemBatch:
             raise ValueError(f"{len(self.item_ids)} item ids but states of {len(self.states)} items")
         if self.categories is not None and len(self.categories) != len(self.item_ids):
             raise ValueError(f"{len(self.item_ids)} item ids but categories of {len(self.categories)} items")
+        if self.attributes is not None and self.attributes.num_items != len(self.item_ids):
+            raise ValueError(f"{len(self.item_ids)} item ids but attributes of {self.attributes.num_items} items")
 
     def __len__(self) -> int:
         return len(self.item_ids)

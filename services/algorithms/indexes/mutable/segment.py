@@ -8,7 +8,7 @@ Rows being in id order, a row number is its own tie rank. Ids are found by 64-bi
 in sorted arrays, not by a dictionary: rebuilding one for a large segment would hold the interpreter lock for as long
 as it takes, and searches with it.
 
-Letters: n rows, m ids asked for, P_x item components, P pairs, d component width.
+Letters: n rows, m ids asked for, A attributes, P_x item components, P pairs, d component width.
 """
 
 import sys
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.attributes import Columns, Condition, Kinds, mask_of
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Index, Indices, Mask
 from services.algorithms.lazy import lazy_property
@@ -55,12 +56,13 @@ class CategoryLists:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """n items in order of their ids. `id_bytes`: what the id strings take as Python objects."""
+    """n items in order of their ids. attributes: (A, n). `id_bytes`: what the id strings take as Python objects."""
 
     ids: Ids
     hashes: Hashes
     states: ItemStates
     categories: CategoryLists
+    attributes: Columns
     id_bytes: int
 
     def __len__(self) -> int:
@@ -69,24 +71,34 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HashedFilter:
-    """An `ItemFilter` with its ids hashed and its categories as codes, once for all segments. None: not asked for."""
+    """An `ItemFilter` with its ids hashed and its categories as codes, once for all segments. None: not asked for.
+
+    `codes` are of categories and tags.
+    """
 
     allow: tuple[Sequence[str], Hashes] | None
     deny: tuple[Sequence[str], Hashes] | None
     allow_codes: tuple[int, ...] | None
     deny_codes: tuple[int, ...]
+    where: Sequence[Condition]
+    kinds: Kinds
+    codes: Mapping[str, int]
 
     @classmethod
-    def of(cls, wanted: ItemFilter, codes: Mapping[str, int]) -> "HashedFilter | None":
-        """None when every item passes; categories that no item has match nothing."""
+    def of(cls, wanted: ItemFilter, codes: Mapping[str, int], kinds: Kinds) -> "HashedFilter | None":
+        """None when every item passes; categories that no item has match nothing. Raises: as `ItemFilter.check`."""
         if wanted.is_open:
             return None
+        wanted.check(kinds)
         denied = [*wanted.deny_item_ids, *(wanted.seen_item_ids if wanted.exclude_seen else ())]
         return cls(
             allow=(wanted.allow_item_ids, hash_ids(wanted.allow_item_ids)) if wanted.allow_item_ids else None,
             deny=(denied, hash_ids(denied)) if denied else None,
             allow_codes=_known(wanted.allow_categories, codes) if wanted.allow_categories else None,
             deny_codes=_known(wanted.deny_categories, codes),
+            where=wanted.where,
+            kinds=kinds,
+            codes=codes,
         )
 
 
@@ -118,7 +130,7 @@ class Segment:
         searchable = shared + sum(index.nbytes - shared for index in self.indexes.values())
         ids = rows.ids.nbytes + rows.id_bytes + rows.hashes.nbytes + sum(part.nbytes for part in self._by_hash)
         categories = 2 * rows.categories.codes.nbytes + rows.categories.offsets.nbytes
-        return searchable + ids + categories + 2 * len(rows) + self._log.nbytes
+        return searchable + ids + categories + rows.attributes.nbytes + 2 * len(rows) + self._log.nbytes
 
     # -- the writer, one at a time ----------------------------------------------------------------------------------
 
@@ -188,6 +200,8 @@ class Segment:
             for code in wanted.allow_codes:
                 in_category[self._members(code)] = True
             allowed &= in_category
+        if wanted.where:
+            allowed &= mask_of(wanted.where, self.rows.attributes, wanted.kinds, wanted.codes)
         for code in wanted.deny_codes:
             allowed[self._members(code)] = False
         if wanted.deny is not None:
@@ -222,8 +236,14 @@ class Segment:
         self._by_category  # noqa: B018
 
 
-def rows_of(item_ids: Sequence[str], hashes: Hashes, states: ItemStates, categories: Sequence[Sequence[int]]) -> Rows:
-    """Put n items of any order into the order of their ids."""
+def rows_of(
+    item_ids: Sequence[str],
+    hashes: Hashes,
+    states: ItemStates,
+    categories: Sequence[Sequence[int]],
+    attributes: Columns,
+) -> Rows:
+    """Put n items of any order into the order of their ids. attributes: (A, n)."""
     order = sorted(range(len(item_ids)), key=item_ids.__getitem__)  # code points, which is the byte order of UTF-8
     id_bytes = sum(map(sys.getsizeof, item_ids))
     if order == list(range(len(order))):  # then states that are memory-mapped stay so
@@ -232,6 +252,7 @@ def rows_of(item_ids: Sequence[str], hashes: Hashes, states: ItemStates, categor
             hashes=hashes,
             states=states,
             categories=CategoryLists.of(categories),
+            attributes=attributes,
             id_bytes=id_bytes,
         )
     return Rows(
@@ -239,6 +260,7 @@ def rows_of(item_ids: Sequence[str], hashes: Hashes, states: ItemStates, categor
         hashes=hashes[order],
         states=states.take(order),
         categories=CategoryLists.of([categories[row] for row in order]),
+        attributes=attributes[:, order],
         id_bytes=id_bytes,
     )
 

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.attributes import Columns
 from services.algorithms.indexes.mutable.segment import CategoryLists, Ids, Rows, Segment
 from services.algorithms.indexes.protocol import Indices
 from services.algorithms.states import ItemStates
@@ -112,6 +113,7 @@ def gather(order: Order, pause: Pause) -> Rows:
         hashes=hashes,
         states=ItemStates(components=components, gate=gate),
         categories=gather_categories(order),
+        attributes=_gather_attributes(order),
         id_bytes=round(sum(shares)),
     )
 
@@ -150,6 +152,16 @@ def gather_categories(order: Order) -> CategoryLists:
         np.concatenate([np.zeros(0, dtype=np.int32), *[part.codes for part in lists]]),
     )
     return together.take(_rows_end_to_end(order))
+
+
+def _gather_attributes(order: Order) -> Columns:
+    """The attributes (A, n) of an order's rows, column by column."""
+    columns = [source.segment.rows.attributes for source in order.sources]
+    rows = _rows_end_to_end(order)
+    out = np.empty((len(columns[0]), len(order)))
+    for number in range(len(out)):
+        out[number] = np.concatenate([part[number] for part in columns])[rows]
+    return out
 
 
 def _fill(out: npt.NDArray[np.float32], slices: Iterator[npt.NDArray[np.float32]], pause: Pause) -> None:

@@ -38,7 +38,7 @@ def similar_items(version: Version, item_id: str, k: int, wanted: ItemFilter) ->
         return None
     direction = unit(found.components()[0]) / version.shape.num_components
     slack = 2 * (direction.size + 8) * 2.0**-24
-    hashed = HashedFilter.of(wanted, version.codes)
+    hashed = HashedFilter.of(wanted, version.codes, version.kinds)
     ids: list[str] = []
     scores: list[npt.NDArray[np.float64]] = []
     least = -np.inf

@@ -4,7 +4,8 @@
 
 A directory is written aside, its files and itself are flushed to disk, then it is renamed: a crash leaves the older
 snapshots, and a directory that no reader looks at and the next write removes. States are copied to the file a slice
-at a time, so writing needs no second copy in memory. The pair gate is the model's and stays in its bundle.
+at a time, so writing needs no second copy in memory. The pair gate is the model's and stays in its bundle; attributes
+are not here either: they come from the bundle and the topic `items`.
 
 Letters: X items, P_x item components, P pairs, d component width.
 """

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.algorithms.attributes import Kinds
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.delta import TailView, all_scores, candidates
 from services.algorithms.indexes.mutable.merged_answer import (
@@ -36,11 +37,12 @@ Wanted = tuple[HashedFilter | None, ...]  # one for all queries, or one per quer
 class Version:
     """Immutable. `name` is the index version of its answers: model version, number of changes, digest of them all.
 
-    `codes` maps category names to codes; it is the index's own and only grows.
+    `codes` maps category names and tags to codes; it is the index's own and only grows. `kinds`: of attributes.
     """
 
     shape: ItemShape
     codes: Mapping[str, int]
+    kinds: Kinds
     name: str
     number: int
     digest: str
@@ -164,7 +166,18 @@ class Version:
     def _checked(self, queries: QueryStates, k: int, filters: ItemFilter | Sequence[ItemFilter] | None) -> Wanted:
         check_request(k=k, allowed=None, num_queries=len(queries), num_items=self.num_items)
         self.shape.check_queries(queries)
-        return _hashed(filters, len(queries), self.codes)
+        return self._hashed(filters, len(queries))
+
+    def _hashed(self, filters: ItemFilter | Sequence[ItemFilter] | None, num_queries: int) -> Wanted:
+        if filters is None:
+            return (None,)
+        if isinstance(filters, ItemFilter):
+            return (HashedFilter.of(filters, self.codes, self.kinds),)
+        if len(filters) != num_queries:
+            allowed = f"one for all queries or one for each of {num_queries}"
+            raise ValueError(f"len(filters)={len(filters)} allowed: {allowed}")
+        hashed = tuple(HashedFilter.of(wanted, self.codes, self.kinds) for wanted in filters)
+        return (None,) if all(wanted is None for wanted in hashed) else hashed
 
 
 def _named(segment: Segment, algorithm: str | None) -> Index:
@@ -175,17 +188,6 @@ def _named(segment: Segment, algorithm: str | None) -> Index:
     if algorithm not in indexes:
         raise ValueError(f"algorithm={algorithm!r} allowed: {', '.join(indexes)}")
     return indexes[algorithm]
-
-
-def _hashed(filters: ItemFilter | Sequence[ItemFilter] | None, num_queries: int, codes: Mapping[str, int]) -> Wanted:
-    if filters is None:
-        return (None,)
-    if isinstance(filters, ItemFilter):
-        return (HashedFilter.of(filters, codes),)
-    if len(filters) != num_queries:
-        raise ValueError(f"len(filters)={len(filters)} allowed: one for all queries or one for each of {num_queries}")
-    hashed = tuple(HashedFilter.of(wanted, codes) for wanted in filters)
-    return (None,) if all(wanted is None for wanted in hashed) else hashed
 
 
 def _mask(source: Source, wanted: Wanted) -> Mask | None:
