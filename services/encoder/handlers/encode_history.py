@@ -3,6 +3,7 @@
 Concurrent requests share one call of the model through the batcher. It stores nothing and reads no state.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ class EncodeHistory:
                 raise InvalidRequest.of(
                     f"history[{number}].event_time", f"{event.event_time_ms} ms", "0 or later, within 285,000 years"
                 )
+            if not math.isfinite(event.value):
+                raise InvalidRequest.of(f"history[{number}].value", event.value, "a finite number")
         events = [StoredEvent(e.event_time_ms, 0, 0, 0, e.item_id, e.type or DEFAULT_TYPE, e.value) for e in history]
         kept = {kind: self._vocabulary.schema.of(kind).history for kind in {event.type for event in events}}
         window = trim([event for event in events if kept[event.type]], self._vocabulary.max_history)

@@ -1,5 +1,6 @@
 """Query states on demand, over a real gRPC server with the in-memory model."""
 
+import math
 from collections.abc import AsyncIterator
 
 import grpc
@@ -135,9 +136,12 @@ async def test_only_the_newest_window_of_an_oversized_history_counts(
         encoder_pb2.EncodeRequest(
             history=[encoder_pb2.EncodeEvent(item_id="item-1", event_time=Timestamp(seconds=-1))]
         ),
+        encoder_pb2.EncodeRequest(
+            history=[encoder_pb2.EncodeEvent(item_id="item-1", event_time=Timestamp(), type="rating", value=math.nan)]
+        ),
         encoder_pb2.EncodeRequest(user_id="x" * 129),
     ],
-    ids=["no time", "no item", "before 1970", "long user id"],
+    ids=["no time", "no item", "before 1970", "no number", "long user id"],
 )
 async def test_bad_histories_are_refused(
     stub: encoder_pb2_grpc.EncoderServiceStub, bad: encoder_pb2.EncodeRequest
