@@ -37,20 +37,30 @@ class Difference:
         return self.high < 0
 
 
-def paired_difference(one: Values, other: Values, *, replicates: int = REPLICATES, seed: int = 0) -> Difference:
+def paired_difference(
+    one: Values,
+    other: Values,
+    *,
+    users: npt.NDArray[np.integer] | None = None,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+) -> Difference:
     """How much higher `one` is than `other` on the same events.
 
     Shapes: one (S, E), other (S', E): a value per seed and event, such as a hit or a reciprocal rank. Seeds of the two
-    are independent of each other, events are the same ones.
+    are independent of each other, events are the same ones. users (E,): whose each event is, where events of one user
+    are to be drawn together; None: each event by itself.
     Raises: ValueError if the numbers of events differ or there are none.
     """
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or not one.size or not other.size:
         raise ValueError(f"values of shapes {one.shape} and {other.shape}; allowed: (S, E) and (S', E) with one E > 0")
     rng = np.random.default_rng(seed)
-    num_events = one.shape[1]
+    group = np.arange(one.shape[1]) if users is None else np.unique(users, return_inverse=True)[1]
+    num_groups = int(group.max()) + 1
     means = np.empty(replicates)
     for replicate in range(replicates):
-        events = rng.multinomial(num_events, np.full(num_events, 1.0 / num_events)) / num_events
+        drawn = rng.multinomial(num_groups, np.full(num_groups, 1.0 / num_groups))[group]
+        events = drawn / drawn.sum()
         means[replicate] = _mean(one, rng, events) - _mean(other, rng, events)
     tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(means, [tail, 100 - tail])

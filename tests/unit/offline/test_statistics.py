@@ -48,6 +48,16 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert covered >= 52
 
 
+def test_events_of_one_user_are_drawn_together() -> None:
+    rng = np.random.default_rng(4)
+    users = np.repeat(np.arange(50), 40)
+    gains = rng.normal(0, 1, 50)[users][None]  # all of a user's alike: 50 answers, not 2,000
+    alone = paired_difference(gains, np.zeros_like(gains), replicates=300)
+    together = paired_difference(gains, np.zeros_like(gains), users=users, replicates=300)
+    assert together.mean == alone.mean
+    assert together.high - together.low > 4 * (alone.high - alone.low)
+
+
 def test_events_must_be_the_same() -> None:
     with pytest.raises(ValueError, match=r"\(1, 3\) and \(1, 4\)"):
         paired_difference(np.zeros((1, 3)), np.zeros((1, 4)))
