@@ -19,6 +19,7 @@ import yaml
 from services.algorithms.pefa.policy import FeedbackPolicy, TypeWeight
 
 EVENTS_YAML = "events.yaml"
+DEFAULT_EVENTS = Path(__file__).with_name(EVENTS_YAML)
 MAX_TYPES = 256
 MAX_BYTES = 64 << 10
 
@@ -54,7 +55,8 @@ class EventType:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether the encoder reads it. It does not know what an event was, so what was turned down is left out."""
+        """Whether an encoder without `actions` reads it: it does not know what an event was, so what was turned down is
+        left out."""
         return self.history and self.role is not Role.NEGATIVE
 
     @property
@@ -79,6 +81,11 @@ class EventSchema:
     def of(self, name: str) -> EventType:
         """What an event of this type means."""
         return self.types.get(name, self.other)
+
+    def speaks_for(self, name: str, value: float) -> bool:
+        """Whether an event of this type and value is positive, and where its value counts, is more than nothing."""
+        means = self.of(name)
+        return means.role is Role.POSITIVE and (means.weight.centre is None or self.feedback.weight(name, value) > 0)
 
     @cached_property
     def can_speak_against(self) -> frozenset[str]:
@@ -124,7 +131,7 @@ class EventSchema:
 @cache
 def default_schema() -> EventSchema:
     """Ratings, commerce and media, as `services/algorithms/events.yaml` says."""
-    return EventSchema.read(Path(__file__).with_name(EVENTS_YAML))
+    return EventSchema.read(DEFAULT_EVENTS)
 
 
 class _OnceLoader(yaml.SafeLoader):

@@ -28,6 +28,7 @@ _ADDED_LATER = {
     "residual_of_norm",
     "query_activation",
     "neighbours",
+    "actions",
 }
 
 # What JSON has for the type of a field; a whole number is a float, too, and true is no number.
@@ -62,6 +63,7 @@ class EncoderShape:
     `norm_epsilon` is added to a variance inside a block. `output_norm`: states divided by their "length", or "layer"
     normalised. `residual_of_norm`: a SASRec block in the authors' form, which normalises the query alone and adds the
     attention to it. The authors' models have 1e-6, "layer" for a mixture, and true.
+    `actions`: what the rows of the action embedding stand for, from row 1 on (`algorithms.actions`); none without it.
     """
 
     kind: str
@@ -77,8 +79,14 @@ class EncoderShape:
     norm_epsilon: float = 1e-5
     output_norm: str = "length"
     residual_of_norm: bool = False
+    actions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.actions, list | tuple) or not all(type(name) is str for name in self.actions):
+            raise BundleError(f"encoder.actions={self.actions!r:.80}; allowed: a list of names")
+        object.__setattr__(self, "actions", tuple(self.actions))  # JSON has lists
+        if len(set(self.actions)) < len(self.actions):
+            raise BundleError(f"encoder.actions={list(self.actions)!r:.80}; allowed: each name once")
         if self.kind not in ENCODER_KINDS:
             raise BundleError(f"encoder.kind={self.kind!r}; allowed: {ENCODER_KINDS}")
         if self.output_norm not in OUTPUT_NORMS:

@@ -9,6 +9,7 @@ import numpy as np
 import structlog
 from freshet.v1 import encoder_pb2_grpc
 
+from services.algorithms.actions import Actions
 from services.algorithms.aversion import Aversion
 from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
 from services.common.kafka import BulkProducer
@@ -59,6 +60,7 @@ def vocabulary_of(bundle: Bundle) -> Vocabulary:
         num_item_buckets=bundle.encoder.num_item_buckets,
         untrained=frozenset(bundle.item_ids[row] for row in np.flatnonzero(bundle.counts == 0)),
         schema=bundle.event_schema,
+        actions=Actions(bundle.event_schema, bundle.encoder.actions) if bundle.encoder.actions else None,
         aversion=Aversion(
             bundle.item_states,
             bundle.pair_gate,

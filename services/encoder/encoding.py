@@ -13,6 +13,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.actions import STRIDE, Actions
 from services.algorithms.aversion import DECAY, WINDOW, Aversion
 from services.algorithms.event_schema import EventSchema, default_schema
 from services.algorithms.item_buckets import item_bucket
@@ -28,7 +29,8 @@ class Vocabulary:
     """What the model knows by number, and how much of a history it takes.
 
     untrained: items of `item_index` that the bundle holds without training having seen them. schema: what types of
-    events mean. aversion: leads states away from what was turned down; None: they stay.
+    events mean. actions: rows of the model's action embedding, where it has one. aversion: leads states away from what
+    was turned down; None: they stay.
     """
 
     model_version: str
@@ -38,6 +40,7 @@ class Vocabulary:
     num_item_buckets: int = 0
     untrained: Set[str] = frozenset()
     schema: EventSchema = field(default_factory=default_schema)
+    actions: Actions | None = None
     aversion: Aversion | None = None
 
     def row(self, item_id: str) -> int:
@@ -49,13 +52,17 @@ class Vocabulary:
 
 
 def rows_of(vocabulary: Vocabulary, events: Sequence[StoredEvent]) -> npt.NDArray[np.int64]:
-    """What stands for each event (n,); UNKNOWN for those that the encoder does not read: items that it does not know,
-    and types of events."""
+    """What stands for each event (n,), its item's row with its action's; UNKNOWN for those that the encoder does not
+    read: items that it does not know, and types of events."""
     get = vocabulary.item_index.get
     numbers = [get(event[4], UNKNOWN) for event in events]
     if vocabulary.num_item_buckets and (vocabulary.untrained or UNKNOWN in numbers):
         numbers = [vocabulary.row(event[4]) for event in events]
     rows = np.array(numbers, dtype=np.int64)
+    if vocabulary.actions is not None:
+        find = vocabulary.actions.row
+        actions = np.array([find(event[5], event[6]) if event[5] else 0 for event in events], dtype=np.int64)
+        return np.where((rows == UNKNOWN) | (actions < 0), UNKNOWN, rows + actions * STRIDE)
     is_encoded = {kind: vocabulary.schema.of(kind).is_encoded for kind in {event[5] for event in events} if kind}
     if not all(is_encoded.values()):
         rows[[not is_encoded.get(event[5], True) for event in events]] = UNKNOWN

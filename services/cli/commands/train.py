@@ -43,6 +43,9 @@ def train(
             help="A Parquet table of typed attributes for filters: item_id, and numbers, times or strings by name."
         ),
     ] = None,
+    actions: Annotated[
+        bool, typer.Option("--actions", help="The encoder reads what each event was, not its item and time alone.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
     resume: Annotated[
@@ -83,6 +86,7 @@ def train(
             export=not no_export,
             events=events,
             attributes=attributes,
+            actions=actions,
             console=console(stderr=as_json),
         )
     if as_json:

@@ -8,12 +8,14 @@ Letters: N events, U users, X items.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.actions import MIN_EVENTS, Actions, action_name
 from services.algorithms.event_schema import EVENTS_YAML, EventSchema
 
 CodeArray = npt.NDArray[np.int32]
@@ -32,6 +34,8 @@ class Interactions:
     are (X,) and aligned. Codes survive `select`: a selection keeps the whole vocabularies.
     Without `has_times` a timestamp is the event's position in its user's sequence (0, 1, 2, ...): it orders the events
     of one user and says nothing about two users.
+    After `with_actions`: actions (N,), each event's row of the action embedding, and outcomes (N,), the same where the
+    event does not speak for its item, else 0.
     Raises: ValueError when lengths differ, a code lies outside its vocabulary, or timestamps decrease.
     """
 
@@ -48,6 +52,8 @@ class Interactions:
     name: str
     source: str
     has_times: bool = True
+    actions: TypeCodeArray | None = None
+    outcomes: TypeCodeArray | None = None
 
     def __post_init__(self) -> None:
         for column in ("items", "timestamps", "values", "types"):
@@ -86,6 +92,8 @@ class Interactions:
             timestamps=self.timestamps[rows],
             values=self.values[rows],
             types=self.types[rows],
+            actions=None if self.actions is None else self.actions[rows],
+            outcomes=None if self.outcomes is None else self.outcomes[rows],
         )
 
     def encoded(self, schema: EventSchema) -> "Interactions":
@@ -102,6 +110,25 @@ class Interactions:
                 f"; allowed: at least one of a positive role in the event schema ({EVENTS_YAML})"
             )
         return self.select(is_encoded)
+
+    def with_actions(self, schema: EventSchema, names: Sequence[str] | None = None) -> tuple["Interactions", list[str]]:
+        """The events that an encoder with these actions reads, with what each was; and the actions' names.
+
+        Without names they are those of MIN_EVENTS events and more. Raises: ValueError as `encoded`.
+        """
+        self.encoded(schema)  # where nobody took anything there is nothing to learn
+        kinds, which = np.unique(np.rec.fromarrays([self.types, self.values]), return_inverse=True)
+        said = [(self.type_names[kind], float(value)) for kind, value in kinds.tolist()]
+        if names is None:
+            counts = Counter[str]()
+            for (kind, value), count in zip(said, np.bincount(which).tolist(), strict=True):
+                if kind in schema.types and schema.of(kind).history:
+                    counts[action_name(schema, kind, value)] += count
+            names = sorted(name for name, count in counts.items() if count >= MIN_EVENTS)
+        actions = Actions(schema, names)
+        rows = np.array([actions.row(*one) for one in said], dtype=np.int16)[which]
+        against = np.array([not schema.speaks_for(*one) for one in said], dtype=bool)[which]
+        return replace(self, actions=rows, outcomes=rows * against).select(rows >= 0), list(names)
 
     def by_user(self) -> tuple[RowArray, RowArray]:
         """Rows grouped by user, each user's oldest first.

@@ -82,7 +82,8 @@ class _CountScorer:
 
 
 def rank_events(scorer: EventScorer, interactions: Interactions, rows: npt.NDArray[np.int64]) -> RankedEvents:
-    """Rank the item of each event in `rows` against the catalogue. First events of users are left out.
+    """Rank the item of each event in `rows` against the catalogue. First events of users are left out, and where
+    outcomes are known, events that do not speak for their items.
 
     Items that the user has seen do not compete; equal scores are ordered by item index.
     Raises: ValueError if no event remains to be predicted.
@@ -131,6 +132,8 @@ def evaluate(
 
 def _predictable(interactions: Interactions, rows: IntArray, histories: Histories) -> tuple[IntArray, IntArray]:
     """Positions in `histories` of the wanted events that are not their user's first, increasing, and their users."""
+    if interactions.outcomes is not None:
+        rows = rows[interactions.outcomes[rows] == 0]
     order, _ = interactions.by_user()
     events = np.flatnonzero(np.isin(order, rows))
     users = np.searchsorted(histories.offsets, events, side="right") - 1

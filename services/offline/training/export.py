@@ -71,6 +71,8 @@ def export_bundle(
     if interactions is not None and interactions.item_ids != bundle.item_ids:
         # Of other items: nothing can be read from them.
         interactions = None
+    if interactions is not None and bundle.encoder.actions:
+        interactions, _ = interactions.with_actions(bundle.event_schema, bundle.encoder.actions)
     model = load_model(bundle)
     inputs = _histories(bundle, interactions)
     with tempfile.TemporaryDirectory() as scratch:
@@ -158,7 +160,10 @@ def _histories(bundle: Bundle, interactions: Interactions | None, count: int = 6
         offsets = np.append(0, np.cumsum(lengths))
         items = rng.integers(0, bundle.num_items, offsets[-1])
         histories = Histories(
-            items=items, times=np.sort(rng.integers(10**9, 10**9 + 10**8, len(items))), offsets=offsets
+            items=items,
+            times=np.sort(rng.integers(10**9, 10**9 + 10**8, len(items))),
+            offsets=offsets,
+            actions=rng.integers(0, 1 + len(bundle.encoder.actions), len(items)),
         )
         chosen = np.arange(count)
         users = rng.integers(-1, max(1, bundle.manifest.num_users), count)

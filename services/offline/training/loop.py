@@ -259,7 +259,11 @@ class _Run:
     def _encode(self, batch: Batch) -> Tensor:
         items, times = torch.from_numpy(batch.items).to(self.device), torch.from_numpy(batch.times).to(self.device)
         encoded = self.model.encode(items, times).flatten(0, 1)
-        return encoded.index_select(0, torch.from_numpy(batch.positions).to(self.device))
+        chosen = encoded.index_select(0, torch.from_numpy(batch.positions).to(self.device))
+        if batch.outcomes is None or self.model.outcome_embedding is None:
+            return chosen
+        outcomes: Tensor = self.model.outcome_embedding(torch.from_numpy(batch.outcomes).to(self.device))
+        return chosen + outcomes
 
     def _head(self, batch: Batch, cut: Tensor) -> float:
         users = None

@@ -11,6 +11,7 @@ Letters: B users, M positions of a history, n interactions, k items, q queries, 
 import numpy as np
 import torch
 
+from services.algorithms.actions import STRIDE
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.pefa.contribution import Contributions, cold_start_items, mean_gate
 from services.algorithms.pefa.refresh import refreshed
@@ -77,7 +78,8 @@ def _taken(model: SequentialModel, histories: Histories) -> tuple[IntArray, IntA
         windows = windows_before(histories, histories.offsets[batch + 1], batch, shape.max_history)
         # The state after the window's last event preceded nothing that is known. A window can hold one event only.
         positions = rng.integers(0, np.maximum(windows.lengths - 1, 1)[:, None], (len(batch), _POSITIONS))
-        targets = np.take_along_axis(windows.items, np.minimum(positions + 1, windows.items.shape[1] - 1), axis=1)
+        following = np.minimum(positions + 1, windows.items.shape[1] - 1)
+        targets = np.take_along_axis(windows.items % STRIDE, following, axis=1)
         keep = (positions + 1 < windows.lengths[:, None]).ravel()
         nobody = torch.full((len(batch),), -1, device=device) if shape.uses_user_index else None
         made, gate = model.states_at(

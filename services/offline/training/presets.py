@@ -27,6 +27,7 @@ ADDED_LATER: Mapping[str, Any] = {
     "encoder.norm_epsilon": 1e-5,
     "encoder.output_norm": "length",
     "encoder.residual_of_norm": False,
+    "encoder.actions": [],
     "head.query_activation": "silu",
 }
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from services.algorithms.event_schema import EventSchema, default_schema
+from services.algorithms.event_schema import DEFAULT_EVENTS, EventSchema, default_schema
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.neighbours import ItemNeighbours
 from services.offline.datasets import Interactions, global_time_split, leave_one_out_split, load_dataset
@@ -190,14 +190,15 @@ def run_training(
     export: bool = True,
     events: Path | None = None,
     attributes: Path | None = None,
+    actions: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train a preset and write its bundle to `out`; return a report of plain values.
 
     `interactions` replaces `dataset`. `events`: a file that says what types of events mean, for this bundle; None: the
-    default. `attributes`: a table of the items' typed attributes. `threads` sets PyTorch's for this process. With a
-    console, a progress bar with positions/s and loss runs on it, and a final table. Checkpoints lie beside `out` until
-    the bundle is written.
+    default. `attributes`: a table of the items' typed attributes. `actions`: the encoder reads what each event was.
+    `threads` sets PyTorch's for this process. With a console, a progress bar with positions/s and loss runs on it, and
+    a final table. Checkpoints lie beside `out` until the bundle is written.
     Raises: ValueError for unknown names or unusable data; BundleError if `out` exists and is no bundle; ExportError.
     """
     config = configure(
@@ -221,11 +222,18 @@ def run_training(
     if interactions is None:
         interactions = load_dataset(dataset)
     say(f"Data: {interactions.source}")
+    # What actions are named by lies in the bundle, whatever becomes of the default.
+    events = DEFAULT_EVENTS if events is None and actions else events
     schema = default_schema() if events is None else EventSchema.read(events)
-    read = interactions.encoded(schema)
+    if actions:
+        read, names = interactions.with_actions(schema)
+        say(f"Actions: {', '.join(names) or 'none'}")
+        config = replace(config, encoder=replace(config.encoder, actions=tuple(names)))
+    else:
+        read = interactions.encoded(schema)
     if len(read) < len(interactions):
         say(f"Left out: {len(interactions) - len(read):,} events whose types say nothing, or turned an item down")
-        interactions = read
+    interactions = read
     divided = fit_split(interactions, split)
     of_items = None if attributes is None else read_item_attributes(attributes, divided.train.item_ids)
     if epochs is None:
@@ -240,8 +248,10 @@ def run_training(
         learnt = divided.train.select(np.setdiff1d(np.arange(len(divided.train)), kept, assume_unique=True))
         report = train(config, learnt, out=checkpoints, progress=listener, resume=resume, device=device)
     report.model.to("cpu")
-    neighbours = _neighbours(report, divided.train, learnt, kept, say)
-    metrics = _metrics(report, neighbours, divided)
+    # What was turned down is known to the encoder alone.
+    taken = divided.train.encoded(schema)
+    neighbours = _neighbours(report, divided.train, kept, learnt.encoded(schema), taken, say)
+    metrics = _metrics(report, neighbours, divided, taken.item_counts())
     data = {
         "name": interactions.name,
         "source": interactions.source,
@@ -251,11 +261,11 @@ def run_training(
         "split_time": divided.split_time,
     }
     training = {"preset": preset_name, "config": config.as_dict(), "positions_per_s": round(report.positions_per_s, 1)}
-    length = measure_new_item_length(report.model, divided.train)
+    length = measure_new_item_length(report.model, taken)
     bundle = save_bundle(
         out,
         report,
-        divided.train,
+        taken,
         data={**data, "training": training},
         metrics=metrics,
         new_item_length=length,
@@ -319,24 +329,28 @@ def _plain(choice: Choice) -> dict[str, Any]:
 def _neighbours(
     report: TrainReport,
     interactions: Interactions,
-    learnt: Interactions,
     kept: npt.NDArray[np.int64],
+    learnt: Interactions,
+    taken: Interactions,
     say: Callable[[str], None],
 ) -> ItemNeighbours | None:
-    """Neighbours of all interactions, with the share that is best on the kept events; None where that is all."""
+    """Neighbours of what was taken, with the share that is best, for those of what was learnt, on the events in `kept`
+    of all interactions; None where that is all."""
     if not len(kept):
         return None
-    found = shares_tried(ModelScorer(report.model, report.user_index), learn_neighbours(learnt), interactions, kept)
+    scorer = ModelScorer(report.model, report.user_index)
+    found = shares_tried(scorer, learn_neighbours(learnt), interactions, kept)
     share = max(found, key=found.__getitem__)
     scores = ", ".join(f"{one:g}: {value:.4f}" for one, value in found.items())
     say(f"Item neighbours: the model keeps {share:g} of a score. NDCG@10 by its share: {scores}")
-    return None if share == 1 else with_share(learn_neighbours(interactions), share)
+    return None if share == 1 else with_share(learn_neighbours(taken), share)
 
 
-def _metrics(report: TrainReport, neighbours: ItemNeighbours | None, divided: FitSplit) -> dict[str, Any]:
+def _metrics(
+    report: TrainReport, neighbours: ItemNeighbours | None, divided: FitSplit, counts: npt.NDArray[np.int64]
+) -> dict[str, Any]:
     if not len(divided.test_rows):
         return {}
-    counts = divided.train.item_counts()
     found = evaluate(report.model, divided.whole, divided.test_rows, item_counts=counts, user_index=report.user_index)
     parts = {"model": found.model, "popularity": found.popularity}
     if neighbours is not None:

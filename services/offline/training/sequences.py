@@ -5,7 +5,8 @@ fresh offset per epoch), so that each event but a user's first is predicted exac
 share a batch. Everything follows from (seed, epoch), so an epoch can be taken up again at any batch.
 
 Of the inputs, never of what is to be predicted, a small share is replaced by hash buckets: the rows that will stand
-for items nobody has seen yet.
+for items nobody has seen yet. Of the actions, a tenth is replaced by row 0, which will stand for those that training
+did not see.
 
 Letters: B windows in a batch, L longest window in it, N positions to predict.
 """
@@ -15,11 +16,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.actions import STRIDE
 from services.algorithms.history import window_start
 from services.offline.datasets import Interactions
 from services.offline.training.models.sequential import PADDING
 
 IntArray = npt.NDArray[np.int64]
+
+# How often an action is replaced by row 0.
+_NO_ACTION = 0.1
 
 # Batches sorted by length together: enough for little padding, few enough to keep steps mixed.
 _BATCHES_PER_POOL = 16
@@ -27,11 +32,16 @@ _BATCHES_PER_POOL = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Histories:
-    """Every user's events, oldest first, one user after the other: user u's are [offsets[u], offsets[u + 1])."""
+    """Every user's events, oldest first, one user after the other: user u's are [offsets[u], offsets[u + 1]).
+
+    actions (N,) and outcomes (N,) as `Interactions` has them, or None.
+    """
 
     items: IntArray
     times: IntArray
     offsets: IntArray
+    actions: IntArray | None = None
+    outcomes: IntArray | None = None
 
     @classmethod
     def of(cls, interactions: Interactions) -> "Histories":
@@ -40,7 +50,13 @@ class Histories:
             items=interactions.items[rows].astype(np.int64),
             times=interactions.timestamps[rows].astype(np.int64),
             offsets=offsets.astype(np.int64),
+            actions=None if interactions.actions is None else interactions.actions[rows].astype(np.int64),
+            outcomes=None if interactions.outcomes is None else interactions.outcomes[rows].astype(np.int64),
         )
+
+    def read(self, rows: IntArray) -> IntArray:
+        """What the encoder reads of these events: their items and actions as one number."""
+        return self.items[rows] if self.actions is None else self.items[rows] + self.actions[rows] * STRIDE
 
     @property
     def num_positions(self) -> int:
@@ -51,9 +67,10 @@ class Histories:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Shapes: items, times (B, L), left-aligned, items -1 beyond a window's end; users (B,).
+    """Shapes: items (as `Histories.read`), times (B, L), left-aligned, items -1 beyond a window's end; users (B,).
 
-    positions (N,) are flat indices into (B, L) in random order, targets (N,) the item that followed each.
+    positions (N,) are flat indices into (B, L) in random order, targets (N,) the item that followed each, outcomes (N,)
+    that event's, or None.
     """
 
     items: IntArray
@@ -61,11 +78,13 @@ class Batch:
     users: IntArray
     positions: IntArray
     targets: IntArray
+    outcomes: IntArray | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddedWindows:
-    """items (B, L) with -1 beyond a window's end, times (B, L) with the last repeated there, lengths (B,)."""
+    """items (B, L) as `Histories.read`, -1 beyond a window's end, times (B, L) with the last repeated there, lengths
+    (B,)."""
 
     items: IntArray
     times: IntArray
@@ -82,7 +101,7 @@ def windows_before(histories: Histories, events: IntArray, users: IntArray, max_
     lengths = num_before - starts
     steps = np.arange(lengths.max())
     rows = (histories.offsets[users] + starts)[:, None] + np.minimum(steps, lengths[:, None] - 1)
-    items = np.where(steps < lengths[:, None], histories.items[rows], PADDING)
+    items = np.where(steps < lengths[:, None], histories.read(rows), PADDING)
     return PaddedWindows(items=items, times=histories.times[rows], lengths=lengths)
 
 
@@ -129,12 +148,17 @@ class EpochBatches:
         if self._stand_ins is not None:
             replaced = rng.random(items.shape) < self._stand_ins.probability
             items = np.where(replaced, self._stand_ins.rows[items], items)
+        if self._histories.actions is not None:
+            said = rng.random(items.shape) >= _NO_ACTION
+            items = items + said * self._histories.actions[rows] * STRIDE
+        following = rows.ravel()[positions] + 1
         return Batch(
             items=np.where(present, items, PADDING),
             times=self._histories.times[rows],
             users=self._users[chosen],
             positions=positions,
-            targets=self._histories.items[rows.ravel()[positions] + 1],
+            targets=self._histories.items[following],
+            outcomes=None if self._histories.outcomes is None else self._histories.outcomes[following],
         )
 
 

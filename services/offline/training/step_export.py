@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from services.algorithms.actions import STRIDE
 from services.algorithms.history import window_start
 from services.algorithms.incremental_encoding import IncrementalEncoder
 from services.offline.training.models.hstu import HstuEncoder, Past
@@ -100,7 +101,11 @@ def max_step_difference(model: SequentialModel, session: Any, *, seed: int = 0, 
     """
     shape, rng = model.encoder_shape, np.random.default_rng(seed)
     encoder = IncrementalEncoder(session, max_bytes=_CHECKED_BYTES)
-    num_rows = len(model.item_embedding.weight)
+
+    def some_event() -> int:
+        row = int(rng.integers(0, len(model.item_embedding.weight)))
+        return row + STRIDE * int(rng.integers(0, 1 + len(shape.actions))) if shape.actions else row
+
     users = torch.tensor([-1]) if shape.uses_user_index else None
     largest = 0.0
     for key in range(histories):
@@ -109,10 +114,10 @@ def max_step_difference(model: SequentialModel, session: Any, *, seed: int = 0, 
             newest = events[-1][1] if events else 10**9
             for _ in range(int(rng.integers(1, 8))):
                 newest += int(10 ** rng.uniform(0, 6))
-                events.append((int(rng.integers(0, num_rows)), newest))
+                events.append((some_event(), newest))
             if rng.random() < 0.1:
                 at = int(rng.integers(0, len(events) - 1))
-                events[at : at + int(rng.integers(0, 2))] = [(int(rng.integers(0, num_rows)), events[at][1])]
+                events[at : at + int(rng.integers(0, 2))] = [(some_event(), events[at][1])]
             window = np.array(events[window_start(len(events), shape.max_history) :])
             wanted = np.unique(rng.integers(max(0, len(window) - 3), len(window), 2))
             items, times = np.ascontiguousarray(window[:, 0]), np.ascontiguousarray(window[:, 1])

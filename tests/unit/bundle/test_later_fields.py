@@ -10,7 +10,12 @@ from bundle_scene import ENCODER, MIXTURE
 from services.algorithms.manifest import BundleError, EncoderShape, HeadShape, build_part
 
 LATER = {
-    "encoder": {"norm_epsilon": 1e-6, "output_norm": "layer", "residual_of_norm": True},
+    "encoder": {
+        "norm_epsilon": 1e-6,
+        "output_norm": "layer",
+        "residual_of_norm": True,
+        "actions": ("like", "rating -1"),
+    },
     "head": {"query_activation": "gelu"},
 }
 
@@ -29,6 +34,7 @@ def test_defaults_are_left_out_and_other_values_are_kept() -> None:
 def test_a_shape_without_them_is_the_older_model() -> None:
     encoder = build_part(Path("manifest.json"), "encoder", ENCODER.described(), EncoderShape)
     assert (encoder.norm_epsilon, encoder.output_norm, encoder.residual_of_norm) == (1e-5, "length", False)
+    assert encoder.actions == ()
     assert build_part(Path("manifest.json"), "head", MIXTURE.described(), HeadShape).query_activation == "silu"
 
 
@@ -38,6 +44,8 @@ def test_a_shape_without_them_is_the_older_model() -> None:
         ({"output_norm": "batch"}, r"encoder\.output_norm='batch'; allowed"),
         ({"norm_epsilon": 0.0}, r"encoder\.norm_epsilon=0\.0; allowed: more than 0"),
         ({"kind": "hstu", "residual_of_norm": True}, r"encoder\.residual_of_norm=True with kind='hstu'"),
+        ({"actions": ["like", 1]}, r"encoder\.actions=\['like', 1\]; allowed: a list of names"),
+        ({"actions": ["like", "like"]}, r"encoder\.actions=\['like', 'like'\]; allowed: each name once"),
     ],
 )
 def test_an_encoder_of_unknown_values_is_refused(change: dict[str, object], message: str) -> None:

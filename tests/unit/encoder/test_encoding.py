@@ -7,6 +7,8 @@ import pytest
 from streams import VOCABULARY
 from tritonclient.utils import InferenceServerException
 
+from services.algorithms.actions import STRIDE, Actions
+from services.algorithms.event_schema import default_schema
 from services.algorithms.item_buckets import item_bucket
 from services.common.errors import DeadlineExceeded, DependencyUnavailable, PreconditionFailed
 from services.common.state_layout import StoredEvent
@@ -44,6 +46,24 @@ def test_items_that_training_never_saw_are_encoded_as_their_buckets() -> None:
     new, untrained = 50 + item_bucket("new", 5), 50 + item_bucket("item-3", 5)
     assert job.item_index.tolist() == [new, 1, untrained, new]
     assert rows == {1: 0, 4: 1}
+
+
+def acted(*actions: tuple[str, float]) -> list[StoredEvent]:
+    events = history(*(f"item-{number}" for number in range(len(actions))))
+    return [event._replace(type=kind, value=value) for event, (kind, value) in zip(events, actions, strict=True)]
+
+
+def test_what_an_event_was_travels_with_its_item_where_the_model_reads_it() -> None:
+    events = acted(("rating", 1.0), ("like", 1.0), ("skip", 1.0), ("hide", 1.0), ("", 0.0))
+    actions = Actions(default_schema(), ["skip", "rating -2"])
+    job, rows = encode_job(replace(VOCABULARY, actions=actions), "user-9", events, [2, 3, 4, 5])
+    assert job is not None
+    # Training saw no likes, which are of row 0 then, and no hides, which would read as taken.
+    assert job.item_index.tolist() == [0 + 2 * STRIDE, 1, 2 + 1 * STRIDE, 4]
+    assert rows == {2: 0, 3: 1, 4: 1, 5: 2}
+    blind, _ = encode_job(VOCABULARY, "user-9", events, [5])
+    assert blind is not None
+    assert blind.item_index.tolist() == [0, 1, 4]
 
 
 def test_only_jobs_of_the_stream_carry_a_key_and_it_is_the_users() -> None:

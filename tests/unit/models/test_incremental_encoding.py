@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from step_session import StepSession
 
+from services.algorithms.actions import STRIDE
 from services.algorithms.history import trim
 from services.algorithms.incremental_encoding import IncrementalEncoder
 from services.algorithms.manifest import EncoderShape, HeadShape
@@ -20,13 +21,14 @@ SHAPE = EncoderShape(
 )
 HEAD = HeadShape(kind="mol", num_query_components=3, num_item_components=2, component_width=4, tau=0.05, gate_hidden=5)
 NUM_ITEMS, NUM_BUCKETS = 6, 2
+ACTIONS = ("like", "dislike")
 MEGABYTE = 1 << 20
 
 
 def model_of(shape: EncoderShape = SHAPE, num_users: int = 0) -> SequentialModel:
     torch.manual_seed(0)
     model = SequentialModel(
-        replace(shape, num_item_buckets=NUM_BUCKETS), HEAD, num_items=NUM_ITEMS, num_users=num_users
+        replace(shape, num_item_buckets=NUM_BUCKETS, actions=ACTIONS), HEAD, num_items=NUM_ITEMS, num_users=num_users
     ).eval()
     # Weights as large as training makes them, so that a wrong key or value would show.
     for parameter in model.parameters():
@@ -37,7 +39,9 @@ def model_of(shape: EncoderShape = SHAPE, num_users: int = 0) -> SequentialModel
 MODEL = model_of()
 
 Event = tuple[int, int]
-ITEM = st.integers(0, NUM_ITEMS + NUM_BUCKETS - 1)
+ITEM = st.builds(
+    lambda row, action: row + action * STRIDE, st.integers(0, NUM_ITEMS + NUM_BUCKETS - 1), st.integers(0, len(ACTIONS))
+)
 USER = st.integers(0, 2)
 # Few items and gaps of 0 make windows that begin alike, which is where a cache could take one for another.
 GAP = st.sampled_from([0, 0, 1, 60, 86_400, 10_000_000])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from services.algorithms.actions import Actions, action_name
 from services.algorithms.event_schema import MAX_BYTES, EventSchema, Role, SchemaError, default_schema
 from services.algorithms.pefa.policy import FeedbackPolicy
 
@@ -55,6 +56,23 @@ def test_a_schema_says_what_its_types_mean() -> None:
     assert (schema.of("anything").history, weight("anything", 1)) == (True, 1)
     assert parse("types: {}").of("anything").role is Role.NEUTRAL
     assert schema.feedback.parse(schema.feedback.text).text == schema.feedback.text
+
+
+def test_actions_are_types_and_levels_of_what_a_value_says() -> None:
+    schema = parse(
+        "types: {buy: {role: positive}, stars: {role: positive, weight: 0.25, centre: 3, limit: 0.5},"
+        " hide: {role: negative}, seen: {role: exposure}, note: {role: neutral, seen: true, history: true}}"
+    )
+    said = [action_name(schema, "stars", value) for value in (-9, 1, 2, 3, 3.9, 4.1, 5, 9)]
+    assert said == [f"stars {level}" for level in ("-2", "-2", "-1", "0", "+1", "+1", "+2", "+2")]
+    assert [action_name(schema, kind, 7.0) for kind in ("buy", "hide", "unheard of")] == ["buy", "hide", ""]
+    read = Actions(schema, ["hide", "stars +2"])
+    assert [read.row("stars", value) for value in (5, 1)] == [2, 0]
+    assert [read.row(kind, 1.0) for kind in ("hide", "buy", "note", "seen", "unheard of")] == [1, 0, 0, -1, -1]
+    # Without a row of its own a hide would read as taken.
+    assert Actions(schema, ["buy"]).row("hide", 1.0) == -1
+    assert [schema.speaks_for("stars", value) for value in (3, 3.1)] == [False, True]
+    assert [schema.speaks_for(kind, 0.0) for kind in ("buy", "hide", "note", "seen")] == [True, False, False, False]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from services.algorithms.actions import STRIDE
 from services.algorithms.manifest import EncoderShape, HeadShape
 from services.algorithms.states import ItemStates, PairGate
 from services.offline.training.models.hstu import HstuEncoder, Past
@@ -57,6 +58,15 @@ class SequentialModel(nn.Module):
         # Buckets for items that training never saw lie behind the items.
         self.item_embedding = nn.Embedding(num_items + encoder.num_item_buckets, encoder.width)
         nn.init.trunc_normal_(self.item_embedding.weight, std=0.02, a=-0.04, b=0.04)
+        # Zeros, and row 0 for good: untrained it is the model without. An action is read with its item. The outcome of
+        # what is predicted though it does not speak for its item moves the state, in training alone.
+        self.action_embedding: nn.Embedding | None = None
+        self.outcome_embedding: nn.Embedding | None = None
+        if encoder.actions:
+            self.action_embedding, self.outcome_embedding = (
+                nn.Embedding(size, encoder.width, padding_idx=0, _weight=torch.zeros(size, encoder.width))
+                for size in [1 + len(encoder.actions)] * 2
+            )
         kind = HstuEncoder if encoder.kind == "hstu" else SasRecEncoder
         self.encoder = kind(encoder, dropout=dropouts.encoder)
         self.head: MolHead | DotHead
@@ -75,13 +85,22 @@ class SequentialModel(nn.Module):
             self.head = DotHead(head, encoder.width, item_dropout=dropouts.item)
 
     def encode(self, item_index: Tensor, event_time: Tensor) -> Tensor:
-        """item_index (B, L) dense, from X on a bucket, PADDING at the end of rows; event_time (B, L) s -> (B, L, D)."""
+        """item_index (B, L) dense, from X on a bucket, plus its action's row * STRIDE, PADDING at the end of rows;
+        event_time (B, L) s -> (B, L, D)."""
         if item_index.shape[1] > self.encoder_shape.max_history:
             raise ValueError(f"history length={item_index.shape[1]}; allowed: at most {self.encoder_shape.max_history}")
         present = (item_index >= 0).unsqueeze(-1)
-        embedded = self.item_embedding(item_index.clamp(min=0)) * present
+        embedded = self._embedded(item_index.clamp(min=0)) * present
         encoded: Tensor = self.encoder(embedded, event_time)
         return encoded
+
+    def _embedded(self, item_index: Tensor) -> Tensor:
+        """item_index (...) of events, without padding -> (..., D)."""
+        if self.action_embedding is None:
+            return self.item_embedding(item_index)  # type: ignore[no-any-return]
+        action = torch.div(item_index, STRIDE, rounding_mode="floor")
+        embedded: Tensor = self.item_embedding(item_index - action * STRIDE) + self.action_embedding(action)
+        return embedded
 
     def states_at(
         self, item_index: Tensor, event_time: Tensor, user_index: Tensor | None, position: Tensor
@@ -109,7 +128,7 @@ class SequentialModel(nn.Module):
         """
         if not isinstance(self.encoder, HstuEncoder):
             raise ValueError(f"encoder.kind={self.encoder_shape.kind!r} encodes whole histories only; allowed: 'hstu'")
-        encoded, keys, values = self.encoder.step(self.item_embedding(item_index), event_time, place, past)
+        encoded, keys, values = self.encoder.step(self._embedded(item_index), event_time, place, past)
         users = None if user_index is None else user_index.expand(position.shape[0])
         return self.head.query_states(encoded[position], users), keys, values
 

@@ -11,7 +11,9 @@ import torch
 from rich.console import Console
 from training_scene import CONFIG, WITH_USERS, cyclic_interactions
 
+from services.algorithms.actions import STRIDE
 from services.algorithms.bundle import load_bundle
+from services.algorithms.event_schema import default_schema
 from services.offline.datasets import Interactions
 from services.offline.training import PRESETS, TrainConfig, preset, train
 from services.offline.training.bundling import load_model, save_bundle
@@ -25,13 +27,17 @@ VARIANTS = {
     "with user component": WITH_USERS,
     "sasrec + mol": with_sasrec(CONFIG),
     "hstu + dot": with_dot_head(CONFIG),
+    "with actions": replace(CONFIG, encoder=replace(CONFIG.encoder, actions=("click", "hide"))),
 }
 # One graph instead of two, half the time of an export: for what is the same whatever the encoder.
 ONE_GRAPH = VARIANTS["sasrec + mol"]
 
 
 def bundle_of(config: TrainConfig, path: Path) -> Path:
-    report = train(replace(config, epochs=1), cyclic_interactions())
+    data = typed(cyclic_interactions(), "click", "click", "hide", "like")
+    if config.encoder.actions:
+        data, _ = data.with_actions(default_schema(), config.encoder.actions)
+    report = train(replace(config, epochs=1), data)
     save_bundle(path, report, cyclic_interactions(), data={}, metrics={})
     return path
 
@@ -63,6 +69,12 @@ def test_run_training_writes_a_bundle_and_says_how_it_went(tmp_path: Path, monke
         assert words in shown.getvalue()
 
 
+def rows_read(config: TrainConfig, rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    """Items with their actions, and padding."""
+    items, actions = rng.integers(-1, 30, size), rng.integers(0, 1 + len(config.encoder.actions), size)
+    return np.where(items < 0, items, items + actions * STRIDE)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_exported_encoder_equals_pytorch_at_any_batch_length_and_positions(name: str, tmp_path: Path) -> None:
     config = VARIANTS[name]
@@ -74,7 +86,7 @@ def test_the_exported_encoder_equals_pytorch_at_any_batch_length_and_positions(n
     rng = np.random.default_rng(0)
     for batch, length, wanted in ((1, 1, 1), (2, 5, 3), (7, 15, 1)):
         inputs = {
-            "item_index": rng.integers(-1, 30, (batch, length)),
+            "item_index": rows_read(config, rng, (batch, length)),
             "event_time": np.sort(rng.integers(9 * 10**8, 10**9, (batch, length)), axis=1),
             "position": rng.integers(0, length, (batch, wanted)),
         }
@@ -208,3 +220,42 @@ def test_a_schema_of_ones_own_says_what_training_learns_from(tmp_path: Path, mon
     events.write_text("types: {zip: {role: lukewarm}}")
     with pytest.raises(ValueError, match=r"zip\.role='lukewarm'; allowed: positive"):
         run_training(out=tmp_path / "bundle", interactions=data, export=False, events=events)
+
+
+def test_an_encoder_that_reads_actions_knows_what_was_turned_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PRESETS, "quick", replace(ONE_GRAPH, epochs=1))
+    data = typed(cyclic_interactions(), "click", "dislike", "impression", "unheard of")
+    shown = io.StringIO()
+    report = run_training(
+        out=tmp_path / "bundle",
+        interactions=data,
+        head="mol",
+        actions=True,
+        console=Console(file=shown, width=120),
+    )
+    bundle = load_bundle(tmp_path / "bundle")
+    assert bundle.encoder.actions == ("click", "dislike")
+    assert "Actions: click, dislike" in shown.getvalue()
+    # What was turned down is learnt from, and is no evidence of the item.
+    assert bundle.manifest.data["events"] > bundle.counts.sum() > 0
+    assert report["metrics"]["num_events"] <= np.count_nonzero(data.types == 0)
+    # The schema that names actions stays with the model, whatever becomes of the default.
+    assert bundle.event_schema == default_schema()
+    assert "events.yaml" in bundle.manifest.files
+    weights = load_model(bundle).state_dict()
+    assert not weights["action_embedding.weight"][0].any()
+    assert weights["action_embedding.weight"][1:].abs().sum(1).min() > 0
+    assert not weights["outcome_embedding.weight"][:2].any()
+    assert weights["outcome_embedding.weight"][2].any()
+
+
+def test_actions_that_were_not_trained_change_nothing() -> None:
+    torch.manual_seed(0)
+    blind = train(replace(CONFIG, epochs=1), cyclic_interactions(), stop_after_batches=1).model
+    encoder = replace(CONFIG.encoder, actions=("click", "hide"))
+    reads = train(replace(CONFIG, encoder=encoder, epochs=1), cyclic_interactions(), stop_after_batches=1).model
+    items, times = torch.arange(10)[None], torch.arange(10)[None]
+    expected = blind.encode(items, times)
+    assert torch.equal(reads.encode(items + STRIDE * torch.tensor([0, 1, 2, 1, 0, 0, 2, 2, 1, 0]), times), expected)

@@ -1,9 +1,13 @@
 """Batches of an epoch: every event but a user's first predicted once, from the events before it, and repeatable."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from training_scene import cyclic_interactions
 
+from services.algorithms.actions import STRIDE
+from services.algorithms.event_schema import default_schema
 from services.offline.training.sequences import EpochBatches, Histories, StandIns
 
 
@@ -33,6 +37,36 @@ def test_every_event_but_a_users_first_is_predicted_exactly_once(number: int) ->
             )
     assert sorted(predicted) == sorted(expected)
     assert len(predicted) == histories.num_positions
+
+
+def test_what_an_event_was_is_read_with_its_item_and_said_of_targets_that_nobody_liked() -> None:
+    data = cyclic_interactions()
+    kinds = np.random.default_rng(5).integers(0, 4, len(data)).astype(np.int16)
+    data = replace(data, types=kinds, type_names=["click", "hide", "rating", "share"])
+    data = replace(data, values=np.where(np.arange(len(data)) % 2, 1, 5).astype(np.float32))
+    data, _ = data.with_actions(default_schema(), ["hide", "rating -2", "rating +2", "click"])
+    histories = Histories.of(data)
+    unsaid = read = 0
+    for batch in epoch(histories):
+        assert batch.outcomes is not None
+        for position, target, outcome in zip(batch.positions, batch.targets, batch.outcomes, strict=True):
+            row, step = divmod(int(position), batch.items.shape[1])
+            user, time = int(batch.users[row]), int(batch.times[row, step])
+            place = int(histories.offsets[user] + np.searchsorted(mine(histories.times, histories, user), time))
+            while histories.items[place] != batch.items[row, step] % STRIDE:  # of one second
+                place += 1
+            said = int(histories.actions[place])
+            assert batch.items[row, step] // STRIDE in {0, said}
+            read, unsaid = read + (said > 0), unsaid + (batch.items[row, step] // STRIDE != said)
+            following = int(histories.actions[place + 1])
+            assert target == histories.items[place + 1]
+            assert outcome == (following if following in {1, 2} else 0)
+    # Row 0 is trained, too.
+    assert 0.05 < unsaid / read < 0.2
+
+
+def mine(values: np.ndarray, histories: Histories, user: int) -> np.ndarray:
+    return values[histories.offsets[user] : histories.offsets[user + 1]]
 
 
 def test_windows_of_long_histories_start_on_the_quarter_grid() -> None:
