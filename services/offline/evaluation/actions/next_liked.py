@@ -37,6 +37,10 @@ class Asked:
     def is_liked(self) -> npt.NDArray[np.bool_]:
         return np.asarray(self.data.values[self.rows] >= LIKED)
 
+    @property
+    def is_disliked(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.data.values[self.rows] <= DISLIKED)
+
 
 def asked_after(data: Interactions, first_row: int, count: int, seed: int) -> Asked:
     """A sample of the events from `first_row` on whose people did something before."""
@@ -53,17 +57,29 @@ def asked_after(data: Interactions, first_row: int, count: int, seed: int) -> As
 
 
 def ranks_by_arm(bundle: Bundle, asked: Asked, say: Callable[[str], None]) -> dict[str, Ints]:
-    """By arm, the rank of each event's item (E,); one that the model does not know has rank X + 1."""
+    """By arm, the rank of each event's item (E,); one that the model does not know has rank X + 1.
+
+    Arms are ways to ask a model of items and times; one that reads actions has its own.
+    """
     data = asked.data
     alike = [Person(data.user_ids[data.users[row]], stored_events(data, past)) for row, past in _each(asked)]
+    if bundle.encoder.actions:
+        return _ranks(bundle, asked, {"actions encoded": (alike, False), "encoded and led away": (alike, True)}, say)
     named = [Person(one.user_id, [_by_name(event) for event in one.events]) for one in alike]
-    arms: Mapping[str, tuple[list[Person], bool]] = {
+    arms = {
         "all events alike": (alike, False),
         "led away (served)": (alike, True),
         "turned down left out": (named, False),
         "left out and led away": (named, True),
     }
-    found = {}
+    return _ranks(bundle, asked, arms, say) | {"item neighbours alone": _ranks_by_neighbours(bundle, asked, say)}
+
+
+def _ranks(
+    bundle: Bundle, asked: Asked, arms: Mapping[str, tuple[list[Person], bool]], say: Callable[[str], None]
+) -> dict[str, Ints]:
+    """arms: by name, the people, and whether what they turned down leads their states away."""
+    data, found = asked.data, {}
     scorer = MolScorer(bundle.item_states, bundle.pair_gate)
     index = np.array([bundle.item_index.get(item_id, -1) for item_id in data.item_ids])
     for name, (people, leads_away) in arms.items():
@@ -75,7 +91,12 @@ def ranks_by_arm(bundle: Bundle, asked: Asked, say: Callable[[str], None]) -> di
             for number, mine in zip(known[start : start + _AT_ONCE].tolist(), scores, strict=True):
                 ranks[number] = _rank(mine, index, asked, number)
         found[name] = ranks
+    return found
+
+
+def _ranks_by_neighbours(bundle: Bundle, asked: Asked, say: Callable[[str], None]) -> Ints:
     say("item neighbours")
+    data = asked.data
     learnt = learn_neighbours(data.select(slice(0, int(bundle.manifest.data["events"]))))
     ranks = np.full(len(asked.rows), bundle.num_items + 1)
     for number, past in enumerate(asked.before):
@@ -84,8 +105,7 @@ def ranks_by_arm(bundle: Bundle, asked: Asked, say: Callable[[str], None]) -> di
         scores = np.full(data.num_items, -np.inf)
         scores[rows] = votes
         ranks[number] = _rank(scores, np.arange(data.num_items), asked, number)
-    found["item neighbours alone"] = ranks
-    return found
+    return ranks
 
 
 def _each(asked: Asked) -> list[tuple[int, Ints]]:

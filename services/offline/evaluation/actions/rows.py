@@ -25,6 +25,8 @@ _BASE = "all events alike"
 def run(request: Request, *, bundles: Sequence[Path], interactions: Interactions | None = None) -> Report:
     """Measure on bundles of one data set that were trained before a time; writes actions.{md,json}.
 
+    Models that read items and times alone and models that read actions stand beside each other.
+
     `interactions` replaces the set that the bundles name. Raises: BundleError for bundles of another split or set.
     """
     began = time.perf_counter()
@@ -32,7 +34,9 @@ def run(request: Request, *, bundles: Sequence[Path], interactions: Interactions
     opened = [load_bundle(path) for path in bundles]
     name, events = _trained_on(opened)
     data = load_dataset(name) if interactions is None else interactions
-    rows = _pairs(request, opened[0], data, 50 if request.quick else _PAIRS)
+    rows = []
+    for reads, models in _by_what_they_read(opened).items():
+        rows += [{"model": reads, **row} for row in _pairs(request, models[0], data, 50 if request.quick else _PAIRS)]
     asked = asked_after(data, events, 200 if request.quick else _EVENTS, request.seed)
     rows += _next(request, opened, asked)
     report = report_of("actions", request, rows, began)
@@ -54,6 +58,13 @@ def _trained_on(bundles: Sequence[Bundle]) -> tuple[str, int]:
         found = f"{sorted(map(str, said))} by {sorted(map(str, splits))}"
         raise BundleError(f"bundles of {found}; allowed: one data set, split by time")
     return said.pop()  # type: ignore[return-value]
+
+
+def _by_what_they_read(bundles: Sequence[Bundle]) -> dict[str, list[Bundle]]:
+    found: dict[str, list[Bundle]] = {}
+    for one in bundles:
+        found.setdefault("actions, too" if one.encoder.actions else "items and times", []).append(one)
+    return found
 
 
 def _pairs(request: Request, bundle: Bundle, data: Interactions, count: int) -> list[dict[str, Any]]:
@@ -94,12 +105,17 @@ def _next(request: Request, bundles: Sequence[Bundle], asked: Asked) -> list[dic
         for arm, ranks in ranks_by_arm(bundle, asked, lambda arm, n=number: request.say(f"model {n}: {arm}")).items():  # type: ignore[misc]
             by_arm.setdefault(arm, []).append(ranks)
     rows = []
-    for targets, chosen in (("liked", asked.is_liked), ("any", np.ones(len(asked.rows), dtype=bool))):
-        base = np.array([ranks[chosen] <= 10 for ranks in by_arm[_BASE]], np.float64)
+    base_arm = _BASE if _BASE in by_arm else next(iter(by_arm))
+    everything = np.ones(len(asked.rows), dtype=bool)
+    for targets, chosen in (("liked", asked.is_liked), ("disliked", asked.is_disliked), ("any", everything)):
+        if not chosen.any():
+            continue
+        users = asked.data.users[asked.rows[chosen]]
+        base = np.array([ranks[chosen] <= 10 for ranks in by_arm[base_arm]], np.float64)
         for arm, ranks_of in by_arm.items():
             ranks = np.array([one[chosen] for one in ranks_of], np.float64)
             hits = (ranks <= 10).astype(np.float64)
-            against = paired_difference(hits, base, seed=request.seed) if arm != _BASE else None
+            against = paired_difference(hits, base, users=users, seed=request.seed) if arm != base_arm else None
             rows.append(
                 {
                     "part": "next",

@@ -34,6 +34,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def with_actions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("actions") / "reads-actions"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "quick", replace(with_sasrec(CONFIG), epochs=2))
+        run_training(out=out, interactions=rated(), split="time", head="mol", actions=True)
+    return out
+
+
 def people(data: Interactions, count: int) -> list[Person]:
     order, offsets = data.by_user()
     return [
@@ -66,6 +75,14 @@ def test_states_are_led_away_where_asked(path: Path) -> None:
         assert np.array_equal(led.components[number], plain.components[number]) != expected
 
 
+def test_a_model_that_reads_actions_makes_other_states_of_other_stars(with_actions: Path) -> None:
+    states, data = ServedStates(load_bundle(with_actions), leads_away=False), rated()
+    asked = people(data, 10)
+    turned = [Person(one.user_id, [event._replace(value=6 - event.value) for event in one.events]) for one in asked]
+    of_stars, of_others = states(asked)[0], states(turned)[0]
+    assert (np.abs(of_stars.components - of_others.components).max(axis=(1, 2)) > 1e-3).all()
+
+
 def test_every_event_is_ranked_once_and_only_by_what_came_before(path: Path) -> None:
     bundle, data = load_bundle(path), rated()
     first = int(bundle.manifest.data["events"])
@@ -80,13 +97,15 @@ def test_every_event_is_ranked_once_and_only_by_what_came_before(path: Path) -> 
         assert ((ranks >= 1) & (ranks <= bundle.num_items + 1)).all()
 
 
-def test_the_page_says_both(path: Path, tmp_path: Path) -> None:
+def test_the_page_says_both(path: Path, with_actions: Path, tmp_path: Path) -> None:
     request = Request(how="freshet bench actions", out=tmp_path, quick=True, seed=0)
-    report = rows.run(request, bundles=[path, path], interactions=rated())
+    report = rows.run(request, bundles=[path, with_actions, path], interactions=rated())
     assert {row["arm"] for row in report["rows"] if row["part"] == "next"} >= {"all events alike", "led away (served)"}
-    assert {row["models"] for row in report["rows"] if row["part"] == "next"} == {2}
+    models = {row["arm"]: row["models"] for row in report["rows"] if row["part"] == "next"}
+    assert (models["all events alike"], models["item neighbours alone"], models["actions encoded"]) == (2, 2, 1)
     page = (tmp_path / "actions.md").read_text(encoding="utf-8")
-    assert "| impression | off | " in page
+    assert "| items and times | impression | off | " in page
+    assert "| actions, too | impression | off | " in page
     assert "| liked | " in page
 
 
