@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,8 +74,8 @@ async def test_silent_streams_take_no_place_of_others() -> None:
     async with gateway(Scene()) as stub:
         silent = [stub.StreamInteractions() for _ in range(600)]
         for stream in silent:
-            # It was refused already, or is while it is written.
-            with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
+            # It was refused already, or is while it is written: then the client may call it its own error.
+            with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.AioRpcError):
                 await stream.write(event)
         for _ in range(50):
             answer = await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2), timeout=5)
@@ -82,7 +83,9 @@ async def test_silent_streams_take_no_place_of_others() -> None:
         async with asyncio.timeout(20):
             while len(refused := [stream for stream in silent if stream.done()]) < len(silent) - 64:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert {await stream.code() for stream in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        codes = Counter([await stream.code() for stream in refused])
+        assert codes.keys() <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL}
+        assert codes[grpc.StatusCode.RESOURCE_EXHAUSTED] > 500
         held = [stream for stream in silent if not stream.done()]
         for stream in held:
             await stream.done_writing()
