@@ -125,6 +125,16 @@ def state_key(home: Home, model_version: str) -> str:
     return f"{{p{home.partition}}}:state:{model_version}:{home.user_id}"
 
 
+# What a gateway keeps of a user for a while (`session_store`).
+PAGES, ANSWERS, IMPRESSIONS = "pages", "answers", "impressions"
+SESSION_KINDS = (PAGES, ANSWERS, IMPRESSIONS)
+
+
+def session_key(home: Home, kind: str) -> str:
+    """Of a list of one of the kinds above."""
+    return f"{{p{home.partition}}}:{kind}:{home.user_id}"
+
+
 def users_key(partition: int) -> str:
     return f"{{p{partition}}}:users"
 
@@ -450,7 +460,8 @@ if redis.call('HSTRLEN', KEYS[1], 'events') > 0 and redis.call('EXISTS', KEYS[2]
 """
     + _WRITE
 )
-# The same in the place of all that is stored. KEYS 6: progress in `forgets`; 7 and on: a state per other model version.
+# The same in the place of all that is stored. KEYS 6: progress in `forgets`; 7 and on: what else there may be of the
+# user, lists of sessions and a state per other model version.
 # An empty position: nothing is to stay. The last three of ARGV: the reader of `forgets` that writes (empty: it is
 # somebody else), its progress as it has to be and as it is then; a node that lacks an earlier forget, or an earlier
 # user of this one, is told by it.

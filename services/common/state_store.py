@@ -176,7 +176,8 @@ class ForgetsApplied:
 
 
 @contextmanager
-def _redis_errors() -> Iterator[None]:
+def redis_errors() -> Iterator[None]:
+    """Raises: DependencyUnavailable for what the client raises."""
     try:
         yield
     except OutOfMemoryError as exc:
@@ -287,7 +288,7 @@ class StateReader:
             layout.users_key(home.partition),
         )
         wanted: tuple[str | int, ...] = (user_id, self._epoch, int(with_seen), *self._state_fields)
-        with _redis_errors():
+        with redis_errors():
             for attempt in (1, 2):
                 if not self._script:
                     self._script = await self._redis.script_load(layout.READ_USER)
@@ -325,10 +326,19 @@ class StateReader:
 
     async def _current_epoch(self) -> str:
         """Empty when there is none, or the store has the layout of an earlier version: nothing in it is read."""
-        with _redis_errors():
+        with redis_errors():
             found = cast(bytes | None, await self._redis.get(layout.EPOCH_KEY))
         epoch = (found or b"").decode()
         return epoch if "-" in epoch else ""
+
+    async def home(self, user_id: str) -> Home | None:
+        """Where the user's keys are, as of the last answer; None before there is an epoch.
+
+        Raises: DependencyUnavailable.
+        """
+        if not self._epoch:
+            self._epoch = await self._current_epoch()
+        return layout.home_of(user_id, self._epoch) if self._epoch else None
 
     async def _home(self, user_id: str) -> Home | None:
         epoch = await self._current_epoch()
@@ -347,7 +357,7 @@ class StateReader:
         pipeline = self._redis.pipeline(transaction=False)
         for partition in range(layout.num_partitions_of(epoch) if epoch else 0):
             pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
-        with _redis_errors():
+        with redis_errors():
             rows = await pipeline.execute()
         return epoch or None, {partition: _progress(row, epoch.encode()) for partition, row in enumerate(rows)}
 
@@ -356,7 +366,7 @@ class StateReader:
         home = await self._home(user_id)
         if home is None:
             return []
-        with _redis_errors():
+        with redis_errors():
             blob = await cast(Awaitable[bytes | None], self._redis.hget(layout.history_key(home), "events"))
         return layout.unpack_events(blob)
 
@@ -365,7 +375,7 @@ class StateReader:
         home = await self._home(user_id)
         if home is None:
             return UserKeys(history_events=0, seen_items=0, state_model_versions=())
-        with _redis_errors():
+        with redis_errors():
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.hget(layout.history_key(home), "events")
             pipeline.zcard(layout.seen_key(home))
@@ -384,7 +394,7 @@ class StateReader:
 
     async def ping(self) -> None:
         """Raises: DependencyUnavailable when Redis does not answer."""
-        with _redis_errors():
+        with redis_errors():
             await self._redis.ping()
 
     async def close(self) -> None:
@@ -415,7 +425,7 @@ class StateWriter:
 
     def epoch(self) -> str | None:
         """The current epoch, None when Redis has none. Raises: DependencyUnavailable."""
-        with _redis_errors():
+        with redis_errors():
             found = cast(bytes | None, self._redis.get(layout.EPOCH_KEY))
         return found.decode() if found is not None else None
 
@@ -425,7 +435,7 @@ class StateWriter:
         Raises: DependencyUnavailable; PreconditionFailed when the store was filled by an earlier version, or from a
         stream with another number of partitions.
         """
-        with _redis_errors():
+        with redis_errors():
             made = bool(self._redis.set(layout.EPOCH_KEY, _new_epoch(num_partitions), nx=True))
             found = cast(bytes | None, self._redis.get(layout.EPOCH_KEY))
         if found is None:
@@ -436,17 +446,17 @@ class StateWriter:
 
     def hold(self, seconds: int) -> None:
         """Ask whoever applies the stream to wait, for so long unless asked again. Raises: DependencyUnavailable."""
-        with _redis_errors():
+        with redis_errors():
             self._redis.set(layout.HOLD_KEY, "1", ex=seconds)
 
     def release(self) -> None:
         """Take `hold` back. Raises: DependencyUnavailable."""
-        with _redis_errors():
+        with redis_errors():
             self._redis.delete(layout.HOLD_KEY)
 
     def is_held(self) -> bool:
         """Whether the stream is to wait. Raises: DependencyUnavailable."""
-        with _redis_errors():
+        with redis_errors():
             return bool(self._redis.exists(layout.HOLD_KEY))
 
     def progress(self, partitions: Collection[int], epoch: str) -> dict[int, Progress]:
@@ -477,7 +487,7 @@ class StateWriter:
 
         Until the end it may be done again: the old epoch stands. Raises: DependencyUnavailable.
         """
-        with _redis_errors():
+        with redis_errors():
             if self._redis.get(layout.EPOCH_KEY) != epoch.encode():
                 return
             pipeline = self._redis.pipeline(transaction=False)
@@ -503,7 +513,7 @@ class StateWriter:
         for home in homes:
             pipeline.hmget(layout.history_key(home), _HISTORY_FIELDS)
             pipeline.exists(layout.seen_key(home))
-        with _redis_errors():
+        with redis_errors():
             replies = pipeline.execute()
         entries: dict[str, bytes | None] = {}
         for users, (of_epoch, *found) in zip(of_partition.values(), replies, strict=False):
@@ -525,7 +535,7 @@ class StateWriter:
         for partition in partitions:
             cursor = b""
             while cursor != b"0":
-                with _redis_errors():
+                with redis_errors():
                     cursor, *found = cast(
                         list[bytes],
                         self._redis.eval(
@@ -547,7 +557,7 @@ class StateWriter:
 
     def usage(self) -> StoreUsage:
         """What Redis says of its memory and keys. Raises: DependencyUnavailable."""
-        with _redis_errors():
+        with redis_errors():
             found = cast(Mapping[str, int], self._redis.info())
         share = found["used_memory"] / found["maxmemory"] if found["maxmemory"] else 0.0
         return StoreUsage(found["evicted_keys"] + found["expired_keys"], share)
@@ -587,7 +597,7 @@ class StateWriter:
             before, after = texts[home.partition], layout.forgets_text(epoch, offset, rewritten + 1)
             moves.append((forgets.reader, before, after))
             texts[home.partition] = after
-        with _redis_errors():
+        with redis_errors():
             models = {model.decode() for model in cast(set[bytes], self._redis.smembers(layout.MODELS_KEY))}
 
         def queue(pipeline: Any, sha: str) -> None:
@@ -597,6 +607,7 @@ class StateWriter:
                 if not update.expected and not update.positions:
                     arguments[1] = ""
                 keys.append(layout.forgets_key(home.partition))
+                keys += [layout.session_key(home, kind) for kind in layout.SESSION_KINDS]
                 keys += [layout.state_key(home, version) for version in sorted(models - {update.model_version})]
                 pipeline.evalsha(sha, len(keys), *keys, *arguments, *move)
 
@@ -638,7 +649,7 @@ class StateWriter:
 
     def user_ids(self, partition: int, epoch: str) -> list[str]:
         """Everybody in the table of a partition. Raises: DependencyUnavailable."""
-        with _redis_errors():
+        with redis_errors():
             if self._redis.hget(layout.users_key(partition), layout.TABLE_EPOCH) != epoch.encode():
                 return []
             pages = self._redis.hscan_iter(layout.users_key(partition), count=1_000)
@@ -659,7 +670,7 @@ class StateWriter:
 
     def add_model(self, model_version: str) -> None:
         """Name a model version before its first state is stored, so that a forget finds them all. Idempotent."""
-        with _redis_errors():
+        with redis_errors():
             self._redis.sadd(layout.MODELS_KEY, model_version)
 
     def forgets_applied(self, reader: str, epoch: str) -> ForgetsApplied:
@@ -668,7 +679,7 @@ class StateWriter:
         pipeline = self._redis.pipeline(transaction=False)
         for partition in range(layout.num_partitions_of(epoch)):
             pipeline.hget(layout.forgets_key(partition), reader)
-        with _redis_errors():
+        with redis_errors():
             texts = {partition: (text or b"").decode() for partition, text in enumerate(pipeline.execute())}
         return ForgetsApplied(reader, min(layout.unpack_forgets(epoch, text)[0] for text in texts.values()), texts)
 
@@ -714,7 +725,7 @@ class StateWriter:
         pipeline = self._redis.pipeline(transaction=False)
         for partition in partitions:
             pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
-        with _redis_errors():
+        with redis_errors():
             return pipeline.execute() if partitions else []
 
     def _apply_arguments(self, update: UserUpdate, epoch: str, watermarks: Mapping[int, int]) -> list[Any]:
@@ -754,7 +765,7 @@ class StateWriter:
 
     def _run_script(self, script: str, queue: Callable[[Any, str], None]) -> list[Any]:
         """Run a pipeline of one script's calls; a Redis that restarted has forgotten the script and gets it again."""
-        with _redis_errors():
+        with redis_errors():
             for attempt in (1, 2):
                 sha = self._scripts.get(script)
                 if sha is None:

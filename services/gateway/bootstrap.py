@@ -23,6 +23,7 @@ from services.common.http_server import HttpServer
 from services.common.kafka import EventProducer
 from services.common.pseudonyms import pseudonym_key, read_key
 from services.common.rpc_server import HealthState, RpcServer, serve
+from services.common.session_store import SessionStore
 from services.common.state_store import StateReader
 from services.common.stream.topics.items import ITEMS
 from services.common.tracing import OFF, Tracing, configure_tracing
@@ -58,6 +59,7 @@ from services.gateway.handlers.similar import Similar
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.loop_stalls import LoopStalls
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.pages import PageTokens
 from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
 from services.gateway.server import SERVICE, GatewayServicer
@@ -113,6 +115,7 @@ def make_servicer(
     model_version: str,
     schema: EventSchema,
     exposures: Exposures,
+    pages: PageTokens,
     kinds: Kinds = MappingProxyType({}),
     stalled_s: Callable[[float], float] = lambda since: 0.0,
     tracing: Tracing = OFF,
@@ -120,7 +123,9 @@ def make_servicer(
     """Every handler on these ports. `titles`: by item id, live. `kinds`: of attributes. `stalled_s`: see `Breaker`."""
     stages = Stages(ports, limits, stalled_s, metrics.component_failed)
     text = TextRetrieval(ports.sources, limits)
-    record = RecordInteractions(ports=ports, lag=lag, metrics=metrics, exposures=exposures, limits=limits)
+    record = RecordInteractions(
+        ports=ports, lag=lag, metrics=metrics, exposures=exposures, schema=schema, limits=limits
+    )
     return GatewayServicer(
         recommend=Recommend(
             ports=ports,
@@ -133,6 +138,7 @@ def make_servicer(
             model_version=model_version,
             schema=schema,
             exposures=exposures,
+            pages=pages,
             kinds=kinds,
             limits=limits,
         ),
@@ -267,6 +273,12 @@ async def _serve(
         max_connections=settings.max_in_flight,
         with_traces=tracing.is_on,
     )
+    sessions = SessionStore(
+        settings.redis,
+        reader.home,
+        timeout_s=settings.state_timeout_ms / 1000,
+        max_connections=settings.max_in_flight,
+    )
     producer = EventProducer(settings.kafka, client_id="freshet-gateway")
     producer.start()
     stream = ProbedStreamStatus(channels["encoder"], settings.kafka_bootstrap.split(","))
@@ -295,6 +307,7 @@ async def _serve(
     servicer = make_servicer(
         Ports(
             states=RedisUserStates(reader, bundle.model_version),
+            sessions=sessions,
             encoder=RemoteEncoder(peers["encoder"], bundle.model_version),
             candidates=RemoteCandidates(peers["candidates"]),
             reranker=RemoteReranker(peers["reranker"]),
@@ -314,6 +327,7 @@ async def _serve(
         model_version=bundle.model_version,
         schema=bundle.event_schema,
         exposures=Exposures(key, shown),
+        pages=PageTokens(key),
         kinds=bundle.attributes.kinds,
         stalled_s=stalls.since,
         tracing=tracing,
@@ -332,6 +346,7 @@ async def _serve(
         if shown is not None:
             await shown.close()
         await reader.close()
+        await sessions.close()
         for connected in (*channels.values(), *refresher_channels.values(), *peers.values()):
             await connected.close()
 

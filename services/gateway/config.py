@@ -37,6 +37,13 @@ class GatewaySettings(PseudonymSettings):
     breaker_ms: int = Field(default=500, ge=0, le=60_000, validation_alias="FRESHET_GATEWAY_BREAKER_MS")
     # Acknowledged events that are not applied after this make answers marked as not fresh.
     lag_grace_ms: int = Field(default=2000, ge=10, le=600_000, validation_alias="FRESHET_GATEWAY_LAG_GRACE_MS")
+    # What one impression takes from its item's score for that person (0: nothing), and after how long half of it.
+    impression_discount: float = Field(
+        default=0, ge=0, le=1_000, validation_alias="FRESHET_GATEWAY_IMPRESSION_DISCOUNT"
+    )
+    impression_half_life_minutes: float = Field(
+        default=24 * 60, gt=0, le=30 * 24 * 60, validation_alias="FRESHET_GATEWAY_IMPRESSION_HALF_LIFE_MINUTES"
+    )
     # Whether answers are written to `exposures`.
     exposures: bool = Field(default=True, validation_alias="FRESHET_GATEWAY_EXPOSURES")
     # Signs what clients bring back (exposure ids, page tokens): secret, the same in all gateways of an installation.
@@ -103,4 +110,6 @@ class GatewaySettings(PseudonymSettings):
             stage_timeout_s=self.stage_timeout_ms / 1000,
             append_timeout_s=self.append_timeout_ms / 1000,
             breaker_s=self.breaker_ms / 1000,
+            impression_discount=self.impression_discount,
+            impression_half_life_s=self.impression_half_life_minutes * 60,
         )

@@ -92,6 +92,14 @@ def seen_in(history: Iterable[HistoryEvent], schema: EventSchema) -> list[str]:
     return [event.item_id for event in history if schema.of(event.type or DEFAULT_TYPE).seen]
 
 
+@dataclass(frozen=True, slots=True)
+class NotAgain:
+    """Leave out the items of the user's last so many answers, and of those of the last so many minutes."""
+
+    answers: int = 0
+    minutes: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendQuery:
     """One request for recommendations, unchecked (see `validation`)."""
@@ -105,6 +113,10 @@ class RecommendQuery:
     max_per_category: int = 0
     diversity: float = 0.0
     query: str = ""
+    # How long a list to keep for further pages; 0: none.
+    page_depth: int = 0
+    page_token: str = ""
+    not_again: NotAgain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +221,7 @@ class StageTimes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """The answer with its provenance. `state_source` is "stored", "stored_history" (made of the stored history for this
-    answer), "request" or "none"."""
+    answer), "request", "none", or "page" (of a list that was kept)."""
 
     items: Sequence[ScoredItem]
     model_version: str
@@ -222,6 +234,7 @@ class Recommendation:
     state_source: str
     index_freshness: IndexFreshness | None = None
     exposure_id: str = ""
+    next_page_token: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class PopularItems:
         self.knows_withdrawn = True
         # By rank: 1 where the catalogue says that the item may not be answered.
         self._is_hidden = bytearray(len(self._item_ids))
+        # Of any item, new ones too.
+        self.withdrawn: set[str] = set()
 
     def describe(
         self,
@@ -56,6 +58,7 @@ class PopularItems:
 
         May be called from another thread: one flag is set, and whatever is longer is replaced, not changed.
         """
+        (self.withdrawn.discard if is_served else self.withdrawn.add)(item_id)
         rank = self._rank.get(item_id)
         if rank is None:
             return

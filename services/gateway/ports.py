@@ -39,6 +39,16 @@ class UserStates(Protocol):
         """The epoch, and every partition's applied watermark (-1: nothing yet); else (None, {})."""
 
 
+class Sessions(Protocol):
+    """Short lists beside a user (Redis), which end by themselves. Kinds: those of `services.common.state_layout`."""
+
+    async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> None:
+        """Put an entry in front; the newest `most` stay, and all end so long after the last one."""
+
+    async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:
+        """By kind the newest entries, at most so many, newest first."""
+
+
 class Encoder(Protocol):
     """Histories in, query states out; it also keeps the state store."""
 
@@ -87,6 +97,7 @@ class Reranker(Protocol):
         seen: Sequence[str],
         max_per_category: int,
         diversity: float,
+        discounts: Mapping[str, float],
         timeout_s: float,
     ) -> Ranking:
         """At most k items of the pool, best first, by similarity and the pool's votes."""
@@ -177,6 +188,7 @@ class Ports:
     """One of each, as the handlers are given them."""
 
     states: UserStates
+    sessions: Sessions
     encoder: Encoder
     candidates: Candidates
     reranker: Reranker

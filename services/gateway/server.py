@@ -20,6 +20,7 @@ from services.gateway.domain import (
     HistoryEvent,
     Impression,
     IndexFreshness,
+    NotAgain,
     Receipt,
     Recommendation,
     RecommendQuery,
@@ -177,6 +178,11 @@ def _query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
         max_per_category=request.max_per_category,
         diversity=request.diversity,
         query=request.query,
+        page_depth=request.page_depth,
+        page_token=request.page_token,
+        not_again=NotAgain(request.not_again.answers, request.not_again.minutes)
+        if request.HasField("not_again")
+        else None,
     )
 
 
@@ -247,6 +253,7 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
         state_source=answer.state_source,
         request_id=request_context.request_id.get(),
         exposure_id=answer.exposure_id,
+        next_page_token=answer.next_page_token,
     )
     state = answer.state
     if state is not None:

@@ -6,7 +6,7 @@ is None; what the answer does without it is the handler's.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
@@ -28,7 +28,7 @@ from services.gateway.domain import (
 from services.gateway.ports import Ports
 from services.gateway.searching import SearchQuery
 
-COMPONENTS = ("state_store", "encoder", "candidates", "reranker")
+COMPONENTS = ("state_store", "sessions", "encoder", "candidates", "reranker")
 
 Q = TypeVar("Q", RecommendQuery, SearchQuery, SimilarQuery, SimilarQuery)
 T = TypeVar("T")
@@ -64,6 +64,9 @@ class Limits:
     search_depth: int = 30
     # How much of what Search found the user's model orders, at least k.
     personal_pool: int = 200
+    # What an impression takes from its item's score for that person, in units of the score, and how long until half.
+    impression_discount: float = 0.0
+    impression_half_life_s: float = 24 * 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +80,8 @@ class Work(Generic[Q]):
     degradations: list[Degradation] = field(default_factory=list)
     # The user's items, newest first.
     seen: Sequence[str] = ()
+    # What impressions take from the score of an item.
+    discounts: Mapping[str, float] = field(default_factory=dict)
     token_honoured: bool = True
 
     @classmethod
@@ -203,7 +208,24 @@ class Stages:
         encoded = await self.encode(work, history)
         return (None, False) if encoded is None else (encoded.query_state, True)
 
-    async def search(self, work: Work[RecommendQuery], state: PackedQueryState) -> Ranking | None:
+    async def read_sessions(self, work: Work[Any], wanted: Mapping[str, int]) -> Mapping[str, list[bytes]] | None:
+        """What is kept beside the user (`ports.Sessions`)."""
+        user_id = work.query.user_id
+        return await self._attempt(
+            work, "sessions", self._limits.state_timeout_s, lambda _: self._ports.sessions.read(user_id, wanted)
+        )
+
+    async def keep(self, work: Work[Any], kind: str, entry: bytes, *, most: int, ttl_seconds: int) -> bool:
+        """Keep an entry beside the user; whether it is kept."""
+        user_id = work.query.user_id
+
+        async def push() -> bool:
+            await self._ports.sessions.push(kind, user_id, entry, most=most, ttl_seconds=ttl_seconds)
+            return True
+
+        return bool(await self._attempt(work, "sessions", self._limits.state_timeout_s, lambda _: push()))
+
+    async def search(self, work: Work[RecommendQuery], state: PackedQueryState, k: int) -> Ranking | None:
         """The k best of the catalogue."""
         query = work.query
         ranking = await self._attempt(
@@ -211,7 +233,7 @@ class Stages:
             "candidates",
             self._limits.stage_timeout_s,
             lambda timeout_s: self._ports.candidates.search(
-                state, k=query.k, filter=query.filter, seen=work.seen, timeout_s=timeout_s
+                state, k=k, filter=query.filter, seen=work.seen, timeout_s=timeout_s
             ),
         )
         if ranking is not None:
@@ -243,6 +265,7 @@ class Stages:
         k: int,
         max_per_category: int = 0,
         diversity: float = 0.0,
+        discounts: Mapping[str, float] | None = None,
     ) -> Ranking | None:
         """The k best of a pool by the full model."""
         ranking = await self._attempt(
@@ -257,6 +280,7 @@ class Stages:
                 seen=work.seen,
                 max_per_category=max_per_category,
                 diversity=diversity,
+                discounts=discounts or {},
                 timeout_s=timeout_s,
             ),
         )

@@ -18,12 +18,14 @@ from services.common.validation import MAX_ID_BYTES, validate_id, validate_query
 from services.gateway.domain import Filter, FreshnessToken, HistoryEvent, RecommendQuery, SimilarQuery
 from services.gateway.explanation import ExplainQuery
 from services.gateway.searching import SearchQuery
+from services.gateway.shown_before import MAX_ANSWERS
 
 MAX_K = 1000
 MAX_HISTORY = 1000
 MAX_FILTER_ITEMS = 10_000
 MAX_FILTER_CATEGORIES = 1000
 MAX_BATCH = 1000
+MAX_MINUTES = 24 * 60
 
 
 def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
@@ -40,7 +42,23 @@ def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
         _check_token(query.token, query.user_id)
     if query.query:
         validate_query("query", query.query)
+    _check_shown(query)
     _check_filter(query.filter, kinds)
+
+
+def _check_shown(query: RecommendQuery) -> None:
+    if query.page_depth and not query.k <= query.page_depth <= MAX_K:
+        raise InvalidRequest.of("page_depth", query.page_depth, f"0, or {query.k} (k) to {MAX_K}")
+    asked = query.not_again
+    if asked is not None:
+        for name, value, most in (("answers", asked.answers, MAX_ANSWERS), ("minutes", asked.minutes, MAX_MINUTES)):
+            if value > most:
+                raise InvalidRequest.of(f"not_again.{name}", value, f"0-{most}")
+        if not asked.answers and not asked.minutes:
+            raise InvalidRequest.of("not_again", "neither answers nor minutes", "at least one of them")
+    for name in ("page_depth", "page_token", "not_again"):
+        if getattr(query, name) and not query.user_id:
+            raise InvalidRequest.of(name, "set", "only together with user_id")
 
 
 def check_search(query: SearchQuery, kinds: Kinds) -> None:

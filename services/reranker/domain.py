@@ -16,7 +16,8 @@ class RerankQuery:
     `bound`: no allowed item outside the pool has s above it; -inf when nothing was left out, None without proof.
     `max_per_category`: 0 is no limit. `diversity`: weight of unlikeness, 0-1. `index_version`: the one that made pool
     and bound; empty when nobody says. `position`: its place among versions, None when nobody says. `votes`: the
-    first stage's, parallel to the pool (empty: none), and their lambda.
+    first stage's, parallel to the pool (empty: none), and their lambda. `discounts`: taken from the final scores,
+    parallel to the pool (empty: none), 0 or more.
     """
 
     query: QueryStates
@@ -31,12 +32,14 @@ class RerankQuery:
     position: int | None = None
     votes: Sequence[float] = ()
     model_share: float = 1.0
+    discounts: Sequence[float] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
     """The chosen items, in the order to show them, with their final scores: s, or with votes
-    model_share * s + (1 - model_share) * vote. The certificate speaks of those before rules and diversity.
+    model_share * s + (1 - model_share) * vote, less discounts. The certificate speaks of those before rules and
+    diversity.
     """
 
     item_ids: list[str]

@@ -131,6 +131,11 @@ class Rerank:
             raise InvalidRequest.of("votes", "NaN or infinite values", "finite numbers")
         if request.votes and not 0 <= request.model_share <= 1:
             raise InvalidRequest.of("model_share", request.model_share, "0-1")
+        if request.discounts and len(request.discounts) != len(request.candidate_item_ids):
+            allowed = f"none, or one per candidate: {len(request.candidate_item_ids)}"
+            raise InvalidRequest.of("len(discounts)", len(request.discounts), allowed)
+        if not all(0 <= discount < math.inf for discount in request.discounts):
+            raise InvalidRequest.of("discounts", "NaN, negative or infinite values", "finite numbers from 0")
         try:
             request.filter.check(self._catalogue.index.kinds)
         except ValueError as exc:
@@ -169,6 +174,9 @@ class Rerank:
         if request.votes:
             voted = np.array([votes[item_id] for item_id in items.item_ids])
             scores = model_weight * scores + (1 - model_weight) * voted
+        if request.discounts:
+            discounts = dict(zip(pool, request.discounts, strict=True))
+            scores = scores - np.array([discounts[item_id] for item_id in items.item_ids])
         order, scores = order_by_score_then_id(scores, _ranks(items.item_ids), tolerance=2 * error)
         proof = ESTIMATE
         if is_the_pools:

@@ -78,6 +78,7 @@ def _rerank_query(request: reranker_pb2.RerankRequest) -> RerankQuery:
         position=request.deltas_offset if request.HasField("deltas_offset") else None,
         votes=tuple(request.votes),
         model_share=request.model_share,
+        discounts=tuple(request.discounts),
     )
 
 

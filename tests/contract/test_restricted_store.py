@@ -21,6 +21,8 @@ from services.cli.stack.components.redis import Redis
 from services.cli.stack.folders import REPOSITORY
 from services.common import state_store
 from services.common.errors import DependencyUnavailable
+from services.common.session_store import SessionStore
+from services.common.state_layout import SESSION_KINDS
 from services.encoder.ports import Store
 from services.refresher.adapters.redis_leases import RedisLeases
 
@@ -96,6 +98,21 @@ def store(redis_url: str) -> Iterator[Store]:
     writer.close()
 
 
+async def test_the_gateways_user_keeps_lists_beside_users(redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+    writer = state_store.StateWriter(redis_url)
+    writer.ensure_epoch(1)
+    writer.close()
+    reader = state_store.StateReader(of_user("freshet-reader", redis_url))
+    sessions = SessionStore(of_user("freshet-reader", redis_url), reader.home)
+    for kind in SESSION_KINDS:
+        await sessions.push(kind, "ann", b"1", most=2, ttl_seconds=60)
+    assert await sessions.read("ann", dict.fromkeys(SESSION_KINDS, 9)) == {kind: [b"1"] for kind in SESSION_KINDS}
+    await sessions.close()
+    await reader.close()
+
+
 def test_leases_are_taken_and_given_back(redis_url: str) -> None:
     leases = RedisLeases(of_user("freshet-writer", redis_url), model_version="acl", lease_ms=1_000)
     leases.start([0, 1])
@@ -124,7 +141,7 @@ def test_a_user_may_do_nothing_else(redis_url: str, name: str) -> None:
                 client.execute_command(*command)
 
 
-def test_the_reader_writes_nothing(redis_url: str) -> None:
+def test_the_reader_writes_nothing_else(redis_url: str) -> None:
     with redis.Redis.from_url(of_user("freshet-reader", redis_url)) as client:
         for command in (("SET", "stream:epoch", "x"), ("DEL", "stream:epoch"), ("HSET", "{p0}:users", "a", "b")):
             with pytest.raises(redis.exceptions.NoPermissionError):

@@ -50,6 +50,24 @@ class _Failing:
 
 
 @dataclass
+class MemorySessions(_Failing):
+    """Lists by kind and user. They do not end: `ttls` says when they would."""
+
+    lists: dict[tuple[str, str], list[bytes]] = field(default_factory=dict)
+    ttls: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    async def push(self, kind: str, user_id: str, entry: bytes, *, most: int, ttl_seconds: int) -> None:
+        await self._behave()
+        key = kind, user_id
+        self.lists[key] = [entry, *self.lists.get(key, ())][:most]
+        self.ttls[key] = ttl_seconds
+
+    async def read(self, user_id: str, wanted: Mapping[str, int]) -> Mapping[str, list[bytes]]:
+        await self._behave()
+        return {kind: self.lists.get((kind, user_id), [])[:most] for kind, most in wanted.items()}
+
+
+@dataclass
 class MemoryUserStates(_Failing):
     """Users, their histories, and the watermarks of the stream. `on_read` runs before each read, counted from 1.
 
@@ -257,6 +275,7 @@ class MemoryReranker(_Failing):
 
     asked: list[tuple[int, float]] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
+    discounts: list[Mapping[str, float]] = field(default_factory=list)
     titles: dict[str, str] = field(default_factory=dict)
 
     async def rerank(
@@ -269,9 +288,11 @@ class MemoryReranker(_Failing):
         seen: Sequence[str],
         max_per_category: int,
         diversity: float,
+        discounts: Mapping[str, float],
         timeout_s: float,
     ) -> Ranking:
         self.asked.append((max_per_category, diversity))
+        self.discounts.append(discounts)
         self.pools.append(pool)
         await self._behave()
         return Ranking(

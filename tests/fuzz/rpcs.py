@@ -58,6 +58,7 @@ from services.gateway.config import GatewaySettings
 from services.gateway.door import Door
 from services.gateway.exposures import Exposures
 from services.gateway.forgetting import Contributions, StoredUser
+from services.gateway.pages import PageTokens
 from services.gateway.roles import Role
 from services.generator.config import GeneratorSettings
 from services.offline.backfill.memory_store import MemoryStore
@@ -74,7 +75,8 @@ _SECRET = "freshet_fuzz"
 # Beside OK and INVALID_ARGUMENT. RESOURCE_EXHAUSTED: more calls at once than the process takes.
 ALSO: dict[str, set[str]] = {
     # Where it waited for a freshness token; where no source answered within its 400 ms, as on a busy machine.
-    "GatewayService.Recommend": {"DEADLINE_EXCEEDED"},
+    # With a page token: of a mutated user; of a list that is not kept.
+    "GatewayService.Recommend": {"DEADLINE_EXCEEDED", "PERMISSION_DENIED", "FAILED_PRECONDITION"},
     "GatewayService.Search": {"DEADLINE_EXCEEDED"},
     "GatewayService.RecordImpressions": {"PERMISSION_DENIED"},  # of a mutated user
     "GatewayService.Explain": {"NOT_FOUND"},
@@ -92,6 +94,7 @@ _FILTERS = [common_pb2.Filter(), common_pb2.Filter(exclude_seen=True, deny_item_
 _FILTERS += [
     common_pb2.Filter(allow_categories=["x", "Action"]),
     common_pb2.Filter(allow_item_ids=["a", "item-2", "1"]),
+    common_pb2.Filter(where=[common_pb2.AttributeCondition(name="price", comparison=2, values=[{"number": 20}])]),
 ]
 _TIMES = [_NOW, Timestamp(seconds=1_700_000_001, nanos=5_000_000)]
 _CLICK = events_pb2.Interaction(user_id="ann", item_id="a", type="click", value=1, event_time=_NOW, context={"d": "tv"})
@@ -339,10 +342,13 @@ def _gateway() -> Service:
         "offset": [5, 8],
     }
     hints = {**_BOUNDED, **hints, "interaction": [_CLICK, _SEARCHED], "interactions": [_CLICK, _SEARCHED]}
+    tokens = PageTokens(b"key")
     recommends = [
         g.RecommendRequest(user_id="ann", k=3, freshness_token=_TOKEN, diversity=0.5, context={"a": "b"}),
         g.RecommendRequest(k=2, history=_HISTORY, query="space", filter=_FILTERS[1]),
         g.RecommendRequest(user_id="new", k=1000, max_per_category=1),
+        g.RecommendRequest(user_id="ann", k=2, page_depth=50, not_again=g.NotAgain(answers=2, minutes=10)),
+        g.RecommendRequest(user_id="ann", k=2, page_token=tokens.token(tokens.begin(2), "ann")),
     ]
     searches = [
         g.GatewayServiceSearchRequest(query="space jam", k=5, filter=common_pb2.Filter(deny_item_ids=["a"])),
@@ -362,7 +368,9 @@ def _gateway() -> Service:
     seen = g.RecordImpressionsRequest(
         user_id="ann", exposure_id=exposure_id, impressions=[g.Impression(position=2, item_id="a")]
     )
-    item = events_pb2.Item(item_id="a", title="A", categories=["x"], available=True)
+    item = events_pb2.Item(
+        item_id="a", title="A", categories=["x"], available=True, attributes={"price": {"number": 9}}
+    )
     forgets = [g.ForgetUserRequest(user_id="ann"), g.ForgetUserRequest(user_id="b", preview=True)]
     rpcs = [
         Rpc("Recommend", 16, lambda state: recommends),

@@ -46,6 +46,10 @@ def recommend(
     max_per_category: Annotated[int, typer.Option(min=0, help="At most this many per category; 0: no limit.")] = 0,
     diversity: Annotated[float, typer.Option(help="0 orders by score alone, towards 1 prefers unlike items.")] = 0.0,
     query: Annotated[str, typer.Option(help="Words: what they find joins the pool that is ranked.")] = "",
+    page_depth: Annotated[int, typer.Option(min=0, max=1000, help="Keep a list of so many items for more pages.")] = 0,
+    page_token: Annotated[str, typer.Option(help="Of an earlier page: the next one.")] = "",
+    not_again_answers: Annotated[int, typer.Option(min=0, help="Leave out the items of the last so many answers.")] = 0,
+    not_again_minutes: Annotated[int, typer.Option(min=0, help="And those of the last so many minutes.")] = 0,
     context: options.Context = None,
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
@@ -64,8 +68,8 @@ def recommend(
     """
     if (batch is None) != (out is None):
         raise usage_error("--batch and --out go together", "--batch users.parquet --out answers.parquet")
-    if batch is not None and (user or items or token):
-        raise usage_error("--batch goes without --user, --items and --token", "see --help for an example")
+    if batch is not None and (user or items or token or page_depth or page_token):
+        raise usage_error("--batch goes without --user, --items, --token and pages", "see --help for an example")
     if not user and not items and batch is None:
         raise usage_error(
             "neither --user, --items nor --batch is given",
@@ -86,6 +90,11 @@ def recommend(
         max_per_category=max_per_category,
         diversity=diversity,
         query=query,
+        page_depth=page_depth,
+        page_token=page_token,
+        not_again=gateway_pb2.NotAgain(answers=not_again_answers, minutes=not_again_minutes)
+        if not_again_answers or not_again_minutes
+        else None,
     )
     if batch is not None and out is not None:
         _recommend_to_all(batch, out, request, gateway, timeout_ms / 1000, as_json=as_json)
@@ -205,6 +214,8 @@ def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> 
             for name in ("queue", "encode", "first_stage", "rerank", "transport", "total")
         },
         "request_id": answer.request_id,
+        "exposure_id": answer.exposure_id,
+        "next_page_token": answer.next_page_token,
     }
 
 
@@ -220,6 +231,8 @@ def _print_answer(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str
     if not facts["items"]:
         out.print("nothing is left after the filters", style="yellow")
     out.print(provenance_line(facts), style="dim", soft_wrap=True)
+    if facts["next_page_token"]:
+        out.print(f"next page: --page-token {facts['next_page_token']}", soft_wrap=True)
     if facts["degradations"]:
         out.print(f"degraded: {', '.join(facts['degradations'])}", style="yellow")
     if not facts["token_honoured"]:

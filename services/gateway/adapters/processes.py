@@ -254,6 +254,7 @@ class RemoteReranker:
         seen: Sequence[str],
         max_per_category: int,
         diversity: float,
+        discounts: Mapping[str, float],
         timeout_s: float,
     ) -> Ranking:
         """One Rerank call. Of the seen items only those in the pool travel: the others change nothing."""
@@ -270,6 +271,7 @@ class RemoteReranker:
             deltas_offset=None if pool.index_freshness is None else pool.index_freshness.deltas_offset,
             votes=pool.votes,
             model_share=pool.model_share,
+            discounts=[discounts.get(item_id, 0.0) for item_id in pool.item_ids] if discounts else (),
         )
         response = await self._call("Rerank", request, timeout_s)
         return Ranking(

@@ -15,7 +15,9 @@ from services.algorithms.attributes import Kinds
 from services.algorithms.event_schema import EventSchema
 from services.algorithms.rank_fusion import reciprocal_rank_fusion
 from services.common import admission
+from services.common.errors import DependencyUnavailable
 from services.common.query_state import PackedQueryState
+from services.common.state_layout import ANSWERS, IMPRESSIONS, PAGES
 from services.common.state_store import StoredState, UserView
 from services.gateway.domain import (
     Degradation,
@@ -32,8 +34,19 @@ from services.gateway.domain import (
 from services.gateway.exposures import Exposures
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.pages import KEPT_S, MAX_LISTS, PageTokens, Place, ServedList, find_list, packed_list
 from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
+from services.gateway.shown_before import (
+    ANSWERS_KEPT_S,
+    MAX_ANSWERS,
+    MAX_IMPRESSIONS,
+    MAX_ITEMS_OF_ANSWER,
+    discounted,
+    discounts_of,
+    not_again,
+    packed_items,
+)
 from services.gateway.stages import Limits, Stages, Work
 from services.gateway.text_retrieval import TextRetrieval, without_seen
 from services.gateway.token_waits import TokenWaits, is_reached
@@ -56,6 +69,7 @@ class Recommend:
     model_version: str
     schema: EventSchema
     exposures: Exposures
+    pages: PageTokens
     kinds: Kinds
     limits: Limits
 
@@ -64,18 +78,23 @@ class Recommend:
 
         Raises: InvalidRequest naming the field; DeadlineExceeded when the caller's time was spent on the way.
         """
-        work = Work.begin(query, budget_s=self.limits.budget_s)
+        work = Work.begin(replace(query, k=max(query.k, query.page_depth)), budget_s=self.limits.budget_s)
         asked_ms = now_ms()
         check_query(query, asked_ms, self.kinds)
+        if query.page_token:
+            return await self._next_page(work, asked_ms)
         slot = admission.current.get()
         if slot is not None and slot.is_surplus:
             work.mark(Degradation.BUSY)
             self._token_failed(work)
             query_state, stored, source = None, None, "none"
-        elif query.history:
-            query_state, stored, source = await self._from_request(work, with_times(query.history, asked_ms))
         else:
-            query_state, stored, source = await self._from_store(work)
+            if query.not_again is not None or (query.user_id and self.limits.impression_discount):
+                await self._read_shown(work, asked_ms)
+            if query.history:
+                query_state, stored, source = await self._from_request(work, with_times(query.history, asked_ms))
+            else:
+                query_state, stored, source = await self._from_store(work)
         if not self.ports.stream.log_reachable:
             work.mark(Degradation.NOT_FRESH)
 
@@ -88,10 +107,61 @@ class Recommend:
         if ranking is None:
             ranking = self._popular_items(work)
             stored, source = None, "none"
+        served = ServedList(ranking=ranking, model_version=self.model_version)
+        next_page = None
+        if query.page_depth and len(ranking.items) > query.k and Degradation.BUSY not in work.degradations:
+            next_page = self.pages.begin(query.k)
+            entry = packed_list(next_page, served)
+            if not await self.stages.keep(work, PAGES, entry, most=MAX_LISTS, ttl_seconds=KEPT_S):
+                work.mark(Degradation.STATE_STORE_DOWN)
+                next_page = None
+        answer = await self._answer(work, query.k, served, next_page, stored=stored, source=source)
+        self.metrics.answered(answer, had_token=query.token is not None)
+        return answer
+
+    async def _next_page(self, work: Work[RecommendQuery], asked_ms: int) -> Recommendation:
+        """The next items of a kept list that may still be answered.
+
+        Raises: as `PageTokens.place`; PreconditionFailed for a list that has ended; DependencyUnavailable.
+        """
+        query = work.query
+        place = self.pages.place(query.page_token, query.user_id)
+        kept = await self.stages.read_sessions(work, {PAGES: MAX_LISTS})
+        if kept is None:
+            raise DependencyUnavailable("the state store, which keeps the list, did not answer", retry_after_ms=500)
+        served = find_list(kept[PAGES], place)
+        items = served.ranking.items
+        rows = [row for row in range(place.offset, len(items)) if items[row].item_id not in self.popular.withdrawn]
+        rows = rows[: query.k]
+        end = rows[-1] + 1 if rows else len(items)
+        page = replace(served, ranking=replace(served.ranking, items=[items[row] for row in rows]))
+        next_page = replace(place, offset=end) if end < len(items) else None
+        return await self._answer(
+            work, query.k, page, next_page, stored=None, source="page", first_position=place.offset + 1
+        )
+
+    async def _answer(
+        self,
+        work: Work[RecommendQuery],
+        k: int,
+        served: ServedList,
+        next_page: Place | None,
+        *,
+        stored: StoredState | None,
+        source: str,
+        first_position: int = 1,
+    ) -> Recommendation:
+        """The first k items of what is served, as they go out."""
+        user_id, ranking = work.query.user_id, served.ranking
+        items = ranking.items[:k]
+        if work.query.not_again is not None and items:
+            entry = packed_items(now_ms(), [item.item_id for item in items[:MAX_ITEMS_OF_ANSWER]])
+            if not await self.stages.keep(work, ANSWERS, entry, most=MAX_ANSWERS, ttl_seconds=ANSWERS_KEPT_S):
+                work.mark(Degradation.STATE_STORE_DOWN)
         work.times.close(work.end())
-        answer = Recommendation(
-            items=ranking.items,
-            model_version=self.model_version,
+        return Recommendation(
+            items=items,
+            model_version=served.model_version,
             index_version=ranking.index_version,
             state=stored,
             token_honoured=work.token_honoured,
@@ -102,16 +172,38 @@ class Recommend:
             index_freshness=ranking.index_freshness,
             exposure_id=self.exposures.shown(
                 "recommend",
-                query.user_id,
-                item_ids=[item.item_id for item in ranking.items],
-                scores=[item.score for item in ranking.items],
-                sources=[item.source for item in ranking.items],
-                model_version=self.model_version,
+                user_id,
+                item_ids=[item.item_id for item in items],
+                scores=[item.score for item in items],
+                sources=[item.source for item in items],
+                model_version=served.model_version,
                 index_version=ranking.index_version,
+                first_position=first_position,
             ),
+            next_page_token="" if next_page is None else self.pages.token(next_page, user_id),
         )
-        self.metrics.answered(answer, had_token=query.token is not None)
-        return answer
+
+    async def _read_shown(self, work: Work[RecommendQuery], asked_ms: int) -> None:
+        """Leave out what is not to come again, and take discounts for what was seen."""
+        limits, asked = self.limits, work.query.not_again
+        wanted = {} if asked is None else {ANSWERS: MAX_ANSWERS}
+        if limits.impression_discount:
+            wanted[IMPRESSIONS] = MAX_IMPRESSIONS
+        kept = await self.stages.read_sessions(work, wanted)
+        if kept is None:
+            work.mark(Degradation.STATE_STORE_DOWN)
+            return
+        if asked is not None:
+            wants = work.query.filter
+            denied = (*wants.deny_item_ids, *not_again(kept[ANSWERS], asked, asked_ms))
+            work.query = replace(work.query, filter=replace(wants, deny_item_ids=denied))
+        if limits.impression_discount:
+            work.discounts = discounts_of(
+                kept[IMPRESSIONS],
+                asked_ms,
+                discount=limits.impression_discount,
+                half_life_s=limits.impression_half_life_s,
+            )
 
     async def _from_store(self, work: Work[RecommendQuery]) -> tuple[PackedQueryState | None, StoredState | None, str]:
         """The state that the stream made; made of the stored history where this model's does not reflect all of it."""
@@ -199,14 +291,16 @@ class Recommend:
         elif query.max_per_category or query.diversity:
             pool = await self._propose(work, state)
         else:
-            return await self.stages.search(work, state)
+            found = await self.stages.search(work, state, query.k + len(work.discounts))
+            return found if found is None or not work.discounts else discounted(found, work.discounts, query.k)
         return None if pool is None else await self._rank(work, state, pool, by_words)
 
     async def _propose(self, work: Work[RecommendQuery], state: PackedQueryState) -> Pool | None:
         query = work.query
         # Category limits and diversity choose among the pool: give them more to choose from.
         wanted = query.k * (4 if query.max_per_category or query.diversity else 2)
-        return await self.stages.propose(work, state, min(MAX_POOL, max(self.limits.pool_size, wanted)))
+        size = max(self.limits.pool_size, wanted) + len(work.discounts)
+        return await self.stages.propose(work, state, min(MAX_POOL, size))
 
     async def _find(self, work: Work[RecommendQuery]) -> Sequence[str]:
         """What the request's words find, best first."""
@@ -237,6 +331,7 @@ class Recommend:
             k=query.k,
             max_per_category=query.max_per_category,
             diversity=query.diversity,
+            discounts=work.discounts,
         )
         if ranking is not None:
             return ranking

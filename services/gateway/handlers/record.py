@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
+from services.algorithms.event_schema import EventSchema, Role
 from services.common import admission
 from services.common.errors import (
     DeadlineExceeded,
@@ -19,6 +20,7 @@ from services.common.errors import (
     InvalidRequest,
     PermissionDenied,
 )
+from services.common.state_layout import IMPRESSIONS
 from services.common.stream.position import Position
 from services.common.stream.topics.interactions import Interaction
 from services.common.validation import validate_id
@@ -28,6 +30,7 @@ from services.gateway.exposures import Exposures
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.ports import Ports, UserStates
+from services.gateway.shown_before import HALF_LIVES_KEPT, MAX_IMPRESSIONS, packed_items
 from services.gateway.stages import Limits
 from services.gateway.validation import check_interaction, check_interactions
 from services.gateway.writes import RETRY_AFTER_MS, write_timeout_s
@@ -76,10 +79,18 @@ class RecordInteractions:
     """The handler for writers; one per process, called concurrently."""
 
     def __init__(
-        self, *, ports: Ports, lag: AcknowledgedLag, metrics: GatewayMetrics, exposures: Exposures, limits: Limits
+        self,
+        *,
+        ports: Ports,
+        lag: AcknowledgedLag,
+        metrics: GatewayMetrics,
+        exposures: Exposures,
+        schema: EventSchema,
+        limits: Limits,
     ) -> None:
         self._interactions, self._lag, self._metrics = ports.interactions, lag, metrics
-        self._exposures = exposures
+        self._exposures, self._sessions = exposures, ports.sessions
+        self._schema, self._limits = schema, limits
         self._append_timeout_s = limits.append_timeout_s
         self._epochs = EpochCache(ports.states)
         self._breaker = Breaker("interaction_log", open_seconds=limits.breaker_s)
@@ -103,7 +114,22 @@ class RecordInteractions:
         receipts, failure = _sorted(outcomes)
         if failure is not None:
             raise _with_count(failure, len(receipts), len(interactions))
+        if self._limits.impression_discount:
+            await self._keep_seen([one for one in interactions if self._schema.of(one.type).role is Role.EXPOSURE])
         return receipts
+
+    async def _keep_seen(self, impressions: Sequence[Interaction]) -> None:
+        """For discounts of scores. Best effort: what is lost lowers nothing."""
+        of_user: dict[str, list[Interaction]] = {}
+        for one in impressions:
+            of_user.setdefault(one.user_id, []).append(one)
+        ttl_s = round(HALF_LIVES_KEPT * self._limits.impression_half_life_s)
+        for user_id, seen in of_user.items():
+            entry = packed_items(max(one.event_time_ms for one in seen), [one.item_id for one in seen])
+            try:
+                await self._sessions.push(IMPRESSIONS, user_id, entry, most=MAX_IMPRESSIONS, ttl_seconds=ttl_s)
+            except FreshetError:
+                self._metrics.component_failed("sessions")
 
     async def stream(self, interactions: AsyncIterator[Interaction]) -> list[Receipt]:
         """The same for a client stream: each is sent as it arrives, all receipts come at the end.

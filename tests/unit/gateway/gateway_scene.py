@@ -12,6 +12,7 @@ from fakes.gateway import (
     MemoryItemLog,
     MemoryRefreshers,
     MemoryReranker,
+    MemorySessions,
     MemoryStreamEnds,
     MemoryStreamStatus,
     MemoryTextSources,
@@ -24,10 +25,12 @@ from services.algorithms.event_schema import EventSchema, default_schema
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState
 from services.gateway.bootstrap import make_servicer
+from services.gateway.domain import now_ms
 from services.gateway.exposures import Exposures
 from services.gateway.freshness import PartitionProgress
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.pages import PageTokens
 from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
 from services.gateway.searching import Hit
@@ -66,6 +69,7 @@ class Scene:
             states={"ann": STORED}, seen={"ann": ["a"]}, watermarks={3: 7}, current_epoch="epoch-1"
         )
     )
+    sessions: MemorySessions = field(default_factory=MemorySessions)
     encoder: MemoryEncoder = field(
         default_factory=lambda: MemoryEncoder(query_state=query_state("request"), known_items=set(ITEMS))
     )
@@ -86,6 +90,8 @@ class Scene:
     limits: Limits = field(default_factory=lambda: Limits(breaker_s=0.05))
     sources: MemoryTextSources = field(default_factory=lambda: MemoryTextSources(found=dict(FOUND)))
     lag_grace_s: float = 2.0
+    # What page tokens are judged by; 0: the clock.
+    now_ms: int = 0
     schema: EventSchema = field(default_factory=default_schema)
 
     def __post_init__(self) -> None:
@@ -106,6 +112,7 @@ class Scene:
             model_version="m1",
             schema=self.schema,
             exposures=Exposures(b"key", self.exposures),
+            pages=PageTokens(b"key", lambda: self.now_ms or now_ms()),
             kinds=ATTRIBUTES.kinds,
         )
         self.search, self.recommend, self.explain = self.servicer.search, self.servicer.recommend, self.servicer.explain

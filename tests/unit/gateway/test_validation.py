@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.algorithms.attributes import Comparison, Condition
 from services.common.errors import InvalidRequest
-from services.gateway.domain import Filter, FreshnessToken, HistoryEvent, RecommendQuery
+from services.gateway.domain import Filter, FreshnessToken, HistoryEvent, NotAgain, RecommendQuery
 from services.gateway.validation import check_query, with_times
 
 TOMORROW_AND_MORE = int(time.time() * 1000) + 25 * 3600 * 1000
@@ -53,6 +53,15 @@ CHEAP = Condition("price", Comparison.AT_MOST, (20.0,))
         (
             {"user_id": "", "history": (HistoryEvent("a"),), "token": FreshnessToken("e", 0, 0)},
             "freshness_token='set' allowed: only together with user_id",
+        ),
+        ({"page_depth": 9}, "page_depth=9 allowed: 0, or 10 \\(k\\) to 1000"),
+        ({"page_depth": 1001}, "page_depth=1001 allowed"),
+        ({"not_again": NotAgain(51, 0)}, r"not_again\.answers=51 allowed: 0-50"),
+        ({"not_again": NotAgain(1, 1441)}, r"not_again\.minutes=1441 allowed: 0-1440"),
+        ({"not_again": NotAgain()}, "not_again='neither answers nor minutes' allowed: at least one of them"),
+        (
+            {"user_id": "", "history": (HistoryEvent("a"),), "page_depth": 20},
+            "page_depth='set' allowed: only together with user_id",
         ),
         ({"filter": Filter(deny_item_ids=("a",) * 10_001)}, "filter.deny_item_ids='10001 entries' allowed"),
         ({"filter": Filter(allow_item_ids=("a", ""))}, r"filter.allow_item_ids\[1\]='text of 0 bytes'"),

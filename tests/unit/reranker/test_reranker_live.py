@@ -1,6 +1,7 @@
 """The reranker while its catalogue changes: the pool's own version, votes, withdrawals, and scores explained."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,18 @@ async def test_votes_are_combined_and_the_bound_is_scaled(running: Running) -> N
     assert bounded.certificate.gap == pytest.approx(0.45 - final[best[-1]])
 
 
+async def test_discounts_lower_scores_before_the_bound_and_the_rules(running: Running) -> None:
+    discounts = [0.0] * 30
+    discounts[7], discounts[9] = 0.5, 4.0
+    final = {f"item-{2 * place}": running.exact[2 * place] - lower for place, lower in enumerate(discounts)}
+    best = sorted(final, key=lambda item_id: -final[item_id])[:30]
+    answer = await running.stub.Rerank(running.request(k=30, discounts=discounts))
+    assert [item.item_id for item in answer.items] == best
+    assert [item.score for item in answer.items] == pytest.approx([final[item_id] for item_id in best])
+    bounded = await running.stub.Rerank(running.request(k=5, discounts=discounts, bound=0.9))
+    assert bounded.certificate.gap == pytest.approx(0.9 - final[best[4]])
+
+
 async def test_a_withdrawn_item_is_dropped_whatever_version_the_pool_is_of(running: Running) -> None:
     best = (await running.stub.Rerank(running.request())).items[0].item_id
     running.changes.describe([CatalogueItem(item_id=best, withdrawn=True)])
@@ -180,13 +193,21 @@ async def test_categories_of_the_items_topic_count(running: Running) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"discounts": [0.5]}, "len(discounts)=1 allowed: none, or one per candidate: 30"),
+        (
+            {"discounts": [-0.5] + [0.0] * 29},
+            "values' allowed: finite numbers from 0",
+        ),
+        ({"discounts": [math.nan] * 30}, "discounts='NaN, negative or infinite values'"),
         ({"votes": [0.1]}, "len(votes)=1 allowed: none, or one per candidate: 30"),
         ({"votes": [float("nan")] * 30, "model_share": 0.5}, "votes='NaN or infinite values' allowed"),
         ({"votes": [0.1] * 30, "model_share": 1.5}, "model_share=1.5 allowed: 0-1"),
         ({"votes": [0.1] * 30, "model_share": float("nan")}, "model_share=nan allowed: 0-1"),
     ],
 )
-async def test_bad_votes_are_refused_by_name(running: Running, fields: dict[str, Any], message: str) -> None:
+async def test_bad_votes_and_discounts_are_refused_by_name(
+    running: Running, fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await running.stub.Rerank(running.request(**fields))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,102 @@
+"""Pages: a ranked list is kept beside its user once, and page after page of it is read by a signed token.
+
+Pages of one list never repeat an item and leave none out, whatever the index does in between: what is kept is the list,
+not the query. A token says list and place; it is its user's alone. A list ends 15 minutes after it was made, or as
+the fifth newest of its user.
+"""
+
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.common.errors import InvalidRequest, PermissionDenied, PreconditionFailed
+from services.common.stream.topics.exposures import Exposure, decode_exposure, encode_exposure
+from services.gateway.domain import Certificate, CertificateKind, Ranking, ScoredItem, now_ms
+from services.gateway.signing import Altered, OfAnotherUser, Signer
+
+KEPT_S = 15 * 60
+MAX_LISTS = 4
+_ID_BYTES, _TIME_BYTES, _PLACE_BYTES = 5, 6, 4
+_BODY_BYTES = _ID_BYTES + _TIME_BYTES + _PLACE_BYTES
+_CERTIFICATE = struct.Struct(">Bd")
+_ENDED = f"page_token: its list is gone; allowed: within {KEPT_S // 60} minutes, of a user's {MAX_LISTS} newest lists"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the next page begins: `offset` items of a list come before it. made_ms: Unix milliseconds."""
+
+    list_id: bytes
+    made_ms: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedList:
+    """What was ranked once: the whole of it, with what it was ranked by. Once kept, scores are in single precision."""
+
+    ranking: Ranking
+    model_version: str
+
+
+class PageTokens:
+    """Gives places out and takes them back; nothing is remembered here."""
+
+    def __init__(self, key: bytes, clock_ms: Callable[[], int] = now_ms) -> None:
+        self._signer, self._clock_ms = Signer(key, b"page"), clock_ms
+
+    def begin(self, offset: int) -> Place:
+        """The place in a list that is made now."""
+        return Place(os.urandom(_ID_BYTES), self._clock_ms(), offset)
+
+    def token(self, place: Place, user_id: str) -> str:
+        """The text for the client."""
+        made, offset = place.made_ms.to_bytes(_TIME_BYTES, "big"), place.offset.to_bytes(_PLACE_BYTES, "big")
+        return self._signer.sign(place.list_id + made + offset, user_id)
+
+    def place(self, token: str, user_id: str) -> Place:
+        """Raises: InvalidRequest for an altered token, PermissionDenied for another user's, PreconditionFailed for one
+        whose list has ended."""
+        try:
+            body = self._signer.open(token, _BODY_BYTES, user_id)
+        except Altered:
+            shown = f"text of {len(token)} characters"
+            raise InvalidRequest.of("page_token", shown, "next_page_token of an earlier answer, unchanged") from None
+        except OfAnotherUser:
+            raise PermissionDenied("page_token: of another user's list; allowed: of this one's") from None
+        list_id, rest = body[:_ID_BYTES], body[_ID_BYTES:]
+        place = Place(list_id, int.from_bytes(rest[:_TIME_BYTES], "big"), int.from_bytes(rest[_TIME_BYTES:], "big"))
+        if self._clock_ms() > place.made_ms + KEPT_S * 1000:
+            raise PreconditionFailed(_ENDED)
+        return place
+
+
+def packed_list(place: Place, served: ServedList) -> bytes:
+    """What is kept: the list's id, the certificate, and the list in the form of an exposure."""
+    items, certificate = served.ranking.items, served.ranking.certificate
+    shown = Exposure(
+        exposure_id=place.list_id.hex(),
+        shown_ms=place.made_ms,
+        surface="recommend",
+        model_version=served.model_version,
+        index_version=served.ranking.index_version,
+        item_ids=[item.item_id for item in items],
+        scores=[item.score for item in items],
+        sources=[item.source for item in items],
+    )
+    return place.list_id + _CERTIFICATE.pack(certificate.kind, certificate.gap) + encode_exposure(shown)
+
+
+def find_list(entries: list[bytes], place: Place) -> ServedList:
+    """The place's list among those that are kept. Raises: PreconditionFailed where it is not there any more."""
+    for entry in entries:
+        if entry[:_ID_BYTES] == place.list_id:
+            kind, gap = _CERTIFICATE.unpack_from(entry, _ID_BYTES)
+            shown = decode_exposure(entry[_ID_BYTES + _CERTIFICATE.size :])
+            items = [ScoredItem(*slot) for slot in zip(shown.item_ids, shown.scores, shown.sources, strict=True)]
+            ranking = Ranking(
+                items=items, certificate=Certificate(CertificateKind(kind), gap), index_version=shown.index_version
+            )
+            return ServedList(ranking=ranking, model_version=shown.model_version)
+    raise PreconditionFailed(_ENDED)

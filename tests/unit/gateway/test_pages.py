@@ -1,0 +1,156 @@
+"""Page after page of one list: all of it once, in its order, for its user alone, and not for ever."""
+
+from dataclasses import replace
+
+import pytest
+from gateway_scene import ITEMS, Scene
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.common.errors import DependencyUnavailable, InvalidRequest, PermissionDenied, PreconditionFailed
+from services.common.state_layout import PAGES
+from services.common.stream.topics.items import CatalogueItem
+from services.gateway.catalogue import DescribedItems
+from services.gateway.domain import Degradation, Filter, HistoryEvent, Recommendation, RecommendQuery
+from services.gateway.pages import KEPT_S, MAX_LISTS
+
+# Seen items are not answered: five of six are.
+ANN = RecommendQuery(user_id="ann", k=2, page_depth=10)
+LIST = ["f", "e", "d", "c", "b"]
+MINUTE_MS = 60_000
+
+
+def ids(answer: Recommendation) -> list[str]:
+    return [item.item_id for item in answer.items]
+
+
+async def page(scene: Scene, token: str, k: int = 2, user_id: str = "ann") -> Recommendation:
+    return await scene.recommend(RecommendQuery(user_id=user_id, k=k, page_token=token))
+
+
+async def test_pages_are_the_list_and_their_exposures_say_where_they_stood() -> None:
+    scene = Scene()
+    first = await scene.recommend(ANN)
+    # What answers now is another index in another order.
+    scene.candidates.item_ids = ["new", *reversed(ITEMS)]
+    second = await page(scene, first.next_page_token)
+    third = await page(scene, second.next_page_token)
+    assert [ids(first), ids(second), ids(third)] == [LIST[:2], LIST[2:4], LIST[4:]]
+    assert third.next_page_token == ""
+    assert [one.state_source for one in (first, second, third)] == ["stored", "page", "page"]
+    assert (second.index_version, second.model_version, second.certificate) == ("index-1", "m1", first.certificate)
+    assert [item.score for item in (*first.items, *second.items)] == sorted(
+        (item.score for item in (*first.items, *second.items)), reverse=True
+    )
+    shown = [exposure for _, exposure in scene.exposures.written]
+    assert [(one.first_position, list(one.item_ids)) for one in shown] == [(1, LIST[:2]), (3, LIST[2:4]), (5, LIST[4:])]
+    assert len({one.exposure_id for one in shown}) == 3
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=5, max_size=5), st.integers(1, 5))
+async def test_pages_of_any_sizes_are_the_list_once(sizes: list[int], first: int) -> None:
+    scene = Scene()
+    answer = await scene.recommend(replace(ANN, k=first))
+    found = ids(answer)
+    for size in sizes:
+        if not answer.next_page_token:
+            break
+        answer = await page(scene, answer.next_page_token, k=size)
+        found += ids(answer)
+    assert found == LIST
+
+
+async def test_the_same_token_is_the_same_page() -> None:
+    scene = Scene()
+    first = await scene.recommend(ANN)
+    assert ids(await page(scene, first.next_page_token)) == ids(await page(scene, first.next_page_token))
+
+
+async def test_what_was_withdrawn_since_is_on_no_page() -> None:
+    scene = Scene()
+    first = await scene.recommend(ANN)
+    DescribedItems({}, scene.popular).describe([CatalogueItem(item_id="d", withdrawn=True)])
+    second = await page(scene, first.next_page_token)
+    assert ids(second) == ["c", "b"]
+    assert second.next_page_token == ""
+
+
+async def test_a_list_that_is_one_page_has_no_next_one() -> None:
+    scene = Scene()
+    assert (await scene.recommend(replace(ANN, k=5))).next_page_token == ""
+    assert (await scene.recommend(replace(ANN, filter=Filter(allow_item_ids=("b", "c"))))).next_page_token == ""
+    assert not scene.sessions.lists
+
+
+async def test_without_a_depth_nothing_is_kept() -> None:
+    scene = Scene()
+    assert (await scene.recommend(RecommendQuery(user_id="ann", k=2))).next_page_token == ""
+    assert scene.sessions.calls == 0
+
+
+async def test_popular_items_have_pages_too() -> None:
+    scene = Scene()
+    first = await scene.recommend(RecommendQuery(user_id="nobody", k=4, page_depth=6))
+    second = await page(scene, first.next_page_token, k=4, user_id="nobody")
+    assert sorted(ids(first) + ids(second)) == ITEMS
+    assert {item.source for item in second.items} == {"popular"}
+
+
+async def test_a_token_is_one_users() -> None:
+    scene = Scene()
+    token = (await scene.recommend(ANN)).next_page_token
+    with pytest.raises(PermissionDenied, match=r"^page_token: of another user's list"):
+        await page(scene, token, user_id="bob")
+    nobody = RecommendQuery(history=(HistoryEvent("a"),), k=2, page_token=token)
+    with pytest.raises(InvalidRequest, match=r"^page_token='set' allowed: only together with user_id"):
+        await scene.recommend(nobody)
+
+
+async def test_an_altered_token_is_refused() -> None:
+    scene = Scene()
+    answer = await scene.recommend(ANN)
+    token = answer.next_page_token
+    for at in range(len(token)):
+        for other in "Ab-_":
+            if other != token[at]:
+                with pytest.raises(
+                    InvalidRequest, match=r"^page_token='text of \d+ characters' allowed: next_page_token"
+                ):
+                    await page(scene, token[:at] + other + token[at + 1 :])
+    for other in (token[:-1], token + "A", "é", answer.exposure_id):
+        with pytest.raises(InvalidRequest, match=r"^page_token="):
+            await page(scene, other)
+
+
+async def test_a_list_ends() -> None:
+    scene = Scene(now_ms=1_000_000)
+    token = (await scene.recommend(ANN)).next_page_token
+    assert scene.sessions.ttls == {(PAGES, "ann"): KEPT_S}
+    scene.now_ms += KEPT_S * 1000
+    assert ids(await page(scene, token)) == LIST[2:4]
+    scene.now_ms += 1
+    with pytest.raises(PreconditionFailed, match=r"^page_token: its list is gone; allowed: within 15 minutes"):
+        await page(scene, token)
+
+
+async def test_only_a_users_newest_lists_are_kept() -> None:
+    scene = Scene()
+    tokens = [(await scene.recommend(ANN)).next_page_token for _ in range(MAX_LISTS + 1)]
+    with pytest.raises(PreconditionFailed, match=r"^page_token: its list is gone"):
+        await page(scene, tokens[0])
+    assert ids(await page(scene, tokens[1])) == LIST[2:4]
+
+
+async def test_without_the_store_the_first_page_says_so_and_the_next_one_can_be_asked_again() -> None:
+    scene = Scene()
+    token = (await scene.recommend(ANN)).next_page_token
+    scene.sessions.failure = DependencyUnavailable("Redis is away")
+    with pytest.raises(DependencyUnavailable, match="the state store, which keeps the list, did not answer") as caught:
+        await page(scene, token)
+    assert caught.value.retry_after_ms
+    scene = Scene()
+    scene.sessions.failure = DependencyUnavailable("Redis is away")
+    answer = await scene.recommend(ANN)
+    assert (ids(answer), answer.next_page_token) == (LIST[:2], "")
+    assert Degradation.STATE_STORE_DOWN in answer.degradations
