@@ -19,7 +19,7 @@ from unittest import mock
 import numpy as np
 import structlog
 from fakes.encoder import HashEncoder, MemoryForgetLog, MemoryStream
-from fakes.gateway import MemoryReranker, MemoryStreamStatus, MemoryTextSources
+from fakes.gateway import MemoryReranker, MemorySessions, MemoryStreamStatus, MemoryTextSources
 from fakes.refresher import MemoryCheckpoints, MemoryLeases
 from fakes.stream import MemoryTopics
 from memory_redis import AsyncClient, Client, MemoryServer
@@ -62,6 +62,7 @@ from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.handlers.record import EpochCache
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.pages import PageTokens
 from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
 from services.gateway.searching import Hit
@@ -318,6 +319,7 @@ class Gateway:
         found = {name: [Hit(item, 1.0) for item in BUNDLE[row::2]] for row, name in enumerate(("text_mol", "lexical"))}
         ports = Ports(
             states=RedisUserStates(reader, model_version),
+            sessions=MemorySessions(),
             encoder=me(encode=self._encode, describe_user=self._describe_user),
             candidates=me(search=self._search, propose=self._propose),
             reranker=MemoryReranker(),
@@ -339,6 +341,7 @@ class Gateway:
             model_version=model_version,
             schema=default_schema(),
             exposures=Exposures(b"key", None),
+            pages=PageTokens(b"key"),
         )
 
     @contextlib.contextmanager

@@ -100,7 +100,7 @@ async def test_answers_are_those_over_grpc(scene: Scene) -> None:
     here, there = await pool(scene)
     assert here == there
     assert here.item_ids
-    rules = asked | {"filter": Filter(), "max_per_category": 2, "diversity": 0.3}
+    rules = asked | {"filter": Filter(), "max_per_category": 2, "diversity": 0.3, "discounts": {here.item_ids[0]: 0.1}}
     ranked = [without_times(await peer.rerank(scene.state, here, **rules)) for peer in scene.reranker]
     assert ranked[0] == ranked[1]
     assert ranked[0].items

@@ -41,6 +41,8 @@ def test_a_checkpoint_does_not_hold_the_interpreter() -> None:
 
     thread = threading.Thread(target=renew)
     thread.start()
+    while not pauses:
+        time.sleep(0.001)
     started = time.perf_counter()
     to_bytes(state)
     seconds = time.perf_counter() - started
