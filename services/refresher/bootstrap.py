@@ -136,11 +136,14 @@ def content_states(settings: RefresherSettings, bundle: Bundle) -> ContentStates
         encoder = MiniLM(model_folder())
     except ValueError as exc:
         raise ConfigError(f"FRESHET_REFRESHER_TEXT_ENCODER={settings.text_encoder!r}: {exc}") from exc
-    texts = TextStates(encoder, titles=bundle.titles, categories=bundle.categories, items=bundle.item_states)
+    texts = TextStates(
+        encoder, titles=bundle.titles, categories=bundle.categories, items=bundle.item_states, counts=bundle.counts
+    )
     log.info(
         "text_encoder_fitted",
         left_out_cosine=round(texts.map.left_out_cosine, 4),
-        mean_state_cosine=round(texts.map.mean_state_cosine, 4),
+        standard_error=round(texts.map.standard_error, 4),
+        says_something=bool(texts.map.distance.any()),
     )
     return ContentStates(texts)
 

@@ -1,9 +1,14 @@
 """States of items that nobody touched yet, from what their text says: a ridge regression onto known items' states.
 
-The content vector of an item (a sentence encoder's, of its title) is mapped linearly to its components. The fit is in
-closed form, and so is its judgement: each known item is predicted by the fit without it, from the same decomposition,
-and the ridge with the best mean cosine wins. A very large ridge predicts the catalogue's mean state, so content that
-says nothing does no harm. `TextStates` is all of it for titles and categories; who encodes them is its caller's choice.
+The content vector of an item (a sentence encoder's, of its title) is mapped linearly to where its components lie from
+the catalogue's mean. Each interaction that training knew counts once: states of items that nearly nobody took are
+mostly noise. A regression shrinks what it predicts towards the mean, where nobody looks: the mean of states scores
+below most of them for everybody. So a prediction gives the direction alone, and the length is that of known items.
+
+The fit is in closed form, and so is its judgement: each known item is predicted by the fit without it, from the same
+decomposition, and the ridge whose directions are best wins. Where they are not better than chance, content says nothing
+and new items get the mean state. `TextStates` is all of it for titles and categories; who encodes them is its caller's
+choice. Decision 053 has the figures.
 
 Letters: X known items, B new items, D content width, P_x item components, P pairs, d component width, R = P_x * d,
 M items of a block.
@@ -21,8 +26,10 @@ from services.algorithms.states import FloatArray, ItemStates
 
 _Exact = npt.NDArray[np.float64]
 
-# In units of the contents' mean eigenvalue; the last one leaves the mean state.
-_RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3, 1e9)
+# In units of the contents' mean eigenvalue.
+_RIDGES = (1e-3, 1e-2, 1e-1, 0.3, 1.0, 3.0, 1e1, 1e2)
+# Standard errors that directions have to be better than chance by.
+_BEYOND_CHANCE = 3.0
 _BLOCK = 4096
 _SMALLEST_EIGENVALUE = 1e-10  # relative to the largest; below it a direction is rounding
 
@@ -38,18 +45,21 @@ class TextEncoder(Protocol):
 class ContentMap:
     """A fitted map, ready for new items.
 
-    Shapes: weight (D, P_x, d), intercept (P_x, d), gate (P,) the catalogue's mean, or None for plain dot products.
-    `ridge` is the chosen one, in units of the contents' mean eigenvalue. `left_out_cosine` is the mean cosine between
-    known items' components and their prediction by the fit without them; `mean_state_cosine` the same for the mean
-    state, which needs no content at all.
+    Shapes: content_mean (D,), weight (D, P_x, d), mean (P_x, d), distance (P_x,): how far known components lie from
+    their mean, 0 where content says nothing; gate (P,) the catalogue's mean, or None for plain dot products. `ridge` is
+    the chosen one, in units of the contents' mean eigenvalue. `left_out_cosine`: between known items' deviations from
+    the mean and their prediction by the fit without them, the mean over interactions and components; `standard_error`
+    its own.
     """
 
+    content_mean: FloatArray
     weight: FloatArray
-    intercept: FloatArray
+    mean: FloatArray
+    distance: FloatArray
     gate: FloatArray | None
     ridge: float
     left_out_cosine: float
-    mean_state_cosine: float
+    standard_error: float
 
     def states(self, contents: FloatArray) -> ItemStates:
         """States of B items from their content vectors (B, D): components of length 1, the catalogue's mean gate.
@@ -58,39 +68,46 @@ class ContentMap:
         """
         if contents.ndim != 2 or contents.shape[1] != len(self.weight):
             raise ValueError(f"contents has shape {contents.shape}; expected (B, {len(self.weight)})")
-        predicted = np.einsum("bc,cpd->bpd", contents, self.weight) + self.intercept
+        towards = _unit(np.einsum("bc,cpd->bpd", contents - self.content_mean, self.weight).astype(np.float64))
+        components = _unit(self.mean + towards * self.distance[None, :, None])
         gate = None if self.gate is None else np.repeat(self.gate[None], len(contents), axis=0)
-        return ItemStates(components=_unit(predicted.astype(np.float64)).astype(np.float32), gate=gate)
+        return ItemStates(components=components.astype(np.float32), gate=gate)
 
 
-def fit_content_map(contents: FloatArray, items: ItemStates) -> ContentMap:
-    """Fit on X known items: contents (X, D), their states in the same order.
+def fit_content_map(contents: FloatArray, items: ItemStates, counts: npt.NDArray[np.integer]) -> ContentMap:
+    """Fit on X known items: contents (X, D), their states and how often training saw them (X,), in the same order.
 
-    With C and G the centred contents and components, C = U S V^T: W = V (S^2 + r)^-1 S U^T G, and item i left out is
-    g_i - (g_i - W^T c_i) / (1 - h_i), h_i = 1/X + sum_j U_ij^2 S_j^2 / (S_j^2 + r), the known identity of linear least
-    squares. Cost: O(X D (D + R)) and O(D^3) per fit, O(X D R) per ridge tried; blocks of 4,096 items at a time.
+    With w the counts (at least 1), C and G the centred contents and components, each row times the root of its w,
+    C = U S V^T: W = V (S^2 + r)^-1 S U^T G. Item i left out is g_i - (g_i - W^T c_i) / (1 - h_i),
+    h_i = w_i / sum w + sum_j U_ij^2 S_j^2 / (S_j^2 + r), the known identity of weighted least squares.
+    Cost: O(X D (D + R)) and O(D^3) per fit, O(X D R) per ridge tried; blocks of 4,096 items at a time.
 
     Raises: ValueError if the rows disagree, for fewer than 3 items, or for contents that are not finite.
     """
     num_items, num_components, width = items.components.shape
     if contents.ndim != 2 or len(contents) != num_items:
         raise ValueError(f"contents has shape {contents.shape}; expected ({num_items}, D) to fit items")
+    if counts.shape != (num_items,):
+        raise ValueError(f"counts has shape {counts.shape}; expected ({num_items},), one per item")
     if num_items < 3:
         raise ValueError(f"num_items={num_items}; allowed: at least 3, each is predicted from the others")
     if not np.isfinite(contents).all():
         raise ValueError("contents holds NaN or infinite values; every value must be finite")
     targets = items.components.reshape(num_items, -1)
-    fit = _Decomposition(contents, targets)
-    cosines = {ridge: fit.left_out_cosine(ridge, num_components) for ridge in _RIDGES}
-    ridge = max(cosines, key=lambda tried: cosines[tried])
-    weight = fit.weight(ridge)
+    fit = _Decomposition(contents, targets, counts)
+    judged = {ridge: fit.left_out_cosine(ridge, num_components) for ridge in _RIDGES}
+    ridge = max(judged, key=lambda tried: judged[tried][0])
+    cosine, error = judged[ridge]
+    distance = fit.distance(num_components) if cosine > _BEYOND_CHANCE * error else np.zeros(num_components)
     return ContentMap(
-        weight=weight.reshape(-1, num_components, width).astype(np.float32),
-        intercept=(fit.target_mean - fit.content_mean @ weight).reshape(num_components, width).astype(np.float32),
+        content_mean=fit.content_mean.astype(np.float32),
+        weight=fit.weight(ridge).reshape(-1, num_components, width).astype(np.float32),
+        mean=fit.target_mean.reshape(num_components, width).astype(np.float32),
+        distance=distance.astype(np.float32),
         gate=mean_gate(items),
         ridge=ridge,
-        left_out_cosine=cosines[ridge],
-        mean_state_cosine=cosines[_RIDGES[-1]],
+        left_out_cosine=cosine,
+        standard_error=error,
     )
 
 
@@ -104,13 +121,14 @@ class TextStates:
         titles: Sequence[str],
         categories: Sequence[Sequence[str]],
         items: ItemStates,
+        counts: npt.NDArray[np.integer],
     ) -> None:
         """Encode X known items' texts and fit: about 500 texts a second with MiniLM on two cores.
 
         Raises: ValueError as `fit_content_map` does.
         """
         self._encoder = encoder
-        self.map = fit_content_map(encoder.encode(_texts(titles, categories)), items)
+        self.map = fit_content_map(encoder.encode(_texts(titles, categories)), items, counts)
 
     def of(self, titles: Sequence[str], categories: Sequence[Sequence[str]]) -> ItemStates:
         """States of B new items. Cost: one encoding of each text (10 ms alone) and D P_x d multiply-adds."""
@@ -123,17 +141,22 @@ def _texts(titles: Sequence[str], categories: Sequence[Sequence[str]]) -> list[s
 
 
 class _Decomposition:
-    """Centred contents (X, D) in their principal directions, and targets (X, R) along them; everything in float64."""
+    """Centred contents (X, D) in their principal directions, and targets (X, R) along them; everything in float64.
 
-    def __init__(self, contents: FloatArray, targets: FloatArray) -> None:
+    Rows count as often as `counts` says; means and spreads are over interactions.
+    """
+
+    def __init__(self, contents: FloatArray, targets: FloatArray, counts: npt.NDArray[np.integer]) -> None:
         self._contents, self._targets = contents, targets
-        self.content_mean: _Exact = contents.mean(axis=0, dtype=np.float64)
-        self.target_mean: _Exact = targets.mean(axis=0, dtype=np.float64)
+        weights = np.maximum(counts, 1).astype(np.float64)
+        self._shares: _Exact = weights / weights.sum()
+        self.content_mean: _Exact = self._shares @ contents
+        self.target_mean: _Exact = self._shares @ targets
         gram = np.zeros((contents.shape[1], contents.shape[1]))
         cross = np.zeros((contents.shape[1], targets.shape[1]))
-        for content, target in self._blocks():
-            gram += content.T @ content
-            cross += content.T @ target
+        for share, content, target in self._blocks():
+            gram += (share[:, None] * content).T @ content
+            cross += (share[:, None] * content).T @ target
         eigenvalues, directions = np.linalg.eigh(gram)
         kept = eigenvalues > _SMALLEST_EIGENVALUE * max(eigenvalues[-1], np.finfo(np.float64).tiny)
         self._eigenvalues, self._directions = eigenvalues[kept], directions[:, kept]
@@ -145,26 +168,38 @@ class _Decomposition:
         """(D, R)."""
         return np.asarray(self._directions @ (self._along / (self._eigenvalues + ridge * self._unit)[:, None]))
 
-    def left_out_cosine(self, ridge: float, num_components: int) -> float:
-        """Mean over items and components of the cosine between a state and its prediction without it."""
+    def distance(self, num_components: int) -> _Exact:
+        """How far components lie from their mean: (P_x,)."""
+        total = np.zeros(num_components)
+        for share, _, target in self._blocks():
+            total += share @ np.linalg.norm(target.reshape(len(target), num_components, -1), axis=-1)
+        return total
+
+    def left_out_cosine(self, ridge: float, num_components: int) -> tuple[float, float]:
+        """Mean over interactions and components of the cosine between a state's deviation from the mean and its
+        prediction without the item, about the mean without the item; and its standard error."""
         weight = self.weight(ridge)
         shrunk = 1.0 / (self._eigenvalues + ridge * self._unit)
-        num_items, total = len(self._contents), 0.0
-        for content, target in self._blocks():
-            leverage = 1.0 / num_items + np.square(content @ self._directions) @ shrunk
+        cosines = np.empty(len(self._contents))
+        start = 0
+        for share, content, target in self._blocks():
+            leverage = share * (1.0 + np.square(content @ self._directions) @ shrunk)
             # An item that alone spans a direction has leverage 1 without a ridge: nothing else can predict it.
             remaining = np.maximum(1.0 - leverage, 1e-9)[:, None]
-            left_out = self.target_mean + target - (target - content @ weight) / remaining
+            mean_without = -(share / np.maximum(1.0 - share, 1e-9))[:, None] * target
+            left_out = target - (target - content @ weight) / remaining - mean_without
             shape = (len(target), num_components, -1)
-            actual = _unit((self.target_mean + target).reshape(shape))
-            total += float(np.einsum("mpd,mpd->mp", actual, _unit(left_out.reshape(shape))).mean(axis=1).sum())
-        return total / num_items
+            actual, predicted = _unit(target.reshape(shape)), _unit(left_out.reshape(shape))
+            cosines[start : start + len(target)] = np.einsum("mpd,mpd->mp", actual, predicted).mean(axis=1)
+            start += len(target)
+        mean = float(self._shares @ cosines)
+        return mean, float(np.sqrt(np.square(self._shares) @ np.square(cosines - mean)))
 
-    def _blocks(self) -> Iterator[tuple[_Exact, _Exact]]:
-        """Centred contents (M, D) and targets (M, R)."""
+    def _blocks(self) -> Iterator[tuple[_Exact, _Exact, _Exact]]:
+        """Shares (M,), centred contents (M, D) and targets (M, R)."""
         for start in range(0, len(self._contents), _BLOCK):
             rows = slice(start, start + _BLOCK)
-            yield self._contents[rows] - self.content_mean, self._targets[rows] - self.target_mean
+            yield self._shares[rows], self._contents[rows] - self.content_mean, self._targets[rows] - self.target_mean
 
 
 def _unit(vectors: _Exact) -> _Exact:

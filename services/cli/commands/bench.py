@@ -237,6 +237,24 @@ def actions(
     return rows.run(request, bundles=bundle or [_BUNDLE])
 
 
+@benchmark(app, "new-items")
+def new_items(
+    request: "Request",
+    *,
+    bundle: Annotated[
+        list[Path] | None, typer.Option(help="A trained model; may be repeated, a seed each. Default: .freshet/bundle.")
+    ] = None,
+) -> "Report":
+    """What a new item's title and categories are worth before anybody touched it.
+
+    Example:  freshet bench new-items --quick --bundle .freshet/bundle
+    """
+    from services.algorithms.models.sentence_encoder import MiniLM, model_folder
+    from services.offline.evaluation.new_items import rows
+
+    return rows.run(request, bundles=bundle or [_BUNDLE], encoder=MiniLM(model_folder()))
+
+
 @benchmark(app, "encoding")
 def encoding(
     request: "Request",
@@ -292,9 +310,6 @@ def pefa(
     request: "Request",
     *,
     data: Annotated[list[str] | None, typer.Option(help="scifact or medquad; may be repeated. Default: both.")] = None,
-    bundle: Annotated[
-        Path | None, typer.Option(help="Also try titles as the states of this trained model's items.")
-    ] = None,
 ) -> "Report":
     """PEFA on text, its paper's own ground: real queries and documents, a real sentence encoder.
 
@@ -309,7 +324,7 @@ def pefa(
     from services.offline.evaluation.pefa.data import NAMES, known
 
     chosen = [known(name) for name in data or NAMES]
-    return report.run(request, names=list(dict.fromkeys(chosen)), bundle=bundle)
+    return report.run(request, names=list(dict.fromkeys(chosen)))
 
 
 @benchmark(app, "pefa-cost")

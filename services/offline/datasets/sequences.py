@@ -1,7 +1,9 @@
 """Sequences without timestamps: one row per user with the item ids of that user, oldest first.
 
-Reads `sequences.parquet` (columns user_id and items) from a folder, or any Parquet file of that form. The time of an
-event is not known: its position in the user's sequence stands for it, and `has_times` is False.
+Reads `sequences.parquet` (columns user_id and items) from a folder, or any Parquet file of that form. Where a folder
+holds only the windows of a split (columns user_id, history, target of valid.parquet and test.parquet), each user's are
+put together. The time of an event is not known: its position in the user's sequence stands for it, and `has_times` is
+False.
 
 Letters: N events, U users.
 """
@@ -23,18 +25,23 @@ SEQUENCE_NAMES = (
     "amazon-beauty-large-2014",
     "amazon-videogames-2014",
     "amazon-games-2018",
+    "amazon-office-2018",
+    "amazon-industrial-2018",
     "lastfm-2k",
     "wikipedia-edits",
 )
 SEQUENCE_FILE = "sequences.parquet"
+_WINDOW_FILES = ("valid.parquet", "test.parquet")  # in the order of time
 _USER, _ITEMS = "user_id", "items"
+_HISTORY, _TARGET = "history", "target"
 _PARQUET_SUFFIXES = (".parquet", ".pq")
 
 
 def is_sequences(path: Path) -> bool:
-    """Whether `path` is a folder with a sequences.parquet, a file of that name, or Parquet with a column of lists."""
+    """Whether `path` is a folder with a sequences.parquet or a split's windows, a file of that name, or Parquet with a
+    column of lists."""
     if path.is_dir():
-        return (path / SEQUENCE_FILE).is_file()
+        return (path / SEQUENCE_FILE).is_file() or _has_windows(path)
     if not path.is_file() or path.suffix.lower() not in _PARQUET_SUFFIXES:
         return False
     if path.name == SEQUENCE_FILE:
@@ -55,7 +62,7 @@ def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Inte
     """
     path = Path(path)
     file = path / SEQUENCE_FILE if path.is_dir() else path
-    table = _read(file, (_USER, _ITEMS))
+    table = _from_windows(path) if _has_windows(path) else _read(file, (_USER, _ITEMS))
     if not _is_list(table[_ITEMS].type):
         raise ValueError(
             f"{file}: column items has type {table[_ITEMS].type}; expected a list of item ids per user, oldest first"
@@ -91,6 +98,27 @@ def read_sequences(path: str | Path, *, name: str = "", found: str = "") -> Inte
         source=f"{name} {found or f'from {path}'}: {counts}; order only, no timestamps",
         has_times=False,
     )
+
+
+def _has_windows(folder: Path) -> bool:
+    return not (folder / SEQUENCE_FILE).is_file() and all((folder / name).is_file() for name in _WINDOW_FILES)
+
+
+def _from_windows(folder: Path) -> pa.Table:
+    """Each user's first history with the targets of all their windows: a window's history ends where the one before
+    it does, target included. Raises: ValueError naming file and row where it does not."""
+    found: dict[object, list[object]] = {}
+    for name in _WINDOW_FILES:
+        windows = _read(folder / name, (_USER, _HISTORY, _TARGET))
+        columns = (windows[column].to_pylist() for column in (_USER, _HISTORY, _TARGET))
+        for row, (user, history, target) in enumerate(zip(*columns, strict=True), start=1):
+            before = found.setdefault(user, list(history))
+            if before[-len(history) :] != history:
+                raise ValueError(
+                    f"{folder / name} row {row}: user {user!r} has history {history}; expected what came before"
+                )
+            before.append(target)
+    return pa.table({_USER: list(found), _ITEMS: list(found.values())})
 
 
 def _read(file: Path, columns: Sequence[str]) -> pa.Table:

@@ -23,7 +23,7 @@ def test_help_has_an_example_and_json(what: str) -> None:
 
 
 def test_every_folder_of_the_evaluation_has_a_subject() -> None:
-    folders = {path.parent.name for path in EVALUATION.glob("*/__init__.py")}
+    folders = {path.parent.name.replace("_", "-") for path in EVALUATION.glob("*/__init__.py")}
     assert folders - {"common", "quality"} <= set(SUBJECTS)
 
 

@@ -10,6 +10,11 @@ from services.algorithms.pefa.content import _RIDGES, ContentMap, TextStates, _D
 from services.algorithms.states import ItemStates
 
 
+def once(num_items: int) -> np.ndarray:
+    """Counts of items that were each seen once."""
+    return np.ones(num_items, dtype=np.int64)
+
+
 def known_items(
     *, num_items: int, told: float, seed: int, num_components: int = 2
 ) -> tuple[np.ndarray, ItemStates, np.ndarray]:
@@ -24,71 +29,105 @@ def known_items(
     return contents, ItemStates(components=components.astype(np.float32), gate=gate), truth
 
 
-def refit_without(contents: np.ndarray, targets: np.ndarray, row: int, penalty: float) -> np.ndarray:
-    """The ridge prediction of one row by a fit that never saw it, solved plainly."""
-    others = np.arange(len(contents)) != row
+def refit_without(
+    contents: np.ndarray, targets: np.ndarray, counts: np.ndarray, row: int, penalty: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """One row's deviation from the mean of the others, and the prediction of it by a fit that never saw it, solved
+    plainly; every row as often as it counts."""
+    others = np.repeat(np.delete(np.arange(len(contents)), row), np.delete(counts, row))
     content_mean, target_mean = contents[others].mean(axis=0), targets[others].mean(axis=0)
     centred = contents[others] - content_mean
     gram = centred.T @ centred + penalty * np.eye(centred.shape[1])
     weight = np.linalg.solve(gram, centred.T @ (targets[others] - target_mean))
-    return np.asarray(target_mean + (contents[row] - content_mean) @ weight)
+    return targets[row] - target_mean, (contents[row] - content_mean) @ weight
 
 
 @pytest.mark.parametrize("ridge", [1e-2, 1.0, 1e2])
 def test_the_left_out_cosine_is_that_of_refitting_without_each_item(ridge: float) -> None:
     contents, items, _ = known_items(num_items=23, told=0.5, seed=1)
     targets = items.components.reshape(23, -1).astype(np.float64)
-    exact = contents.astype(np.float64)
-    penalty = ridge * float(np.linalg.eigvalsh((exact - exact.mean(0)).T @ (exact - exact.mean(0))).mean())
+    exact, counts = contents.astype(np.float64), np.random.default_rng(0).integers(1, 9, 23)
+    seen = np.repeat(exact, counts, axis=0)
+    penalty = ridge * float(np.linalg.eigvalsh((seen - seen.mean(0)).T @ (seen - seen.mean(0))).mean())
     cosines = []
     for row in range(23):
-        predicted = _unit(refit_without(exact, targets, row, penalty).reshape(2, 4))
-        cosines.append((predicted * items.components[row]).sum(axis=-1).mean())
-    fit = _Decomposition(contents, items.components.reshape(23, -1))
-    assert fit.left_out_cosine(ridge, 2) == pytest.approx(np.mean(cosines), abs=1e-6)
+        actual, predicted = (_unit(one.reshape(2, 4)) for one in refit_without(exact, targets, counts, row, penalty))
+        cosines.append((predicted * actual).sum(axis=-1).mean())
+    mean, error = _Decomposition(contents, items.components.reshape(23, -1), counts).left_out_cosine(ridge, 2)
+    assert mean == pytest.approx(np.average(cosines, weights=counts), abs=1e-6)
+    shares = counts / counts.sum()
+    assert error == pytest.approx(np.sqrt(np.sum((shares * (np.array(cosines) - mean)) ** 2)), abs=1e-6)
+
+
+def test_an_item_counts_as_often_as_it_was_seen() -> None:
+    contents, items, _ = known_items(num_items=30, told=0.5, seed=14)
+    counts = np.random.default_rng(1).integers(1, 5, 30)
+    rows = np.repeat(np.arange(30), counts)
+    again = ItemStates(components=items.components[rows])
+    counted = fit_content_map(contents, items, counts)
+    repeated = fit_content_map(contents[rows], again, np.ones(len(rows), dtype=np.int64))
+    np.testing.assert_allclose(counted.mean, repeated.mean, atol=1e-6)
+    fits = [
+        _Decomposition(of, on.components.reshape(len(of), -1), by).weight(1.0)
+        for of, on, by in ((contents, items, counts), (contents[rows], again, np.ones(len(rows), dtype=np.int64)))
+    ]
+    np.testing.assert_allclose(fits[0], fits[1], atol=1e-9)
 
 
 def test_blocks_of_items_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     contents, items, _ = known_items(num_items=40, told=0.7, seed=2)
-    whole = fit_content_map(contents, items)
+    whole = fit_content_map(contents, items, np.arange(40))
     monkeypatch.setattr("services.algorithms.pefa.content._BLOCK", 7)
-    parts = fit_content_map(contents, items)
+    parts = fit_content_map(contents, items, np.arange(40))
     assert parts.ridge == whole.ridge
     np.testing.assert_allclose(parts.weight, whole.weight, atol=1e-6)
+    np.testing.assert_allclose(parts.distance, whole.distance, atol=1e-6)
     assert parts.left_out_cosine == pytest.approx(whole.left_out_cosine, abs=1e-9)
+    assert parts.standard_error == pytest.approx(whole.standard_error, abs=1e-9)
 
 
 def test_content_that_says_much_predicts_new_items_far_better_than_the_mean() -> None:
     contents, items, truth = known_items(num_items=400, told=0.95, seed=3)
-    fitted = fit_content_map(contents, items)
+    fitted = fit_content_map(contents, items, once(400))
     new = np.random.default_rng(4).normal(size=(200, 5)).astype(np.float32)
     wanted = _unit(np.einsum("xc,cpd->xpd", new, truth))
     cosines = (fitted.states(new).components * wanted).sum(axis=-1)
     assert cosines.mean() > 0.95
-    assert fitted.left_out_cosine > fitted.mean_state_cosine + 0.5
     # The judgement speaks of items that the fit did not see.
     assert cosines.mean() == pytest.approx(fitted.left_out_cosine, abs=0.05)
 
 
-def test_content_that_says_nothing_is_not_trusted_over_the_mean_state() -> None:
+def test_new_items_lie_as_far_from_the_mean_as_known_ones_however_little_is_told() -> None:
+    """A regression alone would put them near the mean, where nobody looks."""
+    contents, items, _ = known_items(num_items=400, told=0.3, seed=15)
+    items = ItemStates(components=_unit(items.components + 0.8).astype(np.float32))
+    fitted = fit_content_map(contents, items, once(400))
+    new = fitted.states(np.random.default_rng(4).normal(size=(200, 5)).astype(np.float32)).components
+    known = np.linalg.norm(items.components - fitted.mean, axis=-1).mean(axis=0)
+    np.testing.assert_allclose(fitted.distance, known, rtol=1e-5)
+    # On the sphere again: near, if not exactly, as far.
+    np.testing.assert_allclose(np.linalg.norm(new - fitted.mean, axis=-1).mean(axis=0), known, rtol=0.15)
+
+
+def test_content_that_says_nothing_leaves_the_mean_state() -> None:
     rng = np.random.default_rng(5)
     components = _unit(1.0 + rng.normal(size=(60, 2, 4))).astype(np.float32)  # about one direction, by chance alone
-    fitted = fit_content_map(rng.normal(size=(60, 5)).astype(np.float32), ItemStates(components=components))
-    assert fitted.ridge >= 10
-    assert fitted.left_out_cosine == pytest.approx(fitted.mean_state_cosine, abs=0.005)
-    assert fitted.left_out_cosine >= fitted.mean_state_cosine
+    fitted = fit_content_map(rng.normal(size=(60, 5)).astype(np.float32), ItemStates(components=components), once(60))
+    assert fitted.left_out_cosine < 3 * fitted.standard_error
+    mean = _unit(components.mean(axis=0, dtype=np.float64))
+    np.testing.assert_allclose(fitted.states(np.ones((1, 5), np.float32)).components[0], mean, atol=1e-6)
 
 
 def test_equal_contents_give_every_item_the_mean_state() -> None:
     _, items, _ = known_items(num_items=30, told=0.5, seed=6)
-    fitted = fit_content_map(np.ones((30, 5), dtype=np.float32), items)
+    fitted = fit_content_map(np.ones((30, 5), dtype=np.float32), items, once(30))
     mean = _unit(items.components.mean(axis=0, dtype=np.float64))
     np.testing.assert_allclose(fitted.states(np.full((1, 5), 7, np.float32)).components[0], mean, atol=1e-6)
 
 
 def test_states_have_components_of_length_one_and_the_mean_gate() -> None:
     contents, items, _ = known_items(num_items=50, told=0.5, seed=7)
-    states = fit_content_map(contents, items).states(contents[:3])
+    states = fit_content_map(contents, items, once(50)).states(contents[:3])
     np.testing.assert_allclose(np.linalg.norm(states.components, axis=-1), 1.0, atol=1e-6)
     assert items.gate is not None
     assert states.gate is not None
@@ -98,12 +137,12 @@ def test_states_have_components_of_length_one_and_the_mean_gate() -> None:
 def test_plain_dot_products_need_no_gate() -> None:
     contents, items, _ = known_items(num_items=50, told=0.9, seed=8, num_components=1)
     plain = ItemStates(components=items.components)
-    assert fit_content_map(contents, plain).states(contents).gate is None
+    assert fit_content_map(contents, plain, once(50)).states(contents).gate is None
 
 
 def test_a_trained_width_is_required_of_new_contents() -> None:
     contents, items, _ = known_items(num_items=20, told=0.5, seed=9)
-    fitted: ContentMap = fit_content_map(contents, items)
+    fitted: ContentMap = fit_content_map(contents, items, once(20))
     with pytest.raises(ValueError, match=r"contents has shape \(2, 4\); expected \(B, 5\)"):
         fitted.states(np.zeros((2, 4), dtype=np.float32))
 
@@ -111,20 +150,22 @@ def test_a_trained_width_is_required_of_new_contents() -> None:
 def test_contents_that_do_not_fit_the_items_are_refused_by_name() -> None:
     contents, items, _ = known_items(num_items=20, told=0.5, seed=10)
     with pytest.raises(ValueError, match=r"contents has shape \(19, 5\); expected \(20, D\)"):
-        fit_content_map(contents[:-1], items)
+        fit_content_map(contents[:-1], items, once(20))
     with pytest.raises(ValueError, match="num_items=2; allowed: at least 3"):
-        fit_content_map(contents[:2], ItemStates(components=items.components[:2]))
+        fit_content_map(contents[:2], ItemStates(components=items.components[:2]), once(2))
     broken = contents.copy()
     broken[3, 1] = np.nan
     with pytest.raises(ValueError, match="contents holds NaN"):
-        fit_content_map(broken, items)
+        fit_content_map(broken, items, once(20))
+    with pytest.raises(ValueError, match=r"counts has shape \(19,\); expected \(20,\), one per item"):
+        fit_content_map(contents, items, once(19))
 
 
 def test_every_ridge_of_the_sweep_is_tried_and_the_best_is_kept() -> None:
     contents, items, _ = known_items(num_items=80, told=0.4, seed=11)
-    fitted = fit_content_map(contents, items)
-    fit = _Decomposition(contents, items.components.reshape(80, -1))
-    assert fitted.left_out_cosine == max(fit.left_out_cosine(ridge, 2) for ridge in _RIDGES)
+    fitted = fit_content_map(contents, items, once(80))
+    fit = _Decomposition(contents, items.components.reshape(80, -1), once(80))
+    assert fitted.left_out_cosine == max(fit.left_out_cosine(ridge, 2)[0] for ridge in _RIDGES)
 
 
 class WordCounts:
@@ -148,7 +189,9 @@ def test_a_new_item_begins_near_the_items_that_share_its_categories() -> None:
     components = _unit(np.stack([centres[name] for name in names]) + 0.3 * rng.normal(size=(200, 2, 4)))
     items = ItemStates(components=components.astype(np.float32))
     titles = [f"title{row}" for row in range(200)]
-    texts = TextStates(WordCounts(), titles=titles, categories=[[name] for name in names], items=items)
+    texts = TextStates(
+        WordCounts(), titles=titles, categories=[[name] for name in names], items=items, counts=once(200)
+    )
     found = texts.of(["unheard", "unseen"], [["Horror"], ["Comedy"]]).components
     for state, own, other in ((found[0], "Horror", "Comedy"), (found[1], "Comedy", "Horror")):
         assert (state * _unit(centres[own])).sum(axis=-1).min() > 0.9
@@ -159,7 +202,7 @@ def test_an_item_without_categories_is_described_by_its_title_alone() -> None:
     contents, items, _ = known_items(num_items=20, told=0.5, seed=13)
     del contents
     titles = [f"word{row}" for row in range(20)]
-    with_none = TextStates(WordCounts(), titles=titles, categories=[[]] * 20, items=items)
+    with_none = TextStates(WordCounts(), titles=titles, categories=[[]] * 20, items=items, counts=once(20))
     np.testing.assert_array_equal(
         with_none.of(["word3"], [[]]).components, with_none.map.states(WordCounts().encode(["word3"])).components
     )

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.models.sentence_encoder import MiniLM, model_folder
 from services.offline.evaluation.common.embeddings import EmbeddingSource
 from services.offline.evaluation.common.plots import panels, titled
 from services.offline.evaluation.common.recall import PAIR_CUTS
 from services.offline.evaluation.common.report import Report, Request, filled, markdown, report_of, written
-from services.offline.evaluation.pefa import content, serving, sweep
+from services.offline.evaluation.pefa import serving, sweep
 from services.offline.evaluation.pefa.data import TextSet, load, sampled
 from services.offline.evaluation.pefa.indexes import bytes_per_entry
 from services.offline.evaluation.pefa.sweep import ENCODER, Recalls, Setting
@@ -49,14 +48,12 @@ _RECALLS = ("recall@1", "recall@10", "recall@100")
 def page(report: dict[str, Any]) -> str:
     """The page; a `note` is what a person adds to the stored report."""
     rows = report["rows"]
-    content = [row for row in rows if row["table"] == "content"]
     return filled(
         _FOLDER / "page.template.md",
         **{"note": ""}
         | report
         | {
             "sets": [_set_part(data, rows) for data in _sets(rows)],
-            "content": filled(_FOLDER / "content.template.md", rows=content, **content[0]) if content else "",
         },
     )
 
@@ -152,24 +149,16 @@ _SAMPLES = 3  # seeds per share
 _CUT_NAMES = tuple(f"recall@{cut}" for cut in PAIR_CUTS)
 
 
-def run(
-    request: Request, *, names: Sequence[str], source: EmbeddingSource | None = None, bundle: Path | None = None
-) -> Report:
+def run(request: Request, *, names: Sequence[str], source: EmbeddingSource | None = None) -> Report:
     """Every table of each set; writes pefa.{md,json,png} and pefa_shares.png.
 
-    `bundle`: a trained model whose items' titles are tried as their states, too.
-    Raises: ValueError for an unknown set, a missing file, or weights that are not installed, with what to do;
-    BundleError for a bundle that is none.
+    Raises: ValueError for an unknown set, a missing file, or weights that are not installed, with what to do.
     """
     began = time.perf_counter()
     source = source or EmbeddingSource(progress=lambda what, done, total: request.say(f"{what}, {done:,} of {total:,}"))
     rows: list[Row] = []
     for name in names:
         rows += _rows_of(load(name, source), request)
-    if bundle is not None:
-        request.say("titles as states of items that nobody touched")
-        queries = 500 if request.quick else 3_000
-        rows += content.rows(bundle, MiniLM(model_folder()), num_queries=queries, seed=request.seed)
     return written(request, report_of("pefa", request, rows, began), page, plot)
 
 

@@ -166,3 +166,26 @@ def test_the_flag_leaves_the_fingerprint_as_it_was() -> None:
     # Computed before `has_times` existed.
     assert from_columns(**columns).fingerprint() == "d80ab7b3556143f3"
     assert from_columns(**columns, has_times=False).fingerprint() == "d80ab7b3556143f3"
+
+
+def windows(folder: Path, valid: list[tuple[int, list[int], int]], test: list[tuple[int, list[int], int]]) -> Path:
+    for name, rows in (("valid", valid), ("test", test)):
+        columns = dict(zip(("user_id", "history", "target"), map(list, zip(*rows, strict=True)), strict=True))
+        pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+    pq.write_table(pa.table({"item_id": [1, 2, 3, 4], "title": ["a", "b", "c", "d"]}), folder / "items.parquet")
+    return folder
+
+
+def test_a_splits_windows_are_put_together(tmp_path: Path) -> None:
+    data = read_sequences(windows(tmp_path, [(7, [1, 2], 3), (7, [2, 3], 1), (8, [4], 4)], [(7, [3, 1], 4)]), name="w")
+    sequences = {
+        data.user_ids[user]: [data.item_ids[item] for item in data.items[data.users == user]]
+        for user in range(data.num_users)
+    }
+    assert sequences == {"7": ["1", "2", "3", "1", "4"], "8": ["4", "4"]}
+    assert data.titles[data.item_ids.index("3")] == "c"
+
+
+def test_windows_that_do_not_meet_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"test\.parquet row 1: user 7 has history \[2, 2\]; expected what came"):
+        read_sequences(windows(tmp_path, [(7, [1, 2], 3)], [(7, [2, 2], 4)]))

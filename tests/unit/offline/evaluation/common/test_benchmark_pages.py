@@ -14,6 +14,7 @@ from services.offline.evaluation.common.report import Report, cell, filled, tabl
 from services.offline.evaluation.generation.rows import page as generation_page
 from services.offline.evaluation.large.rows import page as large_page
 from services.offline.evaluation.mutation.rows import page as mutation_page
+from services.offline.evaluation.new_items.rows import page as new_items_page
 from services.offline.evaluation.pefa.report import page as pefa_page
 from services.offline.evaluation.quality.page import page as quality_page
 from services.offline.evaluation.retrieval.page import page as retrieval_page
@@ -28,6 +29,7 @@ PAGES: dict[str, Callable[[Report], str]] = {
     "generation": generation_page,
     "large-catalogues": large_page,
     "mutation": mutation_page,
+    "new-items": new_items_page,
     "pefa": pefa_page,
     "quality": quality_page,
     "retrieval": retrieval_page,

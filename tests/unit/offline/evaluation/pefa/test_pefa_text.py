@@ -288,19 +288,6 @@ def test_the_report_has_every_table_and_a_page_with_plots(tmp_path: Path) -> Non
     assert page == pefa_text.page(report).rstrip() + "\n"
     assert (tmp_path / "out" / "pefa.png").stat().st_size > 0
     assert (tmp_path / "out" / "pefa_shares.png").stat().st_size > 0
-    content = {
-        "table": "content",
-        "data": "a bundle",
-        "state": "from the title",
-        "items": 9,
-        "withheld": 3,
-        "queries": 2,
-    }
-    content |= {"cosine_to_trained": 0.5, "hit_rate@50": 0.25, "chance": 0.1}
-    rows_with_titles = [*report["rows"], content]
-    assert "| from the title | 0.500 | 0.2500 |" in pefa_text.page({**report, "rows": rows_with_titles})
-    pefa_text.plot_sweep(rows_with_titles, tmp_path / "sweep.png")
-    pefa_text.plot_shares(rows_with_titles, tmp_path / "shares.png")
 
 
 def test_an_unknown_set_is_a_usage_error_that_names_the_known_ones() -> None:

@@ -7,7 +7,9 @@ import pytest
 
 from services.algorithms.states import ItemStates, QueryStates
 from services.offline.evaluation.catalogues.scene import Scene
-from services.offline.evaluation.pefa.content import withheld_rows
+from services.offline.evaluation.new_items.rows import withheld_rows
+
+ONCE = np.ones(400, dtype=np.int64)
 
 
 class KnownVectors:
@@ -37,10 +39,18 @@ def scene(*, num_items: int = 400, num_queries: int = 100) -> Scene:
 
 def hit_rates(vectors: np.ndarray, made: Scene) -> dict[str, float]:
     titles = [f"title {row}" for row in range(len(made.items))]
-    found = withheld_rows(made, KnownVectors(vectors), titles=titles, categories=[()] * len(titles), seed=1)
+    found = withheld_rows(
+        made, KnownVectors(vectors), titles=titles, categories=[()] * len(titles), counts=ONCE, seed=1
+    )
     assert {row["withheld"] for row in found} == {40}
     assert found[0]["cosine_to_trained"] == pytest.approx(1.0, abs=1e-6)
-    return {row["state"]: row["hit_rate@50"] for row in found}
+    assert found[-1]["state"] == "none"
+    assert (found[-1]["next_hits"], found[-1]["near_hits"], found[-1]["next_rank"]) == (0, 0, len(made.items))
+    # What is not there takes nobody's place.
+    assert found[-1]["known_hits"] == max(row["known_hits"] for row in found)
+    for row in found[:-1]:
+        assert 1 <= row["near_rank"] <= len(made.items)
+    return {row["state"]: row["next_hits"] for row in found}
 
 
 def test_titles_that_tell_the_state_serve_almost_as_well_as_training() -> None:
@@ -49,14 +59,14 @@ def test_titles_that_tell_the_state_serve_almost_as_well_as_training() -> None:
         made.items.components[:, 0] @ np.random.default_rng(2).normal(size=(8, 8)).astype(np.float32), made
     )
     assert rates["trained"] == 1.0
-    assert rates["from the title"] >= 0.9
-    assert rates["from the title"] > rates["mean of the others"] + 0.5
+    assert rates["from the text"] >= 0.9
+    assert rates["from the text"] > rates["mean of the others"] + 0.5
 
 
 def test_titles_that_tell_nothing_are_worth_little() -> None:
     made = scene()
     rates = hit_rates(np.random.default_rng(3).normal(size=(400, 8)).astype(np.float32), made)
-    assert rates["from the title"] < 0.5
+    assert rates["from the text"] < 0.5
 
 
 def test_a_scene_that_asks_for_no_withheld_item_is_refused() -> None:
@@ -64,4 +74,4 @@ def test_a_scene_that_asks_for_no_withheld_item_is_refused() -> None:
     titles = [f"title {row}" for row in range(400)]
     encoder = KnownVectors(np.eye(400, 8, dtype=np.float32))
     with pytest.raises(ValueError, match="none of 1 queries has a withheld item next"):
-        withheld_rows(made, encoder, titles=titles, categories=[()] * 400, seed=0)
+        withheld_rows(made, encoder, titles=titles, categories=[()] * 400, counts=ONCE, seed=0)
