@@ -199,7 +199,7 @@ def _search(bundle: Bundle, streamed: Streamed, display: Display) -> searching.S
 
 def _dislike(bundle: Bundle, streamed: Streamed, display: Display) -> disliking.Disliked | None:
     """The person of the story turns the best answer down and asks again."""
-    display.step("dislike", "the same person turns the best recommendation down: what is like it falls")
+    display.step("dislike", "the same person turns the best recommendation down: what is like it falls; page two")
     person = streamed.person
     found = None
     if person is not None:
@@ -214,7 +214,7 @@ def _dislike(bundle: Bundle, streamed: Streamed, display: Display) -> disliking.
 
 def _new_item(bundle: Bundle, streamed: Streamed, display: Display) -> newcomer.Newcomer | None:
     """A new item arrives, is found and explained; then one of those who made it known is forgotten."""
-    display.step("new item", "nobody has seen it; three people like it, who finds it?")
+    display.step("new item", "nobody has seen it; who finds it by its title, who when three people like it?")
     liked = {user: list(items) for user, items in streamed.past.items()}
     for event in streamed.plan.events:
         liked.setdefault(event.user_id, []).append(event.item_id)
@@ -341,7 +341,14 @@ def _show(
         for command in (f"status{state}", f"recommend --user {shown}{where}", f"down{state}"):
             display.fact(f"  freshet {command}")
         host, _, port = streamed.plan.gateway.rpartition(":")
-        body = json.dumps({"userId": shown, "k": 3})
-        display.fact(
-            f"  curl --json '{body}' http://{host}:{int(port) + HTTP_STEP}/freshet.v1.GatewayService/Recommend"
-        )
+        best = bundle.item_ids[int(np.argmax(bundle.counts))]
+        bodies: list[tuple[str, dict[str, Any]]] = [
+            ("Recommend", {"userId": shown, "k": 3, "pageDepth": 30}),
+            ("RecordInteractions", {"interactions": [{"userId": shown, "itemId": best, "type": "dislike"}]}),
+            ("Similar", {"itemId": best, "k": 3}),
+            ("PutItems", {"items": [{"itemId": "mine", "title": "A film of mine"}]}),
+        ]
+        display.fact("the same by JSON; `nextPageToken`, sent back as `pageToken`, is page two:")
+        for method, body in bodies:
+            url = f"http://{host}:{int(port) + HTTP_STEP}/freshet.v1.GatewayService/{method}"
+            display.fact(f"  curl --json '{json.dumps(body)}' {url}")

@@ -1,4 +1,5 @@
-"""The demo's dislike: one person turns the best recommendation down, and what is like it falls in the next answer.
+"""The demo's dislike: one person turns the best recommendation down, what is like it falls in the next answer, and that
+answer has a second page.
 
 What is like it comes from the running gateway, too. Real calls; nothing is scored here.
 """
@@ -11,6 +12,7 @@ from services.offline.demo.calls import Gateway, connected
 
 # What is looked at of an answer, and of what is like the item.
 DEPTH, NEAR = 100, 20
+PAGE = 10
 _SHOWN = 3
 _WAIT_S = 10.0
 
@@ -25,6 +27,7 @@ class Disliked:
     near: list[str]
     after: list[str] = field(default_factory=list)
     seconds: float | None = None
+    pages: list[list[str]] = field(default_factory=list)
 
     @property
     def moved(self) -> list[int]:
@@ -45,6 +48,8 @@ class Disliked:
             "fallen": sum(places > 0 for places in moved),
             "mean_places": round(sum(moved) / len(moved), 1) if moved else None,
             "seconds_to_the_changed_answer": None if self.seconds is None else round(self.seconds, 3),
+            "pages": [len(page) for page in self.pages],
+            "items_on_both_pages": len(set.intersection(*map(set, self.pages))) if len(self.pages) == 2 else None,
         }
 
 
@@ -67,6 +72,10 @@ def dislike_best(user_id: str, *, run_id: str, gateway: str) -> Disliked | None:
         answer = _after(call, user_id, recorded.receipts[0].token)
         if answer is not None:
             found.after, found.seconds = answer, time.monotonic() - acknowledged
+            first = call("Recommend", gateway_pb2.RecommendRequest(user_id=user_id, k=PAGE, page_depth=2 * PAGE))
+            rest = gateway_pb2.RecommendRequest(user_id=user_id, k=PAGE, page_token=first.next_page_token)
+            answers = [first, call("Recommend", rest)] if first.next_page_token else [first]
+            found.pages = [[item.item_id for item in one.items] for one in answers]
     return found
 
 
@@ -84,13 +93,22 @@ def report(found: Disliked, titles: dict[str, str]) -> list[str]:
     where = f"{found.seconds * 1000:.0f} ms after the dislike was acknowledged it is not answered again"
     if found.item_id in found.after:
         where = f"{found.seconds * 1000:.0f} ms after the dislike was acknowledged it is still answered"
-    if not moved:
-        return [*says, f"{where}; of the {NEAR} most like it none was among the first {DEPTH}"]
-    return [
-        *says,
-        f"{where}; of the {NEAR} most like it {len(moved)} were among the first {DEPTH}: "
-        f"{sum(places > 0 for places in moved)} fell, by {sum(moved) / len(moved):+.1f} places on average",
-    ]
+    if moved:
+        where += (
+            f"; of the {NEAR} most like it {len(moved)} were among the first {DEPTH}: "
+            f"{sum(places > 0 for places in moved)} fell, by {sum(moved) / len(moved):+.1f} places on average"
+        )
+    else:
+        where += f"; of the {NEAR} most like it none was among the first {DEPTH}"
+    says.append(where)
+    if len(found.pages) == 2:
+        first, second = found.pages
+        again = len(set(first) & set(second))
+        says.append(
+            f"page two: {'; '.join(name(one) for one in second[:_SHOWN])} and {max(0, len(second) - _SHOWN)} more, "
+            f"{again or 'none'} of page one"
+        )
+    return says
 
 
 def _after(call: Gateway, user_id: str, token: Any) -> list[str] | None:

@@ -1,7 +1,8 @@
-"""An item that nobody knew: put, liked by three people, found by a fourth, explained; then one of them is forgotten.
+"""An item that nobody knew: put, found by its title, liked by three people, found by a fourth, explained; then one of
+the three is forgotten.
 
 Choosing the people is a pure function of who liked what. What happens then are real calls of the running gateway; the
-three are just enough for the item to be served, so that forgetting one of them takes it away again.
+three are just enough for the item to be served from interactions: forgetting one of them leaves it to its title.
 
 Letters: X items, d width.
 """
@@ -17,9 +18,12 @@ import numpy.typing as npt
 
 from services.algorithms.bundle import Bundle
 from services.cli.commands import explain, forget
-from services.offline.demo.calls import connected
+from services.cli.output import CommandError
+from services.offline.demo.calls import Gateway, connected
 
 TOP = 50
+# How far a reader looks for an item that has nothing but a title.
+DEPTH = 200
 # The operator's default: an item that rests on fewer people is not served from interactions alone.
 NUM_EARLY = 3
 _MAX_READERS = 8
@@ -75,18 +79,24 @@ def choose_scene(
 
 @dataclass(kw_only=True)
 class Newcomer:
-    """What became of the new item. found_s: from its third interaction to a reader's top; None: not in time."""
+    """What became of the new item. titled_s: from being put to a reader's first `DEPTH` by its title alone; found_s:
+    from its third interaction to a reader's top by interactions; None: not in time."""
 
     item_id: str
     title: str
+    titled_reader: str = ""
+    titled_rank: int | None = None
+    titled_s: float | None = None
     reader: str = ""
     found_s: float | None = None
     rank: int | None = None
     explanation: dict[str, Any] | None = None
     forgotten: dict[str, Any] | None = None
     forget_s: float | None = None
-    # Whether the reader's top no longer has it, after one of three was forgotten; None: not looked.
+    # Whether interactions no longer speak for it, after one of three was forgotten; None: not looked.
     gone: bool | None = None
+    # Whether the reader's top has it all the same.
+    stays_by_title: bool = False
     forgotten_state_source: str = ""
 
     def summary(self) -> dict[str, Any]:
@@ -95,6 +105,8 @@ class Newcomer:
         return {
             "item_id": self.item_id,
             "title": self.title,
+            "rank_by_title": self.titled_rank,
+            "found_by_title_after_seconds": None if self.titled_s is None else round(self.titled_s, 3),
             "interactions": NUM_EARLY,
             "found_after_seconds": None if self.found_s is None else round(self.found_s, 3),
             "rank": self.rank,
@@ -111,39 +123,41 @@ class Newcomer:
         return kept | {"seconds": self.forget_s, "state_source_afterwards": self.forgotten_state_source}
 
 
-def arrive(scene: Scene, *, run_id: str, title: str, categories: Sequence[str], gateway: str) -> Newcomer:
-    """Put the item, let the early ones like it, and ask the readers until one has it among their top."""
+def arrive(
+    scene: Scene, *, run_id: str, title: str, categories: Sequence[str], gateway: str, wait_s: float = _WAIT_S
+) -> Newcomer:
+    """Put the item and look for it; let the early ones like it, and ask until a reader has it among their top."""
     from freshet.v1 import events_pb2, gateway_pb2
 
     newcomer = Newcomer(item_id=f"{run_id}-new", title=title)
     item = events_pb2.Item(item_id=newcomer.item_id, title=title, categories=categories)
     with connected(gateway) as call:
         call("PutItems", gateway_pb2.PutItemsRequest(items=[item]))
+        put = time.monotonic()
+        while newcomer.titled_rank is None and time.monotonic() - put < wait_s:
+            found = _found(call, newcomer.item_id, scene.readers, DEPTH)
+            if found is not None:
+                newcomer.titled_reader, newcomer.titled_rank = found
+                newcomer.titled_s = time.monotonic() - put
         for number, user in enumerate(scene.early):
             liked = events_pb2.Interaction(
                 event_id=f"{run_id}-new-{number}", user_id=user, item_id=newcomer.item_id, type="rating", value=5.0
             )
             call("RecordInteractions", gateway_pb2.RecordInteractionsRequest(interactions=[liked]))
         third = time.monotonic()
-        while newcomer.rank is None and time.monotonic() - third < _WAIT_S:
-            for reader in scene.readers:
-                top = call.top(reader, TOP)
-                if newcomer.item_id in top:
-                    newcomer.reader, newcomer.rank = reader, top.index(newcomer.item_id) + 1
-                    newcomer.found_s = time.monotonic() - third
-                    break
-            else:
-                time.sleep(_LOOK_AGAIN_S)
-        if newcomer.rank is not None:
-            request = gateway_pb2.ExplainRequest(user_id=newcomer.reader, item_id=newcomer.item_id, max_pairs=3)
-            newcomer.explanation = explain.as_dict(
-                call("Explain", request), user=newcomer.reader, item=newcomer.item_id
-            )
+        while newcomer.rank is None and time.monotonic() - third < wait_s:
+            found = _found(call, newcomer.item_id, scene.readers, TOP)
+            if found is None:
+                continue
+            explanation = _explained(call, found[0], newcomer.item_id)
+            if explanation is not None and explanation["similarity"]["num_interactions"] >= NUM_EARLY:
+                newcomer.reader, newcomer.rank = found
+                newcomer.explanation, newcomer.found_s = explanation, time.monotonic() - third
     return newcomer
 
 
 def forget_one(scene: Scene, newcomer: Newcomer, *, gateway: str) -> None:
-    """Forget the last of the three, and look whether the item, which now rests on two, is gone again."""
+    """Forget the last of the three, and look whether the item, which now rests on two, is left to its title."""
     from freshet.v1 import gateway_pb2
 
     user = scene.early[-1]
@@ -158,21 +172,51 @@ def forget_one(scene: Scene, newcomer: Newcomer, *, gateway: str) -> None:
             return
         newcomer.gone = False
         while not newcomer.gone and time.monotonic() - began < _WAIT_S:
-            newcomer.gone = newcomer.item_id not in call.top(newcomer.reader, TOP)
+            newcomer.stays_by_title = newcomer.item_id in call.top(newcomer.reader, TOP)
+            explanation = _explained(call, newcomer.reader, newcomer.item_id) if newcomer.stays_by_title else None
+            newcomer.gone = explanation is None or explanation["similarity"]["num_interactions"] == 0
             if not newcomer.gone:
                 time.sleep(_LOOK_AGAIN_S)
 
 
+def _found(call: Gateway, item_id: str, readers: Sequence[str], depth: int) -> tuple[str, int] | None:
+    """The first reader who has it among so many, and its rank there; else a moment has passed."""
+    for reader in readers:
+        top = call.top(reader, depth)
+        if item_id in top:
+            return reader, top.index(item_id) + 1
+    time.sleep(_LOOK_AGAIN_S)
+    return None
+
+
+def _explained(call: Gateway, reader: str, item_id: str) -> dict[str, Any] | None:
+    """None where the item has no state any more."""
+    from freshet.v1 import gateway_pb2
+
+    request = gateway_pb2.ExplainRequest(user_id=reader, item_id=item_id, max_pairs=3)
+    try:
+        return explain.as_dict(call("Explain", request), user=reader, item=item_id)
+    except CommandError:
+        return None
+
+
 def arrival(news: Newcomer) -> list[str]:
     """How finding the item went, as sentences."""
+    says = [f"{news.title}: nobody has touched it; by its title it is among nobody's first {DEPTH}"]
+    if news.titled_rank is not None and news.titled_s is not None:
+        says = [
+            f"{news.title}: nobody has touched it; by its title at rank {news.titled_rank} for user "
+            f"{news.titled_reader}, {news.titled_s * 1000:.0f} ms after it was put"
+        ]
     if news.rank is None or news.found_s is None or news.explanation is None:
-        return [f"{news.title}: in nobody's top {TOP} after {_WAIT_S:.0f} s"]
+        return [*says, f"liked by {NUM_EARLY}: in nobody's top {TOP} after {_WAIT_S:.0f} s"]
     explained = news.explanation
     shares = ", ".join(f"{name} {share:.0%}" for name, share in explained["shares"].items())
     own = ", ".join(past["title"] or past["item_id"] for past in explained["history"][:3])
     voters = "; ".join(f"{voters['count']} x {voters['type']}" for voters in explained["votes"]["voters"])
     return [
-        f"{news.title}: rank {news.rank} for user {news.reader}, {news.found_s:.1f} s after its third interaction",
+        *says,
+        f"liked by {NUM_EARLY}: rank {news.rank} for user {news.reader}, {news.found_s:.1f} s after the third",
         f"why: score {explained['score']:.3f} ({shares}); voted: {voters or 'nobody'}; the user's last: {own}",
     ]
 
@@ -188,9 +232,11 @@ def forgetting(news: Newcomer) -> list[str]:
     said = [f"found: {found}; left: {left} after {news.forget_s:.1f} s; the next answer is from {source}"]
     if news.gone is not None:
         said.append(
-            "the item rests on two people now and is served no more"
-            if news.gone
-            else f"the item is still served after {_WAIT_S:.0f} s"
+            f"the item is still served from three people's interactions after {_WAIT_S:.0f} s"
+            if not news.gone
+            else "the item rests on two people now: its title speaks for it again"
+            if news.stays_by_title
+            else "the item rests on two people now and is served no more"
         )
     return said
 

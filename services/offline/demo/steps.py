@@ -3,6 +3,7 @@
 Each is a few lines between the demo and the part that does the work; what those parts raise becomes a sentence here.
 """
 
+import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -123,6 +124,8 @@ def make_stack(options: DemoOptions, display: Display) -> Stack:
         if doing not in _ROUTINE:
             display.fact(f"{part}: {doing}")
 
+    # A new item is found by its title: the refresher encodes the catalogue's titles once, as it starts.
+    os.environ.setdefault("FRESHET_REFRESHER_TEXT_ENCODER", "minilm")
     return Stack(options.state_dir, bundle=options.bundle, ports=ports, say=say)
 
 

@@ -29,6 +29,7 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.degradations: list[gateway_pb2.Degradation] = []
         # Items that were put are recommended first once so many users who are not forgotten had them; 0: never.
         self.newcomers_need = 0
+        self.newcomers_by_title = False
 
     def RecordInteractions(self, request, context):
         self.recorded.append(request)
@@ -58,7 +59,10 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
             token_honoured=request.freshness_token.offset < 1000,
             request_id="r-1",
         )
-        for rank, item_id in enumerate([*self._newcomers(), "1193", "661", "914"][: request.k]):
+        known = list(self._newcomers())
+        titled = [item.item_id for item in self.items if self.newcomers_by_title and item.item_id not in known]
+        answer.next_page_token = "page-2" if request.page_depth else ""
+        for rank, item_id in enumerate([*known, "1193", "661", "914", *titled][: request.k]):
             answer.items.add(item_id=item_id, score=0.9 - rank / 10, source="mol")
         answer.certificate.kind = common_pb2.Certificate.KIND_BOUNDED
         answer.certificate.gap = 0.0125
@@ -122,7 +126,8 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
             return gateway_pb2.ExplainResponse(state_source="none")
         pair = reranker_pb2.PairContribution(weight=0.75, cosine=0.5, contribution=0.375, from_model=0.25)
         similarity = reranker_pb2.ExplainScoreResponse(
-            score=0.4, from_model=0.3, from_interactions=0.1, model_share=0.8, num_interactions=124, pairs=[pair],
+            score=0.4, from_model=0.3, from_interactions=0.1, model_share=0.8, pairs=[pair],
+            num_interactions=124 if not self.items or request.item_id in self._newcomers() else 0,
             title="Casablanca", index_version="i1+7",
         )  # fmt: skip
         voters = candidates_pb2.VotingInteractions(

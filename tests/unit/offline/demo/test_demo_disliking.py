@@ -15,6 +15,9 @@ def test_the_best_answer_is_disliked_and_the_second_answer_waits_for_it() -> Non
     assert not server.asked[0].HasField("freshness_token")
     assert server.asked[1].HasField("freshness_token")
     assert found.after
+    assert (server.asked[2].k, server.asked[2].page_depth, server.asked[3].page_token) == (10, 20, "page-2")
+    assert found.pages == [["1193", "661", "914"]] * 2
+    assert "3 of page one" in report(found, {})[2]
     assert "u1" not in str(found.summary())
 
 
@@ -29,6 +32,8 @@ def test_what_it_says_is_what_fell() -> None:
         "fallen": 1,
         "mean_places": 0.0,
         "seconds_to_the_changed_answer": 0.05,
+        "pages": [],
+        "items_on_both_pages": None,
     }
     found.after = ["a", "b"]
     assert found.moved == [0, DEPTH - 2]

@@ -40,7 +40,7 @@ def test_a_new_item_is_put_liked_found_explained_and_gone_when_one_of_three_is_f
     assert scene is not None
     with running_gateway() as (target, server):
         server.newcomers_need = NUM_EARLY
-        news = arrive(scene, run_id="r1", title="New", categories=["c"], gateway=target)
+        news = arrive(scene, run_id="r1", title="New", categories=["c"], gateway=target, wait_s=0.2)
         assert [item.item_id for item in server.items] == ["r1-new"]
         assert [request.interactions[0].user_id for request in server.recorded] == list(scene.early)
         assert (news.reader, news.rank) == (scene.readers[0], 1)
@@ -54,11 +54,28 @@ def test_a_new_item_is_put_liked_found_explained_and_gone_when_one_of_three_is_f
     assert forgotten is not None
     assert set(forgotten["left"].values()) == {0}
     assert not any(user in str(summary) + str(forgotten) for user in (*scene.early, *scene.readers))
-    assert "rank 1 for user" in arrival(news)[0]
-    assert "rests on two people" in forgetting(news)[1]
+    assert "by its title it is among nobody's first 200" in arrival(news)[0]
+    assert "liked by 3: rank 1 for user" in arrival(news)[1]
+    assert "rests on two people now and is served no more" in forgetting(news)[1]
+    news.stays_by_title = True
+    assert "its title speaks for it again" in forgetting(news)[1]
+
+
+def test_a_new_item_is_found_by_its_title_before_anybody_likes_it() -> None:
+    scene = choose_scene(ITEMS, VECTORS, {f"u{n}": ["i0", "i1", "i2"] for n in range(6)})
+    assert scene is not None
+    with running_gateway() as (target, server):
+        server.newcomers_need, server.newcomers_by_title = NUM_EARLY, True
+        news = arrive(scene, run_id="r1", title="New", categories=["c"], gateway=target, wait_s=5)
+        assert (news.titled_reader, news.titled_rank) == (scene.readers[0], 4)
+        assert (news.reader, news.rank) == (scene.readers[0], 1)
+        forget_one(scene, news, gateway=target)
+    assert (news.gone, news.stays_by_title) == (True, True)
+    assert "by its title at rank 4 for user" in arrival(news)[0]
+    assert news.summary()["rank_by_title"] == 4
 
 
 def test_an_item_that_nobody_found_is_told_so() -> None:
     news = Newcomer(item_id="n", title="New")
-    assert arrival(news) == ["New: in nobody's top 50 after 15 s"]
+    assert arrival(news)[1] == "liked by 3: in nobody's top 50 after 15 s"
     assert (news.summary()["found_after_seconds"], news.forget_summary()) == (None, None)
