@@ -10,6 +10,7 @@ knows neither what an index is nor Kafka's client.
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
@@ -245,7 +246,8 @@ class CatalogueFollower(Follower):
         items: list[_Described] = []
         for record in records:
             try:
-                items.append((record, decode_item(record.key, record.value, self._kinds)))
+                item = decode_item(record.key, record.value, self._kinds)
+                items.append((record, replace(item, written_ms=record.written_ms)))
             except InvalidRequest as exc:
                 self._listener.counted("unreadable_item", 1)
                 log.warning("item_unreadable", offset=record.offset, reason=str(exc))

@@ -5,6 +5,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
+from random import Random
 from types import MappingProxyType
 from typing import Any
 
@@ -119,6 +120,7 @@ def make_servicer(
     kinds: Kinds = MappingProxyType({}),
     stalled_s: Callable[[float], float] = lambda since: 0.0,
     tracing: Tracing = OFF,
+    rng: Random | None = None,
 ) -> GatewayServicer:
     """Every handler on these ports. `titles`: by item id, live. `kinds`: of attributes. `stalled_s`: see `Breaker`."""
     stages = Stages(ports, limits, stalled_s, metrics.component_failed)
@@ -141,6 +143,7 @@ def make_servicer(
             pages=pages,
             kinds=kinds,
             limits=limits,
+            rng=rng or Random(),
         ),
         search=Search(
             stages=stages,

@@ -35,7 +35,9 @@ class DescribedItems:
         for item in items:
             if item.title:
                 self.titles[item.item_id] = item.title
-            self._popular.describe(item.item_id, item.categories, item.attributes, is_served=item.is_served)
+            self._popular.describe(
+                item.item_id, item.categories, item.attributes, is_served=item.is_served, written_ms=item.written_ms
+            )
 
     def reset(self) -> None:
         """The topic was rebuilt: its records come again, and an item's newest one says all of it."""

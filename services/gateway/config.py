@@ -44,6 +44,9 @@ class GatewaySettings(PseudonymSettings):
     impression_half_life_minutes: float = Field(
         default=24 * 60, gt=0, le=30 * 24 * 60, validation_alias="FRESHET_GATEWAY_IMPRESSION_HALF_LIFE_MINUTES"
     )
+    # The share of Recommend's positions that new items are shown in, and for how long an item is new.
+    new_item_share: float = Field(default=0, ge=0, le=0.5, validation_alias="FRESHET_GATEWAY_NEW_ITEM_SHARE")
+    new_item_hours: float = Field(default=24, gt=0, le=30 * 24, validation_alias="FRESHET_GATEWAY_NEW_ITEM_HOURS")
     # Whether answers are written to `exposures`.
     exposures: bool = Field(default=True, validation_alias="FRESHET_GATEWAY_EXPOSURES")
     # Signs what clients bring back (exposure ids, page tokens): secret, the same in all gateways of an installation.
@@ -112,4 +115,6 @@ class GatewaySettings(PseudonymSettings):
             breaker_s=self.breaker_ms / 1000,
             impression_discount=self.impression_discount,
             impression_half_life_s=self.impression_half_life_minutes * 60,
+            new_item_share=self.new_item_share,
+            new_item_age_s=self.new_item_hours * 3600,
         )

@@ -159,11 +159,13 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class ScoredItem:
-    """`source` is "mol", "first_stage" or "popular"."""
+    """`source` is "mol", "first_stage", "popular", or "new" in a reserved position; propensity: the chance that it
+    stood where it does."""
 
     item_id: str
     score: float
     source: str
+    propensity: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ class Exposures:
         item_ids: Sequence[str],
         scores: Sequence[float],
         sources: Sequence[str],
+        propensities: Sequence[float] = (),
         model_version: str,
         index_version: str = "",
         text_version: str = "",
@@ -53,6 +54,7 @@ class Exposures:
                     item_ids=item_ids,
                     scores=scores,
                     sources=sources,
+                    propensities=propensities,
                 ),
             )
         return exposure_id

@@ -84,6 +84,7 @@ def packed_list(place: Place, served: ServedList) -> bytes:
         item_ids=[item.item_id for item in items],
         scores=[item.score for item in items],
         sources=[item.source for item in items],
+        propensities=() if all(item.propensity == 1 for item in items) else [item.propensity for item in items],
     )
     return place.list_id + _CERTIFICATE.pack(certificate.kind, certificate.gap) + encode_exposure(shown)
 
@@ -94,7 +95,8 @@ def find_list(entries: list[bytes], place: Place) -> ServedList:
         if entry[:_ID_BYTES] == place.list_id:
             kind, gap = _CERTIFICATE.unpack_from(entry, _ID_BYTES)
             shown = decode_exposure(entry[_ID_BYTES + _CERTIFICATE.size :])
-            items = [ScoredItem(*slot) for slot in zip(shown.item_ids, shown.scores, shown.sources, strict=True)]
+            columns = shown.item_ids, shown.scores, shown.sources, shown.propensities or [1.0] * len(shown.item_ids)
+            items = [ScoredItem(*slot) for slot in zip(*columns, strict=True)]
             ranking = Ranking(
                 items=items, certificate=Certificate(CertificateKind(kind), gap), index_version=shown.index_version
             )

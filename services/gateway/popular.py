@@ -45,6 +45,9 @@ class PopularItems:
         self._is_hidden = bytearray(len(self._item_ids))
         # Of any item, new ones too.
         self.withdrawn: set[str] = set()
+        # Items that training never saw, and when they were first heard of (Unix milliseconds), oldest first.
+        self._new: list[tuple[int, str]] = []
+        self._known_new: set[str] = set()
 
     def describe(
         self,
@@ -53,6 +56,7 @@ class PopularItems:
         attributes: Values = MappingProxyType({}),
         *,
         is_served: bool,
+        written_ms: int = 0,
     ) -> None:
         """Take what the catalogue says of an item since training; items that training never saw are none of these.
 
@@ -61,6 +65,9 @@ class PopularItems:
         (self.withdrawn.discard if is_served else self.withdrawn.add)(item_id)
         rank = self._rank.get(item_id)
         if rank is None:
+            if item_id not in self._known_new:
+                self._known_new.add(item_id)
+                self._new.append((written_ms, item_id))
             return
         self._is_hidden[rank] = not is_served
         old, new = set(self._categories[rank]), set(categories)
@@ -70,6 +77,16 @@ class PopularItems:
             self._by_category[name] = sorted([*self._by_category.get(name, ()), rank])
         self._categories[rank] = tuple(categories)
         self._attributes.put(rank, attributes)
+
+    def newest(self, since_ms: int, most: int) -> list[str]:
+        """Items that training never saw, first heard of since then and not withdrawn: the newest so many."""
+        found: list[str] = []
+        for written_ms, item_id in reversed(self._new):
+            if written_ms < since_ms or len(found) == most:
+                break
+            if item_id not in self.withdrawn:
+                found.append(item_id)
+        return found
 
     def top(self, k: int, wanted: Filter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
         """The k most popular items that the filter allows; score is the share of all training interactions."""

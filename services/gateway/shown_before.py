@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from services.algorithms import impressions
 from services.gateway.domain import NotAgain, Ranking
 
 MAX_ANSWERS, MAX_ITEMS_OF_ANSWER = 50, 200
@@ -43,7 +44,7 @@ def discounts_of(entries: Sequence[bytes], now_ms: int, *, discount: float, half
     found: Counter[str] = Counter()
     # An impression that was sent again made an equal entry.
     for shown_ms, item_ids in map(_unpacked, dict.fromkeys(entries)):
-        weight = discount * 2 ** (-max(0, now_ms - shown_ms) / 1000 / half_life_s)
+        weight = float(impressions.discount((now_ms - shown_ms) / 1000, each=discount, half_life_s=half_life_s))
         for item_id in item_ids:
             found[item_id] += weight  # type: ignore[assignment]
     return dict(found)

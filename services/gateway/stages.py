@@ -7,7 +7,7 @@ is None; what the answer does without it is the handler's.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
 from services.common import request_context
@@ -67,6 +67,9 @@ class Limits:
     # What an impression takes from its item's score for that person, in units of the score, and how long until half.
     impression_discount: float = 0.0
     impression_half_life_s: float = 24 * 3600.0
+    # The share of positions that items first heard of within so long are shown in.
+    new_item_share: float = 0.0
+    new_item_age_s: float = 24 * 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -240,6 +243,20 @@ class Stages:
             work.times.queue_ms += ranking.queue_ms
             work.times.first_stage_ms += ranking.stage_ms
         return ranking
+
+    async def search_among(
+        self, work: Work[RecommendQuery], state: PackedQueryState, item_ids: Sequence[str], k: int
+    ) -> Ranking | None:
+        """The k best of these items, under the request's filter."""
+        wanted = replace(work.query.filter, allow_item_ids=tuple(item_ids))
+        return await self._attempt(
+            work,
+            "candidates",
+            self._limits.stage_timeout_s,
+            lambda timeout_s: self._ports.candidates.search(
+                state, k=k, filter=wanted, seen=work.seen, timeout_s=timeout_s
+            ),
+        )
 
     async def propose(self, work: Work[RecommendQuery], state: PackedQueryState, pool_size: int) -> Pool | None:
         """The first stage's pool."""

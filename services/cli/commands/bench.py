@@ -237,6 +237,17 @@ def actions(
     return rows.run(request, bundles=bundle or [_BUNDLE])
 
 
+@benchmark(app, "shown")
+def shown(request: "Request") -> "Report":
+    """What knowing what was shown is worth, in a simulated world: hides, impressions, positions for new items.
+
+    Example:  freshet bench shown --quick
+    """
+    from services.offline.evaluation.shown import rows
+
+    return rows.measure(request)
+
+
 @benchmark(app, "new-items")
 def new_items(
     request: "Request",

@@ -10,10 +10,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 from services.algorithms.attributes import Kinds
 from services.algorithms.event_schema import EventSchema
 from services.algorithms.rank_fusion import reciprocal_rank_fusion
+from services.algorithms.reserved import draw_slots
 from services.common import admission
 from services.common.errors import DependencyUnavailable
 from services.common.query_state import PackedQueryState
@@ -53,6 +55,8 @@ from services.gateway.token_waits import TokenWaits, is_reached
 from services.gateway.validation import MAX_K, check_query, with_times
 
 MAX_POOL = 10_000
+# So many of the newest items are looked at, and reserved positions drawn from so many of the person's best of them.
+MAX_NEW, NEW_DRAWN_FROM = 500, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,7 @@ class Recommend:
     pages: PageTokens
     kinds: Kinds
     limits: Limits
+    rng: Random
 
     async def __call__(self, query: RecommendQuery) -> Recommendation:
         """Answer `query`.
@@ -101,6 +106,8 @@ class Recommend:
         ranking: Ranking | None = None
         if query_state is not None:
             ranking = await self._found(work, query_state)
+            if ranking is not None and self.limits.new_item_share:
+                ranking = await self._with_new_items(work, query_state, ranking, asked_ms)
             if ranking is None:
                 # There is a state as fresh as the token says, and popular items are not answered from it.
                 self._token_failed(work)
@@ -176,6 +183,7 @@ class Recommend:
                 item_ids=[item.item_id for item in items],
                 scores=[item.score for item in items],
                 sources=[item.source for item in items],
+                propensities=() if all(item.propensity == 1 for item in items) else [one.propensity for one in items],
                 model_version=served.model_version,
                 index_version=ranking.index_version,
                 first_position=first_position,
@@ -294,6 +302,32 @@ class Recommend:
             found = await self.stages.search(work, state, query.k + len(work.discounts))
             return found if found is None or not work.discounts else discounted(found, work.discounts, query.k)
         return None if pool is None else await self._rank(work, state, pool, by_words)
+
+    async def _with_new_items(
+        self, work: Work[RecommendQuery], state: PackedQueryState, ranking: Ranking, asked_ms: int
+    ) -> Ranking:
+        """The ranking with some of its positions given to the person's best new items."""
+        since_ms = asked_ms - round(self.limits.new_item_age_s * 1000)
+        asked_for = work.query.filter.allow_item_ids
+        fresh = self.popular.newest(since_ms, MAX_NEW)
+        if asked_for:
+            fresh = [item_id for item_id in fresh if item_id in asked_for]
+        # What they score is heard of in its turn: those that stand in the answer already are not drawn again.
+        shown = {item.item_id for item in ranking.items}
+        fresh = [item_id for item_id in fresh if item_id not in shown]
+        if not fresh:
+            return ranking
+        found = await self.stages.search_among(work, state, fresh, NEW_DRAWN_FROM)
+        if found is None or not found.items:
+            return ranking
+        slots = draw_slots(len(ranking.items), len(found.items), self.limits.new_item_share, self.rng)
+        items = [
+            replace(ranking.items[row], propensity=chance)
+            if row >= 0
+            else replace(found.items[-1 - row], source="new", propensity=chance)
+            for row, chance in zip(slots.rows, slots.propensities, strict=True)
+        ]
+        return replace(ranking, items=items)
 
     async def _propose(self, work: Work[RecommendQuery], state: PackedQueryState) -> Pool | None:
         query = work.query

@@ -37,6 +37,8 @@ class CatalogueItem:
     attributes: Mapping[str, Value] = field(default_factory=dict)
     available: bool = True
     withdrawn: bool = False
+    # When the record was written, Unix milliseconds, where a reader of the topic says so.
+    written_ms: int = field(default=0, compare=False)
 
     @property
     def is_served(self) -> bool:

@@ -1,0 +1,77 @@
+"""Positions of an answer that are kept for new items, drawn so that the chance of every slot is known.
+
+Of k positions R are reserved: the share of k, rounded up or down by chance so that it is right on average, and never
+more than there are new items. Which positions, and which of the m new items stand there in which order, is drawn
+evenly. So whoever learns from what was shown can weigh each slot by how likely it was.
+
+A new item stands at a position with the chance E[R] / (k m). The ordinary item of rank r stands at position j where
+j - r positions before it are reserved and j is not: C(j-1, j-r) C(k-j, R-j+r) / C(k, R), the mean over R.
+
+Letters: k positions, m new items, R reserved positions.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+# Beyond, chances are too small to learn from, and binomials too large.
+MAX_POSITIONS = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slots:
+    """`rows`: by position, the rank (from 0) of an ordinary item, or -1 - n for new item n. `propensities`: the chance
+    that this very item stood there."""
+
+    rows: Sequence[int]
+    propensities: Sequence[float]
+
+
+def draw_slots(k: int, num_new: int, share: float, rng: Random) -> Slots:
+    """Fill k positions, as many as there are ordinary items for; the first `MAX_POSITIONS` take part."""
+    taking = min(k, MAX_POSITIONS)
+    chances = _counts(taking, num_new, share)
+    drawn = rng.choices(list(chances), weights=list(chances.values()))[0]
+    reserved = set(rng.sample(range(taking), drawn))
+    order = rng.sample(range(num_new), drawn)
+    of_new = sum(count * chance for count, chance in chances.items()) / (taking * num_new) if taking * num_new else 0.0
+    rows: list[int] = []
+    propensities: list[float] = []
+    ordinary = 0
+    for position in range(k):
+        if position in reserved:
+            rows.append(-1 - order.pop())
+            propensities.append(of_new)
+        else:
+            rows.append(ordinary)
+            propensities.append(_chance(position, ordinary, taking, chances))
+            ordinary += 1
+    return Slots(rows=rows, propensities=propensities)
+
+
+def _counts(taking: int, num_new: int, share: float) -> dict[int, float]:
+    """How many positions are reserved, with which chance."""
+    wanted = share * taking
+    least = math.floor(wanted)
+    chances: dict[int, float] = {}
+    for count, chance in ((least, 1 - (wanted - least)), (least + 1, wanted - least)):
+        if chance > 0:
+            held = min(count, num_new, taking)
+            chances[held] = chances.get(held, 0.0) + chance
+    return chances
+
+
+def _chance(position: int, rank: int, taking: int, chances: dict[int, float]) -> float:
+    """Of the ordinary item of a rank at a position, both from 0."""
+    if position >= taking:
+        return chances.get(position - rank, 0.0)
+    before = position - rank
+    return sum(
+        chance
+        * math.comb(position, before)
+        * math.comb(taking - position - 1, count - before)
+        / math.comb(taking, count)
+        for count, chance in chances.items()
+        if count >= before
+    )
