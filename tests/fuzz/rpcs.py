@@ -45,6 +45,7 @@ from scene import ITEM_IDS, Served, query_state, write_small_bundle
 
 from services.candidates.config import CandidatesSettings
 from services.common.rpc_server import RpcServer
+from services.common.state_layout import PAGES
 from services.common.stream.topics.forgets import Forget
 from services.encoder.config import EncoderSettings
 from services.encoder.handlers.describe_user import DescribeUser
@@ -55,10 +56,11 @@ from services.gateway.api_keys import ApiKey, digest
 from services.gateway.audit import AuditLog
 from services.gateway.bootstrap import MAX_REQUEST_BYTES, admissions
 from services.gateway.config import GatewaySettings
+from services.gateway.domain import Ranking, ScoredItem, now_ms
 from services.gateway.door import Door
 from services.gateway.exposures import Exposures
 from services.gateway.forgetting import Contributions, StoredUser
-from services.gateway.pages import PageTokens
+from services.gateway.pages import PageTokens, ServedList, packed_list
 from services.gateway.roles import Role
 from services.generator.config import GeneratorSettings
 from services.offline.backfill.memory_store import MemoryStore
@@ -101,6 +103,9 @@ _CLICK = events_pb2.Interaction(user_id="ann", item_id="a", type="click", value=
 _SEARCHED = events_pb2.Interaction(user_id="ann", item_id="a", type="search_click", query="two words", event_id="e-1")
 _HISTORY = [gateway_pb2.HistoryEvent(item_id=item, type="click") for item in ("a", "b")]
 _BOUNDED: Hints = {"k": [1, 2, 10], "diversity": [0.0, 0.5, 1.0], "event_time": _TIMES, "filter": _FILTERS}
+# Whose list is always kept, and a place in it; a day ahead, for campaigns of hours.
+_READER = "reader"
+_PLACE = PageTokens(b"key", lambda: now_ms() + 24 * 3600 * 1000).begin(2)
 _TOKEN = common_pb2.FreshnessToken(epoch="epoch-1", partition=3, offset=5)
 
 
@@ -249,15 +254,21 @@ async def gateway(folder: Path) -> AsyncIterator[Process]:
         scene.encoder.users[forget.user_id] = StoredUser(pseudonym=pseudonym, forgotten_up_to=dict(forget.up_to))
         scene.refreshers.of_users[pseudonym] = [Contributions(partitions=(0, 1), forgotten_up_to=dict(forget.up_to))]
 
+    served = Ranking(items=[ScoredItem(item, 0.5, "mol") for item in ("a", "b", "c", "d")])
+    kept_list = packed_list(_PLACE, ServedList(ranking=served, model_version="m1"))
+
     def tidy() -> None:
+        scene.sessions.lists.clear()
+        scene.sessions.lists[PAGES, _READER] = [kept_list]
         for kept in (
             *(scene.encoder.histories, scene.encoder.users, scene.refreshers.of_users, scene.items.written),
             *(scene.candidates.query_states, scene.candidates.pool_sizes, scene.candidates.seen, scene.reranker.asked),
             *(scene.reranker.pools, scene.interactions.written, scene.forgets.written, scene.sources.asked),
-            scene.exposures.written,
+            *(scene.exposures.written, scene.reranker.discounts, scene.sessions.ttls),
         ):
             kept.clear()  # type: ignore[attr-defined]
 
+    tidy()
     scene.forgets.on_append = apply
     key = ApiKey(id="fuzz", sha256=digest(_SECRET.encode()).hex(), roles=frozenset(Role))
     own: dict[str, Any] = {
@@ -342,13 +353,12 @@ def _gateway() -> Service:
         "offset": [5, 8],
     }
     hints = {**_BOUNDED, **hints, "interaction": [_CLICK, _SEARCHED], "interactions": [_CLICK, _SEARCHED]}
-    tokens = PageTokens(b"key")
     recommends = [
         g.RecommendRequest(user_id="ann", k=3, freshness_token=_TOKEN, diversity=0.5, context={"a": "b"}),
         g.RecommendRequest(k=2, history=_HISTORY, query="space", filter=_FILTERS[1]),
         g.RecommendRequest(user_id="new", k=1000, max_per_category=1),
         g.RecommendRequest(user_id="ann", k=2, page_depth=50, not_again=g.NotAgain(answers=2, minutes=10)),
-        g.RecommendRequest(user_id="ann", k=2, page_token=tokens.token(tokens.begin(2), "ann")),
+        g.RecommendRequest(user_id=_READER, k=2, page_token=PageTokens(b"key").token(_PLACE, _READER)),
     ]
     searches = [
         g.GatewayServiceSearchRequest(query="space jam", k=5, filter=common_pb2.Filter(deny_item_ids=["a"])),
