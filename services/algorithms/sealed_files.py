@@ -61,7 +61,7 @@ def check_table(path: Path, schema: pa.Schema, rows: int) -> None:
     try:
         metadata = pq.read_metadata(path)
         found = metadata.schema.to_arrow_schema()
-    except (pa.ArrowException, OSError) as exc:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
         raise BundleError(f"{path}: not a Parquet file ({exc})") from exc
     if metadata.num_rows != rows or found.names != schema.names or found.types != schema.types:
         columns, wanted = (dict(zip(one.names, map(str, one.types), strict=True)) for one in (found, schema))
@@ -73,7 +73,7 @@ def read_table(path: Path, *, with_nulls: bool = False) -> pa.Table:
     the column."""
     try:
         table = pq.ParquetFile(path).read()
-    except (pa.ArrowException, OSError) as exc:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
         raise BundleError(f"{path} cannot be read ({exc})") from exc
     for name in () if with_nulls else table.column_names:
         column = table.column(name)

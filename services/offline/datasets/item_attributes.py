@@ -24,7 +24,7 @@ def read_item_attributes(path: Path, item_ids: Sequence[str]) -> pa.Table:
     """
     try:
         table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as exc:
+    except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as exc:
         raise ValueError(f"{path}: not a Parquet table ({exc})") from exc
     if "item_id" not in table.column_names:
         raise ValueError(f"{path} has columns {table.column_names}; missing: item_id")

@@ -124,7 +124,7 @@ def _from_windows(folder: Path) -> pa.Table:
 def _read(file: Path, columns: Sequence[str]) -> pa.Table:
     try:
         table = pq.read_table(file)
-    except (pa.ArrowException, OSError) as exc:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
         raise ValueError(f"{file} cannot be read as Parquet: {exc}") from exc
     for column in columns:
         if column not in table.column_names:

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from services.algorithms.bundle import BundleError, add_files, load_bundle, note_new_item_length, write_bundle
 from services.algorithms.catalogue import catalogue_from_bundle
 from services.algorithms.event_schema import Role, default_schema
+from services.algorithms.sealed_files import check_table, read_table
 from services.algorithms.states import ItemStates
 from tests.unit.bundle.bundle_scene import content, dot_content
 
@@ -332,3 +333,14 @@ def test_numbers_that_are_none_and_ids_that_come_twice_name_the_file(path: Path)
     resealed(path)
     with pytest.raises(BundleError, match=rf"{path.name}: 5 item ids but only 4 distinct ones"):
         catalogue_from_bundle(load_bundle(path))
+
+
+@pytest.mark.parametrize("with_nulls", [False, True])
+def test_a_table_whose_column_names_are_no_text_is_refused(tmp_path: Path, with_nulls: bool) -> None:
+    path = tmp_path / "items.parquet"
+    pq.write_table(pa.table({"item_id": ["a"]}), path)
+    path.write_bytes(path.read_bytes().replace(b"item_id", b"\xfftem_id"))
+    with pytest.raises(BundleError, match="not a Parquet file"):
+        check_table(path, pa.schema([("item_id", pa.string())]), 1)
+    with pytest.raises(BundleError, match="cannot be read"):
+        read_table(path, with_nulls=with_nulls)
