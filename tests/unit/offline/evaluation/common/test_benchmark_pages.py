@@ -19,6 +19,7 @@ from services.offline.evaluation.pefa.report import page as pefa_page
 from services.offline.evaluation.quality.page import page as quality_page
 from services.offline.evaluation.retrieval.page import page as retrieval_page
 from services.offline.evaluation.retrieval.universality import page as universality_page
+from services.offline.evaluation.shown.rows import page as shown_page
 from services.offline.evaluation.stream.page import page as freshness_page
 from services.offline.evaluation.text.report import page as text_page
 
@@ -33,6 +34,7 @@ PAGES: dict[str, Callable[[Report], str]] = {
     "pefa": pefa_page,
     "quality": quality_page,
     "retrieval": retrieval_page,
+    "shown": shown_page,
     "text": text_page,
     "universality": universality_page,
 }
