@@ -7,7 +7,6 @@ components, so both terms are in the same units. What is passed over for a categ
 Letters: n pool size, P_x item components, d component width, K results.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,11 +32,13 @@ def select(
     diversity: float = 0.0,
     categories: Sequence[Sequence[int]] | None = None,
     max_per_category: int = 0,
+    caps: Sequence[tuple[npt.NDArray[np.bool_], int]] = (),
 ) -> Positions:
     """Positions of at most `k` chosen items, in the order they should be shown.
 
     `scores` (n,) come best first; ties keep the pool's order. `components` (n, P_x, d) are needed when `diversity`,
     the weight w in [0, 1], is above 0. `categories`: each item's category codes; `max_per_category` 0 is no limit.
+    `caps`: which items (n,), and at most how many of them.
     Raises: ValueError naming what is out of range or missing.
     Cost: O(K n P_x d) with diversity, O(n) without.
     """
@@ -47,7 +48,7 @@ def select(
         raise ValueError(f"diversity={diversity} allowed: 0-1")
     if max_per_category < 0 or (max_per_category and categories is None):
         raise ValueError(f"max_per_category={max_per_category} allowed: at least 0, and above 0 only with categories")
-    limits = _CategoryLimits(categories if max_per_category else None, max_per_category)
+    limits = _Limits(len(scores), categories if max_per_category else None, max_per_category, caps)
     if diversity == 0:
         return _first_within_limits(len(scores), k, limits)
     if components is None:
@@ -55,22 +56,36 @@ def select(
     return _marginal_relevance(scores, k, likeness_vectors(components), diversity, limits)
 
 
-class _CategoryLimits:
-    def __init__(self, categories: Sequence[Sequence[int]] | None, limit: int) -> None:
-        self._categories, self._limit = categories, limit
-        self._taken: Counter[int] = Counter()
+class _Limits:
+    """How much room each group of items has left: categories, and what caps name."""
+
+    def __init__(
+        self,
+        num_items: int,
+        categories: Sequence[Sequence[int]] | None,
+        limit: int,
+        caps: Sequence[tuple[npt.NDArray[np.bool_], int]],
+    ) -> None:
+        self._groups: list[list[int]] | None = None
+        self._room: dict[int, int] = {}
+        if categories is None and not caps:
+            return
+        self._groups = [list(codes) for codes in categories] if categories else [[] for _ in range(num_items)]
+        self._room = {code: limit for codes in self._groups for code in codes}
+        for number, (mask, most) in enumerate(caps, start=1):
+            self._room[-number] = most
+            for position in np.flatnonzero(mask).tolist():
+                self._groups[position].append(-number)
 
     def admits(self, position: int) -> bool:
-        if self._categories is None:
-            return True
-        return all(self._taken[code] < self._limit for code in self._categories[position])
+        return self._groups is None or all(self._room[group] > 0 for group in self._groups[position])
 
     def take(self, position: int) -> None:
-        if self._categories is not None:
-            self._taken.update(self._categories[position])
+        for group in () if self._groups is None else self._groups[position]:
+            self._room[group] -= 1
 
 
-def _first_within_limits(num_items: int, k: int, limits: _CategoryLimits) -> Positions:
+def _first_within_limits(num_items: int, k: int, limits: _Limits) -> Positions:
     chosen: list[int] = []
     for position in range(num_items):
         if len(chosen) == k:
@@ -82,7 +97,7 @@ def _first_within_limits(num_items: int, k: int, limits: _CategoryLimits) -> Pos
 
 
 def _marginal_relevance(
-    scores: npt.NDArray[np.float64], k: int, vectors: npt.NDArray[np.float32], weight: float, limits: _CategoryLimits
+    scores: npt.NDArray[np.float64], k: int, vectors: npt.NDArray[np.float32], weight: float, limits: _Limits
 ) -> Positions:
     relevance = (1 - weight) * scores
     nearest = np.full(len(scores), -np.inf)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from types import MappingProxyType
@@ -20,10 +20,13 @@ from services.algorithms.event_schema import EventSchema
 from services.common import rpc_client
 from services.common.admission import Admission
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
+from services.common.config import ConfigError
+from services.common.errors import InvalidRequest
 from services.common.http_server import HttpServer
 from services.common.kafka import EventProducer
 from services.common.pseudonyms import pseudonym_key, read_key
 from services.common.rpc_server import HealthState, RpcServer, serve
+from services.common.rule_file import read_rules
 from services.common.session_store import SessionStore
 from services.common.state_store import StateReader
 from services.common.stream.topics.items import ITEMS
@@ -46,6 +49,7 @@ from services.gateway.api_keys import read_keys
 from services.gateway.audit import AuditLog
 from services.gateway.catalogue import DescribedItems
 from services.gateway.config import GatewaySettings
+from services.gateway.domain import AskedRule
 from services.gateway.door import Door, follow_keys
 from services.gateway.exposures import Exposures
 from services.gateway.handlers.explain import Explain
@@ -63,10 +67,11 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import PageTokens
 from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
-from services.gateway.server import SERVICE, GatewayServicer
+from services.gateway.server import SERVICE, GatewayServicer, rule_of
 from services.gateway.stages import Limits, Stages
 from services.gateway.text_retrieval import TextRetrieval
 from services.gateway.token_waits import TokenWaits
+from services.gateway.validation import MAX_RULES, check_rule
 
 # gRPC's own default: what clients expect to be able to send.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
@@ -121,6 +126,7 @@ def make_servicer(
     stalled_s: Callable[[float], float] = lambda since: 0.0,
     tracing: Tracing = OFF,
     rng: Random | None = None,
+    rules: Sequence[AskedRule] = (),
 ) -> GatewayServicer:
     """Every handler on these ports. `titles`: by item id, live. `kinds`: of attributes. `stalled_s`: see `Breaker`."""
     stages = Stages(ports, limits, stalled_s, metrics.component_failed)
@@ -143,6 +149,7 @@ def make_servicer(
             pages=pages,
             kinds=kinds,
             limits=limits,
+            rules=rules,
             rng=rng or Random(),
         ),
         search=Search(
@@ -172,6 +179,21 @@ def make_servicer(
         forget_user=ForgetUser(ports=ports, append_timeout_s=limits.append_timeout_s),
         tracing=tracing,
     )
+
+
+def standing_rules(settings: GatewaySettings, kinds: Kinds) -> list[AskedRule]:
+    """Raises: ConfigError naming file, rule, key and what is allowed."""
+    if settings.rules is None:
+        return []
+    try:
+        rules = [rule_of(message, "where") for message in read_rules(settings.rules)]
+        for position, rule in enumerate(rules):
+            check_rule(rule, f"rules[{position}]", kinds)
+        if len(rules) > MAX_RULES:
+            raise InvalidRequest.of("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
+    except InvalidRequest as exc:
+        raise ConfigError(f"FRESHET_GATEWAY_RULES: {exc.message}") from exc
+    return rules
 
 
 def signing_key(settings: GatewaySettings) -> bytes:
@@ -252,6 +274,7 @@ async def _serve(
     of_users = pseudonym_key(settings) if settings.exposures else b""
     key = signing_key(settings)
     bundle, popular = await asyncio.to_thread(_open_bundle, settings)
+    rules = standing_rules(settings, bundle.attributes.kinds)
     channels = {
         peer: rpc_client.channel(address, tracing.client_interceptors, tls=settings.tls)
         for peer, address in (("encoder", settings.encoder_address), ("generator", settings.generator_address))
@@ -332,6 +355,7 @@ async def _serve(
         exposures=Exposures(key, shown),
         pages=PageTokens(key),
         kinds=bundle.attributes.kinds,
+        rules=rules,
         stalled_s=stalls.since,
         tracing=tracing,
     )

@@ -44,6 +44,8 @@ class GatewaySettings(PseudonymSettings):
     impression_half_life_minutes: float = Field(
         default=24 * 60, gt=0, le=30 * 24 * 60, validation_alias="FRESHET_GATEWAY_IMPRESSION_HALF_LIFE_MINUTES"
     )
+    # Standing rules of rankings, a YAML file (docs/rules.md), read at the start. None: none.
+    rules: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_RULES")
     # The share of Recommend's positions that new items are shown in, and for how long an item is new.
     new_item_share: float = Field(default=0, ge=0, le=0.5, validation_alias="FRESHET_GATEWAY_NEW_ITEM_SHARE")
     new_item_hours: float = Field(default=24, gt=0, le=30 * 24, validation_alias="FRESHET_GATEWAY_NEW_ITEM_HOURS")

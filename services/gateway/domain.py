@@ -92,6 +92,18 @@ def seen_in(history: Iterable[HistoryEvent], schema: EventSchema) -> list[str]:
     return [event.item_id for event in history if schema.of(event.type or DEFAULT_TYPE).seen]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedRule:
+    """A rule of a request or a standing one: which items, by everything that is given, and one effect, the others 0."""
+
+    name: str
+    which: Filter
+    boost: float = 0.0
+    bury: float = 0.0
+    pin: int = 0
+    cap: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class NotAgain:
     """Leave out the items of the user's last so many answers, and of those of the last so many minutes."""
@@ -117,6 +129,7 @@ class RecommendQuery:
     page_depth: int = 0
     page_token: str = ""
     not_again: NotAgain | None = None
+    rules: tuple[AskedRule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +179,8 @@ class ScoredItem:
     score: float
     source: str
     propensity: float = 1.0
+    # Rules that changed its score or its place.
+    rules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

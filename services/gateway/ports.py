@@ -15,7 +15,7 @@ from services.common.stream.topics.exposures import Exposure
 from services.common.stream.topics.forgets import Forget
 from services.common.stream.topics.interactions import Interaction
 from services.common.stream.topics.items import CatalogueItem
-from services.gateway.domain import Encoded, Filter, HistoryEvent, Pool, Ranking
+from services.gateway.domain import AskedRule, Encoded, Filter, HistoryEvent, Pool, Ranking
 from services.gateway.explanation import Similarity, Votes
 from services.gateway.forgetting import Contributions, StoredUser
 from services.gateway.freshness import PartitionProgress, ServedIndex
@@ -98,6 +98,7 @@ class Reranker(Protocol):
         max_per_category: int,
         diversity: float,
         discounts: Mapping[str, float],
+        rules: Sequence[AskedRule],
         timeout_s: float,
     ) -> Ranking:
         """At most k items of the pool, best first, by similarity and the pool's votes."""

@@ -15,6 +15,7 @@ from services.common.stream.topics.interactions import Interaction, from_message
 from services.common.stream.topics.items import CatalogueItem, item_from_message
 from services.common.tracing import OFF, Tracing
 from services.gateway.domain import (
+    AskedRule,
     Filter,
     FreshnessToken,
     HistoryEvent,
@@ -183,6 +184,24 @@ def _query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
         not_again=NotAgain(request.not_again.answers, request.not_again.minutes)
         if request.HasField("not_again")
         else None,
+        rules=tuple(rule_of(message, f"rules[{position}]") for position, message in enumerate(request.rules)),
+    )
+
+
+def rule_of(message: common_pb2.Rule, name: str) -> AskedRule:
+    """A rule, unchecked but for its conditions' form. Raises: InvalidRequest naming the field below `name`."""
+    return AskedRule(
+        name=message.name,
+        which=Filter(
+            exclude_seen=False,
+            allow_item_ids=tuple(message.item_ids),
+            allow_categories=tuple(message.categories),
+            where=_conditions(message.where, f"{name}.where"),
+        ),
+        boost=message.boost,
+        bury=message.bury,
+        pin=message.pin,
+        cap=message.cap,
     )
 
 
@@ -212,12 +231,12 @@ def _filter(message: common_pb2.Filter, *, excludes_seen: bool) -> Filter:
     )
 
 
-def _conditions(messages: Any) -> tuple[Condition, ...]:
-    said = read_conditions(messages)
+def _conditions(messages: Any, name: str = "filter.where") -> tuple[Condition, ...]:
+    said = read_conditions(messages, name)
     try:
         return tuple(Condition(name, Comparison(comparison), values) for name, comparison, values in said)
     except ValueError as exc:
-        raise InvalidRequest(f"filter.where: {exc}") from exc
+        raise InvalidRequest(f"{name}: {exc}") from exc
 
 
 def _receipt_message(receipt: Receipt) -> gateway_pb2.InteractionReceipt:
@@ -235,7 +254,8 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
     kind: Any = int(answer.certificate.kind)
     message = gateway_pb2.RecommendResponse(
         items=[
-            common_pb2.ScoredItem(item_id=item.item_id, score=item.score, source=item.source) for item in answer.items
+            common_pb2.ScoredItem(item_id=item.item_id, score=item.score, source=item.source, rules=item.rules)
+            for item in answer.items
         ],
         model_version=answer.model_version,
         index_version=answer.index_version,

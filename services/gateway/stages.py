@@ -16,8 +16,10 @@ from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState, UserView
 from services.gateway.breaker import Breaker
 from services.gateway.domain import (
+    AskedRule,
     Degradation,
     Encoded,
+    Filter,
     HistoryEvent,
     Pool,
     Ranking,
@@ -258,14 +260,16 @@ class Stages:
             ),
         )
 
-    async def propose(self, work: Work[RecommendQuery], state: PackedQueryState, pool_size: int) -> Pool | None:
-        """The first stage's pool."""
+    async def propose(
+        self, work: Work[RecommendQuery], state: PackedQueryState, pool_size: int, wanted: Filter | None = None
+    ) -> Pool | None:
+        """The first stage's pool, under the request's filter or another one."""
         pool = await self._attempt(
             work,
             "candidates",
             self._limits.stage_timeout_s,
             lambda timeout_s: self._ports.candidates.propose(
-                state, pool_size=pool_size, filter=work.query.filter, seen=work.seen, timeout_s=timeout_s
+                state, pool_size=pool_size, filter=wanted or work.query.filter, seen=work.seen, timeout_s=timeout_s
             ),
         )
         if pool is not None:
@@ -283,6 +287,7 @@ class Stages:
         max_per_category: int = 0,
         diversity: float = 0.0,
         discounts: Mapping[str, float] | None = None,
+        rules: Sequence[AskedRule] = (),
     ) -> Ranking | None:
         """The k best of a pool by the full model."""
         ranking = await self._attempt(
@@ -298,6 +303,7 @@ class Stages:
                 max_per_category=max_per_category,
                 diversity=diversity,
                 discounts=discounts or {},
+                rules=rules,
                 timeout_s=timeout_s,
             ),
         )

@@ -14,8 +14,8 @@ from services.common.stream.topics.interactions import (
     Interaction,
     validate,
 )
-from services.common.validation import MAX_ID_BYTES, validate_id, validate_query
-from services.gateway.domain import Filter, FreshnessToken, HistoryEvent, RecommendQuery, SimilarQuery
+from services.common.validation import MAX_ID_BYTES, validate_id, validate_query, validate_text
+from services.gateway.domain import AskedRule, Filter, FreshnessToken, HistoryEvent, RecommendQuery, SimilarQuery
 from services.gateway.explanation import ExplainQuery
 from services.gateway.searching import SearchQuery
 from services.gateway.shown_before import MAX_ANSWERS
@@ -26,6 +26,7 @@ MAX_FILTER_ITEMS = 10_000
 MAX_FILTER_CATEGORIES = 1000
 MAX_BATCH = 1000
 MAX_MINUTES = 24 * 60
+MAX_RULES, MAX_RULE_ITEMS = 8, 1000
 
 
 def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
@@ -43,7 +44,33 @@ def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
     if query.query:
         validate_query("query", query.query)
     _check_shown(query)
+    _check_rules(query, kinds)
     _check_filter(query.filter, kinds)
+
+
+def _check_rules(query: RecommendQuery, kinds: Kinds) -> None:
+    if len(query.rules) > MAX_RULES:
+        raise InvalidRequest.of("rules", f"{len(query.rules)} rules", f"at most {MAX_RULES}")
+    for position, rule in enumerate(query.rules):
+        check_rule(rule, f"rules[{position}]", kinds)
+
+
+def check_rule(rule: AskedRule, field: str, kinds: Kinds) -> None:
+    """Raise InvalidRequest for the first part of a rule, below `field`, that breaks its limit."""
+    validate_text(f"{field}.name", rule.name, 1, MAX_TYPE_BYTES)
+    which = rule.which
+    if not (which.allow_item_ids or which.allow_categories or which.where):
+        raise InvalidRequest.of(field, "every item", "item_ids, categories or where, at least one of them")
+    if len(which.allow_item_ids) > MAX_RULE_ITEMS:
+        allowed = f"at most {MAX_RULE_ITEMS}"
+        raise InvalidRequest.of(f"{field}.item_ids", f"{len(which.allow_item_ids)} entries", allowed)
+    _check_filter(which, kinds, field)
+    effects = [name for name in ("boost", "bury", "pin", "cap") if getattr(rule, name)]
+    if len(effects) != 1:
+        raise InvalidRequest.of(f"{field}.effect", effects or "none, or 0", "one of boost, bury, pin, cap, not 0")
+    for name, value in (("boost", rule.boost), ("bury", rule.bury), ("pin", rule.pin), ("cap", rule.cap)):
+        if value and not 0 < value <= MAX_K:  # NaN fails too
+            raise InvalidRequest.of(f"{field}.{name}", value, f"above 0, at most {MAX_K}")
 
 
 def _check_shown(query: RecommendQuery) -> None:
@@ -141,28 +168,30 @@ def _check_token(token: FreshnessToken, user_id: str) -> None:
             raise InvalidRequest.of(f"freshness_token.{name}", value, "0 or more, as the receipt gave it")
 
 
-def _check_filter(wanted: Filter, kinds: Kinds) -> None:
-    for name, texts, limit in (
+def _check_filter(wanted: Filter, kinds: Kinds, field: str = "filter") -> None:
+    for part, texts, limit in (
         ("allow_item_ids", wanted.allow_item_ids, MAX_FILTER_ITEMS),
         ("deny_item_ids", wanted.deny_item_ids, MAX_FILTER_ITEMS),
         ("allow_categories", wanted.allow_categories, MAX_FILTER_CATEGORIES),
         ("deny_categories", wanted.deny_categories, MAX_FILTER_CATEGORIES),
     ):
+        # A rule's own names are shorter.
+        name = f"{field}.{part if field == 'filter' else part.removeprefix('allow_')}"
         if len(texts) > limit:
-            raise InvalidRequest.of(f"filter.{name}", f"{len(texts)} entries", f"at most {limit} entries")
+            raise InvalidRequest.of(name, f"{len(texts)} entries", f"at most {limit} entries")
         for position, text in enumerate(texts):
             size = len(text) if text.isascii() else len(text.encode())
             if not 1 <= size <= MAX_ID_BYTES:
                 raise InvalidRequest.of(
-                    f"filter.{name}[{position}]", f"text of {size} bytes", f"1-{MAX_ID_BYTES} bytes of UTF-8"
+                    f"{name}[{position}]", f"text of {size} bytes", f"1-{MAX_ID_BYTES} bytes of UTF-8"
                 )
     if len(wanted.where) > MAX_CONDITIONS:
-        raise InvalidRequest.of("filter.where", f"{len(wanted.where)} conditions", f"at most {MAX_CONDITIONS}")
+        raise InvalidRequest.of(f"{field}.where", f"{len(wanted.where)} conditions", f"at most {MAX_CONDITIONS}")
     for position, one in enumerate(wanted.where):
         try:
             one.check(kinds)
         except ValueError as exc:
-            raise InvalidRequest(f"filter.where[{position}]: {exc}") from exc
+            raise InvalidRequest(f"{field}.where[{position}]: {exc}") from exc
 
 
 def check_interactions(interactions: Sequence[Interaction], now_ms: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import Certificate
 from services.algorithms.live_catalogue import Served
+from services.algorithms.rules import Rule
 from services.algorithms.states import QueryStates
 
 
@@ -33,6 +34,7 @@ class RerankQuery:
     votes: Sequence[float] = ()
     model_share: float = 1.0
     discounts: Sequence[float] = ()
+    rules: Sequence[Rule] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +50,8 @@ class Ranked:
     dropped_items: int
     rerank_s: float
     index_version: str
+    # By item the names of the rules that changed it.
+    rules: list[list[str]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from services.algorithms.indexes.mutable.lookup import FoundItems, find_items
 from services.algorithms.indexes.protocol import ESTIMATE, Scores, certificate
 from services.algorithms.indexes.ranking import order_by_score_then_id
 from services.algorithms.live_catalogue import NO_CHANGE, LiveCatalogue, Served
+from services.algorithms.rules import MAX_RULES, Mask, Rule, added, pinned_first, with_pins
 from services.algorithms.states import QueryStates
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest, NotFound, PreconditionFailed
@@ -140,6 +141,13 @@ class Rerank:
             request.filter.check(self._catalogue.index.kinds)
         except ValueError as exc:
             raise InvalidRequest(f"filter.{exc}") from exc
+        if len(request.rules) > MAX_RULES:
+            raise InvalidRequest.of("rules", f"{len(request.rules)} rules", f"at most {MAX_RULES}")
+        for rule in request.rules:
+            try:
+                rule.which.check(self._catalogue.index.kinds)
+            except ValueError as exc:
+                raise InvalidRequest(f"rules[{rule.name!r}].{exc}") from exc
         self._check_query(request.query, request.model_version)
 
     def _check_query(self, query: QueryStates, model_version: str) -> None:
@@ -177,13 +185,17 @@ class Rerank:
         if request.discounts:
             discounts = dict(zip(pool, request.discounts, strict=True))
             scores = scores - np.array([discounts[item_id] for item_id in items.item_ids])
+        masks = [self._catalogue.passing(rule.which, items.item_ids) for rule in request.rules]
+        if masks:
+            scores = scores + added(request.rules, masks)
         order, scores = order_by_score_then_id(scores, _ranks(items.item_ids), tolerance=2 * error)
+        masks = [mask[order] for mask in masks]
         proof = ESTIMATE
         if is_the_pools:
             kth = float(scores[request.k - 1]) - 2 * error if len(items) >= request.k else None
             proof = certificate(bound=_scaled(request.bound, model_weight), kth_score=kth)
         scored = time.perf_counter()
-        chosen = self._chosen(request, items, order, scores)
+        chosen = self._chosen(request, items, order, scores, masks)
         ended = time.perf_counter()
         self._metrics.verify.observe(verified - started)
         self._metrics.score.observe(scored - verified)
@@ -195,6 +207,7 @@ class Rerank:
             dropped_items=len(request.candidate_item_ids) - len(items),
             rerank_s=ended - started,
             index_version=served.name,
+            rules=_names(request.rules, masks, chosen),
         )
 
     def _version(self, request: RerankQuery) -> tuple[Served, bool]:
@@ -213,7 +226,9 @@ class Rerank:
             visible = [item_id for item_id, one in zip(visible, passes.tolist(), strict=True) if one]
         return find_items(served.version, visible)
 
-    def _chosen(self, request: RerankQuery, items: FoundItems, order: np.ndarray, scores: Scores) -> np.ndarray:
+    def _chosen(
+        self, request: RerankQuery, items: FoundItems, order: np.ndarray, scores: Scores, masks: Sequence[Mask]
+    ) -> np.ndarray:
         """Indices into `order` of what to show, in that order."""
         categories = None
         if request.max_per_category:
@@ -221,14 +236,34 @@ class Rerank:
             codes = {name: code for code, name in enumerate({name for one in names for name in one})}
             categories = [tuple(codes[name] for name in dict.fromkeys(one)) for one in names]
         components = items.components()[order] if request.diversity and len(items) else None
-        return select(
+        pins = pinned_first(request.rules, masks)
+        pinned = list(pins.values())
+        chosen = select(
             scores,
             request.k,
             components=components,
             diversity=request.diversity if components is not None else 0.0,
             categories=categories,
             max_per_category=request.max_per_category,
+            caps=[
+                (mask & ~np.isin(np.arange(len(mask)), pinned), max(0, rule.cap - int(mask[pinned].sum())))
+                for rule, mask in zip(request.rules, masks, strict=True)
+                if rule.cap
+            ],
         )
+        return np.array(with_pins(chosen.tolist(), pins, request.k), dtype=np.int64) if pins else chosen
+
+
+def _names(rules: Sequence[Rule], masks: Sequence[Mask], chosen: np.ndarray) -> list[list[str]]:
+    """By item of the answer, the rules that moved its score or pinned it where it stands."""
+    return [
+        [
+            rule.name
+            for rule, mask in zip(rules, masks, strict=True)
+            if mask[row] and (rule.boost or rule.pin == position + 1)
+        ]
+        for position, row in enumerate(chosen.tolist())
+    ]
 
 
 def _scaled(bound: float | None, model_weight: float) -> float | None:

@@ -1,6 +1,7 @@
 """Where Protobuf ends: messages to dataclasses, the handler, dataclasses to messages."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +11,7 @@ from freshet.v1 import common_pb2, reranker_pb2, reranker_pb2_grpc
 from services.algorithms.attributes import Comparison, Condition
 from services.algorithms.filters import ItemFilter
 from services.algorithms.packed_state import unpack_query_state
+from services.algorithms.rules import Rule
 from services.common.attributes import read_conditions
 from services.common.errors import InvalidRequest
 from services.common.query_state import unpacked
@@ -79,7 +81,24 @@ def _rerank_query(request: reranker_pb2.RerankRequest) -> RerankQuery:
         votes=tuple(request.votes),
         model_share=request.model_share,
         discounts=tuple(request.discounts),
+        rules=[_rule(message, f"rules[{position}]") for position, message in enumerate(request.rules)],
     )
+
+
+def _rule(message: common_pb2.Rule, name: str) -> Rule:
+    try:
+        conditions = read_conditions(message.where, f"{name}.where")
+        which = ItemFilter(
+            allow_item_ids=tuple(message.item_ids),
+            allow_categories=tuple(message.categories),
+            where=[Condition(attribute, Comparison(test), of) for attribute, test, of in conditions],
+        )
+    except ValueError as exc:
+        raise InvalidRequest(f"{name}: {exc}") from exc
+    for effect in (message.boost, message.bury):
+        if not 0 <= effect < math.inf:
+            raise InvalidRequest.of(f"{name}.{message.WhichOneof('effect')}", effect, "a finite number above 0")
+    return Rule(name=message.name, which=which, boost=message.boost - message.bury, pin=message.pin, cap=message.cap)
 
 
 def _filter(message: common_pb2.Filter, seen_item_ids: Any) -> ItemFilter:
@@ -101,8 +120,8 @@ def _response(ranked: Ranked, queue_s: float, model_version: str) -> reranker_pb
     certificate = ranked.certificate
     return reranker_pb2.RerankResponse(
         items=[
-            common_pb2.ScoredItem(item_id=item_id, score=score, source="mol")
-            for item_id, score in zip(ranked.item_ids, ranked.scores, strict=True)
+            common_pb2.ScoredItem(item_id=item_id, score=score, source="mol", rules=rules)
+            for item_id, score, rules in zip(ranked.item_ids, ranked.scores, ranked.rules, strict=True)
         ],
         certificate=common_pb2.Certificate(kind=f"KIND_{certificate.kind.upper()}", gap=certificate.gap or 0.0),
         dropped_items=ranked.dropped_items,

@@ -16,6 +16,7 @@ from services.common.stream.topics.forgets import Forget
 from services.common.stream.topics.interactions import Interaction
 from services.common.stream.topics.items import CatalogueItem
 from services.gateway.domain import (
+    AskedRule,
     Certificate,
     CertificateKind,
     Encoded,
@@ -276,6 +277,7 @@ class MemoryReranker(_Failing):
     asked: list[tuple[int, float]] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
     discounts: list[Mapping[str, float]] = field(default_factory=list)
+    rules: list[Sequence[AskedRule]] = field(default_factory=list)
     titles: dict[str, str] = field(default_factory=dict)
 
     async def rerank(
@@ -289,8 +291,10 @@ class MemoryReranker(_Failing):
         max_per_category: int,
         diversity: float,
         discounts: Mapping[str, float],
+        rules: Sequence[AskedRule],
         timeout_s: float,
     ) -> Ranking:
+        self.rules.append(rules)
         self.asked.append((max_per_category, diversity))
         self.discounts.append(discounts)
         self.pools.append(pool)

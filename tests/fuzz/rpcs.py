@@ -358,6 +358,15 @@ def _gateway() -> Service:
         g.RecommendRequest(k=2, history=_HISTORY, query="space", filter=_FILTERS[1]),
         g.RecommendRequest(user_id="new", k=1000, max_per_category=1),
         g.RecommendRequest(user_id="ann", k=2, page_depth=50, not_again=g.NotAgain(answers=2, minutes=10)),
+        g.RecommendRequest(
+            user_id="ann",
+            k=3,
+            rules=[
+                common_pb2.Rule(name="up", categories=["x"], boost=0.5),
+                common_pb2.Rule(name="first", item_ids=["b"], pin=1),
+                common_pb2.Rule(name="few", where=[{"name": "price", "comparison": 7}], cap=1),
+            ],
+        ),
         g.RecommendRequest(user_id=_READER, k=2, page_token=PageTokens(b"key").token(_PLACE, _READER)),
     ]
     searches = [

@@ -50,6 +50,7 @@ def recommend(
     page_token: Annotated[str, typer.Option(help="Of an earlier page: the next one.")] = "",
     not_again_answers: Annotated[int, typer.Option(min=0, help="Leave out the items of the last so many answers.")] = 0,
     not_again_minutes: Annotated[int, typer.Option(min=0, help="And those of the last so many minutes.")] = 0,
+    rules: Annotated[Path | None, typer.Option(help="Rules for this request: a YAML file (docs/rules.md).")] = None,
     context: options.Context = None,
     bundle: options.BundlePath = options.DEFAULT_BUNDLE,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
@@ -95,6 +96,7 @@ def recommend(
         not_again=gateway_pb2.NotAgain(answers=not_again_answers, minutes=not_again_minutes)
         if not_again_answers or not_again_minutes
         else None,
+        rules=_rules_of(rules),
     )
     if batch is not None and out is not None:
         _recommend_to_all(batch, out, request, gateway, timeout_ms / 1000, as_json=as_json)
@@ -108,6 +110,16 @@ def recommend(
         emit_json(as_dict(answer, titles) | {"elapsed_ms": round(elapsed_ms, 3)})
     else:
         _print_answer(answer, titles, subject=f"user {user}" if user else "this sequence")
+
+
+def _rules_of(path: Path | None) -> "list[common_pb2.Rule]":
+    from services.common.errors import InvalidRequest
+    from services.common.rule_file import read_rules
+
+    try:
+        return [] if path is None else read_rules(path)
+    except InvalidRequest as error:
+        raise usage_error(error.message) from error
 
 
 def _recommend_to_all(
@@ -195,6 +207,7 @@ def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> 
                 "title": titles.get(scored.item_id),
                 "score": scored.score,
                 "source": scored.source,
+                "rules": list(scored.rules),
             }
             for rank, scored in enumerate(answer.items, start=1)
         ],
@@ -225,7 +238,7 @@ def _print_answer(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str
     shown = table("", *named, "score", "source", right=("", "score"), title=f"for {subject}")
     for row in facts["items"]:
         names = (row["title"] or "-", row["item_id"]) if len(named) == 2 else (row["item_id"],)
-        shown.add_row(str(row["rank"]), *names, f"{row['score']:.4f}", row["source"])
+        shown.add_row(str(row["rank"]), *names, f"{row['score']:.4f}", ", ".join([row["source"], *row["rules"]]))
     out = console()
     out.print(shown)
     if not facts["items"]:

@@ -28,6 +28,7 @@ from services.common.query_state import PackedQueryState, from_message, to_messa
 from services.common.stream.times import set_ms
 from services.gateway.adapters.peer import Peer
 from services.gateway.domain import (
+    AskedRule,
     Certificate,
     CertificateKind,
     Encoded,
@@ -64,6 +65,17 @@ def _read(kind: Any, message: Any, **other: Any) -> Any:
 
 def _offsets(positions: Any) -> dict[int, int]:
     return {position.partition: position.offset for position in positions}
+
+
+def _rule_message(rule: AskedRule) -> Any:
+    which = _filter_message(rule.which)
+    message = common_pb2.Rule(
+        name=rule.name, item_ids=which.allow_item_ids, categories=which.allow_categories, where=which.where
+    )
+    for name in ("boost", "bury", "pin", "cap"):
+        if getattr(rule, name):
+            setattr(message, name, getattr(rule, name))
+    return message
 
 
 def _filter_message(wanted: Filter) -> Any:
@@ -255,6 +267,7 @@ class RemoteReranker:
         max_per_category: int,
         diversity: float,
         discounts: Mapping[str, float],
+        rules: Sequence[AskedRule],
         timeout_s: float,
     ) -> Ranking:
         """One Rerank call. Of the seen items only those in the pool travel: the others change nothing."""
@@ -272,10 +285,14 @@ class RemoteReranker:
             votes=pool.votes,
             model_share=pool.model_share,
             discounts=[discounts.get(item_id, 0.0) for item_id in pool.item_ids] if discounts else (),
+            rules=[_rule_message(rule) for rule in rules],
         )
         response = await self._call("Rerank", request, timeout_s)
         return Ranking(
-            items=[ScoredItem(item.item_id, item.score, item.source or "mol") for item in response.items],
+            items=[
+                ScoredItem(item.item_id, item.score, item.source or "mol", rules=tuple(item.rules))
+                for item in response.items
+            ],
             certificate=_certificate(response.certificate),
             index_version=response.index_version or pool.index_version,
             index_freshness=pool.index_freshness,

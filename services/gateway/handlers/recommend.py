@@ -22,6 +22,7 @@ from services.common.query_state import PackedQueryState
 from services.common.state_layout import ANSWERS, IMPRESSIONS, PAGES
 from services.common.state_store import StoredState, UserView
 from services.gateway.domain import (
+    AskedRule,
     Degradation,
     FreshnessToken,
     HistoryEvent,
@@ -39,6 +40,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import KEPT_S, MAX_LISTS, PageTokens, Place, ServedList, find_list, packed_list
 from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
+from services.gateway.ruled_pools import searched_for, with_own_pools
 from services.gateway.shown_before import (
     ANSWERS_KEPT_S,
     MAX_ANSWERS,
@@ -76,6 +78,7 @@ class Recommend:
     pages: PageTokens
     kinds: Kinds
     limits: Limits
+    rules: Sequence[AskedRule]
     rng: Random
 
     async def __call__(self, query: RecommendQuery) -> Recommendation:
@@ -83,9 +86,10 @@ class Recommend:
 
         Raises: InvalidRequest naming the field; DeadlineExceeded when the caller's time was spent on the way.
         """
-        work = Work.begin(replace(query, k=max(query.k, query.page_depth)), budget_s=self.limits.budget_s)
         asked_ms = now_ms()
         check_query(query, asked_ms, self.kinds)
+        asked = replace(query, k=max(query.k, query.page_depth), rules=(*self.rules, *query.rules))
+        work = Work.begin(asked, budget_s=self.limits.budget_s)
         if query.page_token:
             return await self._next_page(work, asked_ms)
         slot = admission.current.get()
@@ -296,7 +300,7 @@ class Recommend:
         by_words: Sequence[str] = ()
         if query.query:
             pool, by_words = await asyncio.gather(self._propose(work, state), self._find(work))
-        elif query.max_per_category or query.diversity:
+        elif query.max_per_category or query.diversity or query.rules:
             pool = await self._propose(work, state)
         else:
             found = await self.stages.search(work, state, query.k + len(work.discounts))
@@ -331,10 +335,18 @@ class Recommend:
 
     async def _propose(self, work: Work[RecommendQuery], state: PackedQueryState) -> Pool | None:
         query = work.query
-        # Category limits and diversity choose among the pool: give them more to choose from.
-        wanted = query.k * (4 if query.max_per_category or query.diversity else 2)
-        size = max(self.limits.pool_size, wanted) + len(work.discounts)
-        return await self.stages.propose(work, state, min(MAX_POOL, size))
+        # Category limits, diversity and caps choose among the pool: give them more to choose from.
+        chooses = query.max_per_category or query.diversity or any(rule.cap for rule in query.rules)
+        size = max(self.limits.pool_size, query.k * (4 if chooses else 2)) + len(work.discounts)
+        size = min(MAX_POOL, size)
+        if not query.rules:
+            return await self.stages.propose(work, state, size)
+        among = [(rule, wanted) for rule in query.rules if (wanted := searched_for(rule, query.filter)) is not None]
+        pool, *own = await asyncio.gather(
+            self.stages.propose(work, state, size),
+            *(self.stages.propose(work, state, 2 * query.k, wanted) for _, wanted in among),
+        )
+        return pool and with_own_pools(pool, [(rule, found) for (rule, _), found in zip(among, own, strict=True)])
 
     async def _find(self, work: Work[RecommendQuery]) -> Sequence[str]:
         """What the request's words find, best first."""
@@ -366,6 +378,7 @@ class Recommend:
             max_per_category=query.max_per_category,
             diversity=query.diversity,
             discounts=work.discounts,
+            rules=query.rules,
         )
         if ranking is not None:
             return ranking

@@ -24,11 +24,13 @@ from services.common.rpc_server import HealthState, RpcServer
 from services.compact.in_process import InProcess
 from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.adapters.replicas import Replicas
-from services.gateway.domain import Filter, Pool
+from services.gateway.domain import AskedRule, Filter, Pool
 from services.reranker import bootstrap as reranker
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import RerankerServicer
+
+RULE = AskedRule(name="promo", which=Filter(allow_item_ids=("item-1", "item-2", "0", "1")), boost=0.1)
 
 
 @dataclass
@@ -100,7 +102,13 @@ async def test_answers_are_those_over_grpc(scene: Scene) -> None:
     here, there = await pool(scene)
     assert here == there
     assert here.item_ids
-    rules = asked | {"filter": Filter(), "max_per_category": 2, "diversity": 0.3, "discounts": {here.item_ids[0]: 0.1}}
+    rules = asked | {
+        "filter": Filter(),
+        "max_per_category": 2,
+        "diversity": 0.3,
+        "discounts": {here.item_ids[0]: 0.1},
+        "rules": [RULE],
+    }
     ranked = [without_times(await peer.rerank(scene.state, here, **rules)) for peer in scene.reranker]
     assert ranked[0] == ranked[1]
     assert ranked[0].items

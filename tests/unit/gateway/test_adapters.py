@@ -41,6 +41,7 @@ from services.gateway.adapters.replicas import Replicas
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
 from services.gateway.domain import (
+    AskedRule,
     Certificate,
     CertificateKind,
     Filter,
@@ -238,10 +239,12 @@ async def test_rerank_sends_the_pool_with_only_the_seen_items_that_matter() -> N
             max_per_category=2,
             diversity=0.5,
             discounts={"b": 0.25, "z": 1.0},
+            rules=[AskedRule(name="r", which=Filter(allow_categories=("x",)), bury=0.5)],
             timeout_s=1.0,
         )
     request = servicer.request
     assert list(request.discounts) == [0, 0.25]
+    assert list(request.rules) == [common_pb2.Rule(name="r", categories=["x"], bury=0.5)]
     assert (list(request.candidate_item_ids), list(request.seen_item_ids), request.bound) == (["a", "b"], ["a"], 0.5)
     assert (request.k, request.max_per_category, request.diversity) == (1, 2, 0.5)
     assert (ranking.certificate.kind, ranking.certificate.gap) == (CertificateKind.BOUNDED, 0.125)

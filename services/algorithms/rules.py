@@ -1,0 +1,77 @@
+"""Rules over a ranking: boosts and buries of scores, pinned positions, caps.
+
+A boost adds to the score of every item that it names, a bury takes from it; of several the sum counts. Of what the
+first stage left out nothing is known but bounds: its own, and one for each boost from a search among that boost's
+items. An item that was left out and that the boosts S name scores at most the least of these bounds and the sum of S;
+buries only lower. So an answer under rules is exact, or says how far off it may be, like any other.
+
+Letters: n items.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.filters import ItemFilter
+
+MAX_RULES = 16
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """`which` names items by ids, categories and conditions. One of the others is not 0; a bury is a boost below 0."""
+
+    name: str
+    which: ItemFilter
+    boost: float = 0.0
+    pin: int = 0
+    cap: int = 0
+
+
+def added(rules: Sequence[Rule], masks: Sequence[Mask]) -> npt.NDArray[np.float64]:
+    """What the rules add to the scores of n items: (n,). masks: for each rule, which items it names."""
+    return np.asarray(np.sum([rule.boost * mask for rule, mask in zip(rules, masks, strict=True)], axis=0))
+
+
+def bound_with_boosts(bound: float | None, boosts: Sequence[tuple[float, float | None]]) -> float | None:
+    """Of what was left out of the pool and of every boost's own search: no final score is above it.
+
+    bound: of the pool. boosts: what each adds, above 0, and the bound of the search among its items; None: no proof.
+    For every least bound the most is added by all boosts whose own bound is no lower.
+    """
+    if bound is None:
+        return None
+    found, total = bound, 0.0
+    for own, boost in sorted(((math.inf if own is None else own, boost) for boost, own in boosts), reverse=True):
+        if own == math.inf:
+            return None
+        total += boost
+        found = max(found, min(bound, own) + total)
+    return found
+
+
+def pinned_first(rules: Sequence[Rule], masks: Sequence[Mask]) -> dict[int, int]:
+    """By position, from 0, the row that is pinned there: the first of a ranking that the rule names and none before it
+    took. masks are in the order of the ranking."""
+    found: dict[int, int] = {}
+    for rule, mask in zip(rules, masks, strict=True):
+        if rule.pin and rule.pin - 1 not in found:
+            row = next((row for row in np.flatnonzero(mask).tolist() if row not in found.values()), None)
+            if row is not None:
+                found[rule.pin - 1] = row
+    return found
+
+
+def with_pins(chosen: Sequence[int], pins: dict[int, int], k: int) -> list[int]:
+    """The chosen rows with the pinned ones at their positions, k in all; a position beyond the end is the end."""
+    rest = [row for row in chosen if row not in pins.values()]
+    found: list[int] = []
+    for position, row in sorted(pins.items()):
+        found += rest[: position - len(found)]
+        rest = [one for one in rest if one not in found]
+        found.append(row)
+    return (found + rest)[:k]
