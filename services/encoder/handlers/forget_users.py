@@ -20,7 +20,7 @@ from services.common.state_store import ForgetsApplied, UserHistory, UserUpdate
 from services.common.stream.ports import Offsets
 from services.common.stream.position import Position
 from services.common.stream.record import DeadLetter
-from services.common.stream.retraction import ForgetUpTo, Undo, covers
+from services.common.stream.retraction import ForgetUpTo, Undo, covers, is_covered
 from services.common.stream.topics.attributions import Attributed
 from services.common.stream.topics.forgets import Forget
 from services.encoder.encoding import cache_key
@@ -105,7 +105,8 @@ class ForgetUsers:
         if not records and not self._unreadable:
             return 0
         forgets = [record.forget for record in records if record.forget is not None]
-        users = {forget.user_id for forget in forgets}
+        latest = {forget.user_id: forget for forget in forgets}
+        users = latest.keys()
         histories = self.store.load_users(users, self._epoch)
         # What an emptied or older store says of users must not go into `histories`.
         self.check_in_step()
@@ -113,7 +114,8 @@ class ForgetUsers:
         messages: list[Attributed] = [*voided]
         updates = []
         kept: dict[str, PackedHistory | None] = {}
-        for user_id in users:
+        for forget in latest.values():
+            user_id = forget.user_id
             history, up_to = histories[user_id], self.forgotten.up_to(user_id)
             if covers(history.forgotten, up_to):
                 continue
@@ -121,8 +123,7 @@ class ForgetUsers:
             updates.append(self._update(user_id, rest))
             if not history.is_lost:  # what restores the user erases, too
                 kept[user_id] = packed(rest, seen_in(rest.events)) if rest.positions else None
-            if len(rest.events) < len(history.events):
-                messages += self._tainted(user_id, rest)
+            messages += self._tainted(forget, history, rest)
         dead_letters = [DeadLetter(record.record, record.reason) for record in self._unreadable]
         self.outbox.publish(messages, dead_letters, voided)
         if self.keep is not None:
@@ -158,23 +159,29 @@ class ForgetUsers:
             for pseudonym in pseudonyms_of(forget.user_id, (self.pseudonym_key, *self.earlier_keys))
         ]
 
-    def _tainted(self, user_id: str, rest: UserHistory) -> list[Undo]:
+    def _tainted(self, forget: Forget, history: UserHistory, rest: UserHistory) -> list[Undo]:
         """Interactions that came while the forget was on its way: the query states that went out with them were made
-        of what is void now, so they are taken back. They stay in the user's own history, and search clicks among them
-        stay: words hold nothing of what came before."""
-        pseudonym = pseudonym_of(user_id, self.pseudonym_key)
+        of what is void now, so they are taken back, also where either has left the window since. They stay in the
+        user's own history, and search clicks among them stay: words hold nothing of what came before."""
+        void = any(is_covered(rest.forgotten, entry.partition, entry.offset) for entry in history.recent)
+        if not void and len(rest.events) == len(history.events):
+            return []
+        # Of what is void, and of what was undone, `rest` names no item.
+        items = {Position(entry.partition, entry.offset): entry.item_id for entry in rest.recent if entry.item_id}
+        items |= {Position(event.partition, event.offset): event.item_id for event in rest.events}
+        pseudonym = pseudonym_of(forget.user_id, self.pseudonym_key)
         return [
             Undo(
                 event_id="",
-                item_id=event.item_id,
-                undoes=Position(event.partition, event.offset),
-                event_time_ms=event.event_time_ms,
-                recorded_ms=event.event_time_ms,
-                partition=event.partition,
-                offset=event.offset,
+                item_id=item_id,
+                undoes=place,
+                event_time_ms=forget.requested_ms,
+                recorded_ms=forget.requested_ms,
+                partition=place.partition,
+                offset=place.offset,
                 user_pseudonym=pseudonym,
             )
-            for event in rest.events
+            for place, item_id in items.items()
         ]
 
     def _update(self, user_id: str, rest: UserHistory) -> UserUpdate:

@@ -204,11 +204,9 @@ def test_what_came_while_a_forget_was_on_its_way_leaves_no_state_of_what_is_void
     never.forgets.append(forget(user, p0=ends[0] - 1, p1=ends[1] - 1))
     never.settle()
     clean = folded(never.outbox)
-    # Fewer may stand, since they are taken back; none that was made of what is void (its window had slid before: see
-    # the README for what is left then).
-    erased_in_window = len(racing) < VOCABULARY.max_history // 2
+    # Fewer may stand, since they are taken back; none that was made of what is void.
     for place, message in folded(world.outbox).items():
-        if message.user_pseudonym == pseudonym_of(f"user-{user}", b"key") and erased_in_window:
+        if message.user_pseudonym == pseudonym_of(f"user-{user}", b"key"):
             assert message.state == clean[place].state
 
 
