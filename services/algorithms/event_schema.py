@@ -87,6 +87,10 @@ class EventSchema:
         means = self.of(name)
         return means.role is Role.POSITIVE and (means.weight.centre is None or self.feedback.weight(name, value) > 0)
 
+    def weight_for(self, name: str, value: float) -> float:
+        """How much an event of this type and value speaks for its item: its weight, or 0."""
+        return max(0.0, self.feedback.weight(name, value)) if self.of(name).role is Role.POSITIVE else 0.0
+
     @cached_property
     def can_speak_against(self) -> frozenset[str]:
         """The named types of which an event can weigh less than 0."""

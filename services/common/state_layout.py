@@ -43,6 +43,8 @@ STATE_FIELDS = (
     "event_time_ms",
     "applied_ms",
 )
+# Of a partition, the most popular; what falls out begins anew with its next event, which weighs more than what is old.
+MAX_POPULAR = 2_000
 # Beside them: the position of the history that the state reflects, as the history's own `position` has it. It moves
 # with the history while that stays the same (a duplicate came), and stands still while another model's process writes.
 STATE_POSITION = "history_position"
@@ -141,6 +143,11 @@ def users_key(partition: int) -> str:
 
 def progress_key(partition: int) -> str:
     return f"{{p{partition}}}:progress"
+
+
+def popular_key(partition: int) -> str:
+    """Items by level (`algorithms.popularity`) of the partition's records: at most MAX_POPULAR, some 100 bytes each."""
+    return f"{{p{partition}}}:popular"
 
 
 def forgets_key(partition: int) -> str:
@@ -479,26 +486,64 @@ if ARGV[2] == '' then return 1 end
     + _WRITE
 )
 
-# A partition's progress begins in an epoch. KEYS progress. ARGV: the epoch that was found there (empty: none), and the
-# one that was the current one after that: a process that was paused in between does not put an older one back.
+# A partition's progress begins in an epoch. KEYS progress, popular. ARGV: the epoch that was found there (empty: none),
+# and the one that was the current one after that: a process that was paused in between does not put an older one back.
 BEGIN = """
 if (redis.call('HGET', KEYS[1], 'epoch') or '') ~= ARGV[1] then return 0 end
-redis.call('DEL', KEYS[1])
+redis.call('DEL', KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'watermark', '-1', 'unfinished', 0)
 return 1
 """
 
-# KEYS progress. ARGV: epoch, expected watermark, new watermark, users written since the last one (empty: not known),
-# anchors (empty: as they are), then (field, increment) pairs. A node that took over and lacks one of those users lacks
-# this count, too.
+# KEYS progress, popular. ARGV: epoch, expected watermark, new watermark, users written since the last one (empty: not
+# known), anchors (empty: as they are), number of words of counts, (field, increment) each; where something is popular:
+# the half-life (another one begins anew), most items, seconds to live, number of words of what joins, (item, level)
+# each, then the same of what goes. A node that took over and lacks one of those users lacks this count, too.
 ADVANCE = """
 local found = redis.call('HMGET', KEYS[1], 'epoch', 'watermark', 'unfinished')
 if found[1] ~= ARGV[1] or found[2] ~= ARGV[2] then return 0 end
 if ARGV[4] ~= '' and tonumber(found[3] or '0') ~= tonumber(ARGV[4]) then return 0 end
 redis.call('HSET', KEYS[1], 'watermark', ARGV[3], 'unfinished', 0)
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'anchors', ARGV[5]) end
-for i = 6, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
+local at = 6 + tonumber(ARGV[6])
+for i = 7, at, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
+if at == #ARGV then return 1 end
+if redis.call('HGET', KEYS[1], 'half_life') ~= ARGV[at + 1] then
+  redis.call('DEL', KEYS[2])
+  redis.call('HSET', KEYS[1], 'half_life', ARGV[at + 1])
+end
+local join = at + 4
+local go = join + tonumber(ARGV[join])
+for i = join + 1, #ARGV, 2 do
+  local before, level = redis.call('ZSCORE', KEYS[2], ARGV[i]), tonumber(ARGV[i + 1])
+  if i <= go then
+    if before then
+      before = tonumber(before)
+      local high, low = math.max(before, level), math.min(before, level)
+      level = high + math.log(1 + 2 ^ (low - high)) / math.log(2)
+    end
+    redis.call('ZADD', KEYS[2], string.format('%.17g', level), ARGV[i])
+  elseif before then
+    before = tonumber(before)
+    local left = 1 - 2 ^ math.min(0, level - before)
+    if left > 0.000000001 then
+      redis.call('ZADD', KEYS[2], string.format('%.17g', before + math.log(left) / math.log(2)), ARGV[i])
+    else
+      redis.call('ZREM', KEYS[2], ARGV[i])
+    end
+  end
+end
+redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -(tonumber(ARGV[at + 2]) + 1))
+redis.call('EXPIRE', KEYS[2], ARGV[at + 3])
 return 1
+"""
+
+# KEYS progress, popular. ARGV: epoch. Answers the half-life, then items and levels in turn, highest first, as one
+# string; two empty ones where there is nothing of this epoch.
+READ_POPULAR = """
+local found = redis.call('HMGET', KEYS[1], 'epoch', 'half_life')
+if found[1] ~= ARGV[1] or not found[2] then return {'', ''} end
+return {found[2], table.concat(redis.call('ZREVRANGE', KEYS[2], 0, -1, 'WITHSCORES'), '\\0')}
 """
 
 # KEYS progress in `forgets`. ARGV: reader, its progress as it has to be, and as it is then.

@@ -138,8 +138,25 @@ class Dump:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Popularity:
+    """Items of a partition by level (`algorithms.popularity`), highest first."""
+
+    half_life_s: float
+    levels: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PopularityStep:
+    """What records did to the popularity of items: levels (`algorithms.popularity`) that join, and that go."""
+
+    half_life_s: float
+    joins: Mapping[str, float] = field(default_factory=dict)
+    goes: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceStep:
-    """Moves one partition's watermark, adding the counts of the records in between.
+    """Moves one partition's watermark, adding the counts of the records in between, and what they made popular.
 
     unfinished: how many users the writer wrote at home here since the watermark moved; None: it does not know.
     anchors: see `Progress`.
@@ -151,6 +168,7 @@ class AdvanceStep:
     counts: Mapping[str, int]
     anchors: str = ""
     unfinished: int | None = None
+    popular: PopularityStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +269,7 @@ class StateReader:
         # As of the last answer. It says where users are at home, and changes hardly ever.
         self._epoch = ""
         self._script = ""
+        self._read_popular = self._redis.register_script(layout.READ_POPULAR)
         self._state_fields: tuple[str, ...] = (
             *layout.STATE_FIELDS,
             *(layout.STATE_TRACE,) * with_traces,
@@ -392,6 +411,23 @@ class StateReader:
             state_model_versions=tuple(v for v, found in zip(versions, stored, strict=True) if found),
         )
 
+    async def read_popular(self) -> list[Popularity]:
+        """What is popular in each partition that something was applied of. Raises: DependencyUnavailable."""
+        epoch = await self._current_epoch()
+        found = []
+        for partition in range(layout.num_partitions_of(epoch) if epoch else 0):
+            keys = (layout.progress_key(partition), layout.popular_key(partition))
+            # One at a time: others' work goes on between two of them.
+            with redis_errors():
+                half_life, text = await cast(
+                    Awaitable[list[bytes]], self._read_popular(keys=keys, args=[epoch], client=self._redis)
+                )
+            if text:
+                words = text.decode().split("\0")
+                levels = dict(zip(words[::2], map(float, words[1::2]), strict=True))
+                found.append(Popularity(half_life_s=float(half_life), levels=levels))
+        return found
+
     async def ping(self) -> None:
         """Raises: DependencyUnavailable when Redis does not answer."""
         with redis_errors():
@@ -476,7 +512,8 @@ class StateWriter:
 
         def queue(pipeline: Any, sha: str) -> None:
             for partition, other in others.items():
-                pipeline.evalsha(sha, 1, layout.progress_key(partition), other, epoch)
+                keys = (layout.progress_key(partition), layout.popular_key(partition))
+                pipeline.evalsha(sha, 2, *keys, other, epoch)
 
         if 0 in (self._run_script(layout.BEGIN, queue) if others else ()):
             raise Conflict("another writer began an epoch")
@@ -707,10 +744,11 @@ class StateWriter:
         def queue(pipeline: Any, sha: str) -> None:
             for step in steps:
                 counts = [word for name, count in step.counts.items() if count for word in (name, count)]
-                key = layout.progress_key(step.partition)
+                keys = (layout.progress_key(step.partition), layout.popular_key(step.partition))
                 unfinished = "" if step.unfinished is None else step.unfinished
                 moved = (step.from_watermark, step.to_watermark, unfinished, step.anchors)
-                pipeline.evalsha(sha, 1, key, epoch, *moved, *counts)
+                popular = self._popular_arguments(step.popular)
+                pipeline.evalsha(sha, 2, *keys, epoch, *moved, len(counts), *counts, *popular)
 
         replies = self._run_script(layout.ADVANCE, queue) if steps else []
         lost = [step.partition for step, reply in zip(steps, replies, strict=True) if reply != 1]
@@ -720,6 +758,12 @@ class StateWriter:
     def close(self) -> None:
         """Close the connections."""
         self._redis.close()
+
+    def _popular_arguments(self, step: PopularityStep | None) -> list[Any]:
+        if step is None or not (step.joins or step.goes):
+            return []
+        joins, goes = ([word for pair in some.items() for word in pair] for some in (step.joins, step.goes))
+        return [step.half_life_s, layout.MAX_POPULAR, self._ttl_seconds, len(joins), *joins, *goes]
 
     def _progress_rows(self, partitions: Collection[int]) -> list[list[bytes | None]]:
         pipeline = self._redis.pipeline(transaction=False)

@@ -221,6 +221,7 @@ def stream_consumer(
         forgotten=forgotten,
         restore_users=restore_users,
         keep=keep,
+        popularity_half_life_s=settings.popularity_half_life_hours * 3600,
         tracing=tracing,
     )
     forgets = ForgetUsers(

@@ -43,6 +43,10 @@ class EncoderSettings(PseudonymSettings):
     max_seen_items: int = Field(
         default=DEFAULT_MAX_SEEN, ge=1, le=MAX_SEEN, validation_alias="FRESHET_ENCODER_MAX_SEEN_ITEMS"
     )
+    # After so long an event counts half as much for what is popular. Another value begins anew.
+    popularity_half_life_hours: float = Field(
+        default=7 * 24, ge=0.1, le=10 * 365 * 24, validation_alias="FRESHET_ENCODER_POPULARITY_HALF_LIFE_HOURS"
+    )
     # Earlier keys, two at most, with white space between: a forget reaches what came under them.
     earlier_pseudonym_keys: SecretStr = Field(default=SecretStr(""), validation_alias="FRESHET_PSEUDONYM_KEYS_BEFORE")
 

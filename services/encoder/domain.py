@@ -123,10 +123,11 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """An event that was taken back: its item, and where it lies."""
+    """An event that was taken back: its item, and where it lies; and the event where the window still held it."""
 
     item_id: str
     position: Position
+    event: StoredEvent | None = None
 
 
 @dataclass(slots=True)
@@ -267,7 +268,7 @@ def _undo(result: Merge, number: int, id_hash: int) -> Outcome:
     events = result.events
     at = next((i for i, event in enumerate(events) if event.id_hash == id_hash), None)
     if at is not None:
-        undone = Undone(events[at].item_id, Position(events[at].partition, events[at].offset))
+        undone = Undone(events[at].item_id, Position(events[at].partition, events[at].offset), events[at])
         result.replace_events([*events[:at], *events[at + 1 :]])
         result.changed_by = number
     first, was_seen = max(0, len(result.recent) - RECENT_IDS), True

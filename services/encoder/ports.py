@@ -11,6 +11,7 @@ from services.common.state_store import (
     AdvanceStep,
     Dump,
     ForgetsApplied,
+    Popularity,
     Progress,
     StoreUsage,
     UserHistory,
@@ -66,6 +67,9 @@ class UserReader(Protocol):
 
     async def read_keys(self, user_id: str) -> UserKeys:
         """What is stored of the user. Raises: DependencyUnavailable."""
+
+    async def read_popular(self) -> Sequence[Popularity]:
+        """What is popular in each partition that something was applied of. Raises: DependencyUnavailable."""
 
 
 class Store(Protocol):

@@ -66,6 +66,7 @@ from services.gateway.loop_stalls import LoopStalls
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import PageTokens
 from services.gateway.popular import PopularItems
+from services.gateway.popular_now import FollowedPopularity
 from services.gateway.ports import Ports
 from services.gateway.server import SERVICE, GatewayServicer, rule_of
 from services.gateway.stages import Limits, Stages
@@ -326,6 +327,8 @@ async def _serve(
     metrics.watch_turns(follower.turns)
     health.watch("items", follower.turns)
     follower.start()
+    popular_now = FollowedPopularity(reader.read_popular, popular)
+    popular_now.start()
     ends = KafkaStreamEnds(settings.kafka)
     ends.start()
     stalls = LoopStalls()
@@ -367,6 +370,7 @@ async def _serve(
     async def on_drain() -> None:
         stalls.stop()
         await stream.close()
+        await popular_now.close()
         await asyncio.to_thread(follower.stop)
         await ends.close()
         await producer.close()

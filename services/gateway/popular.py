@@ -1,12 +1,14 @@
-"""The popular fallback: items by how often training saw them, under the request's filter.
+"""Popular items under a request's filter: what people take now, and what training saw.
 
-Also what applies category limits where the reranker can't. Reads the catalogue once; keeps ids, ranks and categories.
+An item's count is what the stream says of it, faded (`services.algorithms.popularity`), and three hundredths of what
+training counted: that orders a catalogue that nobody uses yet, and soon gives way. Also what applies category limits
+where the reranker can't. Reads the catalogue once; keeps ids, counts and categories.
 """
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
@@ -15,9 +17,22 @@ import numpy.typing as npt
 from services.algorithms.attributes import AttributeColumns, AttributeTable, Values, no_attributes
 from services.gateway.domain import Filter, ScoredItem
 
+# What an interaction of training counts beside one of now (docs/decisions/057).
+TRAINING_COUNTS = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """Rows that the stream speaks of, each with the negative of its count, highest counts first; and of a category."""
+
+    counts: Sequence[tuple[float, int]] = ()
+    by_category: Mapping[str, Sequence[tuple[float, int]]] = field(default_factory=dict)
+    by_row: Mapping[int, float] = field(default_factory=dict)
+    total: float = 0.0
+
 
 class PopularItems:
-    """The catalogue in order of popularity (ties by item id).
+    """The catalogue in order of popularity (ties: as training had them, by item id), then items that are new.
 
     `knows_withdrawn`: whether what was withdrawn since training is known; whoever follows the topic `items` sets it.
     """
@@ -30,24 +45,36 @@ class PopularItems:
         attributes: AttributeTable | None = None,
     ) -> None:
         order = sorted(range(len(item_ids)), key=lambda index: (-int(counts[index]), item_ids[index]))
-        total = max(1, int(counts.sum()))
+        # Row by row: training's items by their counts, then new ones as they are heard of.
         self._item_ids = [item_ids[index] for index in order]
-        self._shares = [int(counts[index]) / total for index in order]
+        self._counts = [TRAINING_COUNTS * int(counts[index]) for index in order]
+        self._total = sum(self._counts)
         self._categories = [tuple(categories[index]) for index in order]
-        self._rank = {item_id: rank for rank, item_id in enumerate(self._item_ids)}
+        self._row = {item_id: row for row, item_id in enumerate(self._item_ids)}
         self._attributes = AttributeColumns((attributes or no_attributes(len(item_ids))).take(order))
         self._by_category: dict[str, list[int]] = {}
-        for rank, names in enumerate(self._categories):
+        for row, names in enumerate(self._categories):
             for name in names:
-                self._by_category.setdefault(name, []).append(rank)
+                self._by_category.setdefault(name, []).append(row)
         self.knows_withdrawn = True
-        # By rank: 1 where the catalogue says that the item may not be answered.
+        # By row: 1 where the catalogue says that the item may not be answered.
         self._is_hidden = bytearray(len(self._item_ids))
-        # Of any item, new ones too.
         self.withdrawn: set[str] = set()
-        # Items that training never saw, and when they were first heard of (Unix milliseconds), oldest first.
-        self._new: list[tuple[int, str]] = []
-        self._known_new: set[str] = set()
+        # Rows of items that training never saw, and when they were first heard of (Unix milliseconds), oldest first.
+        self._new: list[tuple[int, int]] = []
+        self._now = _Now()
+
+    def take(self, counts: Mapping[str, float]) -> None:
+        """What items count in the stream now, of those that it speaks of, in the place of what was taken before. Ids
+        that neither the bundle nor the catalogue knows are left out. May be called from another thread."""
+        live = {row: count for id_, count in counts.items() if (row := self._row.get(id_)) is not None}
+        by_row = {row: count + self._counts[row] for row, count in live.items()}
+        ordered = sorted((-count, row) for row, count in by_row.items())
+        by_category: dict[str, list[tuple[float, int]]] = {}
+        for entry in ordered:
+            for name in self._categories[entry[1]]:
+                by_category.setdefault(name, []).append(entry)
+        self._now = _Now(ordered, by_category, by_row, sum(live.values()))
 
     def describe(
         self,
@@ -58,54 +85,63 @@ class PopularItems:
         is_served: bool,
         written_ms: int = 0,
     ) -> None:
-        """Take what the catalogue says of an item since training; items that training never saw are none of these.
+        """Take what the catalogue says of an item since training.
 
-        May be called from another thread: one flag is set, and whatever is longer is replaced, not changed.
+        May be called from another thread: what is longer than a flag is replaced or added to, and an item is found by
+        its row once all of it is there. Its new categories find it at its training's count until the next `take`.
         """
         (self.withdrawn.discard if is_served else self.withdrawn.add)(item_id)
-        rank = self._rank.get(item_id)
-        if rank is None:
-            if item_id not in self._known_new:
-                self._known_new.add(item_id)
-                self._new.append((written_ms, item_id))
-            return
-        self._is_hidden[rank] = not is_served
-        old, new = set(self._categories[rank]), set(categories)
+        row = self._row.get(item_id)
+        if row is None:
+            row = len(self._item_ids)
+            self._item_ids.append(item_id)
+            self._counts.append(0.0)
+            self._categories.append(())
+            self._is_hidden.append(0)
+            self._new.append((written_ms, row))
+            self._row[item_id] = row
+        self._is_hidden[row] = not is_served
+        old, new = set(self._categories[row]), set(categories)
         for name in old - new:
-            self._by_category[name] = [other for other in self._by_category[name] if other != rank]
+            self._by_category[name] = [other for other in self._by_category[name] if other != row]
         for name in new - old:
-            self._by_category[name] = sorted([*self._by_category.get(name, ()), rank])
-        self._categories[rank] = tuple(categories)
-        self._attributes.put(rank, attributes)
+            self._by_category[name] = sorted([*self._by_category.get(name, ()), row])
+        self._categories[row] = tuple(categories)
+        self._attributes.put(row, attributes)
 
     def newest(self, since_ms: int, most: int) -> list[str]:
         """Items that training never saw, first heard of since then and not withdrawn: the newest so many."""
         found: list[str] = []
-        for written_ms, item_id in reversed(self._new):
+        for written_ms, row in reversed(self._new):
             if written_ms < since_ms or len(found) == most:
                 break
-            if item_id not in self.withdrawn:
-                found.append(item_id)
+            if not self._is_hidden[row]:
+                found.append(self._item_ids[row])
         return found
 
     def top(self, k: int, wanted: Filter, seen: Iterable[str], max_per_category: int) -> list[ScoredItem]:
-        """The k most popular items that the filter allows; score is the share of all training interactions."""
+        """The k most popular items that the filter allows; score is the share of all that is counted."""
         denied = set(wanted.deny_item_ids)
         if wanted.exclude_seen:
             denied.update(seen)
         deny_categories = set(wanted.deny_categories)
         allow_categories = set(wanted.allow_categories)
-        by_id = bool(wanted.allow_item_ids)
+        now = self._now
+        total = (self._total + now.total) or 1.0
+        meets = self._attributes.mask(wanted.where) if wanted.where else None
         items: list[ScoredItem] = []
         room = _CategoryRoom(max_per_category)
-        for rank in self._ranks(wanted):
-            names = self._categories[rank]
-            if self._is_hidden[rank] or self._item_ids[rank] in denied or not deny_categories.isdisjoint(names):
+        for row in self._rows(wanted, now):
+            names = self._categories[row]
+            if self._is_hidden[row] or self._item_ids[row] in denied or not deny_categories.isdisjoint(names):
                 continue
-            if by_id and allow_categories and allow_categories.isdisjoint(names):
+            if allow_categories and allow_categories.isdisjoint(names):
+                continue
+            if meets is not None and not (row < len(meets) and meets[row]):
                 continue
             if room.take(names):
-                items.append(ScoredItem(self._item_ids[rank], self._shares[rank], "popular"))
+                share = now.by_row.get(row, self._counts[row]) / total
+                items.append(ScoredItem(self._item_ids[row], share, "popular"))
                 if len(items) == k:
                     break
         return items
@@ -115,28 +151,40 @@ class PopularItems:
         room = _CategoryRoom(max_per_category)
         rows: list[int] = []
         for row, item_id in enumerate(item_ids):
-            rank = self._rank.get(item_id)
-            if room.take(() if rank is None else self._categories[rank]):
+            at = self._row.get(item_id)
+            if room.take(() if at is None else self._categories[at]):
                 rows.append(row)
                 if len(rows) == k:
                     break
         return rows
 
-    def _ranks(self, wanted: Filter) -> Iterator[int]:
-        """Ranks worth looking at, ascending and without repetition; all of them meet `where`."""
-        ranks = self._named_ranks(wanted)
-        if not wanted.where:
-            return ranks
-        meets = self._attributes.mask(wanted.where)
-        return (rank for rank in ranks if meets[rank])
-
-    def _named_ranks(self, wanted: Filter) -> Iterator[int]:
+    def _rows(self, wanted: Filter, now: _Now) -> Iterator[int]:
+        """Rows worth looking at, by count and without repetition."""
         if wanted.allow_item_ids:
-            return iter(sorted({self._rank[item_id] for item_id in wanted.allow_item_ids if item_id in self._rank}))
+            rows = {self._row[item_id] for item_id in wanted.allow_item_ids if item_id in self._row}
+            return iter(sorted(rows, key=lambda row: (-now.by_row.get(row, self._counts[row]), row)))
         if wanted.allow_categories:
-            lists = [self._by_category.get(name, []) for name in set(wanted.allow_categories)]
-            return (rank for rank, _ in groupby(heapq.merge(*lists)))
-        return iter(range(len(self._item_ids)))
+            names = set(wanted.allow_categories)
+            lists = [iter(now.by_category.get(name, ())) for name in names]
+            lists += [self._counted(self._by_category.get(name, ())) for name in names]
+            return _once(heapq.merge(*lists), now)
+        return _once(heapq.merge(now.counts, self._counted(range(len(self._item_ids)))), now)
+
+    def _counted(self, rows: Iterable[int]) -> Iterator[tuple[float, int]]:
+        """Rows in their order, with what training counted of them."""
+        return ((-self._counts[row], row) for row in rows)
+
+
+def _once(entries: Iterable[tuple[float, int]], now: _Now) -> Iterator[int]:
+    """Each row where it comes first, which is at its highest count."""
+    found, before = set[int](), -1
+    for _, row in entries:
+        if row == before or row in found:
+            continue
+        if row in now.by_row:  # it comes again, among those that training counted
+            found.add(row)
+        before = row
+        yield row
 
 
 class _CategoryRoom:

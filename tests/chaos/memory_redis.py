@@ -7,9 +7,11 @@ refuses writes as `noeviction` does, `is_down` answers nobody.
 
 import copy
 import fnmatch
+import math
 import re
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 from redis.crc import key_slot
@@ -17,10 +19,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 _WRITES = {"SET", "HSET", "HSETNX", "HINCRBY", "ZADD", "SADD"}
-_TOKEN = re.compile(r"'[^']*'|\d+|[A-Za-z_][\w.]*|~=|==|<=|>=|\.\.|\n|[^\s]")
+_TOKEN = re.compile(r"'[^']*'|\d+(?:\.\d+)?|[A-Za-z_][\w.]*|~=|==|<=|>=|\.\.|\n|[^\s]")
 _WORDS = {
     "nil": "None", "true": "True", "false": "None", "~=": "!=", "..": "+", "{": "Table([", "}": "])",
-    "redis.call": "call", "unpack": "*unpack", "table.concat": "concat", "table.insert": "insert", "tonumber": "int",
+    "redis.call": "call", "unpack": "*unpack", "table.concat": "concat", "table.insert": "insert", "tonumber": "number",
+    "^": "**",
 }  # fmt: skip
 _BLOCK_ENDS = ("end", "else", "elseif")
 slot = lru_cache(maxsize=None)(key_slot)
@@ -116,6 +119,9 @@ def _compiled(script: str) -> Callable[..., Any]:
         "unpack": lambda table, first=1, last=None: list(table)[first - 1 : last],
         "concat": lambda table, by: by.join(table),
         "insert": lambda table, at, value: table.insert(at - 1, value),
+        "number": lambda text: int(text) if text.lstrip(b"-").isdigit() else float(text),
+        "math": SimpleNamespace(max=max, min=min, log=math.log),
+        "string": SimpleNamespace(format=lambda pattern, value: pattern % value),
     }
     exec("\n".join(lines), names)
     return names["script"]  # type: ignore[no-any-return]
@@ -233,6 +239,10 @@ class MemoryServer:
         for score, member in zip(pairs[::2], pairs[1::2], strict=True):
             found[member] = max(float(score), found[member]) if greater and member in found else float(score)
         return 0
+
+    def do_zscore(self, key: bytes, member: bytes) -> bytes | None:
+        score = self.data.get(key, {}).get(member)
+        return None if score is None else b"%.17g" % score
 
     def do_zrem(self, key: bytes, *members: bytes) -> int:
         removed = sum(self.data.get(key, {}).pop(member, None) is not None for member in members)

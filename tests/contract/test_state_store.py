@@ -3,6 +3,7 @@
 Keys, expiry and scripts are checked on Redis beside it; what the gateway reads back, in test_user_states.py.
 """
 
+import random
 import struct
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -12,12 +13,22 @@ import pytest
 import redis
 from suites import either, eventually
 
+from services.algorithms import popularity
 from services.cli.stack import Ports
 from services.common import state_layout
 from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import RecentId, StoredEvent, forgets_key, home_of
-from services.common.state_store import AdvanceStep, StateReader, StateWriter, StoredState, UserKeys, UserUpdate
+from services.common.state_store import (
+    AdvanceStep,
+    Popularity,
+    PopularityStep,
+    StateReader,
+    StateWriter,
+    StoredState,
+    UserKeys,
+    UserUpdate,
+)
 from services.encoder.ports import Store, UserReader
 from services.offline.backfill.memory_store import MemoryStore
 
@@ -477,6 +488,84 @@ async def test_what_is_stored_of_a_user_is_told_until_it_is_forgotten(store: Sto
     nothing = UserKeys(history_events=0, seen_items=0, state_model_versions=())
     assert await user_reader.read_keys("ann") == nothing
     assert await user_reader.read_keys("nobody") == nothing
+
+
+def advanced(number: int, popular: PopularityStep | None) -> AdvanceStep:
+    return AdvanceStep(partition=1, from_watermark=number - 1, to_watermark=number, counts={}, popular=popular)
+
+
+async def test_popularity_is_the_faded_sum_of_what_joined_and_did_not_go(store: Store, user_reader: UserReader) -> None:
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.begin([0, 1], epoch)
+    rng, hour, now = random.Random(1), 3600.0, 1_800_000_000_000
+    sums: dict[str, float] = {}
+    taken: list[tuple[str, float, int]] = []
+    for number in range(200):
+        joins, goes = {}, {}
+        for item_id in rng.sample(["a", "b", "日本", "a b"], 2):
+            weight, time_ms = rng.choice([0.5, 1.0, 3.0]), now + rng.randrange(-20, 1) * 1_800_000
+            joins[item_id] = popularity.level_of(weight, time_ms, hour)
+            sums[item_id] = sums.get(item_id, 0.0) + weight * 2 ** ((time_ms - now) / 3_600_000)
+            taken.append((item_id, weight, time_ms))
+        if number % 3 == 0:
+            item_id, weight, time_ms = taken.pop(rng.randrange(len(taken)))
+            goes[item_id] = popularity.level_of(weight, time_ms, hour)
+            sums[item_id] -= weight * 2 ** ((time_ms - now) / 3_600_000)
+        step = advanced(number, PopularityStep(half_life_s=hour, joins=joins, goes=goes))
+        store.advance([step], epoch)
+        with pytest.raises(Conflict):  # once
+            store.advance([step], epoch)
+    (found,) = await user_reader.read_popular()
+    counts = {item_id: popularity.count_at(level, now, hour) for item_id, level in found.levels.items()}
+    assert found.half_life_s == hour
+    assert counts == pytest.approx(sums, rel=1e-6)
+    assert list(counts) == sorted(counts, key=lambda item_id: -counts[item_id])
+
+
+async def test_what_all_goes_is_gone_and_what_was_never_there_goes_without_a_trace(
+    store: Store, user_reader: UserReader
+) -> None:
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.begin([1], epoch)
+    assert list(await user_reader.read_popular()) == []
+    one = {"a": 500.0, "b": 510.25}
+    store.advance([advanced(0, PopularityStep(half_life_s=60.0, joins=one))], epoch)
+    store.advance([advanced(1, PopularityStep(half_life_s=60.0, goes={"a": 500.0, "x": 499.0, "b": 900.0}))], epoch)
+    store.advance([advanced(2, PopularityStep(half_life_s=60.0))], epoch)
+    assert list(await user_reader.read_popular()) == []
+
+
+async def test_another_half_life_begins_anew(store: Store, user_reader: UserReader) -> None:
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.begin([1], epoch)
+    store.advance([advanced(0, PopularityStep(half_life_s=60.0, joins={"a": 1.0}))], epoch)
+    store.advance([advanced(1, PopularityStep(half_life_s=30.0, joins={"b": 2.0}))], epoch)
+    assert list(await user_reader.read_popular()) == [Popularity(half_life_s=30.0, levels={"b": 2.0})]
+
+
+async def test_so_many_of_a_partition_stay_popular(
+    store: Store, user_reader: UserReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_layout, "MAX_POPULAR", 3)
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.begin([1], epoch)
+    levels = {f"item-{number}": float(number) for number in range(5)}
+    store.advance([advanced(0, PopularityStep(half_life_s=60.0, joins=levels))], epoch)
+    (found,) = await user_reader.read_popular()
+    assert found.levels == {"item-4": 4.0, "item-3": 3.0, "item-2": 2.0}
+
+
+async def test_popularity_of_an_earlier_epoch_counts_for_nothing(store: Store, user_reader: UserReader) -> None:
+    earlier, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.begin([1], earlier)
+    store.advance([advanced(0, PopularityStep(half_life_s=60.0, joins={"a": 1.0}))], earlier)
+    lose_epoch(store)
+    now, _ = store.ensure_epoch(NUM_PARTITIONS)
+    assert list(await user_reader.read_popular()) == []
+    store.begin([1], now)
+    assert list(await user_reader.read_popular()) == []
+    store.advance([advanced(0, PopularityStep(half_life_s=60.0, joins={"b": 1.0}))], now)
+    assert [one.levels for one in await user_reader.read_popular()] == [{"b": 1.0}]
 
 
 @pytest.fixture

@@ -10,20 +10,29 @@ state store was lost.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
 
+from services.algorithms.popularity import joined, level_of
 from services.common.errors import Conflict, DependencyUnavailable
 from services.common.pseudonyms import pseudonym_of
-from services.common.state_layout import home_of
-from services.common.state_store import AdvanceStep, StoredState, StoreUsage, UserHistory, UserUpdate, now_ms
+from services.common.state_layout import StoredEvent, home_of
+from services.common.state_store import (
+    AdvanceStep,
+    PopularityStep,
+    StoredState,
+    StoreUsage,
+    UserHistory,
+    UserUpdate,
+    now_ms,
+)
 from services.common.stream.ports import Offsets, Reader
 from services.common.stream.record import DeadLetter, SourceRecord
 from services.common.stream.retraction import Undo
 from services.common.stream.topics.attributions import Attribution
-from services.common.stream.topics.interactions import SEARCH_CLICK
+from services.common.stream.topics.interactions import SEARCH_CLICK, Interaction
 from services.common.stream.topics.search_clicks import SearchClick
 from services.common.tracing import OFF, Tracing
 from services.encoder.domain import (
@@ -58,6 +67,9 @@ _COUNTED_AS = {
     Outcome.KEPT_OUT: ("applied", "kept_out"),
     Outcome.KEPT_OUT_UNSEEN: ("applied", "kept_out"),
 }
+
+# What somebody did once, however often it is delivered.
+_TAKEN = (Outcome.APPLIED, Outcome.LATE, Outcome.KEPT_OUT, Outcome.KEPT_OUT_UNSEEN)
 
 
 @dataclass(slots=True)
@@ -98,7 +110,8 @@ class ApplyRecords:
     forgotten: who was forgotten up to where; whoever follows `forgets` adds to it. restore_users: brings back whom the
     store lost; None: over a store that loses nobody. stores_states: False when only the
     attributions are wanted (a model's, over a store of their own). records_per_user: at most so many of one user are
-    applied together. epoch: the store's, as of the last `resync`.
+    applied together. popularity_half_life_s: after it an event counts half as much for what is popular. epoch: the
+    store's, as of the last `resync`.
     """
 
     store: Store
@@ -111,6 +124,7 @@ class ApplyRecords:
     keep: KeepHistories | None = None
     stores_states: bool = True
     records_per_user: int = MAX_RECORDS_PER_USER
+    popularity_half_life_s: float = 7 * 86_400
     tracing: Tracing = OFF
     clock_ms: Callable[[], int] = now_ms
     epoch: str = field(default="", init=False)
@@ -361,7 +375,7 @@ class ApplyRecords:
             if home in self._unfinished:
                 self._unfinished[home] += 1
         counts = self._count(entries, work)
-        self._advance(entries, counts)
+        self._advance(entries, counts, self._popularity(work))
         if self.keep is not None:
             self.keep.applied(self.watermarks)
         for partition_counts in counts.values():
@@ -514,7 +528,38 @@ class ApplyRecords:
             and arrival.interaction.type not in named
         )
 
-    def _advance(self, entries: Sequence[Arrival | DeadLetter], counts: dict[int, Counter[str]]) -> None:
+    def _popularity(self, work: dict[str, _UserWork]) -> dict[int, PopularityStep]:
+        """By partition what was taken, as much as it speaks for its item; and what was taken back of that, where the
+        user's window still held it (the rest fades)."""
+        made: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
+        for user in work.values():
+            for number, outcome in enumerate(user.merged.outcomes):
+                arrival, undone = user.arrivals[number], user.merged.undone.get(number)
+                event: Interaction | StoredEvent
+                if outcome in _TAKEN:
+                    event = arrival.interaction
+                elif undone is not None and undone.event is not None:
+                    event = undone.event
+                else:
+                    continue
+                weight = self.vocabulary.schema.weight_for(event.type, event.value)
+                if not weight:
+                    continue
+                levels = made.setdefault(arrival.partition, ({}, {}))[undone is not None]
+                level = level_of(weight, event.event_time_ms, self.popularity_half_life_s)
+                before = levels.get(event.item_id)
+                levels[event.item_id] = level if before is None else joined(before, level)
+        return {
+            partition: PopularityStep(half_life_s=self.popularity_half_life_s, joins=joins, goes=goes)
+            for partition, (joins, goes) in made.items()
+        }
+
+    def _advance(
+        self,
+        entries: Sequence[Arrival | DeadLetter],
+        counts: dict[int, Counter[str]],
+        popular: Mapping[int, PopularityStep],
+    ) -> None:
         last: dict[int, int] = {}
         for entry in entries:
             position = entry.record if isinstance(entry, DeadLetter) else entry
@@ -527,6 +572,7 @@ class ApplyRecords:
                 counts=counts[partition],
                 anchors=self._identity.text(partition),
                 unfinished=self._unfinished[partition],
+                popular=popular.get(partition),
             )
             for partition, offset in last.items()
         ]

@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from services.algorithms import popularity
 from services.common import state_layout
 from services.common.errors import Conflict
 from services.common.state_store import (
     AdvanceStep,
     Dump,
     ForgetsApplied,
+    Popularity,
+    PopularityStep,
     Progress,
     StoredState,
     StoreUsage,
@@ -36,6 +39,7 @@ class MemoryStore:
         self._users: dict[str, tuple[str, int]] = {}
         self._removed = 0
         self._forgets: dict[str, str] = {}
+        self._popular: dict[int, tuple[str, float, dict[str, float]]] = {}
         self.seen: dict[str, dict[str, int]] = {}
         self.states: dict[tuple[str, str], StoredState] = {}
 
@@ -77,6 +81,7 @@ class MemoryStore:
         if epoch != self._epoch:
             raise Conflict(f"the state store's epoch is not {epoch} any more")
         self._progress.update({p: (epoch, self._progress_of(p, epoch)) for p in partitions})
+        self._popular = {p: found for p, found in self._popular.items() if p not in partitions or found[0] == epoch}
         return self.progress(partitions, epoch)
 
     def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
@@ -227,8 +232,33 @@ class MemoryStore:
                 epoch,
                 Progress(watermark=step.to_watermark, counts=counts, anchors=anchors),
             )
+            if step.popular is not None:
+                self._note_popular(step.partition, epoch, step.popular)
         if lost:
             raise Conflict(f"the watermark of partitions {lost} was moved by another writer or lost")
+
+    async def read_popular(self) -> list[Popularity]:
+        rows = (self._popular[partition] for partition in sorted(self._popular))
+        return [
+            Popularity(half_life_s=half_life_s, levels=dict(sorted(levels.items(), key=lambda one: -one[1])))
+            for epoch, half_life_s, levels in rows
+            if epoch == self._epoch and levels
+        ]
+
+    def _note_popular(self, partition: int, epoch: str, step: PopularityStep) -> None:
+        _, half_life_s, levels = self._popular.get(partition, (epoch, step.half_life_s, {}))
+        if half_life_s != step.half_life_s and (step.joins or step.goes):
+            levels = {}
+        for item_id, level in step.joins.items():
+            levels[item_id] = popularity.joined(levels[item_id], level) if item_id in levels else level
+        for item_id, level in step.goes.items():
+            left = popularity.without(levels.pop(item_id), level) if item_id in levels else None
+            if left is not None:
+                levels[item_id] = left
+        surplus = max(0, len(levels) - state_layout.MAX_POPULAR)
+        for item_id in sorted(levels, key=lambda one: (levels[one], one))[:surplus]:
+            del levels[item_id]
+        self._popular[partition] = (epoch, step.half_life_s, levels)
 
     def _progress_of(self, partition: int, epoch: str) -> Progress:
         written, progress = self._progress.get(partition, ("", Progress()))

@@ -1,15 +1,18 @@
 """However records are cut into batches, delivered again or interrupted, the effect is that of applying each once."""
 
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from fakes.encoder import MemoryOutbox, MemoryStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import NOW_MS, VOCABULARY, Crash, append, drain, handler_on, interaction
 
+from services.algorithms.popularity import count_at
 from services.common.errors import Conflict
 from services.common.stream.record import DeadLetter
 from services.common.stream.retraction import ForgetUpTo, Undo
@@ -102,6 +105,39 @@ def test_any_crashes_and_redeliveries_end_as_if_each_record_was_applied_once(
             continue
     assert effect(store) == effect(wanted_store)
     assert ones(outbox) == ones(wanted_outbox)
+    found, wanted = popular(store), popular(wanted_store)
+    if all(isinstance(record, bytes) or not record.undoes_event_id for _, record in records):
+        assert found == pytest.approx(wanted)
+    # What an undo takes back, a crash may leave to fade.
+    assert all(found.get(item_id, 0.0) >= count * 0.999 for item_id, count in wanted.items())
+
+
+def popular(store: MemoryStore) -> dict[str, float]:
+    """What items count now."""
+    counts: Counter[str] = Counter()
+    for one in asyncio.run(store.read_popular()):
+        counts.update({item: count_at(level, NOW_MS, one.half_life_s) for item, level in one.levels.items()})
+    return dict(counts)
+
+
+def test_what_is_taken_is_popular_by_what_it_speaks_for_it_and_undone_it_is_not() -> None:
+    half_life_ms = 7 * 86_400_000
+    events = [
+        interaction(0, 1, event_id="click"),
+        interaction(0, 1, event_id="click"),
+        interaction(1, 1, event_id="old", event_time_ms=NOW_MS - half_life_ms),
+        interaction(0, 2, event_id="stars", type="rating", value=5.0),
+        interaction(0, 3, event_id="few", type="rating", value=2.0),
+        interaction(0, 4, event_id="no", type="dislike"),
+        interaction(0, 5, event_id="seen", type="impression"),
+        interaction(0, 6, event_id="odd", type="unheard of"),
+        interaction(0, 7, event_id="mistake"),
+        interaction(0, event_id="undo", item_id="", undoes_event_id="mistake"),
+        interaction(0, 999, event_id="new"),
+    ]
+    store = MemoryStore()
+    drain(handler_on(store, MemoryOutbox()), filled([(0, event) for event in events]))
+    assert popular(store) == pytest.approx({"item-1": 1.5, "item-2": 1.0, "item-999": 1.0})
 
 
 @settings(max_examples=150, deadline=None)

@@ -168,8 +168,9 @@ def slid() -> UserHistory:
 
 
 def test_an_undo_names_the_event_that_it_takes_back() -> None:
-    result = merge(UserHistory(), arrivals({}, {}, {"item_id": "", "undoes_event_id": "e1"}), L)
-    assert result.undone == {2: Undone("item-1", Position(0, 1))}
+    before = after(merge(UserHistory(), arrivals({}, {}), L))
+    result = merge(before, arrivals({"item_id": "", "undoes_event_id": "e1"}, first_offset=2), L)
+    assert result.undone == {0: Undone("item-1", Position(0, 1), before.events[1])}
 
 
 def test_an_undo_names_an_event_that_has_left_the_window_but_is_recent() -> None:

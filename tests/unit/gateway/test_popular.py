@@ -5,12 +5,14 @@ import tracemalloc
 import numpy as np
 import pytest
 from gateway_scene import ATTRIBUTES, CATEGORIES, COUNTS, ITEMS, POPULAR, Scene
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.algorithms.attributes import Comparison, Condition
 from services.common.stream.topics.items import CatalogueItem
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Degradation, Filter, RecommendQuery
-from services.gateway.popular import PopularItems
+from services.gateway.popular import TRAINING_COUNTS, PopularItems
 
 CATALOGUE = PopularItems(ITEMS, COUNTS, CATEGORIES, ATTRIBUTES)
 
@@ -87,12 +89,76 @@ def test_an_items_new_categories_are_what_filters_see() -> None:
     assert by_category == {"y": ["d", "c", "f"], "new": ["f"], "x": ["b", "d", "a"]}
 
 
-def test_items_that_training_never_saw_are_described_and_not_popular() -> None:
+def test_items_that_training_never_saw_come_last_until_somebody_takes_them() -> None:
     catalogue = PopularItems(ITEMS, COUNTS, CATEGORIES)
     items = described(catalogue)
     items.describe([CatalogueItem(item_id="n", title="New", categories=("x",))])
     assert items.titles["n"] == "New"
+    assert [item.item_id for item in catalogue.top(10, Filter(), [], 0)] == [*POPULAR, "n"]
+    catalogue.take({"n": 3.0, "unheard of": 9.0})
+    assert [item.item_id for item in catalogue.top(2, Filter(), [], 0)] == ["n", POPULAR[0]]
+    assert [item.item_id for item in catalogue.top(2, Filter(allow_categories=("x",)), [], 0)] == ["n", "b"]
+    items.describe([CatalogueItem(item_id="n", withdrawn=True)])
     assert [item.item_id for item in catalogue.top(10, Filter(), [], 0)] == POPULAR
+
+
+NAMES = [f"item-{number}" for number in range(12)]
+NEW = [f"new-{number}" for number in range(4)]
+_SOME = st.lists(st.sampled_from(["x", "y", "z"]), unique=True, max_size=3)
+_CHANGES = st.one_of(
+    st.dictionaries(st.sampled_from([*NAMES, *NEW, "unheard of"]), st.floats(0.001, 20), max_size=8),
+    st.tuples(st.sampled_from([*NAMES, *NEW]), _SOME, st.booleans()),
+)
+_FILTERS = st.builds(
+    Filter,
+    allow_categories=_SOME.map(tuple),
+    deny_categories=_SOME.map(tuple),
+    allow_item_ids=st.lists(st.sampled_from([*NAMES, *NEW]), max_size=5).map(tuple),
+    deny_item_ids=st.lists(st.sampled_from([*NAMES, *NEW]), max_size=5).map(tuple),
+)
+
+
+@given(
+    st.lists(st.integers(0, 2_000), min_size=12, max_size=12),
+    st.lists(_SOME, min_size=12, max_size=12),
+    st.lists(_CHANGES, max_size=8),
+    _FILTERS,
+)
+def test_the_order_is_that_of_all_counts_whatever_changed(
+    counts: list[int],
+    categories: list[list[str]],
+    changes: list[dict[str, float] | tuple[str, list[str], bool]],
+    wanted: Filter,
+) -> None:
+    catalogue = PopularItems(NAMES, np.array(counts), categories)
+    now: dict[str, float] = {}
+    of = dict(zip(NAMES, categories, strict=True))
+    hidden = set()
+    for change in changes:
+        if isinstance(change, dict):
+            now = {item_id: count for item_id, count in change.items() if item_id in of}
+            catalogue.take(change)
+        else:
+            item_id, of[item_id], is_served = change
+            catalogue.describe(item_id, of[item_id], is_served=is_served)
+            (hidden.discard if is_served else hidden.add)(item_id)
+    catalogue.take(now)
+    total = {item_id: TRAINING_COUNTS * counts[NAMES.index(item_id)] if item_id in NAMES else 0.0 for item_id in of}
+    total = {item_id: count + now.get(item_id, 0.0) for item_id, count in total.items()}
+    allowed = [
+        item_id
+        for item_id in of
+        if item_id not in hidden
+        and item_id not in wanted.deny_item_ids
+        and (not wanted.allow_item_ids or item_id in wanted.allow_item_ids)
+        and (not wanted.allow_categories or set(wanted.allow_categories) & set(of[item_id]))
+        and not set(wanted.deny_categories) & set(of[item_id])
+    ]
+    found = catalogue.top(20, wanted, [], 0)
+    assert sorted(item.item_id for item in found) == sorted(allowed)
+    expected = sorted((total[item_id] for item_id in allowed), reverse=True)
+    assert [total[item.item_id] for item in found] == pytest.approx(expected)
+    assert [item.score for item in found] == pytest.approx([e / (sum(total.values()) or 1) for e in expected])
 
 
 def test_neither_a_record_nor_an_answer_costs_memory_for_each_hidden_item() -> None:

@@ -1,0 +1,72 @@
+"""What is popular in the stream, read from the state store every few seconds.
+
+The encoder process counts it (`services.algorithms.popularity`). While the store is away, what was read last goes on
+to be answered: everything fades alike, so its order stays.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from services.algorithms.popularity import count_at
+from services.common.state_store import Popularity
+from services.gateway.popular import PopularItems
+
+log = structlog.get_logger()
+
+EVERY_S = 5.0
+
+
+class FollowedPopularity:
+    """`start`, then `close`. read: what is popular in each partition."""
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[Sequence[Popularity]]],
+        popular: PopularItems,
+        *,
+        every_s: float = EVERY_S,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._read, self._popular, self._every_s, self._clock_ms = read, popular, every_s, clock_ms
+        self._task: asyncio.Task[None] | None = None
+        self._failure = ""
+
+    def start(self) -> None:
+        """Read, and go on reading."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop reading."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def look(self) -> None:
+        """Read once. Raises: DependencyUnavailable."""
+        partitions = await self._read()
+        # A catalogue's worth of sorting would hold the loop up.
+        await asyncio.to_thread(self._take, partitions, self._clock_ms())
+
+    def _take(self, partitions: Sequence[Popularity], now_ms: int) -> None:
+        counts: dict[str, float] = {}
+        for one in partitions:
+            for item_id, level in one.levels.items():
+                counts[item_id] = counts.get(item_id, 0.0) + count_at(level, now_ms, one.half_life_s)
+        self._popular.take(counts)
+
+    async def _run(self) -> None:
+        while True:
+            failure = ""
+            try:
+                await self.look()
+            except Exception as exc:  # what nobody foresaw ends nothing either
+                failure = str(exc) or repr(exc)
+            if failure and failure != self._failure:
+                log.warning("popularity_not_read", reason=failure)
+            self._failure = failure
+            await asyncio.sleep(self._every_s)
