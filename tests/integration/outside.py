@@ -3,6 +3,7 @@
 Everything is asked of a running stack by address. Waiting is polling with a deadline; nothing sleeps for a fixed time.
 """
 
+import asyncio
 import json
 import time
 import uuid
@@ -17,7 +18,7 @@ from services.algorithms.bundle import Bundle, load_bundle
 from services.cli.stack import Stack
 from services.common.kafka import partition_for
 from services.common.state_layout import home_of, seen_key, state_key
-from services.common.state_store import StateWriter
+from services.common.state_store import Popularity, StateReader, StateWriter
 from services.common.stream.topic import NUM_PARTITIONS
 from services.common.stream.topics.dead_letters import SUFFIX
 from services.common.stream.topics.interactions import INTERACTIONS
@@ -58,7 +59,8 @@ class Outside:
         self._channel = grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)])
         self.gateway = gateway_pb2_grpc.GatewayServiceStub(self._channel)
         self.producer = KafkaProducer(bootstrap_servers=stack.kafka_bootstrap, acks="all", max_request_size=1 << 20)
-        self.store = StateWriter(stack.redis_url)
+        self._redis_url = stack.redis_url
+        self.store = StateWriter(self._redis_url)
 
     def __enter__(self) -> Self:
         return self
@@ -132,6 +134,25 @@ class Outside:
         return {
             item.decode() for item in self.store._redis.zrange(seen_key(home_of(user, self.store.epoch() or "")), 0, -1)
         }
+
+    def popular(self, k: int) -> list[str]:
+        """What a stranger should be answered with: counts as they are stored, and training's."""
+
+        async def read() -> list[Popularity]:
+            reader = StateReader(self._redis_url)
+            try:
+                return await reader.read_popular()
+            finally:
+                await reader.close()
+
+        now_ms = time.time_ns() // 1_000_000
+        counts = {item: 0.03 * int(count) for item, count in zip(self.items, self.bundle.counts, strict=True)}
+        for partition in asyncio.run(read()):
+            for item, level in partition.levels.items():
+                if item in counts:
+                    counts[item] += 2.0 ** (level - now_ms / (1000 * partition.half_life_s))
+        order = sorted(range(len(self.items)), key=lambda row: (-self.bundle.counts[row], self.items[row]))
+        return sorted((self.items[row] for row in order), key=lambda item: -counts[item])[:k]
 
     def dead_letter(self, place: Place) -> Any:
         """The record on the dead-letter topic that came from this position."""
