@@ -7,7 +7,7 @@ do both meet. Voters are kinds of interactions with ages: no user other than the
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.gateway.domain import HistoryEvent
+from services.gateway.domain import AskedRule, HistoryEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,7 @@ class ExplainQuery:
     item_id: str
     history: tuple[HistoryEvent, ...] = ()
     max_pairs: int = 0
+    rules: tuple[AskedRule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,8 @@ class PairPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Similarity:
-    """s = from_model + from_interactions; `model_share` is lambda of the item's state."""
+    """s = from_model + from_interactions; `model_share` is lambda of the item's state. rules: the places of those that
+    were asked about and name the item."""
 
     score: float
     from_model: float
@@ -44,6 +46,7 @@ class Similarity:
     pairs: Sequence[PairPart]
     title: str
     index_version: str
+    rules: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,13 @@ class Explanation:
     similarity: Similarity | None = None
     votes: Votes | None = None
     history: Sequence[PastInteraction] = ()
+    # Those that name the item.
+    rules: Sequence[AskedRule] = ()
+
+    @property
+    def score_with_rules(self) -> float:
+        """What the score is once boosts and buries are in it."""
+        return self.score + sum(rule.boost - rule.bury for rule in self.rules)
 
     @property
     def parts(self) -> tuple[float, float, float]:

@@ -104,9 +104,16 @@ class Reranker(Protocol):
         """At most k items of the pool, best first, by similarity and the pool's votes."""
 
     async def explain(
-        self, query_state: PackedQueryState, item_id: str, *, max_pairs: int, timeout_s: float
+        self,
+        query_state: PackedQueryState,
+        item_id: str,
+        *,
+        max_pairs: int,
+        rules: Sequence[AskedRule],
+        timeout_s: float,
     ) -> Similarity:
-        """Where the item's similarity comes from; max_pairs 0 is all. Raises: NotFound for an unknown item."""
+        """Where the item's similarity comes from, and which rules name it; max_pairs 0 is all. Raises: NotFound for an
+        unknown item."""
 
     async def served(self, timeout_s: float) -> ServedIndex:
         """What pools are scored with now."""

@@ -1,6 +1,6 @@
 """Where Protobuf ends: messages to dataclasses, handlers, dataclasses to messages."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -130,6 +130,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             item_id=request.item_id,
             history=tuple(_history(request)) if request.history else (),
             max_pairs=request.max_pairs,
+            rules=_rules(request.rules),
         )
         return _explanation_message(await self.explain(query))
 
@@ -184,8 +185,12 @@ def _query(request: gateway_pb2.RecommendRequest) -> RecommendQuery:
         not_again=NotAgain(request.not_again.answers, request.not_again.minutes)
         if request.HasField("not_again")
         else None,
-        rules=tuple(rule_of(message, f"rules[{position}]") for position, message in enumerate(request.rules)),
+        rules=_rules(request.rules),
     )
+
+
+def _rules(messages: Sequence[common_pb2.Rule]) -> tuple[AskedRule, ...]:
+    return tuple(rule_of(message, f"rules[{position}]") for position, message in enumerate(messages))
 
 
 def rule_of(message: common_pb2.Rule, name: str) -> AskedRule:
@@ -349,7 +354,7 @@ def _explanation_message(answer: Explanation) -> gateway_pb2.ExplainResponse:
         score=answer.score,
         similarity=None
         if answer.similarity is None
-        else reranker_pb2.ExplainScoreResponse(**asdict(answer.similarity)),
+        else reranker_pb2.ExplainScoreResponse(**asdict(answer.similarity) | {"rules": ()}),
         votes=None if answer.votes is None else candidates_pb2.ExplainVotesResponse(**asdict(answer.votes)),
         share_of_model=of_model,
         share_of_refreshed=of_refreshed,
@@ -357,6 +362,11 @@ def _explanation_message(answer: Explanation) -> gateway_pb2.ExplainResponse:
         history=[gateway_pb2.PastInteraction(**asdict(past)) for past in answer.history],
         model_version=answer.model_version,
         state_source=answer.state_source,
+        rules=[
+            gateway_pb2.ExplainedRule(name=rule.name, adds=rule.boost - rule.bury, pin=rule.pin, cap=rule.cap)
+            for rule in answer.rules
+        ],
+        score_with_rules=answer.score_with_rules,
     )
 
 

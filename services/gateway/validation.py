@@ -44,14 +44,14 @@ def check_query(query: RecommendQuery, now_ms: int, kinds: Kinds) -> None:
     if query.query:
         validate_query("query", query.query)
     _check_shown(query)
-    _check_rules(query, kinds)
+    _check_rules(query.rules, kinds)
     _check_filter(query.filter, kinds)
 
 
-def _check_rules(query: RecommendQuery, kinds: Kinds) -> None:
-    if len(query.rules) > MAX_RULES:
-        raise InvalidRequest.of("rules", f"{len(query.rules)} rules", f"at most {MAX_RULES}")
-    for position, rule in enumerate(query.rules):
+def _check_rules(rules: Sequence[AskedRule], kinds: Kinds) -> None:
+    if len(rules) > MAX_RULES:
+        raise InvalidRequest.of("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
+    for position, rule in enumerate(rules):
         check_rule(rule, f"rules[{position}]", kinds)
 
 
@@ -108,11 +108,12 @@ def check_similar(query: SimilarQuery, kinds: Kinds) -> None:
     _check_filter(query.filter, kinds)
 
 
-def check_explain(query: ExplainQuery, now_ms: int) -> None:
-    """Raise InvalidRequest for the first field of `query` that breaks its limit."""
+def check_explain(query: ExplainQuery, now_ms: int, kinds: Kinds) -> None:
+    """Raise InvalidRequest for the first field of `query` that breaks its limit. `kinds`: of attributes."""
     validate_id("item_id", query.item_id)
     _check_asker(query.user_id, query.history)
     _check_history(query.history, now_ms)
+    _check_rules(query.rules, kinds)
 
 
 def _check_k(k: int) -> None:

@@ -62,6 +62,7 @@ class ExplainQuery:
     model_version: str
     item_id: str
     max_pairs: int = 0
+    rules: Sequence[Rule] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +89,8 @@ class ExplainedScore:
     pairs: Sequence[ExplainedPair]
     title: str
     index_version: str
+    # Places of the query's rules that name the item.
+    rules: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -83,6 +83,7 @@ class Rerank:
     def explain(self, asked: ExplainQuery) -> ExplainedScore:
         """Why an item has its score. Raises: as a rerank does; NotFound for an item without a state."""
         validate_id("item_id", asked.item_id)
+        self._check_rules(asked.rules)
         self._check_query(asked.query, asked.model_version)
         item = self._catalogue.explain(asked.item_id)
         if item is None:
@@ -114,6 +115,11 @@ class Rerank:
             ],
             title=item.title,
             index_version=item.served.name,
+            rules=[
+                place
+                for place, rule in enumerate(asked.rules)
+                if self._catalogue.passing(rule.which, [asked.item_id]).all()
+            ],
         )
 
     def _check(self, request: RerankQuery) -> None:
@@ -141,14 +147,17 @@ class Rerank:
             request.filter.check(self._catalogue.index.kinds)
         except ValueError as exc:
             raise InvalidRequest(f"filter.{exc}") from exc
-        if len(request.rules) > MAX_RULES:
-            raise InvalidRequest.of("rules", f"{len(request.rules)} rules", f"at most {MAX_RULES}")
-        for rule in request.rules:
+        self._check_rules(request.rules)
+        self._check_query(request.query, request.model_version)
+
+    def _check_rules(self, rules: Sequence[Rule]) -> None:
+        if len(rules) > MAX_RULES:
+            raise InvalidRequest.of("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
+        for rule in rules:
             try:
                 rule.which.check(self._catalogue.index.kinds)
             except ValueError as exc:
                 raise InvalidRequest(f"rules[{rule.name!r}].{exc}") from exc
-        self._check_query(request.query, request.model_version)
 
     def _check_query(self, query: QueryStates, model_version: str) -> None:
         if model_version != self._catalogue.base.model_version:

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -44,6 +44,7 @@ class RerankerServicer(reranker_pb2_grpc.RerankerServiceServicer):
             model_version=request.query_state.model_version,
             item_id=request.item_id,
             max_pairs=request.max_pairs,
+            rules=_rules(request.rules),
         )
         explained = await asyncio.to_thread(self._rerank.explain, asked)
         return reranker_pb2.ExplainScoreResponse(**asdict(explained))
@@ -81,8 +82,12 @@ def _rerank_query(request: reranker_pb2.RerankRequest) -> RerankQuery:
         votes=tuple(request.votes),
         model_share=request.model_share,
         discounts=tuple(request.discounts),
-        rules=[_rule(message, f"rules[{position}]") for position, message in enumerate(request.rules)],
+        rules=_rules(request.rules),
     )
+
+
+def _rules(messages: Sequence[common_pb2.Rule]) -> list[Rule]:
+    return [_rule(message, f"rules[{position}]") for position, message in enumerate(messages)]
 
 
 def _rule(message: common_pb2.Rule, name: str) -> Rule:

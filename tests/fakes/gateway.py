@@ -309,7 +309,13 @@ class MemoryReranker(_Failing):
         )
 
     async def explain(
-        self, query_state: PackedQueryState, item_id: str, *, max_pairs: int, timeout_s: float
+        self,
+        query_state: PackedQueryState,
+        item_id: str,
+        *,
+        max_pairs: int,
+        rules: Sequence[AskedRule],
+        timeout_s: float,
     ) -> Similarity:
         await self._behave()
         if item_id not in self.titles:
@@ -334,6 +340,7 @@ class MemoryReranker(_Failing):
             pairs=pairs[: max_pairs or None],
             title=self.titles[item_id],
             index_version="index-1",
+            rules=[place for place, rule in enumerate(rules) if item_id in rule.which.allow_item_ids],
         )
 
     async def served(self, timeout_s: float) -> ServedIndex:

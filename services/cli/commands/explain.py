@@ -4,12 +4,13 @@ The model's own part, what interactions taught the item since (PEFA-XS), and whi
 (PEFA-XL): those are shown as kinds and ages, never as people. Knows nothing of how the parts were computed.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli import client, options
-from services.cli.commands.recommend import history_of
+from services.cli.commands.recommend import history_of, rules_of
 from services.cli.output import CommandError, console, duration, emit_json, reports_errors, table
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def explain(
     *,
     items: options.Sequence = "",
     max_pairs: Annotated[int, typer.Option(min=0, help="Component pairs, largest first; 0: all.")] = 6,
+    rules: Annotated[Path | None, typer.Option(help="Rules of the request: a YAML file (docs/rules.md).")] = None,
     gateway: options.Gateway = options.DEFAULT_GATEWAY,
     timeout_ms: options.TimeoutMs = 2000,
     as_json: options.AsJson = False,
@@ -33,8 +35,8 @@ def explain(
 
     [bold]model[/] is what training knew; [bold]refreshed[/] is what people's interactions with the item have added to
     its state since; [bold]votes[/] come from remembered interactions of people in a similar state and from
-    neighbours of the user's last items. The exit status is 1 when nothing is known of the user: Recommend would answer
-    popular items, and there is no score to explain.
+    neighbours of the user's last items. Rules that name the item are named with what they add. The exit status is 1
+    when nothing is known of the user: Recommend would answer popular items, and there is no score to explain.
 
     Example:  freshet explain 42 1193
 
@@ -43,7 +45,11 @@ def explain(
     from freshet.v1 import gateway_pb2
 
     request = gateway_pb2.ExplainRequest(
-        user_id=user, item_id=item, history=history_of(client.split_ids(items)), max_pairs=max_pairs
+        user_id=user,
+        item_id=item,
+        history=history_of(client.split_ids(items)),
+        max_pairs=max_pairs,
+        rules=rules_of(rules),
     )
     with client.gateway(gateway) as stub:
         answer = client.call(stub.Explain, request, target=gateway, timeout_s=timeout_ms / 1000)
@@ -74,6 +80,12 @@ def as_dict(answer: "gateway_pb2.ExplainResponse", *, user: str, item: str) -> d
         "index_version": similarity.pop("index_version"),
         "votes_index_version": votes.pop("index_version"),
     }
+
+
+def _effect(rule: dict[str, Any]) -> str:
+    if rule["pin"]:
+        return f"the best of its items stands at position {rule['pin']}"
+    return f"at most {rule['cap']} of its items" if rule["cap"] else f"{rule['adds']:+.4f}"
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -108,6 +120,10 @@ def _print(facts: dict[str, Any]) -> None:
             name, f"{value:+.4f}", f"{share:4.0%}", f"[{style}]{'█' * round(_BAR * share)}[/]", f"[dim]{says}[/]"
         )
     out.print(parts)
+    for rule in facts["rules"]:
+        out.print(f"rule {rule['name']}: {_effect(rule)}", soft_wrap=True, markup=False)
+    if any(rule["adds"] for rule in facts["rules"]):
+        out.print(f"with rules [bold]{facts['score_with_rules']:.4f}[/]")
     if similarity["pairs"]:
         columns = ("user part", "item part", "weight", "cosine", "adds", "of it model")
         pairs = table(*columns, right=columns, title="component pairs, largest first")

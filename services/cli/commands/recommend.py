@@ -96,7 +96,7 @@ def recommend(
         not_again=gateway_pb2.NotAgain(answers=not_again_answers, minutes=not_again_minutes)
         if not_again_answers or not_again_minutes
         else None,
-        rules=_rules_of(rules),
+        rules=rules_of(rules),
     )
     if batch is not None and out is not None:
         _recommend_to_all(batch, out, request, gateway, timeout_ms / 1000, as_json=as_json)
@@ -112,7 +112,7 @@ def recommend(
         _print_answer(answer, titles, subject=f"user {user}" if user else "this sequence")
 
 
-def _rules_of(path: Path | None) -> "list[common_pb2.Rule]":
+def rules_of(path: Path | None) -> "list[common_pb2.Rule]":
     from services.common.errors import InvalidRequest
     from services.common.rule_file import read_rules
 

@@ -301,14 +301,24 @@ class RemoteReranker:
         )
 
     async def explain(
-        self, query_state: PackedQueryState, item_id: str, *, max_pairs: int, timeout_s: float
+        self,
+        query_state: PackedQueryState,
+        item_id: str,
+        *,
+        max_pairs: int,
+        rules: Sequence[AskedRule],
+        timeout_s: float,
     ) -> Similarity:
         """One ExplainScore call."""
         request = reranker_pb2.ExplainScoreRequest(
-            query_state=to_message(query_state), item_id=item_id, max_pairs=max_pairs
+            query_state=to_message(query_state),
+            item_id=item_id,
+            max_pairs=max_pairs,
+            rules=[_rule_message(rule) for rule in rules],
         )
         response = await self._call("ExplainScore", request, timeout_s)
-        similarity: Similarity = _read(Similarity, response, pairs=[_read(PairPart, pair) for pair in response.pairs])
+        pairs = [_read(PairPart, pair) for pair in response.pairs]
+        similarity: Similarity = _read(Similarity, response, pairs=pairs, rules=tuple(response.rules))
         return similarity
 
     async def served(self, timeout_s: float) -> ServedIndex:

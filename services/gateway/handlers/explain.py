@@ -8,9 +8,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from services.algorithms.attributes import Kinds
 from services.algorithms.event_schema import EventSchema
 from services.common.query_state import PackedQueryState
-from services.gateway.domain import HistoryEvent, now_ms, seen_in
+from services.gateway.domain import AskedRule, HistoryEvent, now_ms, seen_in
 from services.gateway.explanation import ExplainQuery, Explanation, PastInteraction
 from services.gateway.ports import Ports
 from services.gateway.stages import Limits
@@ -27,13 +28,16 @@ class Explain:
     titles: Mapping[str, str]
     model_version: str
     schema: EventSchema
+    kinds: Kinds
     limits: Limits
+    rules: Sequence[AskedRule]
 
     async def __call__(self, query: ExplainQuery) -> Explanation:
         """Raises: InvalidRequest naming the field; NotFound for an item that no index serves; the error of a
         dependency that did not answer."""
         asked_ms = now_ms()
-        check_explain(query, asked_ms)
+        check_explain(query, asked_ms, self.kinds)
+        rules = (*self.rules, *query.rules)
         state, history, source = await self._find_state(query, asked_ms)
         if state is None:
             return Explanation(model_version=self.model_version, state_source=source)
@@ -41,7 +45,9 @@ class Explain:
         seen = seen_in(newest, self.schema)
         timeout_s = self.limits.stage_timeout_s
         similarity, votes = await asyncio.gather(
-            self.ports.reranker.explain(state, query.item_id, max_pairs=query.max_pairs, timeout_s=timeout_s),
+            self.ports.reranker.explain(
+                state, query.item_id, max_pairs=query.max_pairs, rules=rules, timeout_s=timeout_s
+            ),
             self.ports.candidates.explain_votes(state, query.item_id, seen=seen, timeout_s=timeout_s),
         )
         return Explanation(
@@ -57,6 +63,7 @@ class Explain:
                 )
                 for event in newest[:MAX_PAST]
             ],
+            rules=[rules[place] for place in similarity.rules],
         )
 
     async def _find_state(

@@ -140,6 +140,11 @@ class MemoryGateway(gateway_pb2_grpc.GatewayServiceServicer):
             score=0.35, similarity=similarity, votes=votes, share_of_model=0.64, share_of_refreshed=0.22,
             share_of_votes=0.14, model_version="m1", state_source="stored",
             history=[gateway_pb2.PastInteraction(item_id="661", title="Vertigo", age_seconds=7200)],
+            rules=[
+                gateway_pb2.ExplainedRule(name=rule.name, adds=rule.boost - rule.bury, pin=rule.pin, cap=rule.cap)
+                for rule in request.rules
+            ],
+            score_with_rules=0.35 + sum(rule.boost - rule.bury for rule in request.rules),
         )  # fmt: skip
 
     def ForgetUser(self, request, context):

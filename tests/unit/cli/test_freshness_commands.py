@@ -42,6 +42,24 @@ def test_explain_shows_parts_pairs_voters_and_the_users_own_past(gateway: tuple[
     )
 
 
+def test_explain_names_rules_and_what_each_does(gateway: tuple[str, MemoryGateway], tmp_path: Path) -> None:
+    target, server = gateway
+    (tmp_path / "rules.yaml").write_text(
+        "rules:\n- {name: up, item_ids: ['1193'], boost: 0.25}\n- {name: top, item_ids: ['1193'], pin: 2}\n"
+        "- {name: few, item_ids: ['1193'], cap: 3}\n"
+    )
+    result = run("explain", "42", "1193", "--rules", str(tmp_path / "rules.yaml"), "--gateway", target)
+    assert result.exit_code == 0, result.output
+    for shown in (
+        "rule up: +0.2500",
+        "rule top: the best of its items stands at position 2",
+        "rule few: at most 3 of its items",
+        "with rules 0.6000",
+    ):
+        assert shown in result.stdout
+    assert [rule.name for rule in server.explained[0].rules] == ["up", "top", "few"]
+
+
 def test_similar_shows_titles_and_similarities(gateway: tuple[str, MemoryGateway]) -> None:
     target, server = gateway
     result = run("similar", "1193", "--k", "2", "--user", "42", "--gateway", target)

@@ -259,8 +259,12 @@ async def test_explanations_and_served_versions_are_read_whole() -> None:
         reranker, candidates = RemoteReranker(over(channel)), RemoteCandidates(over(channel))
         pair = reranker_pb2.PairContribution(query_component=1, weight=0.5, cosine=0.5, contribution=0.25)
         servicer.response = reranker_pb2.ExplainScoreResponse(score=0.25, pairs=[pair], title="A", num_interactions=3)
-        similarity = await reranker.explain(query_state("q"), "a", max_pairs=4, timeout_s=1.0)
+        servicer.response.rules.append(1)
+        rules = [AskedRule(name=name, which=Filter(allow_item_ids=(name,)), boost=0.5) for name in ("b", "a")]
+        similarity = await reranker.explain(query_state("q"), "a", max_pairs=4, rules=rules, timeout_s=1.0)
         assert (servicer.request.item_id, servicer.request.max_pairs) == ("a", 4)
+        assert [list(rule.item_ids) for rule in servicer.request.rules] == [["b"], ["a"]]
+        assert similarity.rules == (1,)
         assert (similarity.title, similarity.num_interactions, similarity.pairs[0].contribution) == ("A", 3, 0.25)
         servicer.response = candidates_pb2.ExplainVotesResponse(vote=0.5, num_neighbours=8, model_share=0.75)
         servicer.response.voters.add(type="click", count=2, oldest_age_seconds=9)

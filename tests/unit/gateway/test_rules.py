@@ -28,6 +28,7 @@ from services.gateway.adapters.processes import RemoteCandidates, RemoteReranker
 from services.gateway.bootstrap import standing_rules
 from services.gateway.config import GatewaySettings
 from services.gateway.domain import AskedRule, CertificateKind, Degradation, Filter, Pool, RecommendQuery
+from services.gateway.explanation import ExplainQuery
 from services.gateway.ruled_pools import searched_for, with_own_pools
 from services.gateway.stages import Limits
 from services.reranker import bootstrap as reranker
@@ -119,6 +120,20 @@ async def test_a_boost_lifts_what_lies_far_behind_the_pool(real: Real) -> None:
     assert answer.certificate.kind is CertificateKind.EXACT
 
 
+@pytest.mark.parametrize("seed", range(10))
+async def test_explain_names_the_rules_that_name_the_item_and_what_they_add(real: Real, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rules = [some_rule(rng, number) for number in range(3)]
+    everything = replace(ALL, allow_categories=tuple(CATEGORIES))
+    rules += [AskedRule(name="first", which=everything, pin=2), AskedRule(name="few", which=everything, cap=1)]
+    for row in range(0, X, 7):
+        query = ExplainQuery(user_id="ann", item_id=f"item-{row}", rules=tuple(rules))
+        answer = await real.scene.explain(query)
+        assert list(answer.rules) == [rule for rule in rules if real.names(rule, row)]
+        assert answer.score == pytest.approx(real.exact[row], abs=1e-6)
+        assert answer.score_with_rules == pytest.approx(real.final(rules, row), abs=1e-6)
+
+
 async def test_pins_and_caps_hold_in_an_answer_of_the_best(real: Real) -> None:
     worst = np.argsort(real.exact)[:2].tolist()
     pin = AskedRule(name="first", which=replace(ALL, allow_item_ids=tuple(f"item-{row}" for row in worst)), pin=2)
@@ -156,6 +171,20 @@ async def test_standing_rules_hold_beside_a_requests() -> None:
     # Every page of a list that is kept has them.
     await scene.recommend(RecommendQuery(user_id="ann", k=2))
     assert list(scene.reranker.rules[-1]) == [standing]
+
+
+async def test_explain_says_standing_rules_first_on_the_wire_too() -> None:
+    scene = Scene()
+    standing = AskedRule(name="house", which=Filter(allow_item_ids=("b",)), bury=0.5)
+    object.__setattr__(scene.explain, "rules", [standing])
+    own = [common_pb2.Rule(name="own", item_ids=["b"], pin=3), common_pb2.Rule(name="other", item_ids=["c"], boost=1)]
+    async with gateway(scene) as stub:
+        answer = await stub.Explain(gateway_pb2.ExplainRequest(user_id="ann", item_id="b", rules=own), timeout=5)
+    assert [(rule.name, rule.adds, rule.pin, rule.cap) for rule in answer.rules] == [
+        ("house", -0.5, 0, 0),
+        ("own", 0, 3, 0),
+    ]
+    assert answer.score_with_rules == pytest.approx(answer.score - 0.5)
 
 
 async def test_a_search_that_fails_leaves_an_estimate_and_no_reranker_says_so() -> None:
@@ -225,6 +254,8 @@ async def test_a_bad_rule_is_refused_by_field(rules: list[common_pb2.Rule], says
     async with gateway(scene) as stub:
         with pytest.raises(Exception, match=says):
             await stub.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2, rules=rules), timeout=5)
+        with pytest.raises(Exception, match=says):
+            await stub.Explain(gateway_pb2.ExplainRequest(user_id="ann", item_id="b", rules=rules), timeout=5)
     assert scene.candidates.calls == 0
 
 
