@@ -124,12 +124,14 @@ def make_servicer(
     exposures: Exposures,
     pages: PageTokens,
     kinds: Kinds = MappingProxyType({}),
+    tau: float = 1.0,
     stalled_s: Callable[[float], float] = lambda since: 0.0,
     tracing: Tracing = OFF,
     rng: Random | None = None,
     rules: Sequence[AskedRule] = (),
 ) -> GatewayServicer:
-    """Every handler on these ports. `titles`: by item id, live. `kinds`: of attributes. `stalled_s`: see `Breaker`."""
+    """Every handler on these ports. `titles`: by item id, live. `kinds`: of attributes. `tau`: of the model's scores.
+    `stalled_s`: see `Breaker`."""
     stages = Stages(ports, limits, stalled_s, metrics.component_failed)
     text = TextRetrieval(ports.sources, limits)
     record = RecordInteractions(
@@ -149,6 +151,7 @@ def make_servicer(
             exposures=exposures,
             pages=pages,
             kinds=kinds,
+            tau=tau,
             limits=limits,
             rules=rules,
             rng=rng or Random(),
@@ -366,6 +369,7 @@ async def _serve(
         exposures=Exposures(key, shown),
         pages=PageTokens(key),
         kinds=bundle.attributes.kinds,
+        tau=bundle.tau,
         rules=rules,
         stalled_s=stalls.since,
         tracing=tracing,

@@ -46,6 +46,8 @@ class GatewaySettings(PseudonymSettings):
     )
     # Standing rules of rankings, a YAML file (docs/rules.md), read at the start. None: none.
     rules: Path | None = Field(default=None, validation_alias="FRESHET_GATEWAY_RULES")
+    # Popular items score more for people who have had fewer items than this (0: for nobody).
+    cold_items: int = Field(default=10, ge=0, le=1_000, validation_alias="FRESHET_GATEWAY_COLD_ITEMS")
     # The share of Recommend's positions that new items are shown in, and for how long an item is new.
     new_item_share: float = Field(default=0, ge=0, le=0.5, validation_alias="FRESHET_GATEWAY_NEW_ITEM_SHARE")
     new_item_hours: float = Field(default=24, gt=0, le=30 * 24, validation_alias="FRESHET_GATEWAY_NEW_ITEM_HOURS")
@@ -117,6 +119,7 @@ class GatewaySettings(PseudonymSettings):
             breaker_s=self.breaker_ms / 1000,
             impression_discount=self.impression_discount,
             impression_half_life_s=self.impression_half_life_minutes * 60,
+            cold_items=self.cold_items,
             new_item_share=self.new_item_share,
             new_item_age_s=self.new_item_hours * 3600,
         )

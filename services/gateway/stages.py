@@ -69,6 +69,8 @@ class Limits:
     # What an impression takes from its item's score for that person, in units of the score, and how long until half.
     impression_discount: float = 0.0
     impression_half_life_s: float = 24 * 3600.0
+    # Popular items are favoured for who has had fewer items than this.
+    cold_items: int = 0
     # The share of positions that items first heard of within so long are shown in.
     new_item_share: float = 0.0
     new_item_age_s: float = 24 * 3600.0

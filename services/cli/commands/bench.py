@@ -434,6 +434,35 @@ def stream(
     )
 
 
+@benchmark(app, "cold")
+def cold(
+    request: "Request",
+    *,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Data with times by the clock; may be repeated. Default: MovieLens.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: each trains anew.")] = 3,
+    predict_every: Annotated[
+        int, typer.Option(min=1, help="Predict every n-th event, learn from all. With --quick at least 50.")
+    ] = 1,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training, preset quick.")] = 4,
+) -> "Report":
+    """What is popular now for people of whom nothing or little is known, and until when it helps.
+
+    Example:  freshet bench cold --data ml-latest-small --seeds 1 --quick
+    """
+    from services.offline.evaluation.cold import rows
+    from services.offline.evaluation.stream.models import quick_fit
+
+    return rows.run(
+        request,
+        fit=quick_fit(epochs),
+        seeds=list(range(request.seed, request.seed + (1 if request.quick else seeds))),
+        predict_every=max(predict_every, 50) if request.quick else predict_every,
+        datasets=list(dict.fromkeys(data or rows.DATASETS)),
+    )
+
+
 @benchmark(app, "text", less_memory="--data scifact")
 def text(
     request: "Request",

@@ -35,6 +35,7 @@ from services.gateway.domain import (
     seen_in,
 )
 from services.gateway.exposures import Exposures
+from services.gateway.favoured import MAX_FAVOURED, favours, with_favours
 from services.gateway.lag import AcknowledgedLag
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import KEPT_S, MAX_LISTS, PageTokens, Place, ServedList, find_list, packed_list
@@ -77,6 +78,8 @@ class Recommend:
     exposures: Exposures
     pages: PageTokens
     kinds: Kinds
+    # Of the model's scores.
+    tau: float
     limits: Limits
     rules: Sequence[AskedRule]
     rng: Random
@@ -303,9 +306,21 @@ class Recommend:
         elif query.max_per_category or query.diversity or query.rules:
             pool = await self._propose(work, state)
         else:
-            found = await self.stages.search(work, state, query.k + len(work.discounts))
+            found = await self._searched(work, state, query.k + len(work.discounts))
             return found if found is None or not work.discounts else discounted(found, work.discounts, query.k)
         return None if pool is None else await self._rank(work, state, pool, by_words)
+
+    async def _searched(self, work: Work[RecommendQuery], state: PackedQueryState, k: int) -> Ranking | None:
+        """The k best, popular ones favoured where the person has had few items."""
+        if len(work.seen) >= self.limits.cold_items:
+            return await self.stages.search(work, state, k)
+        favour = favours(self.popular.top(MAX_FAVOURED, work.query.filter, work.seen, 0), self.tau)
+        if not favour:
+            return await self.stages.search(work, state, k)
+        found, among = await asyncio.gather(
+            self.stages.search(work, state, k), self.stages.search_among(work, state, list(favour), len(favour))
+        )
+        return found if found is None or among is None else with_favours(found, among, favour, k)
 
     async def _with_new_items(
         self, work: Work[RecommendQuery], state: PackedQueryState, ranking: Ranking, asked_ms: int

@@ -198,6 +198,7 @@ class StreamModel:
     items: ItemStates
     pair_gate: PairGate | None
     user_component: int | None
+    tau: float
     first: int
     before: EventStates
 
@@ -235,6 +236,7 @@ def stream_model(
         items=model.all_item_states(),
         pair_gate=model.pair_gate(),
         user_component=shape.num_query_components - 1 if model.encoder_shape.uses_user_index else None,
+        tau=shape.tau,
         first=begin - setting.split,
         before=before,
     )

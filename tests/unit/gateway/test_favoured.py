@@ -1,0 +1,100 @@
+"""Popular items for people of whom little is known: every favoured score against a loop, and who is favoured."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gateway_scene import Scene
+from hypothesis import given
+from hypothesis import strategies as st
+from test_rules import Real, X, real
+
+from services.gateway.domain import Certificate, CertificateKind, Filter, Ranking, RecommendQuery, ScoredItem
+from services.gateway.favoured import WEIGHT, favours, with_favours
+from services.gateway.stages import Limits
+
+__all__ = ["real"]  # the fixture
+
+SEEN = ["item-7", "item-8"]
+
+
+def scene_of(real: Real, *, cold_items: int, counts: dict[str, float]) -> Scene:
+    """The same candidates and the same person, who has seen two items."""
+    scene = Scene(candidates=real.scene.candidates, reranker=real.scene.reranker, limits=Limits(cold_items=cold_items))
+    scene.states.states["ann"] = real.scene.states.states["ann"]
+    scene.states.seen["ann"] = SEEN
+    for row in range(X):
+        scene.popular.describe(f"item-{row}", (), is_served=True)
+    # What the bundle of other tests knows is not there.
+    for item_id in "abcdef":
+        scene.popular.describe(item_id, (), is_served=False)
+    scene.popular.take(counts)
+    return scene
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_an_answer_is_the_best_by_favoured_scores_and_proven(real: Real, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    taken = rng.choice(X, 20, replace=False).tolist()
+    counts = {f"item-{row}": float(count) for row, count in zip(taken, rng.integers(1, 5, 20), strict=True)}
+    denied = tuple(f"item-{row}" for row in rng.choice(X, 5, replace=False).tolist())
+    scene = scene_of(real, cold_items=3, counts=counts)
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=8, filter=Filter(deny_item_ids=denied)))
+    allowed = [row for row in range(X) if f"item-{row}" not in (*denied, *SEEN)]
+    least = min(count for item, count in counts.items() if item not in (*denied, *SEEN))
+    final = {
+        row: float(real.exact[row]) + WEIGHT * math.log(max(1.0, counts.get(f"item-{row}", 0.0) / least))
+        for row in allowed
+    }
+    best = sorted(final, key=lambda row: -final[row])[:8]
+    assert [item.item_id for item in answer.items] == [f"item-{row}" for row in best]
+    assert [item.score for item in answer.items] == pytest.approx([final[row] for row in best], abs=1e-6)
+    assert answer.certificate.kind is CertificateKind.EXACT
+    own = [f"item-{row}" for row in sorted(allowed, key=lambda row: -real.exact[row])[:8]]
+    assert [item.source for item in answer.items] == [
+        "mol" if item.item_id in own else "popular" for item in answer.items
+    ]
+    assert list(answer.degradations) == []
+
+
+@pytest.mark.parametrize("cold_items", [0, 2])
+async def test_who_has_had_enough_items_is_answered_by_the_model_alone(real: Real, cold_items: int) -> None:
+    scene = scene_of(real, cold_items=cold_items, counts={"item-3": 1000.0, "item-4": 1.0})
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=5))
+    rows = [row for row in np.argsort(-real.exact).tolist() if f"item-{row}" not in SEEN][:5]
+    assert [item.item_id for item in answer.items] == [f"item-{row}" for row in rows]
+
+
+async def test_where_nothing_was_ever_taken_nothing_is_favoured(real: Real) -> None:
+    scene = scene_of(real, cold_items=3, counts={})
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=5))
+    assert {item.source for item in answer.items} == {"mol"}
+
+
+_SCORES = st.lists(st.floats(-1, 1), min_size=12, max_size=12)
+_KINDS = st.sampled_from([CertificateKind.EXACT, CertificateKind.BOUNDED, CertificateKind.ESTIMATE])
+
+
+@given(_SCORES, st.dictionaries(st.integers(0, 11), st.floats(0, 2), max_size=6), st.integers(1, 5), _KINDS, _KINDS)
+def test_the_best_by_both_are_found_and_no_more_is_claimed_than_both_prove(
+    scores: list[float], favour: dict[int, float], k: int, kind: CertificateKind, other: CertificateKind
+) -> None:
+    def ranked(rows: list[int], kind: CertificateKind) -> Ranking:
+        items = [ScoredItem(str(row), scores[row], "mol") for row in sorted(rows, key=lambda row: -scores[row])]
+        return Ranking(items=items, certificate=Certificate(kind, 0.1), index_version="v1")
+
+    found, among = ranked(list(range(12)), kind), ranked(list(favour), other)
+    by_id = {str(row): more for row, more in favour.items()}
+    answer = with_favours(replace(found, items=found.items[:k]), among, by_id, k)
+    final = sorted((scores[row] + favour.get(row, 0.0) for row in range(12)), reverse=True)[:k]
+    assert [item.score for item in answer.items] == pytest.approx(final)
+    assert answer.certificate.kind is max(kind, other)
+    changed = with_favours(found, replace(among, index_version="v2"), by_id, k)
+    assert changed.certificate.kind is CertificateKind.ESTIMATE
+
+
+def test_a_favour_is_how_much_more_popular_an_item_is_than_the_last() -> None:
+    popular = [ScoredItem("a", 0.4, "popular"), ScoredItem("b", 0.1, "popular"), ScoredItem("c", 0.0, "popular")]
+    assert favours(popular, tau=0.05) == pytest.approx({"a": 2 * 0.05 * math.log(4), "b": 0.0})
+    assert favours(popular[2:], tau=0.05) == {}
