@@ -1,5 +1,6 @@
 """The comparison as one run: what is finished and what it adds up to, as a page, and learning curves as a plot."""
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +20,18 @@ def quality(
     request: Request, *, data: Sequence[table.MeasuredData], store: Path, seeds: int | None, hours: float | None
 ) -> Report:
     """Encoders and heads beside tuned baselines; writes quality.{md,json,png}. Finished runs in `store` are not done
-    again; no run begins after `hours`. Raises: DatasetUnavailableError for a set that is not on this machine.
+    again, nor splits that are whole in the quality.json that it writes over; no run begins after `hours`.
+    Raises: DatasetUnavailableError for a set that is not on this machine.
     """
     began = time.perf_counter()
-    work = table.Work(store=store, say=request.say, until=None if hours is None else time.monotonic() + 3600 * hours)
+    written_before = request.out / "quality.json"
+    earlier = json.loads(written_before.read_text(encoding="utf-8")) if written_before.exists() else {"sections": []}
+    work = table.Work(
+        store=store,
+        say=request.say,
+        until=None if hours is None else time.monotonic() + 3600 * hours,
+        earlier=[{"machine": earlier["machine"], **section} for section in earlier["sections"]],
+    )
     table.measure(work, data, seeds=seeds)
     request.say("intervals")
     found = table.report(work, data, seeds=seeds)

@@ -1,12 +1,13 @@
 """The whole comparison: which data, splits and seeds, in which order, and what the finished runs add up to.
 
 Every arm and baseline tunes itself on validation with the same number of trials, then ranks the test events once per
-seed. A time limit ends the work; the next call goes on, and what is missing is counted.
+seed. A time limit ends the work; the next call goes on, and what is missing is counted. Runs are kept on their machine;
+the sections of an earlier report, which may be another machine's, stand until there is more than they have.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from services.offline.datasets import Interactions, MeasuredSplit, load_dataset, order_test
 from services.offline.datasets.splits import SPLITS
+from services.offline.evaluation.common.report import machine
 from services.offline.evaluation.quality.arms import ARMS, Arm, Trial
 from services.offline.evaluation.quality.baselines import GRIDS, make_baseline
 from services.offline.evaluation.quality.runs import Finished, Plan, Row, Store, run_arm, run_baseline, strata
@@ -51,6 +53,15 @@ class MeasuredData:
     def tuned_on(self, split: str) -> str:
         """The split whose trials chose the settings: its own, or leave-one-out's for its other order of ties."""
         return LAST if split == LAST_REVERSED else split
+
+    def arms_of(self, split: str) -> tuple[str, ...]:
+        """Another order of ties asks whether the verdict holds: the two arms that it is about."""
+        return ("hstu-dot", "hstu-mol") if split == LAST_REVERSED else self.arms
+
+    def expected(self, split: str, seeds: int | None = None) -> int:
+        """How many final runs make it whole."""
+        baselines = 0 if self.published is not None else len(GRIDS)
+        return baselines + (seeds or self.seeds) * len(self.arms_of(split))
 
     def load(self) -> Interactions:
         """The events, rare items left out as published tables leave them out."""
@@ -100,13 +111,18 @@ def plan_for(data: MeasuredData, train: Interactions) -> Plan:
 
 @dataclass(kw_only=True, slots=True)
 class Work:
-    """Where results are, how to show progress, until when runs may begin (time.monotonic, None: for ever), and how
-    long trainings on some training events are."""
+    """Where results are, how to show progress, until when runs may begin (time.monotonic, None: for ever), how long
+    trainings on some training events are, and an earlier report's sections."""
 
     store: Path
     say: Callable[[str], None]
     until: float | None = None
     plan: Callable[[MeasuredData, Interactions], Plan] = plan_for
+    earlier: Sequence[Mapping[str, Any]] = field(default_factory=list)
+
+    def earlier_of(self, data: MeasuredData, split: str) -> dict[str, Any] | None:
+        """The earlier section of this split, if any."""
+        return next((dict(one) for one in self.earlier if (one["data"], one["split"]) == (data.key, split)), None)
 
     def check_time(self) -> None:
         if self.until is not None and time.monotonic() >= self.until:
@@ -117,13 +133,21 @@ def measure(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = Non
     """Do what is not done. Returns whether everything is. `seeds`: fewer or more than each set's own."""
     try:
         for one in data:
+            open_splits = [split for split in one.splits if not _is_whole(work, one, split, seeds)]
+            if not open_splits:
+                continue
             interactions = one.load()
-            for split_name in one.splits:
+            for split_name in open_splits:
                 split = SPLITS[split_name](interactions)
                 _Comparison(work, one, split, seeds or one.seeds).measure()
     except OutOfTime:
         return False
     return True
+
+
+def _is_whole(work: Work, data: MeasuredData, split: str, seeds: int | None) -> bool:
+    earlier = work.earlier_of(data, split)
+    return earlier is not None and earlier["finals"]["done"] >= data.expected(split, seeds)
 
 
 class _Comparison:
@@ -134,9 +158,7 @@ class _Comparison:
         self.folder = work.store / data.key / _folder(split.name)
         self.store = Store(self.folder)
         self.trials = Store(work.store / data.key / _folder(data.tuned_on(split.name)))
-        # Another order of ties asks whether the verdict holds: the two arms that it is about.
-        asked = ("hstu-dot", "hstu-mol") if split.name == LAST_REVERSED else data.arms
-        self.arms = [ARMS[name] for name in asked]
+        self.arms = [ARMS[name] for name in data.arms_of(split.name)]
         self.plan = work.plan(data, split.train)
 
     def measure(self) -> None:
@@ -301,14 +323,20 @@ def values_of(runs: Sequence[Finished], metric: str) -> np.ndarray[tuple[int, in
 
 
 def report(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = None) -> dict[str, Any]:
-    """What the finished runs add up to, as plain values: a section per split that has a finished final run."""
-    sections = []
+    """What the finished runs add up to, as plain values: a section per split, earlier ones first.
+
+    An earlier section stands where it has as many final runs, or where its data was not asked for.
+    """
+    measured: dict[tuple[str, str], dict[str, Any]] = {}
     for one in data:
         interactions = one.load()
         for split_name in one.splits:
-            split = SPLITS[split_name](interactions)
-            comparison = _Comparison(work, one, split, seeds or one.seeds)
-            sections.append(_section(comparison))
+            comparison = _Comparison(work, one, SPLITS[split_name](interactions), seeds or one.seeds)
+            found, earlier = _section(comparison), work.earlier_of(one, split_name)
+            if earlier is not None and earlier["finals"]["done"] >= found["finals"]["done"]:
+                found = earlier
+            measured[one.key, split_name] = found
+    sections = [measured.pop((one["data"], one["split"]), dict(one)) for one in work.earlier] + list(measured.values())
     _correct(sections)
     return {"sections": sections}
 
@@ -317,12 +345,12 @@ def _section(comparison: _Comparison) -> dict[str, Any]:
     split, store = comparison.split, comparison.store
     finals = finals_of(store)
     train = split.train
-    baselines = 0 if comparison.data.published is not None else len(GRIDS)
-    expected = baselines + comparison.seeds * len(comparison.arms)
+    expected = comparison.data.expected(split.name, comparison.seeds)
     trials = {arm.name: list(_stored(store, arm.name, "trial")) for arm in comparison.arms}
     return {
         "data": comparison.data.key,
         "split": split.name,
+        "machine": machine(),
         "order": _order(split.interactions) if _is_first_of_its_data(comparison) else None,
         "users": int((train.user_counts() > 0).sum()),
         "items": split.interactions.num_items,

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from services.offline.datasets import Interactions
+from services.offline.evaluation.common.report import Request
 from services.offline.evaluation.quality.arms import ARMS, NUM_TRIALS, bytes_per_item
 from services.offline.evaluation.quality.baselines import GRIDS
-from services.offline.evaluation.quality.page import page, plot_curves
+from services.offline.evaluation.quality.page import page, plot_curves, quality
 from services.offline.evaluation.quality.runs import Plan, Store
 from services.offline.evaluation.quality.table import MeasuredData, Work, finals_of, measure, report, values_of
 from services.offline.training.evaluation import RankedEvents
@@ -79,6 +80,23 @@ def test_what_is_done_is_not_done_again(finished: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*.json")} == before
 
 
+def test_sections_of_an_earlier_report_stand_until_there_is_more(finished: Path, tmp_path: Path) -> None:
+    request = Request(how="freshet bench paper table-3", out=tmp_path / "page", quick=False, seed=0)
+
+    def sections(store: Path, data: tuple[MeasuredData, ...] = DATA, hours: float | None = None) -> list[dict]:
+        return quality(request, data=data, store=store, seeds=None, hours=hours)["sections"]
+
+    others = CyclicData(name="others", splits=("leave-one-out",))
+    assert [one["finals"]["done"] for one in sections(tmp_path / "nothing", (others, *DATA), hours=0)] == [0, 0]
+    whole = sections(finished)[1]
+    assert whole["finals"]["done"] == whole["finals"]["expected"] == DATA[0].expected("leave-one-out") > 0
+    # Another machine, with no run: nothing is done again, and nothing of what was not asked for is lost.
+    again = sections(tmp_path / "nothing")
+    assert again[1] == whole
+    assert [one["data"] for one in again] == ["others", "cyclic"]
+    assert not (tmp_path / "nothing").exists()
+
+
 def test_stored_ranks_are_what_the_row_says(finished: Path) -> None:
     for runs in finals_of(Store(finished / "cyclic" / "leave-one-out")).values():
         for metric in ("hr@10", "ndcg@10", "mrr"):
@@ -92,7 +110,7 @@ def test_neighbours_in_ordered_data_beat_popularity(finished: Path) -> None:
 
 
 def test_the_page_holds_every_row_verdict_and_trial(finished: Path, tmp_path: Path) -> None:
-    found = report(work(finished), DATA) | {"command": "freshet bench paper table-3", "machine": "a test"}
+    found = report(work(finished), DATA) | {"command": "freshet bench paper table-3"}
     json.dumps(found)
     text = page(found)
     section = found["sections"][0]
