@@ -87,6 +87,8 @@ class Work(Generic[Q]):
     degradations: list[Degradation] = field(default_factory=list)
     # The user's items, newest first.
     seen: Sequence[str] = ()
+    # How many items the person has had, as far as the state that is asked with knows.
+    num_had: int = 0
     # What impressions take from the score of an item.
     discounts: Mapping[str, float] = field(default_factory=dict)
     token_honoured: bool = True

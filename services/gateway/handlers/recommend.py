@@ -241,8 +241,10 @@ class Recommend:
             view, encoded = await asyncio.gather(self._read_user(work), self.stages.encode(work, history))
         else:
             view, encoded = None, await self.stages.encode(work, history)
-        work.seen = [*seen_in(reversed(history), self.schema), *work.seen]
+        own = seen_in(reversed(history), self.schema)
+        work.seen = [*own, *work.seen]
         if encoded is not None:
+            work.num_had = len(set(own))
             source = "none" if encoded.query_state is None else "request"
             return encoded.query_state, None, source
         if view is not None and view.state is not None:
@@ -272,7 +274,7 @@ class Recommend:
             work.mark(Degradation.NOT_FRESH)
         if self.lag.reads_stand_back(view.partition, view.watermark):
             admission.stand_back()
-        work.seen = view.seen
+        work.seen, work.num_had = view.seen, len(view.seen)
         return view
 
     async def _wait_for(self, work: Work[RecommendQuery], view: UserView, token: FreshnessToken) -> UserView | None:
@@ -312,7 +314,7 @@ class Recommend:
 
     async def _searched(self, work: Work[RecommendQuery], state: PackedQueryState, k: int) -> Ranking | None:
         """The k best, popular ones favoured where the person has had few items."""
-        if len(work.seen) >= self.limits.cold_items:
+        if work.num_had >= self.limits.cold_items:
             return await self.stages.search(work, state, k)
         favour = favours(self.popular.top(MAX_FAVOURED, work.query.filter, work.seen, 0), self.tau)
         if not favour:

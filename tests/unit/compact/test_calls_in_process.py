@@ -113,7 +113,9 @@ async def test_answers_are_those_over_grpc(scene: Scene) -> None:
     assert ranked[0] == ranked[1]
     assert ranked[0].items
     item_id = ranked[0].items[0].item_id
-    explained = [await peer.explain(scene.state, item_id, max_pairs=3, timeout_s=5) for peer in scene.reranker]
+    explained = [
+        await peer.explain(scene.state, item_id, max_pairs=3, rules=(), timeout_s=5) for peer in scene.reranker
+    ]
     assert repr(explained[0]) == repr(explained[1])
     served = [await peer.served(5) for peer in (*scene.candidates, *scene.reranker)]
     assert len({repr(one) for one in served}) == 1
@@ -128,7 +130,7 @@ async def test_errors_are_those_over_grpc(scene: Scene, wrong: str) -> None:
     errors = []
     for first, second in zip(scene.candidates, scene.reranker, strict=True):
         if wrong == "item":
-            call = second.explain(state, "nobody's", max_pairs=3, timeout_s=timeout_s)
+            call = second.explain(state, "nobody's", max_pairs=3, rules=(), timeout_s=timeout_s)
         else:
             k = 0 if wrong == "k" else 5
             call = first.search(state, k=k, filter=Filter(), seen=(), timeout_s=timeout_s)

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_rules import Real, X, real
 
-from services.gateway.domain import Certificate, CertificateKind, Filter, Ranking, RecommendQuery, ScoredItem
+from services.gateway.domain import (
+    Certificate,
+    CertificateKind,
+    Filter,
+    HistoryEvent,
+    Ranking,
+    RecommendQuery,
+    ScoredItem,
+)
 from services.gateway.favoured import WEIGHT, favours, with_favours
 from services.gateway.stages import Limits
 
@@ -64,6 +72,17 @@ async def test_who_has_had_enough_items_is_answered_by_the_model_alone(real: Rea
     answer = await scene.recommend(RecommendQuery(user_id="ann", k=5))
     rows = [row for row in np.argsort(-real.exact).tolist() if f"item-{row}" not in SEEN][:5]
     assert [item.item_id for item in answer.items] == [f"item-{row}" for row in rows]
+
+
+async def test_a_history_in_the_request_says_how_many_items_the_person_has_had(real: Real) -> None:
+    scene = scene_of(real, cold_items=3, counts={"item-3": 1000.0, "item-4": 1.0})
+    scene.encoder.query_state = scene.states.states["ann"].query_state
+    scene.encoder.known_items = {f"item-{row}" for row in range(X)}
+    for length, is_favoured in ((2, True), (3, False)):
+        history = tuple(HistoryEvent(f"item-{20 + row}") for row in range(length))
+        answer = await scene.recommend(RecommendQuery(user_id="ann", k=5, history=history))
+        assert answer.state_source == "request"
+        assert (answer.items[0].item_id == "item-3") == is_favoured
 
 
 async def test_where_nothing_was_ever_taken_nothing_is_favoured(real: Real) -> None:
