@@ -129,7 +129,7 @@ _ROWS = (
     Process(
         name="gateway",
         port=50050,
-        memory_mb=170,
+        memory_mb=180,
         extra="serve",
         needs={
             "kafka": True,
