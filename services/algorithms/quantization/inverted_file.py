@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from services.algorithms.quantization.inverted_codes import InvertedCodes
 from services.algorithms.quantization.product_quantizer import (
     DEFAULT_THRESHOLD,
     CodeArray,
@@ -21,7 +22,9 @@ from services.algorithms.quantization.product_quantizer import (
 )
 from services.algorithms.quantization.targets import checked_points
 from services.algorithms.quantization.vector_quantizer import VectorQuantizer, train_vector_quantizer
-from services.algorithms.states import FloatArray
+
+_TRAINING_POINTS = 100_000
+_CHUNK = 65_536
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +46,17 @@ class InvertedFileQuantizer:
         cells = self.cells.assign(points)
         return cells, self.residuals.encode(points, centres=self.cells.centres[cells])
 
-    def decode(self, cells: npt.NDArray[np.int64], codes: CodeArray) -> FloatArray:
-        """Points (X, d) that cells (X,) and codes (X, m) stand for."""
-        return self.cells.centres[cells] + self.residuals.decode(codes)
+    def coded(self, points: npt.NDArray[np.floating]) -> InvertedCodes:
+        """Points (X, d) as what FAISS is given and files hold."""
+        parts = [self.encode(points[x : x + _CHUNK]) for x in range(0, len(points), _CHUNK)] or [self.encode(points)]
+        rotation = self.residuals.rotation
+        return InvertedCodes(
+            centres=self.cells.centres if rotation is None else self.cells.centres @ rotation,
+            codebooks=self.residuals.codebooks,
+            rotation=rotation,
+            cells=np.concatenate([cells for cells, _ in parts]).astype(np.int32),
+            codes=np.concatenate([codes for _, codes in parts]),
+        )
 
 
 def train_inverted_file(
@@ -60,12 +71,13 @@ def train_inverted_file(
     seed: int = 0,
     on_step: Callable[[str, float], None] | None = None,
 ) -> InvertedFileQuantizer:
-    """Learn C cells and the residuals' codebooks for points (X, d).
+    """Learn C cells and the residuals' codebooks for points (X, d), from at most 100,000 of them, drawn by seed.
 
     threshold and errors as `train_product_quantizer`; cell_threshold as `train_vector_quantizer` (0: plain k-means);
     rotate as there, off here so that FAISS's inverted index is not wrapped in a transform unless asked for.
     """
-    checked = checked_points(points)
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(points))[:_TRAINING_POINTS])
+    checked = checked_points(points if len(chosen) == len(points) else points[chosen])
     cells = train_vector_quantizer(checked, num_centres=num_cells, threshold=cell_threshold, seed=seed)
     residuals = train_product_quantizer(
         checked,

@@ -5,7 +5,7 @@ import pytest
 from embedding_scene import clustered
 from measured_queries import measured_loss, measured_weights
 
-from services.algorithms.quantization import train_product_quantizer
+from services.algorithms.quantization.product_quantizer import train_product_quantizer
 from services.algorithms.quantization.score_aware import residual_parts, score_aware_loss, threshold_weights
 
 

@@ -10,10 +10,10 @@ from embedding_scene import clustered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.algorithms.quantization import ProductQuantizer, train_product_quantizer
 from services.algorithms.quantization.codebook_solve import solve_codebooks
 from services.algorithms.quantization.encoding import decode, encode
 from services.algorithms.quantization.k_means import product_k_means
+from services.algorithms.quantization.product_quantizer import ProductQuantizer, train_product_quantizer
 from services.algorithms.quantization.rotation import balancing_rotation, dealt
 from services.algorithms.quantization.score_aware import quadrature_weights, score_aware_loss
 from services.algorithms.quantization.targets import Targets, relative_weights, score_aware_targets

@@ -9,10 +9,10 @@ from embedding_scene import clustered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.algorithms.quantization import train_inverted_file, train_vector_quantizer
+from services.algorithms.quantization.inverted_file import train_inverted_file
 from services.algorithms.quantization.score_aware import residual_parts, score_aware_loss, threshold_weights
 from services.algorithms.quantization.targets import relative_weights, score_aware_targets
-from services.algorithms.quantization.vector_quantizer import updated_centres
+from services.algorithms.quantization.vector_quantizer import train_vector_quantizer, updated_centres
 
 
 @pytest.mark.parametrize("num_points", [5, 200], ids=["fewer points than axes", "more points than axes"])
@@ -89,7 +89,7 @@ def test_an_impossible_number_of_centres_is_refused(num_centres: int) -> None:
 def test_an_inverted_file_stands_for_its_points_better_than_its_cells_alone() -> None:
     points = clustered(1_500, 16, 6)
     quantizer = train_inverted_file(points, num_cells=12, num_subspaces=4, code_bits=4, threshold=0.3, seed=0)
-    cells, codes = quantizer.encode(points)
+    codes = quantizer.coded(points)
     unit = quantizer.residuals.scale
-    with_codes = score_aware_loss(points, quantizer.decode(cells, codes), 0.3 * unit).sum()
-    assert with_codes < 0.7 * score_aware_loss(points, quantizer.cells.centres[cells], 0.3 * unit).sum()
+    with_codes = score_aware_loss(points, codes.decoded(), 0.3 * unit).sum()
+    assert with_codes < 0.7 * score_aware_loss(points, codes.centres[codes.cells], 0.3 * unit).sum()

@@ -19,8 +19,8 @@ import torch
 
 from services.algorithms.generation.decoding import decode
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded
-from services.algorithms.quantization import train_inverted_file
 from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
+from services.algorithms.quantization.inverted_file import train_inverted_file
 from services.algorithms.quantization.k_means import nearest, product_k_means
 from services.offline.evaluation.common.recall import recall
 from services.offline.evaluation.common.report import Report, Request, Say, filled, report_of, written
@@ -249,7 +249,7 @@ def _searched(world: PhraseWorld, seed: int, say: Say) -> Iterator[_Method]:
     num_cells = round(size**0.5)
     sample = vectors[np.sort(np.random.default_rng(seed).permutation(size)[:20_000])]
     quantizer = train_inverted_file(sample, num_cells=num_cells, num_subspaces=layer.width // 4, code_bits=4, seed=seed)
-    index = inverted_fast_scan(quantizer, *quantizer.encode(vectors))
+    index = inverted_fast_scan(quantizer.coded(vectors))
     index.nprobe = num_cells // 4
 
     def codes(queries: Floats, taken: int) -> npt.NDArray[Any]:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.algorithms.quantization import train_product_quantizer
-from services.algorithms.quantization.product_quantizer import DEFAULT_THRESHOLD
+from services.algorithms.quantization.product_quantizer import DEFAULT_THRESHOLD, train_product_quantizer
 from services.algorithms.quantization.score_aware import score_aware_loss
 from services.algorithms.states import FloatArray
 from services.offline.evaluation.common.embeddings import EmbeddingSet, EmbeddingSource, minilm_queries, mnist, sift

@@ -19,8 +19,8 @@ import torch
 
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.ops.quantized_scan import Cells, CellScan, Visit, coded, default_cells
-from services.algorithms.quantization import train_inverted_file
 from services.algorithms.quantization.faiss_indexes import inverted_fast_scan
+from services.algorithms.quantization.inverted_file import train_inverted_file
 from services.algorithms.states import FloatArray, ItemStates, QueryStates
 from services.offline.evaluation.catalogues.fitted import QUICK
 from services.offline.evaluation.catalogues.generator import World, average_items, make_queries
@@ -257,14 +257,11 @@ def _scann(items: FloatArray, seed: int) -> Built:
 
 def _faiss_anisotropic(items: FloatArray, seed: int) -> Built:
     """Our anisotropic codes of 4 bits per 2 dimensions, scanned by FAISS's fast scan and re-evaluated by it."""
-
-    sample = items[np.sort(np.random.default_rng(seed).permutation(len(items))[:100_000])]
     num_cells = round(len(items) ** 0.5)
     quantizer = train_inverted_file(
-        sample, num_cells=num_cells, num_subspaces=items.shape[1] // 2, code_bits=4, seed=seed
+        items, num_cells=num_cells, num_subspaces=items.shape[1] // 2, code_bits=4, seed=seed
     )
-    cells, codes = quantizer.encode(items)
-    index = inverted_fast_scan(quantizer, cells, codes)
+    index = inverted_fast_scan(quantizer.coded(items))
     return _faiss_refined("anisotropic codes in faiss ivfpq fast scan", index, items, num_cells)
 
 
