@@ -19,7 +19,6 @@ from services.algorithms.quantization.codebook_solve import solve_codebooks
 from services.algorithms.quantization.encoding import decode, encode
 from services.algorithms.quantization.k_means import product_k_means
 from services.algorithms.quantization.rotation import balancing_rotation
-from services.algorithms.quantization.score_aware import ErrorWeights
 from services.algorithms.quantization.targets import (
     Targets,
     checked_points,
@@ -80,23 +79,18 @@ class ProductQuantizer:
         points: npt.NDArray[np.floating],
         *,
         centres: FloatArray | None = None,
-        weights: ErrorWeights | None = None,
     ) -> CodeArray:
         """Codes (X, m), one uint8 per subspace whatever the width of the code, of points (X, d).
 
         centres (X, d), where given, are each point's coarse centre: the codes then stand for point - centre, while
-        errors still weigh by the point's own direction. `weights` replace those of the threshold. Zero vectors and
-        points no longer than T are encoded by l2.
-        Raises: ValueError for another width, non-finite values, or centres or weights of another length.
+        errors still weigh by the point's own direction. Zero vectors and points no longer than T are encoded by l2.
+        Raises: ValueError for another width, non-finite values, or centres of another length.
         """
         checked = checked_points(points, width=self.width)
         if len(checked) == 0:
             return np.empty((0, self.num_subspaces), dtype=np.uint8)
         _check_centres(centres, checked)
-        if weights is None:
-            weights = relative_weights(checked, threshold=self.threshold, scale=self.scale)
-        elif len(weights.ratio) != len(checked):
-            raise ValueError(f"weights are for {len(weights.ratio)} points; there are {len(checked)}")
+        weights = relative_weights(checked, threshold=self.threshold, scale=self.scale)
         rotation = None if self.rotation is None else torch.from_numpy(self.rotation)
         targets = score_aware_targets(checked, weights, centres=centres).rotated(rotation)
         return encode(targets, torch.from_numpy(self.codebooks)).to(torch.uint8).numpy()
@@ -119,14 +113,13 @@ def train_product_quantizer(
     threshold: float = DEFAULT_THRESHOLD,
     seed: int = 0,
     centres: FloatArray | None = None,
-    weights: ErrorWeights | None = None,
     rotate: bool = True,
     on_step: Callable[[str, float], None] | None = None,
 ) -> ProductQuantizer:
     """Learn codebooks for points (X, d).
 
-    threshold is T as a share of the points' root mean square norm; 0 gives plain l2. `centres` (X, d) and
-    `weights` (quadrature_weights) as in `encode`, which then wants them too.
+    threshold is T as a share of the points' root mean square norm; 0 gives plain l2. `centres` (X, d) as
+    in `encode`, which then wants them too.
     `rotate` first turns the points so that subspaces share the variance (MiniLM at 192 bits: recall 1@10 .95 in place
     of .91); it costs d^2 multiplications per query.
     `on_step` hears the mean loss after each step ("encode", "solve"). Equal points and seed give equal codebooks on one
@@ -146,9 +139,7 @@ def train_product_quantizer(
     _check_centres(centres, checked)
     generator = torch.Generator().manual_seed(seed)
     most = max(_MIN_TRAINING_POINTS, _TRAINING_POINTS_PER_CODEWORD * num_codewords)
-    targets, scale = training_targets(
-        checked, threshold=threshold, most=most, generator=generator, weights=weights, centres=centres
-    )
+    targets, scale = training_targets(checked, threshold=threshold, most=most, generator=generator, centres=centres)
     rotation = balancing_rotation(targets.vectors, num_subspaces) if rotate else None
     targets = targets.rotated(rotation)
     codebooks = product_k_means(targets.vectors, num_subspaces, num_codewords, generator)

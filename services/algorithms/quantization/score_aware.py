@@ -8,10 +8,9 @@ With I_d = the integral of sin^d over angles from 0 to a = arccos(T / |x|), one 
     h_across = I_d,    h_along = I_d + cos(a) sin^(d-1)(a),    eta = h_along / h_across = 1 + cos(a) sin^(d-1)(a) / I_d,
 so eta >= 1 can be read off (Theorem 3.3), and no difference of nearly equal numbers is ever taken.
 
-Letters: X points, d width, M logged queries.
+Letters: X points, d width.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import lgamma, log, pi
 
@@ -22,8 +21,6 @@ Float64Array = npt.NDArray[np.float64]
 FloatsArray = npt.NDArray[np.floating]
 
 _FRACTION_STEPS = 500
-_QUADRATURE_NODES = 8_192
-_QUADRATURE_ROWS = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,28 +72,6 @@ def threshold_weights(norms: FloatsArray, width: int, threshold: float) -> Error
     log_across[seen] = log_integral - _log_sphere(width)
     ratio[seen] = 1 + np.exp(log_edge - log_integral)
     return ErrorWeights(log_across=log_across, ratio=ratio)
-
-
-def quadrature_weights(norms: FloatsArray, width: int, weight: Callable[[Float64Array], Float64Array]) -> ErrorWeights:
-    """Weights for any w(t) >= 0 by the midpoint rule over the angle (Theorem 3.2 as it stands).
-
-    Shapes: norms (X,); `weight` maps an array of scores to an array of weights. Good to about 1e-3 where w jumps and
-    to 1e-9 where it is smooth. Raises: ValueError as `threshold_weights` does, or where w is negative.
-    """
-    lengths = _checked_norms(norms, width)
-    angle = (np.arange(_QUADRATURE_NODES) + 0.5) * (pi / _QUADRATURE_NODES)
-    density = np.exp((width - 2) * np.log(np.sin(angle)) - _log_sphere(width)) * (pi / _QUADRATURE_NODES)
-    part_along, part_across = density * np.cos(angle) ** 2 * (width - 1), density * np.sin(angle) ** 2
-    along, across = np.empty_like(lengths), np.empty_like(lengths)
-    for first in range(0, len(lengths), _QUADRATURE_ROWS):
-        rows = slice(first, first + _QUADRATURE_ROWS)
-        values = weight(lengths[rows, None] * np.cos(angle))
-        if (values < 0).any():
-            raise ValueError("weight returned a negative value; a weight of a score must be at least 0")
-        along[rows], across[rows] = values @ part_along, values @ part_across
-    ratio = np.divide(along, across, out=np.ones_like(along), where=across > 0)
-    with np.errstate(divide="ignore"):
-        return ErrorWeights(log_across=np.log(across), ratio=ratio)
 
 
 def eta(threshold: float, width: int) -> float:

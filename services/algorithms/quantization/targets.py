@@ -111,18 +111,14 @@ def training_targets(
     threshold: float,
     most: int,
     generator: torch.Generator,
-    weights: ErrorWeights | None = None,
     centres: FloatArray | None = None,
 ) -> tuple[Targets, float]:
-    """At most `most` targets, drawn by `generator`, with `weights` or the threshold's, and the points' scale.
+    """At most `most` targets, drawn by `generator`, with the threshold's weights, and the points' scale.
 
     Raises: ValueError when every point is zero, or no point has a weight, because none is longer than T.
     """
     scale = root_mean_square_norm(points)
-    if weights is None:
-        weights = relative_weights(points, threshold=threshold, scale=scale)
-    elif len(weights.ratio) != len(points):
-        raise ValueError(f"weights are for {len(weights.ratio)} points; there are {len(points)}")
+    weights = relative_weights(points, threshold=threshold, scale=scale)
     if weights.empty.all():
         longest = float(np.linalg.norm(points, axis=1).max()) / scale
         raise ValueError(

@@ -15,7 +15,7 @@ from services.algorithms.quantization.encoding import decode, encode
 from services.algorithms.quantization.k_means import product_k_means
 from services.algorithms.quantization.product_quantizer import ProductQuantizer, train_product_quantizer
 from services.algorithms.quantization.rotation import balancing_rotation, dealt
-from services.algorithms.quantization.score_aware import quadrature_weights, score_aware_loss
+from services.algorithms.quantization.score_aware import score_aware_loss
 from services.algorithms.quantization.targets import Targets, relative_weights, score_aware_targets
 
 
@@ -225,20 +225,6 @@ def test_the_parallel_direction_of_a_residual_is_the_datapoints_own() -> None:
     assert loss(own.decode(own.encode(points, centres=nearest))) < 0.8 * loss(wrong.decode(wrong.encode(residuals)))
 
 
-def test_other_weight_functions_train_too() -> None:
-    points = clustered(800, 8, 17)
-    weights = quadrature_weights(np.linalg.norm(points, axis=1), 8, lambda score: np.maximum(score, 0) ** 2)
-    quantizer = train_product_quantizer(points, num_subspaces=4, code_bits=4, seed=0, weights=weights, rotate=False)
-    plain = train_product_quantizer(points, num_subspaces=4, code_bits=4, seed=0, threshold=0, rotate=False)
-    targets = score_aware_targets(points, weights)
-
-    def loss(codes: np.ndarray, codebooks: np.ndarray) -> float:
-        return total_loss(targets, torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(codebooks))
-
-    ours = loss(quantizer.encode(points, weights=weights), quantizer.codebooks)
-    assert ours < 0.9 * loss(plain.encode(points), plain.codebooks)
-
-
 def test_a_rotation_shares_the_variance_and_changes_no_inner_product() -> None:
     rng = np.random.default_rng(21)
     # Four wide axes side by side: without a rotation one subspace has nearly all the variance.
@@ -302,8 +288,6 @@ def test_bad_input_to_encode_and_decode_is_named() -> None:
         quantizer.encode(np.full((2, 8), np.inf, dtype=np.float32))
     with pytest.raises(ValueError, match="centres has shape"):
         quantizer.encode(points, centres=points[:3])
-    with pytest.raises(ValueError, match="weights are for 3 points"):
-        quantizer.encode(points, weights=relative_weights(points[:3], threshold=0.2, scale=1.0))
     with pytest.raises(ValueError, match=r"expected \(X, 4\)"):
         quantizer.decode(np.zeros((2, 3), dtype=np.uint8))
     with pytest.raises(ValueError, match="codes holds 16"):

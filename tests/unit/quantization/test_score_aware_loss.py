@@ -1,4 +1,4 @@
-"""The score-aware loss against its definition, quadrature, and the theorems (arXiv:1908.10396)."""
+"""The score-aware loss against its definition and the theorems (arXiv:1908.10396)."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from services.algorithms.quantization.score_aware import (
     eta,
     eta_limit,
-    quadrature_weights,
     residual_parts,
     score_aware_loss,
     threshold_weights,
@@ -106,21 +105,6 @@ def test_weights_vary_with_the_norm() -> None:
     np.testing.assert_allclose(weights.ratio, [eta(0.4, 64), eta(0.2, 64), eta(0.1, 64)], rtol=1e-12)
 
 
-@pytest.mark.parametrize("width", [2, 16, 128])
-def test_quadrature_agrees_with_the_exact_weights(width: int) -> None:
-    norms = np.array([1.0, 0.8])
-    exact = threshold_weights(norms, width, 0.2)
-    found = quadrature_weights(norms, width, lambda score: (score >= 0.2).astype(np.float64))
-    np.testing.assert_allclose(found.log_across, exact.log_across, atol=0.02)
-    np.testing.assert_allclose(found.ratio, exact.ratio, rtol=0.02)
-
-
-def test_a_constant_weight_gives_the_plain_expectation() -> None:
-    found = quadrature_weights(np.array([0.3, 4.0]), 48, lambda score: np.ones_like(score))
-    np.testing.assert_allclose(found.across, 1 / 48, rtol=1e-9)
-    np.testing.assert_allclose(found.ratio, 1, rtol=1e-9)
-
-
 def test_weights_that_no_double_holds_are_kept_as_logarithms() -> None:
     weights = threshold_weights(np.array([1.0, 1.001]), 1024, 0.9)
     assert (weights.log_across < -745).all()
@@ -167,11 +151,6 @@ def test_bad_arguments_are_named(norms: list[float], width: int, threshold: floa
 def test_a_threshold_that_a_unit_vector_cannot_reach_is_refused() -> None:
     with pytest.raises(ValueError, match="threshold is 1"):
         eta(1.0, 16)
-
-
-def test_a_negative_weight_is_refused() -> None:
-    with pytest.raises(ValueError, match="negative"):
-        quadrature_weights(np.ones(1), 16, lambda score: score)
 
 
 def test_residuals_of_different_shapes_are_refused() -> None:
