@@ -11,14 +11,15 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from services.algorithms.manifest import BundleError, FileEntry
-from services.algorithms.ops.quantized_scan import CellCodes, Cells, coded
+from services.algorithms.ops.quantized_scan import Codes, Coding
 from services.algorithms.ops.quantized_scan.cells import FloatMatrix
 from services.algorithms.sealed_files import check_file
 from services.algorithms.tensor_file import read_tensors
@@ -26,9 +27,6 @@ from services.algorithms.tensor_writer import SlicedTensor, write_tensors
 
 FORMAT = 1
 KEPT = 2  # sets of items whose codes stay: those in use, and those to go back to
-
-_ARRAYS = ("codes", "counts", "starts", "rows", "centres", "scales", "errors", "code_norms", "radii", "spreads")
-_SIZES = ("bits", "width", "num_items")
 
 
 class KeptCodes:
@@ -43,27 +41,26 @@ class KeptCodes:
         self._root, self._of, self._writes = root, hashlib.sha256(of.encode()).hexdigest()[:16], writes
         self._report = report
 
-    def __call__(self, part: str, vectors: Callable[[], FloatMatrix], /, *, cells: Cells, seed: int) -> CellCodes:
+    def __call__(self, part: str, vectors: Callable[[], FloatMatrix], /, *, cells: Coding[Codes], seed: int) -> Codes:
         """The codes of `part`, from the folder or made of its vectors (X, d) and put there."""
-        sizes = f"{cells.num_cells}x{cells.coded_width or 'd'}x{cells.bits}-{seed}-v{FORMAT}"
-        path = self._root / f"codes-{self._of}-{part}-{sizes}.safetensors"
+        path = self._root / f"codes-{self._of}-{part}-{cells.text}-{seed}-v{FORMAT}.safetensors"
         entry = path.with_suffix(".json")
         if entry.exists():
             try:
-                codes = _read(path, entry)
+                codes = _read(path, entry, cells.kind)
                 os.utime(entry)
-                self._report("codes_taken", path=str(path), items=codes.num_items)
+                self._report("codes_taken", path=str(path))
             except (ValueError, OSError) as error:
                 self._report("codes_made_anew", path=str(path), reason=str(error))
             else:
                 return codes
-        codes = coded(vectors(), cells=cells, seed=seed)
+        codes = cells.coded(vectors(), seed=seed)
         if not self._writes:
             return codes
         try:
             _write(codes, path, entry)
             self._drop_others()
-            return _read(path, entry)  # its pages are shared, and need no swap
+            return _read(path, entry, cells.kind)  # its pages are shared, and need no swap
         except (ValueError, OSError) as error:  # a full disk costs the next start its time, nothing else
             self._report("codes_not_kept", path=str(path), reason=str(error))
             return codes
@@ -80,13 +77,12 @@ class KeptCodes:
                 entry.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
-def _write(codes: CellCodes, path: Path, entry: Path) -> None:
+def _write(codes: Any, path: Path, entry: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.writing-{os.getpid()}")
-    arrays = {name: getattr(codes, name) for name in _ARRAYS}
-    if codes.projection is not None:
-        arrays["projection"] = codes.projection
-    arrays["sizes"] = np.array([getattr(codes, name) for name in _SIZES], dtype=np.int64)
+    held = {one.name: getattr(codes, one.name) for one in fields(codes)}
+    arrays: dict[str, npt.NDArray[Any]] = {name: one for name, one in held.items() if isinstance(one, np.ndarray)}
+    arrays["sizes"] = np.array([one for one in held.values() if isinstance(one, int)], dtype=np.int64)
     try:
         written = write_tensors(aside, {name: SlicedTensor.whole(array) for name, array in arrays.items()})
         entry.unlink(missing_ok=True)
@@ -98,7 +94,7 @@ def _write(codes: CellCodes, path: Path, entry: Path) -> None:
     sealed.replace(entry)
 
 
-def _read(path: Path, entry: Path) -> CellCodes:
+def _read(path: Path, entry: Path, kind: type[Codes]) -> Codes:
     """Mapped. Raises: BundleError, or another ValueError, for what is not what was written."""
     try:
         said = FileEntry(**json.loads(entry.read_text(encoding="utf-8")))
@@ -106,5 +102,6 @@ def _read(path: Path, entry: Path) -> CellCodes:
         raise BundleError(f"{entry}: {error}") from error
     check_file(path.parent, path.name, said, verify=True)
     arrays: dict[str, Any] = read_tensors(path)
-    sizes = dict(zip(_SIZES, arrays.pop("sizes").tolist(), strict=True))
-    return CellCodes(**sizes, **{"projection": None, **arrays})
+    parts = fields(kind)  # type: ignore[arg-type]
+    sizes = zip((one.name for one in parts if one.type is int), arrays.pop("sizes").tolist(), strict=True)
+    return kind(**dict.fromkeys((one.name for one in parts), None) | dict(sizes) | arrays)

@@ -17,8 +17,10 @@ cells visited; the sample and the pool in full. Memory: w / 2 bytes and 4 more p
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +31,7 @@ from services.algorithms.indexes.protocol import Indices, Mask, Pass, Pool, Scor
 from services.algorithms.indexes.quantized.pools import CodedIndex
 from services.algorithms.indexes.rescoring import rescore
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.ops.quantized_scan import Cells, Visit, default_cells
+from services.algorithms.ops.quantized_scan import CellAnswer, Cells, Visit, default_cells
 from services.algorithms.states import ItemStates, QueryStates
 
 DoubleArray = npt.NDArray[np.float64]
@@ -41,28 +43,37 @@ _REACH = 0.5
 _CHUNK = 65_536
 
 
-class QuantizedTangents(CodedIndex):
+class VectorScan(Protocol):
+    """Coded items (X, w) that are searched by plain dot products."""
+
+    @property
+    def num_cells(self) -> int: ...
+
+    def pool(
+        self, queries: npt.NDArray[np.float32], size: int, /, *, visit: Visit, allowed: Mask | None = None
+    ) -> CellAnswer:
+        """The `size` best of the allowed (X,), or all of those, for each of the queries (M, w)."""
+
+
+class TangentIndex(CodedIndex, ABC):
     """The union of the N / M best by each of a query's M tangents as coded, reordered by s. Certificate: an estimate.
 
     A list is raised to k where a search asks for more.
     """
 
-    name = "quantized_tangents"
-
     def _prepare(self) -> None:
-        scorer = self.scorer
-        num_items, _, width = scorer.components.shape
+        num_items = self.num_items
         generator = np.random.default_rng(self._seed)
         chosen = generator.choice(num_items, min(num_items, _SAMPLE), replace=False)
         self._sample = np.sort(chosen).astype(np.int64)
-        self._slopes = Slopes(scorer)
-        if self._chosen is None:
-            # All coordinates in 4 bits each: .9925 of the top 100 of a million in 1.9 ms, in 8 bits .9942 in 2.4, and
-            # two thirds of the coordinates, as `default_cells` has of wide vectors, .936 (N 2,000).
-            self._chosen = Cells(num_cells=default_cells(num_items, width).num_cells, bits=4)
-        self.cells = self._coded("slopes", self._vectors, self._slopes.width)
+        self._slopes = Slopes(self.scorer)
+        self.cells = self._scan()
 
-    def _vectors(self) -> npt.NDArray[np.float32]:
+    @abstractmethod
+    def _scan(self) -> VectorScan:
+        """The coded vectors of all items."""
+
+    def vectors(self) -> npt.NDArray[np.float32]:
         """Every item as tangents see it: (X, w)."""
         scorer = self.scorer
         vectors = np.empty((scorer.num_items, self._slopes.width), dtype=np.float32)
@@ -74,7 +85,7 @@ class QuantizedTangents(CodedIndex):
     @property
     def visit(self) -> Visit:
         """The cells that a scan visits."""
-        return self._visit or Visit(probes=self.cells.num_cells, reach=_REACH)
+        return self._visit or Visit(probes=self.cells.num_cells)
 
     def search(self, queries: QueryStates, k: int, allowed: Mask | None = None) -> TopK:
         """The top `k` by s of a pool of about N, each list having at least k items."""
@@ -118,15 +129,8 @@ class QuantizedTangents(CodedIndex):
 
     def _lists(self, queries: QueryStates, size: int, least: int, allowed: Mask | None) -> "_Lists":
         """Of each query's M tangents the `size` / M best by code each, or the `least`."""
-        sampled = self.scorer.scores_at(queries, [self._sample] * len(queries))
-        known = [self._sample[_best(scores, _CENTRE)] for scores in sampled]
-        near = self._tangents(queries, known)
-        looked = [self.cells.pool(vectors, _CENTRE, visit=_LOOK).rows.ravel() for vectors, _ in near]
-        rows = [np.union1d(old, new[new >= 0]) for old, new in zip(known, looked, strict=True)]
-        scored = self.scorer.scores_at(queries, rows)
-        known = [one[_best(scores, _CENTRE)] for one, scores in zip(rows, scored, strict=True)]
         found, touched = [], np.zeros(len(queries), dtype=np.int64)
-        for query, (vectors, heights) in enumerate(self._tangents(queries, known)):
+        for query, (vectors, heights) in enumerate(self.tangents(queries)):
             mask = allowed if allowed is None or allowed.ndim == 1 else allowed[query]
             depth = min(max(-(-size // len(vectors)), least), self.num_items)
             answer = self.cells.pool(vectors, depth, visit=self.visit, allowed=mask)
@@ -134,9 +138,43 @@ class QuantizedTangents(CodedIndex):
             touched[query] = answer.touched[:, 0].max()
         return _Lists(found, touched)
 
+    def tangents(self, queries: QueryStates) -> list[tuple[npt.NDArray[np.float32], Scores]]:
+        """What each query asks with: vectors (M, w) and their heights at the origin (M,).
+
+        A plain dot product is its own tangent, whatever the item.
+        """
+        if self.scorer.num_pairs == 1:
+            return self._tangents(queries, [self._sample[:1]] * len(queries))
+        sampled = self.scorer.scores_at(queries, [self._sample] * len(queries))
+        known = [self._sample[_best(scores, _CENTRE)] for scores in sampled]
+        near = self._tangents(queries, known)
+        looked = [self.cells.pool(vectors, _CENTRE, visit=_LOOK).rows.ravel() for vectors, _ in near]
+        rows = [np.union1d(old, new[new >= 0]) for old, new in zip(known, looked, strict=True)]
+        scored = self.scorer.scores_at(queries, rows)
+        known = [one[_best(scores, _CENTRE)] for one, scores in zip(rows, scored, strict=True)]
+        return self._tangents(queries, known)
+
     def _tangents(self, queries: QueryStates, known: Sequence[Indices]) -> list[tuple[npt.NDArray[np.float32], Scores]]:
         """Per query the tangents at its groups of known items (n,): vectors (M, w) and heights at the origin (M,)."""
         return [self._slopes.at(queries.take([query]), rows) for query, rows in enumerate(known)]
+
+
+class QuantizedTangents(TangentIndex):
+    """Tangents over scalar codes. See `TangentIndex`."""
+
+    name = "quantized_tangents"
+
+    def _scan(self) -> VectorScan:
+        if self._chosen is None:
+            # All coordinates in 4 bits each: .9925 of the top 100 of a million in 1.9 ms, in 8 bits .9942 in 2.4, and
+            # two thirds of the coordinates, as `default_cells` has of wide vectors, .936 (N 2,000).
+            self._chosen = Cells(num_cells=default_cells(self.num_items, self.scorer.width).num_cells, bits=4)
+        return self._coded("slopes", self.vectors, self._slopes.width)
+
+    @property
+    def visit(self) -> Visit:
+        """The cells that a scan visits."""
+        return self._visit or Visit(probes=self.cells.num_cells, reach=_REACH)
 
 
 @dataclass(frozen=True, slots=True)

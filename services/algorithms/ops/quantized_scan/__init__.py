@@ -9,7 +9,7 @@ Letters: B queries, X items, C cells, d width, h coded width, K results, N pool 
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,18 @@ from services.algorithms.ops.quantized_scan.cells import (
 )
 from services.algorithms.ops.quantized_scan.native import CellAnswer, CellQuestion, NativeCells, Visit
 
-__all__ = ["CellAnswer", "CellCodes", "CellScan", "Cells", "Coder", "Visit", "coded", "default_cells", "vectors_coded"]
+__all__ = [
+    "CellAnswer",
+    "CellCodes",
+    "CellScan",
+    "Cells",
+    "Coder",
+    "Coding",
+    "Visit",
+    "coded",
+    "default_cells",
+    "vectors_coded",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +56,18 @@ class Cells:
             raise ValueError(f"bits={self.bits} allowed: 4, 8")
         if self.coded_width is not None and self.coded_width < 1:
             raise ValueError(f"coded_width={self.coded_width} allowed: at least 1")
+
+    @property
+    def text(self) -> str:
+        return f"{self.num_cells}x{self.coded_width or 'd'}x{self.bits}"
+
+    @property
+    def kind(self) -> type[CellCodes]:
+        return CellCodes
+
+    def coded(self, vectors: FloatMatrix, *, seed: int) -> CellCodes:
+        """The function of that name."""
+        return coded(vectors, cells=self, seed=seed)
 
 
 def default_cells(num_items: int, width: int) -> Cells:
@@ -76,15 +99,36 @@ def coded(vectors: FloatMatrix, *, cells: Cells, seed: int) -> CellCodes:
     return encode(vectors, centres, owner, bits=cells.bits, projection=projection)
 
 
+Codes = TypeVar("Codes")
+CodesMade = TypeVar("CodesMade", covariant=True)
+
+
+class Coding(Protocol[CodesMade]):
+    """How vectors are coded, `Cells` for one."""
+
+    @property
+    def text(self) -> str:
+        """It as a part of a file's name."""
+
+    @property
+    def kind(self) -> type[CodesMade]:
+        """The dataclass that it makes: of arrays, whole numbers and None."""
+
+    def coded(self, vectors: FloatMatrix, *, seed: int) -> CodesMade:
+        """Train on vectors (X, d) float32 and code them. Equal seeds make equal codes."""
+
+
 class Coder(Protocol):
     """What codes the vectors (X, d) that `part` names, or knows their codes from earlier."""
 
-    def __call__(self, part: str, vectors: Callable[[], FloatMatrix], /, *, cells: Cells, seed: int) -> CellCodes: ...
+    def __call__(
+        self, part: str, vectors: Callable[[], FloatMatrix], /, *, cells: Coding[Codes], seed: int
+    ) -> Codes: ...
 
 
-def vectors_coded(part: str, vectors: Callable[[], FloatMatrix], /, *, cells: Cells, seed: int) -> CellCodes:
-    """The coder that knows none: `coded`."""
-    return coded(vectors(), cells=cells, seed=seed)
+def vectors_coded(part: str, vectors: Callable[[], FloatMatrix], /, *, cells: Coding[Codes], seed: int) -> Codes:
+    """The coder that knows none."""
+    return cells.coded(vectors(), seed=seed)
 
 
 class CellScan:
