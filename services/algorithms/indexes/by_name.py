@@ -14,6 +14,7 @@ from services.algorithms.indexes.exact.cheapest import Exact
 from services.algorithms.indexes.exact.clusters import ExactClusters
 from services.algorithms.indexes.exact.two_pass import ExactAlgorithm1, ExactGateBounds, ExactLowPrecision
 from services.algorithms.indexes.protocol import Index, Indices
+from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.quantized.pools import CodedIndex, QuantizedTopKAvg, QuantizedTopKPerEmbedding
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents
@@ -42,8 +43,15 @@ _ALGORITHMS: dict[str, tuple[Callable[..., Index], dict[str, tuple[str, ...]]]] 
     "quantized_top_k_avg": (QuantizedTopKAvg, _POOL_AND_CELLS),
     "quantized_tangents": (QuantizedTangents, _POOL_AND_CELLS),
     "quantized_top_k_per_embedding": (QuantizedTopKPerEmbedding, _POOL_AND_CELLS),
+    "anisotropic": (Anisotropic, _POOL_AND_CELLS),
 }
-_CODED: tuple[Callable[..., Index], ...] = (Quantized, QuantizedTopKAvg, QuantizedTangents, QuantizedTopKPerEmbedding)
+_CODED: tuple[Callable[..., Index], ...] = (
+    Quantized,
+    QuantizedTopKAvg,
+    QuantizedTangents,
+    QuantizedTopKPerEmbedding,
+    Anisotropic,
+)
 MAX_SIZE = 1_000_000
 
 

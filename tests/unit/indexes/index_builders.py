@@ -5,6 +5,7 @@ per setting worth testing; catalogues here have 1 to 600 items, so pools of a fe
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +29,7 @@ from services.algorithms.indexes.gpu.index import (
     DeviceTopKPerEmbedding,
 )
 from services.algorithms.indexes.protocol import Index
+from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.indexes.quantized.dot_products import Quantized
 from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg, QuantizedTopKPerEmbedding
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents
@@ -131,6 +133,15 @@ BUILDERS: list[Builder] = [
     ),
     Builder(
         "quantized_tangents_40", lambda items, gate, **o: QuantizedTangents(items, gate, pool_size=40, **o), exact=False
+    ),
+    # FAISS is an optional extra.
+    *(
+        Builder(name, lambda items, gate, sizes=sizes, **o: Anisotropic(items, gate, **sizes, **o), exact=False)
+        for name, sizes in (
+            ("anisotropic_8", {"pool_size": 8, "visit": Visit(probes=2)}),
+            ("anisotropic_40", {"pool_size": 40}),
+        )
+        if find_spec("faiss")
     ),
     # Half of the items in the main segment, half in the delta.
     Builder("mutable_brute_force", lambda items, gate, **o: MutableAsIndex(items, gate, BruteForce, **o), exact=True),

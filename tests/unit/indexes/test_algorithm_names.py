@@ -19,6 +19,8 @@ def written(name: str) -> str:
 @pytest.mark.parametrize("name", known_algorithms())
 def test_every_known_name_builds_an_index_of_that_name(name: str) -> None:
     rng = np.random.default_rng(0)
+    if name.startswith("anisotropic"):
+        pytest.importorskip("faiss", reason="faiss is an optional extra")
     p_q = p_x = 1 if name.startswith("quantized(") else 2
     gate = None if p_x == 1 else make_pair_gate(rng, 4, 6)
     scorer = MolScorer(make_items(rng, 40, p_q, p_x, 8), gate)
@@ -29,8 +31,12 @@ def test_every_known_name_builds_an_index_of_that_name(name: str) -> None:
     assert index.search(make_queries(rng, 2, p_q, p_x, 8), 5).item_indices.shape == (2, 5)
 
 
-@pytest.mark.parametrize("name", ["quantized_tangents", "quantized_top_k_avg", "quantized_top_k_per_embedding"])
+@pytest.mark.parametrize(
+    "name", ["quantized_tangents", "quantized_top_k_avg", "quantized_top_k_per_embedding", "anisotropic"]
+)
 def test_algorithms_that_differ_in_their_sizes_alone_share_their_codes_and_nothing_else(name: str) -> None:
+    if name == "anisotropic":
+        pytest.importorskip("faiss", reason="faiss is an optional extra")
     rng = np.random.default_rng(0)
     scorer, queries = MolScorer(make_items(rng, 600, 2, 2, 8), make_pair_gate(rng, 4, 6)), make_queries(rng, 3, 2, 2, 8)
     algorithms = [parse_algorithm(f"{name}{sizes}") for sizes in ("(7)", "(50,3)", "(50)")]

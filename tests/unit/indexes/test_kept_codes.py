@@ -12,9 +12,10 @@ import pytest
 from retrieval_scene import make_items, make_pair_gate, make_queries
 
 from services.algorithms.indexes.by_name import make_index, parse_algorithm
+from services.algorithms.indexes.quantized.anisotropic import ProductCells
 from services.algorithms.indexes.quantized.kept_codes import KEPT, KeptCodes
 from services.algorithms.ops.mol_scores import MolScorer
-from services.algorithms.ops.quantized_scan import CellCodes, Cells, coded
+from services.algorithms.ops.quantized_scan import Cells, Coding, coded
 
 CELLS = Cells(num_cells=5, bits=4)
 
@@ -35,18 +36,22 @@ class Made:
         self.events.append(event)
 
 
-def same(found: CellCodes, wanted: CellCodes) -> bool:
-    return all(np.array_equal(getattr(found, one.name), getattr(wanted, one.name)) for one in fields(CellCodes))
+def same(found: Any, wanted: Any) -> bool:
+    return all(np.array_equal(getattr(found, one.name), getattr(wanted, one.name)) for one in fields(wanted))
 
 
-def take(root: Path, made: Made, *, of: str = "items-1", cells: Cells = CELLS, seed: int = 0, **how: Any) -> CellCodes:
+def take(root: Path, made: Made, *, of: str = "items-1", cells: Coding[Any] = CELLS, seed: int = 0, **how: Any) -> Any:
     return KeptCodes(root, of=of, report=made.report, **how)("part", made, cells=cells, seed=seed)
 
 
-@pytest.mark.parametrize("cells", [CELLS, Cells(num_cells=3, bits=8), Cells(num_cells=3, bits=4, coded_width=12)])
-def test_codes_are_made_once(tmp_path: Path, cells: Cells) -> None:
+@pytest.mark.parametrize(
+    "cells",
+    [CELLS, Cells(num_cells=3, bits=8), Cells(num_cells=3, bits=4, coded_width=12), ProductCells(num_cells=3)],
+    ids=lambda cells: f"{cells.kind.__name__} {cells.text}",
+)
+def test_codes_are_made_once(tmp_path: Path, cells: Coding[Any]) -> None:
     made = Made()
-    wanted = coded(made.vectors, cells=cells, seed=0)
+    wanted = cells.coded(made.vectors, seed=0)
     assert same(take(tmp_path / "new", made, cells=cells), wanted)
     found = take(tmp_path / "new", made, cells=cells)
     assert same(found, wanted)
@@ -68,9 +73,11 @@ def test_codes_of_something_else_are_not_taken(tmp_path: Path, other: dict[str, 
 
 
 @pytest.mark.parametrize(
-    "name", ["quantized", "quantized_tangents", "quantized_top_k_avg", "quantized_top_k_per_embedding"]
+    "name", ["quantized", "quantized_tangents", "quantized_top_k_avg", "quantized_top_k_per_embedding", "anisotropic"]
 )
 def test_an_index_over_kept_codes_answers_as_one_that_made_them(tmp_path: Path, name: str) -> None:
+    if name == "anisotropic":
+        pytest.importorskip("faiss", reason="faiss is an optional extra")
     rng = np.random.default_rng(0)
     p = 1 if name == "quantized" else 2
     gate = None if p == 1 else make_pair_gate(rng, 4, 6)

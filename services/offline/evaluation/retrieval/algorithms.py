@@ -9,6 +9,7 @@ Letters: X items, B queries, P component pairs, K results, N pool size.
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from services.algorithms.indexes.exact.two_pass import (
     ExactLowPrecision,
 )
 from services.algorithms.indexes.protocol import Index
+from services.algorithms.indexes.quantized.anisotropic import Anisotropic
 from services.algorithms.indexes.quantized.pools import QuantizedTopKAvg
 from services.algorithms.indexes.quantized.tangents import QuantizedTangents
 from services.algorithms.indexes.top_k_avg import TopKAvg
@@ -110,6 +112,7 @@ def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
         *(_pooled(QuantizedTopKAvg, average_scan, pool_size=size) for size in _AVERAGE_POOLS[-2:]),
         # How many tangents a query has is its own affair, so these are held against brute force's work.
         *(_pooled(QuantizedTangents, pool_size=size) for size in _TANGENT_POOLS),
+        *(_pooled(Anisotropic, pool_size=size) for size in _TANGENT_POOLS if find_spec("faiss")),
         *(
             _pooled(CombinedTopK, pair_scan, average_scan, pair_pool_size=pairs, average_pool_size=average)
             for pairs, average in _COMBINED_POOLS
@@ -123,7 +126,7 @@ def algorithms(num_items: int, shape: Shape, *, quick: bool) -> list[Algorithm]:
     ]
     if quick:
         slow = (*_NOT_QUICK, *(("adaptive",) if num_items > 50_000 else ()))  # minutes of calibrating
-        slow += ("quantized",) if shape.component_width > 256 else ()  # and of coding wide vectors
+        slow += ("quantized", "anisotropic") if shape.component_width > 256 else ()  # and of coding wide vectors
         found = [one for one in found if not one.name.startswith(slow)]
     return [one for one in found if one.largest_pool <= num_items // 2]
 

@@ -1,0 +1,144 @@
+"""Tangents over score-aware product codes, scanned by FAISS: a first stage at half the bits of scalar codes.
+
+Items, as a query's tangents see them (its own vector, for plain dot products), are cells with product-quantized
+residuals: 16 codewords for every two coordinates after a rotation, so two bits a coordinate, learned under the loss
+that keeps high scores (arXiv:1908.10396; services/algorithms/quantization). FAISS's fast scan adds up 8-bit tables, 32
+items at a time, and honours filters inside the scan. It needs the extra bench-cpu, and PyTorch where codes are not kept
+and have to be learned. The scan's rounding has no bound that would prove anything: "estimate", unless the pool is all.
+
+Letters: X items, M vectors asked with, w coordinates, m codewords an item, N pool size. Memory: m / 2 and 12 bytes an
+item. Measured in docs/decisions/058-anisotropic-in-the-product.md.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.filters import count_passing
+from services.algorithms.indexes.protocol import Indices, Mask
+from services.algorithms.indexes.quantized.tangents import TangentIndex, VectorScan
+from services.algorithms.native.threads import compute_threads
+from services.algorithms.ops.quantized_scan import CellAnswer, Visit, default_cells
+from services.algorithms.quantization.faiss_indexes import imported_faiss, inverted_fast_scan
+from services.algorithms.quantization.inverted_codes import InvertedCodes
+from services.algorithms.states import FloatArray
+
+_COORDINATES = 2  # of a codeword
+_CODEWORDS = 16
+
+
+class Anisotropic(TangentIndex):
+    """The union of the N / M best by each of a query's M tangents as product codes, reordered by s: an estimate.
+
+    A list is raised to k where a search asks for more.
+    """
+
+    name = "anisotropic"
+
+    def _scan(self) -> VectorScan:
+        num_cells = (self._chosen or default_cells(self.num_items, self._slopes.width)).num_cells
+        coding = ProductCells(num_cells=num_cells)
+        scan = FastScan(self._coder(f"{self.name}-slopes", self.vectors, cells=coding, seed=self._seed))
+        self._bytes_of_codes += scan.nbytes
+        return scan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductCells:
+    """C cells, fewer where there are fewer items, and a codeword for every two coordinates of a residual."""
+
+    num_cells: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.num_cells}x{_COORDINATES}x4"
+
+    @property
+    def kind(self) -> type[InvertedCodes]:
+        return InvertedCodes
+
+    def coded(self, vectors: FloatArray, *, seed: int) -> InvertedCodes:
+        """Codes of vectors (X, w), w rounded up to whole codewords by coordinates that are 0."""
+        try:
+            from services.algorithms.quantization.inverted_file import train_inverted_file
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ValueError("codes have to be learned, and PyTorch is not installed; it comes with train") from error
+        vectors = _padded(vectors)
+        # A catalogue smaller than a codebook repeats itself; one of zeros, whose codes say nothing, learns others'.
+        points = np.resize(vectors, (max(len(vectors), _CODEWORDS), vectors.shape[1]))
+        quantizer = train_inverted_file(
+            points if points.any() else np.ones_like(points),
+            num_cells=min(self.num_cells, len(vectors)),
+            num_subspaces=vectors.shape[1] // _COORDINATES,
+            code_bits=4,
+            rotate=True,
+            seed=seed,
+        )
+        return quantizer.coded(vectors)
+
+
+class FastScan:
+    """X vectors in FAISS's inverted file of 4-bit product codes. Safe to use from several threads."""
+
+    def __init__(self, codes: InvertedCodes) -> None:
+        faiss = imported_faiss()
+        self.num_cells, self._num_items = codes.num_cells, codes.num_points
+        index = inverted_fast_scan(codes)
+        # The rotation is applied here, since only the file inside takes a search's own parameters as they are.
+        self._whole, self._file = index, faiss.downcast_index(faiss.extract_index_ivf(index))
+        self._rotation, self._width = codes.rotation, codes.width
+        self._sizes = np.bincount(codes.cells, minlength=codes.num_cells)
+        # Ids are 8 bytes in FAISS, codes are padded to whole blocks of 32 items.
+        blocks = int((-(-self._sizes // 32) * 32).sum())
+        self.nbytes = blocks * -(-codes.num_subspaces // 2) + 8 * codes.num_points + codes.centres.nbytes
+
+    def pool(self, queries: FloatArray, size: int, *, visit: Visit, allowed: Mask | None = None) -> CellAnswer:
+        """The `size` best of the allowed (X,) by code, with those scores, -1 and -inf beyond; bounds are NaN.
+
+        More cells are visited where those of `visit` hold fewer that are allowed.
+        """
+        size = min(size, self._num_items)
+        wanted = min(size, int(count_passing(allowed, 1, self._num_items)[0]))
+        queries = _padded(queries)
+        vectors = queries if self._rotation is None else queries @ self._rotation
+        probes = min(visit.probes, self.num_cells)
+        while True:
+            answer = self._searched(np.ascontiguousarray(vectors), size, probes, allowed)
+            if np.count_nonzero(answer.rows >= 0, axis=1).min(initial=size) >= wanted:
+                return answer
+            if probes == self.num_cells:
+                return _filled(answer, wanted, np.arange(self._num_items) if allowed is None else allowed.nonzero()[0])
+            probes = min(4 * probes, self.num_cells)
+
+    def _searched(self, vectors: FloatArray, size: int, probes: int, allowed: Mask | None) -> CellAnswer:
+        faiss = imported_faiss()
+        faiss.omp_set_num_threads(compute_threads())  # OpenMP's setting is the calling thread's own
+        selector = None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+        settings = faiss.SearchParametersIVF(nprobe=probes, sel=selector)
+        found, rows = self._file.search(vectors, size, params=settings)
+        touched = np.full((len(vectors), 2), self._num_items)
+        if probes < self.num_cells:
+            touched[:, 0] = self._sizes[self._file.quantizer.search(vectors, probes)[1]].sum(axis=1)
+        return CellAnswer(
+            rows=rows.astype(np.int64),
+            scores=np.where(rows >= 0, found.astype(np.float64), -np.inf),
+            bounds=np.full(len(vectors), np.nan),
+            touched=touched,
+        )
+
+
+def _filled(answer: CellAnswer, wanted: int, allowed: Indices) -> CellAnswer:
+    """With `wanted` of the allowed rows: FAISS leaves out those whose codewords are all the worst (0 in integers)."""
+    for rows, scores in zip(answer.rows, answer.scores, strict=True):
+        found = np.count_nonzero(rows >= 0)
+        rows[found:wanted] = np.setdiff1d(allowed, rows)[: wanted - found]
+        scores[found:wanted] = scores[:found].min(initial=0.0)
+    return answer
+
+
+def _padded(vectors: FloatArray) -> npt.NDArray[np.float32]:
+    width = vectors.shape[1]
+    return np.pad(vectors, ((0, 0), (0, -width % _COORDINATES))) if width % _COORDINATES else vectors

@@ -1,0 +1,100 @@
+"""Score-aware product codes as a first stage: what they find, small catalogues, strict filters, missing modules."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from textwrap import dedent
+
+import numpy as np
+import pytest
+from retrieval_scene import make_items, make_pair_gate, make_queries
+
+from services.algorithms.indexes.brute_force import BruteForce
+from services.algorithms.indexes.by_name import make_index, parse_algorithm
+from services.algorithms.indexes.quantized.anisotropic import Anisotropic, FastScan, ProductCells
+from services.algorithms.ops.mol_scores import MolScorer
+from services.algorithms.ops.quantized_scan import Visit
+from services.algorithms.quantization.inverted_codes import InvertedCodes
+from services.algorithms.states import ItemStates, QueryStates
+
+pytest.importorskip("faiss", reason="faiss is an optional extra")
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 32), (4, 2, 16)], ids=["dot product", "mixture"])
+def test_half_the_bits_find_nearly_all(shape: tuple[int, int, int]) -> None:
+    p_q, p_x, d = shape
+    rng = np.random.default_rng(3)
+    items, queries = make_items(rng, 10_000, p_q, p_x, d), make_queries(rng, 16, p_q, p_x, d)
+    scorer = MolScorer(items, make_pair_gate(rng, p_q * p_x, 32) if p_q > 1 else None)
+    wanted = BruteForce(scorer).search(queries, 50).item_indices
+    index = Anisotropic(scorer, pool_size=1_000)
+    found = index.search(queries, 50)
+    share = np.mean([len(set(row) & set(best)) / 50 for row, best in zip(found.item_indices, wanted, strict=True)])
+    assert share > 0.97
+    assert {one.kind for one in found.certificates} == {"estimate"}
+    # Two bits a coordinate, FAISS's ids and centres: fewer than four bits a coordinate and a row number.
+    assert index.nbytes < make_index(parse_algorithm("quantized_tangents(1000)"), scorer, np.arange(10_000)).nbytes
+
+
+def test_few_cells_are_enough_whatever_the_filter_leaves_of_them() -> None:
+    rng = np.random.default_rng(4)
+    items, queries, network = make_items(rng, 2_000, 4, 2, 8), make_queries(rng, 5, 4, 2, 8), make_pair_gate(rng, 8, 16)
+    index = Anisotropic(items, network, pool_size=8, visit=Visit(probes=1))
+    assert index.search(queries, 5).passes[0].touched.max() < 1_000
+    allowed = np.zeros((5, 2_000), dtype=bool)
+    for query, count in enumerate((0, 1, 7, 60, 2_000)):
+        allowed[query, rng.permutation(2_000)[:count]] = True
+    answer = index.search(queries, 60, allowed)
+    assert (answer.item_indices >= 0).sum(axis=1).tolist() == [0, 1, 7, 60, 60]
+    assert [one.kind for one in answer.certificates[:4]] == ["exact"] * 4
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 17])
+@pytest.mark.parametrize("zero", [False, True], ids=["any items", "items of zeros"])
+def test_a_catalogue_may_be_smaller_than_a_codebook(count: int, zero: bool) -> None:
+    rng = np.random.default_rng(count)
+    components = (0 if zero else 1) * rng.normal(size=(count, 1, 5)).astype(np.float32)
+    index = Anisotropic(ItemStates(components=components), pool_size=3)
+    answer = index.search(QueryStates(components=rng.normal(size=(2, 1, 5)).astype(np.float32)), count)
+    assert [sorted(rows) for rows in answer.item_indices.tolist()] == [list(range(count))] * 2
+
+
+def test_a_scan_scores_as_its_codes_do() -> None:
+    rng = np.random.default_rng(6)
+    vectors, queries = (rng.normal(size=(count, 9)).astype(np.float32) for count in (700, 3))
+    codes = ProductCells(num_cells=9).coded(vectors, seed=0)
+    assert isinstance(codes, InvertedCodes)
+    assert codes.codes.shape == (700, 5)
+    scan = FastScan(codes)
+    answer = scan.pool(queries, 700, visit=Visit(probes=9))
+    exact = queries @ codes.decoded()[:, :9].T
+    assert np.sort(answer.rows, axis=1).tolist() == [list(range(700))] * 3
+    # FAISS adds up integers of 8 bits.
+    assert np.abs(answer.scores - np.take_along_axis(exact, answer.rows, axis=1)).max() < 0.05 * exact.std()
+
+
+def test_searches_at_once_do_not_disturb_each_other() -> None:
+    rng = np.random.default_rng(7)
+    items, queries, network = make_items(rng, 3_000, 4, 2, 8), make_queries(rng, 40, 4, 2, 8), make_pair_gate(rng, 8, 4)
+    index = Anisotropic(items, network, pool_size=50)
+    allowed = rng.random(3_000) < 0.3
+    alone = index.search(queries, 10, allowed).item_indices
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda query: index.search(queries.take([query]), 10, allowed), range(40)))
+    assert [one.item_indices[0].tolist() for one in found] == alone.tolist()
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [("faiss", "FAISS is not installed; it comes with the extra bench-cpu"), ("torch", "PyTorch is not installed")],
+)
+def test_what_is_not_installed_is_named(module: str, message: str) -> None:
+    build = """
+        import sys; sys.modules[sys.argv[1]] = None
+        import numpy as np
+        from services.algorithms.indexes.quantized.anisotropic import Anisotropic
+        from services.algorithms.states import ItemStates
+        Anisotropic(ItemStates(components=np.eye(20, dtype=np.float32)[:, None]), pool_size=5)
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(build), module], capture_output=True, text=True, check=False)
+    assert message in done.stderr.splitlines()[-1]
