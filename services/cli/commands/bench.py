@@ -158,14 +158,22 @@ def gpu(
 
 
 @benchmark(app, "quantization")
-def quantization(request: "Request") -> "Report":
-    """Anisotropic codes beside FAISS's at equal bits, on real embeddings.
+def quantization(
+    request: "Request",
+    *,
+    bundle: Annotated[
+        list[Path] | None, typer.Option(help="Codes of a trained bundle's items instead; may be repeated.")
+    ] = None,
+) -> "Report":
+    """Anisotropic codes beside FAISS's at equal bits, on real embeddings, or on trained items.
 
     Example:  freshet bench quantization --quick
-    """
-    from services.offline.evaluation.quantization import codes
 
-    return codes.run(request)
+    Example:  freshet bench quantization --bundle .freshet/bundle
+    """
+    from services.offline.evaluation.quantization import codes, trained
+
+    return trained.run(request, bundle) if bundle else codes.run(request)
 
 
 @benchmark(app, "mutation", less_memory="--shape ml-20m")
