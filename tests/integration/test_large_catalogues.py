@@ -1,6 +1,7 @@
 """The benchmark of large catalogues, on a small one: its service answers what the library answers."""
 
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,8 @@ def test_the_service_answers_what_the_library_does(small_bundle: Path, tmp_path:
     catalogue = enlarged(trained, 3_000, tmp_path / "bundle", seed=1)
     asked = queries(trained, 6, seed=1)
     scorer = MolScorer(catalogue.item_states, catalogue.pair_gate)
-    names = ["quantized_tangents(500)", "exact"]
+    # FAISS is an optional extra.
+    names = ["quantized_tangents(500)", "exact", *(["anisotropic(500)"] if find_spec("faiss") else [])]
     for takes_codes in (False, True):
         with serving(catalogue.path, names, port=Ports.free()["candidates"]) as service:
             for name in names:

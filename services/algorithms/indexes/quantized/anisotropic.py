@@ -6,8 +6,8 @@ that keeps high scores (arXiv:1908.10396; services/algorithms/quantization). FAI
 items at a time, and honours filters inside the scan. It needs the extra bench-cpu, and PyTorch where codes are not kept
 and have to be learned. The scan's rounding has no bound that would prove anything: "estimate", unless the pool is all.
 
-Letters: X items, M vectors asked with, w coordinates, m codewords an item, N pool size. Memory: m / 2 and 12 bytes an
-item. Measured in docs/decisions/058-anisotropic-in-the-product.md.
+Letters: X items, M vectors asked with, w coordinates, m codewords an item, N pool size. Memory: m / 2 and 8 bytes an
+item, beside the cells. Measured in docs/decisions/058-anisotropic-in-the-product.md.
 """
 
 from dataclasses import dataclass
