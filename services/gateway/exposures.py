@@ -5,7 +5,8 @@ speak of, and nothing has to be remembered here. What was in the answer is in th
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from services.common.errors import InvalidRequest, PermissionDenied
 from services.common.stream.topics.exposures import Exposure
@@ -36,6 +37,7 @@ class Exposures:
         index_version: str = "",
         text_version: str = "",
         first_position: int = 1,
+        context: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
         """The exposure id of an answer that goes out now (see `Exposure`); the empty user id is nobody's."""
         shown_ms = self._clock_ms()
@@ -55,6 +57,7 @@ class Exposures:
                     scores=scores,
                     sources=sources,
                     propensities=propensities,
+                    context=context,
                 ),
             )
         return exposure_id

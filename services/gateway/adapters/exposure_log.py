@@ -18,7 +18,7 @@ from services.common.stream.topics.exposures import EXPOSURES, Exposure, encode_
 
 log = structlog.get_logger()
 
-# Some 4 MB of answers of ten items.
+# Some 4 MB of answers of ten items; 64 MB more where every request has the largest context.
 MAX_WAITING = 4_000
 _GATHER_S = 1.0
 

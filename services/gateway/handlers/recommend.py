@@ -194,6 +194,7 @@ class Recommend:
                 model_version=served.model_version,
                 index_version=ranking.index_version,
                 first_position=first_position,
+                context=work.query.context,
             ),
             next_page_token="" if next_page is None else self.pages.token(next_page, user_id),
         )

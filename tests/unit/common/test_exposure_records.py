@@ -29,6 +29,7 @@ def exposure(**changes: Any) -> Exposure:
         {},
         {"sources": ["mol"] * 3},
         {"propensities": [1.0, 0.5, 0.25]},
+        {"context": {"device": "phone", "surface": "日本語"}},
         {"first_position": 21, "text_version": "t1", "surface": "search"},
         {"item_ids": [], "scores": [], "sources": []},
     ],

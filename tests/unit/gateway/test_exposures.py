@@ -20,13 +20,14 @@ async def shown(scene: Scene, user_id: str = "ann") -> str:
 
 async def test_an_answer_is_written_as_it_was_given_for_its_user() -> None:
     scene = Scene()
-    answer = await scene.recommend(RecommendQuery(user_id="ann", k=3))
+    answer = await scene.recommend(RecommendQuery(user_id="ann", k=3, context={"device": "phone"}))
     ((user_id, exposure),) = scene.exposures.written
     assert (user_id, exposure.exposure_id, exposure.surface) == ("ann", answer.exposure_id, "recommend")
     assert list(zip(exposure.item_ids, exposure.scores, exposure.sources, strict=True)) == [
         (item.item_id, item.score, item.source) for item in answer.items
     ]
     assert (exposure.model_version, exposure.index_version) == ("m1", "index-1")
+    assert exposure.context == {"device": "phone"}
     assert Exposures(b"key", None).time_of(answer.exposure_id, "ann") == exposure.shown_ms
 
 

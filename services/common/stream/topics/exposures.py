@@ -4,8 +4,8 @@ The gateway writes it after the answer went out; nothing here reads it yet. Whoe
 exposure id: interactions name it, too. Users are pseudonyms, as in `attributions`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from freshet.v1 import events_pb2
 
@@ -22,7 +22,8 @@ TOPIC = Topic(name=EXPOSURES, settings={"retention.ms": str(90 * _DAY_MS)})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
     """One answer. Columns of its n slots, best first: item_ids, scores, sources, propensities (n,), the last empty
-    where each is 1. surface: "recommend", "search" or "similar". shown_ms: Unix milliseconds."""
+    where each is 1. surface: "recommend", "search" or "similar". shown_ms: Unix milliseconds. context: of the
+    request."""
 
     exposure_id: str
     shown_ms: int
@@ -35,6 +36,7 @@ class Exposure:
     scores: Sequence[float] = ()
     sources: Sequence[str] = ()
     propensities: Sequence[float] = ()
+    context: Mapping[str, str] = field(default_factory=dict)
 
 
 def encode_exposure(exposure: Exposure) -> bytes:
@@ -52,6 +54,7 @@ def encode_exposure(exposure: Exposure) -> bytes:
         source=[number[name] for name in exposure.sources] if len(number) > 1 else [0] * len(number),
         sources=number,
         propensity=exposure.propensities or [1.0],
+        context=exposure.context,
     )
     set_ms(message.shown_time, exposure.shown_ms)
     data: bytes = message.SerializeToString()
@@ -83,4 +86,5 @@ def decode_exposure(value: bytes | None) -> Exposure:
         scores=list(message.scores),
         sources=sources * count if len(sources) == 1 else sources,
         propensities=() if list(message.propensity) == [1.0] else list(message.propensity),
+        context=dict(message.context),
     )
