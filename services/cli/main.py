@@ -30,6 +30,7 @@ from services.cli.commands import (
     record,
     rekey,
     repartition,
+    retrain,
     search,
     search_vectors,
     similar,
@@ -92,6 +93,7 @@ app.command("forget", rich_help_panel=_TALK)(forget.forget)
 app.add_typer(items.app, rich_help_panel=_TALK)
 app.command("train", rich_help_panel=_DATA)(train.train)
 app.add_typer(train_text.app, rich_help_panel=_DATA)
+app.command("retrain", rich_help_panel=_DATA)(retrain.retrain)
 app.command("export", rich_help_panel=_DATA)(train.export)
 app.command("index", rich_help_panel=_DATA)(index.index)
 app.command("import", rich_help_panel=_DATA)(import_past.import_past)

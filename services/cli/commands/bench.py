@@ -471,6 +471,19 @@ def cold(
     )
 
 
+@benchmark(app, "retraining")
+def retraining(
+    request: "Request", *, seeds: Annotated[int, typer.Option(min=1, help="How many worlds and trainings.")] = 3
+) -> "Report":
+    """What the gate of `freshet retrain` says of a better model and of two spoilt ones, in a simulated world.
+
+    Example:  freshet bench retraining --seeds 1 --quick
+    """
+    from services.offline.evaluation.retraining import rows
+
+    return rows.run(request, seeds=1 if request.quick else seeds, epochs=1 if request.quick else 3)
+
+
 @benchmark(app, "text", less_memory="--data scifact")
 def text(
     request: "Request",

@@ -259,6 +259,7 @@ def run_training(
         "events": len(divided.train),
         "split": split,
         "split_time": divided.split_time,
+        "newest_time": int(divided.train.timestamps[-1]) if divided.train.has_times else None,
     }
     training = {"preset": preset_name, "config": config.as_dict(), "positions_per_s": round(report.positions_per_s, 1)}
     length = measure_new_item_length(report.model, taken)

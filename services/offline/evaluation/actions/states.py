@@ -36,6 +36,7 @@ class ServedStates:
 
     def __init__(self, bundle: Bundle, *, leads_away: bool = True) -> None:
         vocabulary = vocabulary_of(bundle)
+        self._shape = (bundle.num_query_components, bundle.manifest.head.component_width)
         self._words: Vocabulary = vocabulary if leads_away else replace(vocabulary, aversion=None)
         self._encoder = InProcessEncoder(bundle.file(ENCODER_ONNX), None, max_history=bundle.max_history, cache_bytes=0)
 
@@ -65,6 +66,10 @@ class ServedStates:
             )
             for one in packed
         ]
+        if not made:
+            return QueryStates(components=np.empty((0, *self._shape), dtype=np.float32), gate=None), np.array(
+                [], np.int64
+            )
         gates = [one.gate for one in made if one.gate is not None]
         states = QueryStates(
             components=np.concatenate([one.components for one in made]), gate=np.concatenate(gates) if gates else None

@@ -1,0 +1,90 @@
+"""`freshet retrain`: a new model from the log, kept only if it is fit to take the serving one's place."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from services.cli import options
+from services.cli.output import (
+    CommandError,
+    console,
+    emit_json,
+    reports_errors,
+    sentences,
+    table,
+    wait_without_spinning,
+)
+
+
+@reports_errors
+def retrain(
+    *,
+    serving: Annotated[Path, typer.Option(envvar="FRESHET_BUNDLE", help="The bundle that serves now.")] = (
+        options.DEFAULT_BUNDLE
+    ),
+    data: options.Data = "auto",
+    out: Annotated[Path, typer.Option(help="Where the new bundle goes if it passes.")] = options.DEFAULT_STATE / "next",
+    hours: Annotated[float, typer.Option(min=0.1, help="Judge by the newest so many; learn what was before.")] = 24,
+    preset: Annotated[str, typer.Option(help="quick, ml-1m, ml-20m or books.")] = "quick",
+    head: Annotated[str, typer.Option(help="mol, dot, wide-dot, or auto: what validates best.")] = "auto",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the preset's.")] = None,
+    seed: options.Seed = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Train on what happened until a day ago, judge both models by the day since, keep the new one if it passes.
+
+    It is held back (exit status 1) where it may lose more than 5 % of the hits, is worse beyond doubt in a stratum
+    (new people, new items, short histories, ...), or costs half as much again; then it lies beside, as OUT.held-back.
+    Data is what `freshet archive` made, or any other. A run that was cut off goes on where it was; the same run again
+    does nothing. The manifest says what it was made of.
+
+    Example:  freshet archive .freshet/archive && freshet retrain --data .freshet/archive
+    """
+    wait_without_spinning()
+    from services.offline.retraining.run import retrain as run
+    from services.offline.training.onnx_graphs import ExportError
+
+    settings = {"preset_name": preset, "head": head, "epochs": epochs, "seed": seed, "threads": threads}
+    with sentences(ExportError):
+        report = run(
+            serving=serving,
+            data=data,
+            out=out,
+            hours=hours,
+            settings=settings,
+            console=console(stderr=as_json),
+        )
+    if as_json:
+        emit_json(report)
+    else:
+        _print(report)
+    if not report["gate"]["passes"]:
+        raise CommandError(
+            f"held back: {'; '.join(report['gate']['held_back'])}",
+            advice=f"the serving model goes on; the new one lies in {report['bundle']}",
+        )
+
+
+def _print(report: dict[str, Any]) -> None:
+    gate = report["gate"]
+    columns = ("", "", "events", "serving", "new", "difference [95 %]")
+    shown = table(*columns, right=columns[2:], title="hit rate at 10 of what people took next, as served")
+    for one in gate["compared"]:
+        mean, low, high = one["difference"]
+        shown.add_row(
+            one["question"],
+            one["stratum"],
+            f"{one['events']:,}",
+            f"{one['serving']:.4f}",
+            f"{one['new']:.4f}",
+            f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]",
+        )
+    out = console()
+    out.print(shown)
+    out.print(
+        f"an event takes {gate['time_ratio']:.2f} of the serving model's time, the bundle {gate['bytes_ratio']:.2f}"
+    )
+    if gate["passes"]:
+        typer.echo(f"bundle {report['bundle']}  model {report['model_version']}")

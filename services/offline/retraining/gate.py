@@ -1,0 +1,184 @@
+"""Is a new model fit to take the serving one's place? Both answer the events after a moment, as they would be served.
+
+Each event is ranked from everything that its person did before it, by the bundle's own ONNX encoder, half-precision
+states, mixture and item neighbours; people of whom a model knows nothing get its popular items. The new model is held
+back where it may lose overall, or loses beyond doubt in a stratum: among new people, say, who are few (decision 059).
+
+Letters: E events, B of them at a time, X items of the data.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.algorithms.bundle import Bundle
+from services.algorithms.ops.mol_scores import MolScorer
+from services.offline.datasets import Interactions, MeasuredSplit
+from services.offline.evaluation.actions.states import Person, ServedStates, stored_events
+from services.offline.evaluation.quality.runs import strata
+from services.offline.statistics import holm, paired_difference
+from services.offline.training.evaluation import rank_events
+from services.offline.training.sequences import Histories, IntArray
+
+# What the new model may lose of the serving one's hits overall: the interval of the difference must lie above that.
+MARGIN = 0.05
+# A stratum speaks from so many events on. It holds back where its loss has a p-value (Holm) below this.
+MIN_EVENTS, LEVEL = 100, 0.05
+# How much more processor time an event, or bytes the bundle, may take.
+MAX_COST = 1.5
+_MAX_EVENTS, _CUT = 6_000, 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """Hit rates at 10 of both models over the E events of a stratum, and the new one's less the serving one's."""
+
+    question: str
+    stratum: str
+    events: int
+    serving: float
+    new: float
+    difference: tuple[float, float, float]
+    p_worse: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """`held_back` says why, one sentence each; empty: the new model may serve. Costs are the new one's by the serving
+    one's."""
+
+    compared: Sequence[Compared]
+    time_ratio: float
+    bytes_ratio: float
+    held_back: Sequence[str]
+
+    @property
+    def passes(self) -> bool:
+        return not self.held_back
+
+
+def judge(serving: Bundle, new: Bundle, data: Interactions, first: int) -> Verdict:
+    """Compare two bundles on up to 6,000 of the events from row `first` on, which neither may have learnt.
+
+    Raises: ValueError where fewer than 100 of them can be predicted.
+    """
+    rows = np.arange(first, len(data), dtype=np.int64)
+    rows = rows[np.linspace(0, len(rows) - 1, min(_MAX_EVENTS, len(rows))).astype(np.int64)] if len(rows) else rows
+    if len(rows) < MIN_EVENTS:
+        raise ValueError(f"{len(rows)} events to judge by; allowed: {MIN_EVENTS} and more, so judge by more hours")
+    before = np.arange(first, dtype=np.int64)
+    split = MeasuredSplit(
+        name="next", interactions=data, train_rows=before, valid_rows=rows[:0], test_rows=rows, refit_rows=before
+    )
+    scorers = [ServedScorer(one, data) for one in (serving, new)]
+    ranked = [rank_events(one, data, rows) for one in scorers]
+    old_hits, new_hits = ((one.ranks[None] < _CUT).astype(np.float64) for one in ranked)
+    users = ranked[0].users
+    known = np.isin(data.item_ids, serving.item_ids)[Histories.of(data).items[ranked[0].events]]
+    groups = [("all", "all", np.ones(len(users), dtype=bool)), *strata(split, ranked[0])]
+    groups += [("item", "of the serving model", known), ("item", "new to it", ~known)]
+    compared = [
+        _compared(question, name, old_hits[:, mask], new_hits[:, mask], users[mask])
+        for question, name, mask in groups
+        if mask.sum() >= MIN_EVENTS
+    ]
+    if not compared:
+        raise ValueError(
+            f"{len(users)} events can be predicted; allowed: {MIN_EVENTS} and more, so judge by more hours"
+        )
+    costs = [one.seconds / max(one.asked, 1) for one in scorers]
+    sizes = [sum(file.bytes for file in one.manifest.files.values()) for one in (serving, new)]
+    return _verdict(compared, costs[1] / costs[0], sizes[1] / sizes[0])
+
+
+def _compared(
+    question: str,
+    name: str,
+    old: npt.NDArray[np.float64],
+    new: npt.NDArray[np.float64],
+    users: npt.NDArray[np.integer],
+) -> Compared:
+    found = paired_difference(new, old, users=users)
+    return Compared(
+        question=question,
+        stratum=name,
+        events=old.shape[1],
+        serving=round(float(old.mean()), 4),
+        new=round(float(new.mean()), 4),
+        difference=(round(found.mean, 4), round(found.low, 4), round(found.high, 4)),
+        p_worse=found.p_value if found.mean < 0 else 1.0,
+    )
+
+
+def _verdict(compared: Sequence[Compared], time_ratio: float, bytes_ratio: float) -> Verdict:
+    overall, *parts = compared
+    held_back = []
+    if overall.difference[1] < -MARGIN * overall.serving:
+        held_back.append(
+            f"hit rate at 10 {overall.new:.4f}, the serving model's {overall.serving:.4f}: it may lose "
+            f"{-overall.difference[1]:.4f}; allowed: {MARGIN:.0%}, {MARGIN * overall.serving:.4f}"
+        )
+    worse = holm({str(number): part.p_worse for number, part in enumerate(parts)})
+    held_back += [
+        f"{part.question}, {part.stratum}: {part.new:.4f}, the serving model's {part.serving:.4f}, worse beyond doubt"
+        for number, part in enumerate(parts)
+        if worse[str(number)] < LEVEL
+    ]
+    for name, ratio in (("processor time", time_ratio), ("bytes", bytes_ratio)):
+        if ratio > MAX_COST:
+            held_back.append(f"{name}: {ratio:.2f} of the serving model's; allowed: at most {MAX_COST}")
+    return Verdict(
+        compared=compared, time_ratio=round(time_ratio, 3), bytes_ratio=round(bytes_ratio, 3), held_back=held_back
+    )
+
+
+class ServedScorer:
+    """An `EventScorer` of a bundle's final scores, in the data's order of items; an item it has not scores -inf.
+
+    `seconds` of processor time were taken for `asked` events.
+    """
+
+    def __init__(self, bundle: Bundle, data: Interactions) -> None:
+        self._bundle, self._data = bundle, data
+        self._states = ServedStates(bundle)
+        self._scorer = MolScorer(bundle.item_states, bundle.pair_gate)
+        self._rows, _ = data.by_user()
+        # Where the data's items are in the bundle, -1 where they are not.
+        self._item = np.array([bundle.item_index.get(item_id, -1) for item_id in data.item_ids], dtype=np.int64)
+        self._popular = bundle.counts / max(1, bundle.counts.sum())
+        self.seconds, self.asked = 0.0, 0
+
+    def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
+        """(B, X)."""
+        began = time.process_time()
+        past = [self._rows[histories.offsets[user] : event] for event, user in zip(events, users, strict=True)]
+        people = [
+            Person(self._data.user_ids[user], stored_events(self._data, rows))
+            for user, rows in zip(users.tolist(), past, strict=True)
+        ]
+        states, known = self._states(people)
+        own = np.broadcast_to(self._popular, (len(events), len(self._popular))).astype(np.float64)
+        if len(known):
+            own[known] = self._final(self._scorer.scores(states), [past[row] for row in known.tolist()])
+        found = np.full((len(events), len(self._item)), -np.inf)
+        here = self._item >= 0
+        found[:, here] = own[:, self._item[here]]
+        self.seconds, self.asked = self.seconds + time.process_time() - began, self.asked + len(events)
+        return found
+
+    def _final(self, scores: npt.NDArray[np.floating], past: Sequence[IntArray]) -> npt.NDArray[np.float64]:
+        """The model's scores (B, X of the bundle) with its neighbours' votes."""
+        near = self._bundle.neighbours
+        if near is None:
+            return scores.astype(np.float64)
+        share = near.shape.model_share
+        final = share * scores.astype(np.float64)
+        for row, rows in enumerate(past):
+            seen = self._item[self._data.items[rows[::-1]]]
+            distinct, newest = np.unique(seen[seen >= 0], return_index=True)
+            voted, values = near.votes(seen[seen >= 0][np.sort(newest)], distinct)
+            final[row, voted] += (1 - share) * values
+        return final

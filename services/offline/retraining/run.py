@@ -1,0 +1,142 @@
+"""`freshet retrain`: train on the log up to a moment, judge by what people did after it, keep the model if it passes.
+
+The new model learns what happened until `hours` before the newest event; the gate asks it and the serving one for what
+came after. What was judged is what is kept: nothing is trained again. A run that was cut off goes on from its
+checkpoint, and one with the same data and settings as the last does nothing. It knows nothing of who serves.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.manifest import BundleError, Manifest
+from services.algorithms.sealed_files import MANIFEST
+from services.offline.archive.files import Archive, is_archive
+from services.offline.datasets import Interactions, load_dataset
+from services.offline.retraining.gate import Verdict, judge
+from services.offline.training.run import NONE, run_training
+
+HOURS = 24.0
+
+Train = Callable[..., Mapping[str, Any]]
+
+
+def retrain(
+    *,
+    serving: Path,
+    data: str | Path | Interactions,
+    out: Path,
+    hours: float = HOURS,
+    settings: Mapping[str, Any],
+    console: Console | None = None,
+    train: Train = run_training,
+) -> dict[str, Any]:
+    """Train, judge, and move the bundle to `out` if it passes; else it stays beside, as `out`.held-back.
+
+    `settings`: as `run_training` takes them (preset_name, epochs, seed, ...). Returns a report of plain values:
+    lineage, the verdict, and whether anything was done.
+    Raises: ValueError for data without times, too few events to judge by, or a serving model that has learnt them;
+    BundleError for an unusable bundle.
+    """
+    say: Callable[[str], None] = console.print if console is not None else (lambda text: None)
+    old = load_bundle(serving)
+    events = data if isinstance(data, Interactions) else load_dataset(data)
+    first = _first_judged(events, hours)
+    _check_unseen(old, events, first)
+    lineage = _lineage(old, events, first, data, settings)
+    aside = out.with_name(f"{out.name}.held-back")
+    for path in (out, aside):
+        if (done := _noted(path, lineage)) is not None and "gate" in done:
+            say(f"{path} was made of these events with these settings already: nothing to do")
+            return done | {"bundle": str(path), "is_new": False}
+    if _noted(aside, lineage) is None:
+        # Only what people had by then is in the new model's catalogue.
+        known = events.select(slice(0, first)).keep_frequent(min_per_item=1)
+        if aside.exists():
+            shutil.rmtree(aside)
+        train(out=aside, interactions=known, split=NONE, resume=True, console=console, **settings)
+        _note(aside, lineage=lineage)
+    new = load_bundle(aside)
+    say(f"Judging by {len(events) - first:,} events from {_text(events.timestamps[first])} on")
+    verdict = judge(old, new, events, first)
+    report = {"lineage": lineage, "gate": _plain(verdict), "model_version": new.model_version}
+    _note(aside, **report)
+    if verdict.passes:
+        if out.exists():
+            load_bundle(out)  # nothing but a bundle is written over
+            shutil.rmtree(out)
+        aside.rename(out)
+    return report | {"bundle": str(out if verdict.passes else aside), "is_new": True}
+
+
+def _first_judged(events: Interactions, hours: float) -> int:
+    """The first row that is judged by."""
+    if not events.has_times:
+        raise ValueError(f"{events.name} has no times by the clock; allowed: data that has")
+    begin = int(events.timestamps[-1]) - round(hours * 3600)
+    first = int(np.searchsorted(events.timestamps, begin, side="right"))
+    if not first:
+        raise ValueError(f"hours={hours:g}; allowed: less than the {events.name} data's, so that something is learnt")
+    return first
+
+
+def _check_unseen(serving: Bundle, events: Interactions, first: int) -> None:
+    """A model that has learnt what it is judged by would win unfairly."""
+    learnt, begin = serving.manifest.data.get("newest_time"), int(events.timestamps[first])
+    if learnt is not None and learnt >= begin:
+        raise ValueError(
+            f"the serving model {serving.model_version} has learnt events up to {_text(learnt)} and would be judged "
+            f"by those from {_text(begin)} on; allowed: newer data, or fewer hours"
+        )
+
+
+def _lineage(
+    serving: Bundle, events: Interactions, first: int, data: Any, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    known = events.select(slice(0, first))
+    lineage = {
+        "serving": serving.model_version,
+        "fingerprint": known.fingerprint(),
+        "events": first,
+        "newest_time": int(known.timestamps[-1]),
+        "judged_events": len(events) - first,
+        "settings": {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()},
+        "code": version("freshet-recsys"),
+    }
+    if isinstance(data, str | Path) and is_archive(Path(data)):
+        ends = {number: part.end for number, part in Archive.open(Path(data)).partitions.items()}
+        lineage["offsets"] = {str(number): end for number, end in sorted(ends.items())}
+    return lineage
+
+
+def _noted(path: Path, lineage: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the bundle there says of the same run; with `gate` once it was judged."""
+    try:
+        noted = Manifest.read(path / MANIFEST).metrics.get("retraining")
+    except BundleError:
+        return None
+    return noted if noted and noted.get("lineage") == lineage else None
+
+
+def _note(path: Path, **said: Any) -> None:
+    """In the manifest: it is no part of the model's version."""
+    manifest = Manifest.read(path / MANIFEST)
+    plain = json.loads(json.dumps(said))
+    replace(manifest, metrics={**manifest.metrics, "retraining": plain}).write(path / MANIFEST)
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    return {**json.loads(json.dumps(asdict(verdict))), "passes": verdict.passes}
+
+
+def _text(seconds: Any) -> str:
+    return f"{datetime.fromtimestamp(int(seconds), UTC):%Y-%m-%d %H:%M:%S} UTC"

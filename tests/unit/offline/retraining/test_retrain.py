@@ -1,0 +1,180 @@
+"""A new model is judged by what people did next, kept where it passes, held back where it does not, and made once."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.algorithms.bundle import load_bundle
+from services.algorithms.manifest import BundleError, Manifest
+from services.offline.datasets import Interactions
+from services.offline.retraining.gate import MIN_EVENTS, Compared, ServedScorer, _verdict, judge
+from services.offline.retraining.run import retrain
+from services.offline.training.bundling import load_model
+from services.offline.training.evaluation import ModelScorer
+from services.offline.training.neighbours import WithNeighbours
+from services.offline.training.run import NONE, run_training
+from services.offline.training.sequences import Histories
+from tests.unit.offline.training.training_scene import cyclic_interactions
+
+SETTINGS: Mapping[str, Any] = {"preset_name": "quick", "head": "dot", "epochs": 4, "seed": 0}
+HOURS = 72.0
+
+
+def everything() -> Interactions:
+    """Eleven and a half days; the next item follows from the last, and nobody has had them all."""
+    return cyclic_interactions(num_users=60, num_items=150, events=6_000)
+
+
+def shuffled_training(*, interactions: Interactions, **options: Any) -> Mapping[str, Any]:
+    rng = np.random.default_rng(0)
+    return run_training(interactions=replace(interactions, items=rng.permutation(interactions.items)), **options)
+
+
+def untrained(**options: Any) -> Mapping[str, Any]:
+    raise AssertionError("trained again")
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A serving bundle that learnt noise, and one that learnt the order, of the first half."""
+    folder, half = tmp_path_factory.mktemp("serving"), everything().select(slice(0, 3_000))
+    shuffled_training(interactions=half, out=folder / "noise", split=NONE, **SETTINGS)
+    run_training(interactions=half, out=folder / "order", split=NONE, **SETTINGS)
+    return folder / "noise", folder / "order"
+
+
+def test_a_better_model_takes_the_place_and_the_same_run_does_nothing(
+    bundles: tuple[Path, Path], tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"serving": bundles[0], "data": everything(), "out": tmp_path / "next", "hours": HOURS}
+    report = retrain(**asked, settings=SETTINGS)
+    assert report["gate"]["passes"]
+    assert not (tmp_path / "next.held-back").exists()
+    new = load_bundle(tmp_path / "next")
+    noted = json.loads((tmp_path / "next" / "manifest.json").read_text())["metrics"]["retraining"]
+    assert noted["gate"] == report["gate"]
+    lineage = noted["lineage"]
+    first = lineage["events"]
+    assert (lineage["events"], lineage["judged_events"]) == (first, 6_000 - first)
+    assert lineage["serving"] == load_bundle(bundles[0]).model_version
+    assert lineage["newest_time"] == everything().timestamps[first - 1] == new.manifest.data["newest_time"]
+    again = retrain(**asked, settings=SETTINGS, train=untrained)
+    assert (again["is_new"], again["gate"]) == (False, report["gate"])
+    with pytest.raises(AssertionError, match="trained again"):
+        retrain(**asked, settings={**SETTINGS, "seed": 1}, train=untrained)
+
+
+def test_a_worse_model_is_held_back_beside_and_the_old_one_stays(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "next"
+    asked: dict[str, Any] = {"serving": bundles[1], "data": everything(), "out": out, "hours": HOURS}
+    run_training(interactions=everything(), out=out, split=NONE, **SETTINGS)
+    before = Manifest.read(out / "manifest.json")
+    report = retrain(**asked, settings=SETTINGS, train=shuffled_training)
+    assert not report["gate"]["passes"]
+    assert report["gate"]["held_back"][0].startswith("hit rate at 10 ")
+    assert Manifest.read(out / "manifest.json") == before
+    assert load_bundle(tmp_path / "next.held-back").model_version == report["model_version"]
+    assert not retrain(**asked, settings=SETTINGS, train=untrained)["is_new"]
+
+
+def test_a_run_that_ended_before_it_judged_goes_on_without_training(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"serving": bundles[0], "data": everything(), "out": tmp_path / "next", "hours": HOURS}
+    whole = retrain(**asked, settings=SETTINGS)
+    path = tmp_path / "next" / "manifest.json"
+    manifest = Manifest.read(path)
+    del manifest.metrics["retraining"]["gate"]
+    manifest.write(path)
+    (tmp_path / "next").rename(tmp_path / "next.held-back")
+    report = retrain(**asked, settings=SETTINGS, train=untrained)
+    assert report["is_new"]
+    assert report["gate"]["compared"] == whole["gate"]["compared"]
+    assert load_bundle(tmp_path / "next").model_version == whole["model_version"]
+
+
+def test_scores_are_those_of_the_model_with_its_neighbours(bundles: tuple[Path, Path]) -> None:
+    data = everything()
+    # The data's items in another order, and one that the bundle has not.
+    order = np.random.default_rng(1).permutation(data.num_items)
+    ids = [data.item_ids[row] for row in order] + ["item-new"]
+    moved = replace(
+        data,
+        items=np.argsort(order)[data.items].astype(np.int32),
+        item_ids=ids,
+        titles=[*data.titles, ""],
+        categories=[*data.categories, ()],
+    )
+    bundle = load_bundle(bundles[1])
+    events = np.arange(200, 5_900, 570)
+    histories = Histories.of(data)
+    users = np.searchsorted(histories.offsets, events, side="right") - 1
+    scorer: Any = ModelScorer(load_model(bundle))
+    if bundle.neighbours is not None:
+        scorer = WithNeighbours(model=scorer, neighbours=bundle.neighbours)
+    index = np.array([bundle.item_index[item_id] for item_id in data.item_ids])
+    in_bundle = replace(data, items=index[data.items].astype(np.int32), item_ids=list(bundle.item_ids))
+    wanted = scorer.scores(Histories.of(in_bundle), events, users)[:, index][:, order]
+    served = ServedScorer(bundle, moved).scores(Histories.of(moved), events, users)
+    assert served[:, :-1] == pytest.approx(wanted, abs=2e-3)  # states in half precision
+    assert np.isneginf(served[:, -1]).all()
+
+
+def compared(stratum: str, mean: float, low: float, p_worse: float, *, serving: float = 0.2) -> Compared:
+    return Compared(
+        question="q",
+        stratum=stratum,
+        events=1_000,
+        serving=serving,
+        new=serving + mean,
+        difference=(mean, low, mean + (mean - low)),
+        p_worse=p_worse,
+    )
+
+
+@pytest.mark.parametrize(
+    ("overall", "parts", "costs", "said"),
+    [
+        (compared("all", 0.001, -0.009, 1), [], (1, 1), []),
+        (compared("all", 0.001, -0.011, 1), [], (1, 1), ["it may lose 0.0110; allowed: 5%, 0.0100"]),
+        (compared("all", 0.02, 0.01, 1), [compared("new", -0.05, -0.09, 0.001)], (1, 1), ["q, new: 0.1500"]),
+        # One of ten that looks worse by chance holds nothing back.
+        (
+            compared("all", 0.02, 0.01, 1),
+            [compared("new", -0.05, -0.09, 0.02), *(compared(str(n), 0.01, 0, 1) for n in range(9))],
+            (1, 1),
+            [],
+        ),
+        (compared("all", 0.02, 0.01, 1), [], (1.6, 1), ["processor time: 1.60"]),
+        (compared("all", 0.02, 0.01, 1), [], (1, 2.0), ["bytes: 2.00"]),
+    ],
+    ids=["level", "may lose", "worse for some", "by chance", "slower", "larger"],
+)
+def test_what_holds_a_model_back(
+    overall: Compared, parts: list[Compared], costs: tuple[float, float], said: list[str]
+) -> None:
+    verdict = _verdict([overall, *parts], *costs)
+    assert verdict.passes == (not said)
+    assert len(verdict.held_back) == len(said)
+    for found, wanted in zip(verdict.held_back, said, strict=True):
+        assert wanted in found
+
+
+def test_what_cannot_be_judged_is_refused(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+    data, out = everything(), tmp_path / "next"
+    refusals = [
+        ({"data": replace(data, has_times=False)}, "cyclic has no times by the clock"),
+        ({"hours": 10_000}, "hours=10000; allowed: less than the cyclic data's"),
+        ({"hours": 200}, r"has learnt events up to .* judged by those from .* allowed: newer data, or fewer hours"),
+        ({"hours": 0.2}, f"events to judge by; allowed: {MIN_EVENTS} and more"),
+        ({"serving": tmp_path / "nothing"}, "manifest.json is missing"),
+    ]
+    for changes, said in refusals:
+        asked: dict[str, Any] = {"serving": bundles[0], "data": data, "hours": HOURS} | changes
+        with pytest.raises((ValueError, BundleError), match=said):
+            retrain(**asked, out=out, settings=SETTINGS, train=run_training if "hours" in changes else untrained)
+    with pytest.raises(ValueError, match="events to judge by"):
+        judge(load_bundle(bundles[0]), load_bundle(bundles[1]), data, len(data) - 5)
