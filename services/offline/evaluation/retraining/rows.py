@@ -2,14 +2,14 @@
 
 Simulated people, whose interests drift while items and people are new every day. The serving model learnt what was
 before the first moment; each other one what was before a second moment, and all are judged by the week after. One is
-trained as it should be. Two are spoilt: every label shuffled, and only the first events of everybody, so that the
-model is worse for new people alone. Whoever is held back, and why, is the row.
+trained as it should be. Two are spoilt: every label shuffled, and only the first events of everybody, which was meant
+to make it worse for new people alone. Whoever is held back, and why, is the row.
 """
 
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -70,8 +70,13 @@ def run(request: Request, *, seeds: int = 3, world: SimulatorConfig = WORLD, epo
 
 def page(report: Report) -> str:
     """retraining.md of a report; a `remark` is what a person adds to it."""
-    rows = [row | {"why": "; ".join(row["held_back"]) or "–"} for row in report["rows"]]
+    rows = [row | {"why": _short(row["held_back"])} for row in report["rows"]]
     return filled(Path(__file__).parent / "page.template.md", **{"remark": "", **report, "rows": rows})
+
+
+def _short(held_back: Sequence[str]) -> str:
+    more = f", and {len(held_back) - 1} more reasons" if len(held_back) > 1 else ""
+    return f"{held_back[0]}{more}" if held_back else "–"
 
 
 def _rows(request: Request, data: Interactions, folder: Path, seed: int, epochs: int) -> list[Row]:

@@ -10,6 +10,7 @@ import pytest
 
 from services.offline.evaluation.actions.rows import page as actions_page
 from services.offline.evaluation.catalogues import fit
+from services.offline.evaluation.cold.rows import page as cold_page
 from services.offline.evaluation.common.report import Report, cell, filled, tables
 from services.offline.evaluation.generation.rows import page as generation_page
 from services.offline.evaluation.large.rows import page as large_page
@@ -17,6 +18,7 @@ from services.offline.evaluation.mutation.rows import page as mutation_page
 from services.offline.evaluation.new_items.rows import page as new_items_page
 from services.offline.evaluation.pefa.report import page as pefa_page
 from services.offline.evaluation.quality.page import page as quality_page
+from services.offline.evaluation.retraining.rows import page as retraining_page
 from services.offline.evaluation.retrieval.page import page as retrieval_page
 from services.offline.evaluation.retrieval.universality import page as universality_page
 from services.offline.evaluation.shown.rows import page as shown_page
@@ -26,6 +28,7 @@ from services.offline.evaluation.text.report import page as text_page
 DOCS = Path(__file__).resolve().parents[5] / "docs" / "benchmarks"
 PAGES: dict[str, Callable[[Report], str]] = {
     "actions": actions_page,
+    "cold": cold_page,
     "freshness": freshness_page,
     "generation": generation_page,
     "large-catalogues": large_page,
@@ -33,6 +36,7 @@ PAGES: dict[str, Callable[[Report], str]] = {
     "new-items": new_items_page,
     "pefa": pefa_page,
     "quality": quality_page,
+    "retraining": retraining_page,
     "retrieval": retrieval_page,
     "shown": shown_page,
     "text": text_page,

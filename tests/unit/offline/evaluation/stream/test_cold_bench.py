@@ -32,13 +32,9 @@ def test_every_event_is_scored_by_what_was_taken_before_it() -> None:
                     weight = max(0.0, 0.5 * (float(events.values[past]) - 3))
                     now[events.items[past]] += weight * 0.5 ** ((at - events.timestamps[past]) / HALF_LIFE_S)
                 assert found[NOW][row][now > 0] == pytest.approx(now[now > 0])
-                left = [
-                    item
-                    for item in range(events.num_items)
-                    if now[item] > 0 and not batch.excluded[row, item] and np.isfinite(found[MODEL][row, item])
-                ]
-                for item in left:
-                    favour = 2 * 0.05 * math.log(now[item] / min(now[one] for one in left))
+                taken = [item for item in range(events.num_items) if now[item] > 0]
+                for item in taken:
+                    favour = 2 * 0.05 * math.log(now[item] / min(now[one] for one in taken))
                     assert found[FAVOURED][row, item] == pytest.approx(found[MODEL][row, item] + favour)
                 looked += 1
             return dict(found)
