@@ -317,7 +317,9 @@ class Recommend:
         """The k best, popular ones favoured where the person has had few items."""
         if work.num_had >= self.limits.cold_items:
             return await self.stages.search(work, state, k)
-        favour = favours(self.popular.top(MAX_FAVOURED, work.query.filter, work.seen, 0), self.tau)
+        # Whatever is left out item by item: a score does not depend on what else is not answered.
+        popular = replace(work.query.filter, deny_item_ids=(), exclude_seen=False)
+        favour = favours(self.popular.top(MAX_FAVOURED, popular, (), 0), self.tau)
         if not favour:
             return await self.stages.search(work, state, k)
         found, among = await asyncio.gather(

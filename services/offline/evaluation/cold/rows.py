@@ -128,7 +128,7 @@ class ColdRanker:
             if place in rows:
                 row = rows[place]
                 now[row] = self._taken + TRAINING_COUNTS * self._training
-                self._favour(favoured[row], np.where(batch.excluded[row] | np.isneginf(model[row]), 0, now[row]))
+                self._favour(favoured[row], now[row])
             self._taken[item] += self._weights[int(batch.places[place])]
         training = np.repeat(self._training[None], len(now), axis=0)
         return {
