@@ -8,7 +8,7 @@ Letters: E events, B of them at a time, X items of the data.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +60,9 @@ class Verdict:
         return not self.held_back
 
 
-def judge(serving: Bundle, new: Bundle, data: Interactions, first: int) -> Verdict:
+def judge(
+    serving: Bundle, new: Bundle, data: Interactions, first: int, *, clock: Callable[[], float] = time.process_time
+) -> Verdict:
     """Compare two bundles on up to 6,000 of the events from row `first` on, which neither may have learnt.
 
     Raises: ValueError where fewer than 100 of them can be predicted.
@@ -73,7 +75,7 @@ def judge(serving: Bundle, new: Bundle, data: Interactions, first: int) -> Verdi
     split = MeasuredSplit(
         name="next", interactions=data, train_rows=before, valid_rows=rows[:0], test_rows=rows, refit_rows=before
     )
-    scorers = [ServedScorer(one, data) for one in (serving, new)]
+    scorers = [ServedScorer(one, data, clock=clock) for one in (serving, new)]
     ranked = [rank_events(one, data, rows) for one in scorers]
     old_hits, new_hits = ((one.ranks[None] < _CUT).astype(np.float64) for one in ranked)
     users = ranked[0].users
@@ -89,7 +91,7 @@ def judge(serving: Bundle, new: Bundle, data: Interactions, first: int) -> Verdi
         raise ValueError(
             f"{len(users)} events can be predicted; allowed: {MIN_EVENTS} and more, so judge by more hours"
         )
-    costs = [one.seconds / max(one.asked, 1) for one in scorers]
+    costs = [one.seconds_per_event for one in scorers]
     sizes = [sum(file.bytes for file in one.manifest.files.values()) for one in (serving, new)]
     return _verdict(compared, costs[1] / costs[0], sizes[1] / sizes[0])
 
@@ -136,24 +138,26 @@ def _verdict(compared: Sequence[Compared], time_ratio: float, bytes_ratio: float
 
 
 class ServedScorer:
-    """An `EventScorer` of a bundle's final scores, in the data's order of items; an item it has not scores -inf.
+    """An `EventScorer` of a bundle's final scores, in the data's order of items; an item it has not scores -inf."""
 
-    `seconds` of processor time were taken for `asked` events.
-    """
-
-    def __init__(self, bundle: Bundle, data: Interactions) -> None:
-        self._bundle, self._data = bundle, data
+    def __init__(self, bundle: Bundle, data: Interactions, *, clock: Callable[[], float] = time.process_time) -> None:
+        self._bundle, self._data, self._clock = bundle, data, clock
         self._states = ServedStates(bundle)
         self._scorer = MolScorer(bundle.item_states, bundle.pair_gate)
         self._rows, _ = data.by_user()
         # Where the data's items are in the bundle, -1 where they are not.
         self._item = np.array([bundle.item_index.get(item_id, -1) for item_id in data.item_ids], dtype=np.int64)
         self._popular = bundle.counts / max(1, bundle.counts.sum())
-        self.seconds, self.asked = 0.0, 0
+        self._seconds: list[float] = []  # an event's, of each batch
+
+    @property
+    def seconds_per_event(self) -> float:
+        """The median batch's, so that neither the first one nor a pause of the machine counts."""
+        return float(np.median(self._seconds))
 
     def scores(self, histories: Histories, events: IntArray, users: IntArray) -> npt.NDArray[np.floating]:
         """(B, X)."""
-        began = time.process_time()
+        began = self._clock()
         past = [self._rows[histories.offsets[user] : event] for event, user in zip(events, users, strict=True)]
         people = [
             Person(self._data.user_ids[user], stored_events(self._data, rows))
@@ -166,7 +170,7 @@ class ServedScorer:
         found = np.full((len(events), len(self._item)), -np.inf)
         here = self._item >= 0
         found[:, here] = own[:, self._item[here]]
-        self.seconds, self.asked = self.seconds + time.process_time() - began, self.asked + len(events)
+        self._seconds.append((self._clock() - began) / len(events))
         return found
 
     def _final(self, scores: npt.NDArray[np.floating], past: Sequence[IntArray]) -> npt.NDArray[np.float64]:

@@ -7,6 +7,7 @@ checkpoint, and one with the same data and settings as the last does nothing. It
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -39,6 +40,7 @@ def retrain(
     settings: Mapping[str, Any],
     console: Console | None = None,
     train: Train = run_training,
+    clock: Callable[[], float] = time.process_time,
 ) -> dict[str, Any]:
     """Train, judge, and move the bundle to `out` if it passes; else it stays beside, as `out`.held-back.
 
@@ -67,7 +69,7 @@ def retrain(
         _note(aside, lineage=lineage)
     new = load_bundle(aside)
     say(f"Judging by {len(events) - first:,} events from {_text(events.timestamps[first])} on")
-    verdict = judge(old, new, events, first)
+    verdict = judge(old, new, events, first, clock=clock)
     report = {"lineage": lineage, "gate": _plain(verdict), "model_version": new.model_version}
     _note(aside, **report)
     if verdict.passes:

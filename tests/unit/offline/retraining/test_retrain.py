@@ -1,5 +1,6 @@
 """A new model is judged by what people did next, kept where it passes, held back where it does not, and made once."""
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,6 +36,11 @@ def shuffled_training(*, interactions: Interactions, **options: Any) -> Mapping[
     return run_training(interactions=replace(interactions, items=rng.permutation(interactions.items)), **options)
 
 
+def ticks() -> Any:
+    """A clock of equal steps: what a busy machine does holds no model back."""
+    return itertools.count().__next__
+
+
 def untrained(**options: Any) -> Mapping[str, Any]:
     raise AssertionError("trained again")
 
@@ -51,7 +57,13 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_better_model_takes_the_place_and_the_same_run_does_nothing(
     bundles: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    asked: dict[str, Any] = {"serving": bundles[0], "data": everything(), "out": tmp_path / "next", "hours": HOURS}
+    asked: dict[str, Any] = {
+        "serving": bundles[0],
+        "data": everything(),
+        "out": tmp_path / "next",
+        "hours": HOURS,
+        "clock": ticks(),
+    }
     report = retrain(**asked, settings=SETTINGS)
     assert report["gate"]["passes"]
     assert not (tmp_path / "next.held-back").exists()
@@ -71,7 +83,7 @@ def test_a_better_model_takes_the_place_and_the_same_run_does_nothing(
 
 def test_a_worse_model_is_held_back_beside_and_the_old_one_stays(bundles: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "next"
-    asked: dict[str, Any] = {"serving": bundles[1], "data": everything(), "out": out, "hours": HOURS}
+    asked: dict[str, Any] = {"serving": bundles[1], "data": everything(), "out": out, "hours": HOURS, "clock": ticks()}
     run_training(interactions=everything(), out=out, split=NONE, **SETTINGS)
     before = Manifest.read(out / "manifest.json")
     report = retrain(**asked, settings=SETTINGS, train=shuffled_training)
@@ -83,7 +95,13 @@ def test_a_worse_model_is_held_back_beside_and_the_old_one_stays(bundles: tuple[
 
 
 def test_a_run_that_ended_before_it_judged_goes_on_without_training(bundles: tuple[Path, Path], tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"serving": bundles[0], "data": everything(), "out": tmp_path / "next", "hours": HOURS}
+    asked: dict[str, Any] = {
+        "serving": bundles[0],
+        "data": everything(),
+        "out": tmp_path / "next",
+        "hours": HOURS,
+        "clock": ticks(),
+    }
     whole = retrain(**asked, settings=SETTINGS)
     path = tmp_path / "next" / "manifest.json"
     manifest = Manifest.read(path)
