@@ -206,7 +206,7 @@ def _pushback_s(error: "grpc.RpcError") -> float:
 
 
 def _row(user: str, answer: "gateway_pb2.RecommendResponse") -> dict[str, Any]:
-    from services.cli.commands.recommend import certificate_kind, degradation_names
+    from services.cli.answers import certificate_kind, degradation_names
 
     position = answer.state_position if answer.HasField("state_position") else None
     kind = certificate_kind(answer)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import client, options
-from services.cli.commands.recommend import history_of, rules_of
+from services.cli.answers import history_of, rules_of
 from services.cli.output import CommandError, console, duration, emit_json, reports_errors, table
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import client, options
+from services.cli.answers import certificate_text, degradation_names, history_of, index_freshness, rules_of
 from services.cli.client import read_titles
 from services.cli.output import (
     console,
@@ -24,10 +25,7 @@ from services.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from freshet.v1 import common_pb2, gateway_pb2
-
-# A sequence without times is taken as one event a minute, the newest now: the model reads relative times.
-_SECONDS_BETWEEN_ITEMS = 60
+    from freshet.v1 import gateway_pb2
 
 
 @reports_errors
@@ -112,16 +110,6 @@ def recommend(
         _print_answer(answer, titles, subject=f"user {user}" if user else "this sequence")
 
 
-def rules_of(path: Path | None) -> "list[common_pb2.Rule]":
-    from services.common.errors import InvalidRequest
-    from services.common.rule_file import read_rules
-
-    try:
-        return [] if path is None else read_rules(path)
-    except InvalidRequest as error:
-        raise usage_error(error.message) from error
-
-
 def _recommend_to_all(
     users: Path, out: Path, request: "gateway_pb2.RecommendRequest", gateway: str, timeout_s: float, *, as_json: bool
 ) -> None:
@@ -147,53 +135,6 @@ def _recommend_to_all(
     console().print(
         f"{summary['users']} users, model {summary['model_version']}, states: {sources}: {out}", soft_wrap=True
     )
-
-
-def history_of(item_ids: list[str]) -> "list[gateway_pb2.HistoryEvent]":
-    """The items as a history that ends now; they are given oldest first."""
-    from freshet.v1 import gateway_pb2
-
-    newest_s = int(time.time())
-    events = []
-    for age, item_id in zip(range(len(item_ids) - 1, -1, -1), item_ids, strict=True):
-        event = gateway_pb2.HistoryEvent(item_id=item_id)
-        event.event_time.FromSeconds(newest_s - age * _SECONDS_BETWEEN_ITEMS)
-        events.append(event)
-    return events
-
-
-def degradation_names(
-    answer: "gateway_pb2.RecommendResponse | gateway_pb2.GatewayServiceSearchResponse "
-    "| gateway_pb2.GatewayServiceSimilarResponse | gateway_pb2.GetFreshnessResponse",
-) -> list[str]:
-    """`["stale_state"]`: the answer's degradations, in lower case and without the enum's prefix."""
-    from freshet.v1 import gateway_pb2
-
-    return [gateway_pb2.Degradation.Name(value).removeprefix("DEGRADATION_").lower() for value in answer.degradations]
-
-
-def certificate_kind(answer: "gateway_pb2.RecommendResponse") -> str:
-    """ "exact", "bounded" or "estimate"."""
-    from freshet.v1 import common_pb2
-
-    name = common_pb2.Certificate.Kind.Name(answer.certificate.kind)
-    return name.removeprefix("KIND_").lower()
-
-
-def certificate_text(answer: "gateway_pb2.RecommendResponse") -> str:
-    """ "exact", "gap <= 0.0123" (similarity units) or "estimate"."""
-    kind = certificate_kind(answer)
-    return f"gap <= {answer.certificate.gap:.4f}" if kind == "bounded" else kind
-
-
-def index_freshness(freshness: "common_pb2.IndexFreshness") -> dict[str, Any]:
-    """What the index reflects of everybody's stream: last change, and seconds from acknowledged to served."""
-    newest = freshness.newest_recorded_time
-    return {
-        "deltas_offset": freshness.deltas_offset,
-        "newest_recorded_time": newest.ToJsonString() if freshness.HasField("newest_recorded_time") else None,
-        "lag_seconds": freshness.lag_seconds if freshness.HasField("lag_seconds") else None,
-    }
 
 
 def as_dict(answer: "gateway_pb2.RecommendResponse", titles: dict[str, str]) -> dict[str, Any]:

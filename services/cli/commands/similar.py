@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import client, options
-from services.cli.commands.recommend import degradation_names
+from services.cli.answers import degradation_names
 from services.cli.output import console, emit_json, reports_errors, table
 
 if TYPE_CHECKING:

@@ -78,7 +78,7 @@ def watch(
 
 def as_dict(report: "gateway_pb2.GetFreshnessResponse", lags: "Lags") -> dict[str, Any]:
     """One look, for `--json` and for the table."""
-    from services.cli.commands.recommend import degradation_names, index_freshness
+    from services.cli.answers import degradation_names, index_freshness
 
     def positions(found: Any) -> list[dict[str, int | None]]:
         return [

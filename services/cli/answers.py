@@ -1,0 +1,71 @@
+"""Parts of requests and answers that several commands share: histories, rules, and what an answer says of itself."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from services.cli.output import usage_error
+
+if TYPE_CHECKING:
+    from freshet.v1 import common_pb2, gateway_pb2
+
+# A sequence without times is taken as one event a minute, the newest now: the model reads relative times.
+_SECONDS_BETWEEN_ITEMS = 60
+
+
+def history_of(item_ids: list[str]) -> "list[gateway_pb2.HistoryEvent]":
+    """The items as a history that ends now; they are given oldest first."""
+    from freshet.v1 import gateway_pb2
+
+    newest_s = int(time.time())
+    events = []
+    for age, item_id in zip(range(len(item_ids) - 1, -1, -1), item_ids, strict=True):
+        event = gateway_pb2.HistoryEvent(item_id=item_id)
+        event.event_time.FromSeconds(newest_s - age * _SECONDS_BETWEEN_ITEMS)
+        events.append(event)
+    return events
+
+
+def rules_of(path: Path | None) -> "list[common_pb2.Rule]":
+    """Those of a YAML file. Raises: CommandError naming file, rule and key."""
+    from services.common.errors import InvalidRequest
+    from services.common.rule_file import read_rules
+
+    try:
+        return [] if path is None else read_rules(path)
+    except InvalidRequest as error:
+        raise usage_error(error.message) from error
+
+
+def degradation_names(
+    answer: "gateway_pb2.RecommendResponse | gateway_pb2.GatewayServiceSearchResponse "
+    "| gateway_pb2.GatewayServiceSimilarResponse | gateway_pb2.GetFreshnessResponse",
+) -> list[str]:
+    """`["stale_state"]`: the answer's degradations, in lower case and without the enum's prefix."""
+    from freshet.v1 import gateway_pb2
+
+    return [gateway_pb2.Degradation.Name(value).removeprefix("DEGRADATION_").lower() for value in answer.degradations]
+
+
+def certificate_kind(answer: "gateway_pb2.RecommendResponse") -> str:
+    """ "exact", "bounded" or "estimate"."""
+    from freshet.v1 import common_pb2
+
+    name = common_pb2.Certificate.Kind.Name(answer.certificate.kind)
+    return name.removeprefix("KIND_").lower()
+
+
+def certificate_text(answer: "gateway_pb2.RecommendResponse") -> str:
+    """ "exact", "gap <= 0.0123" (similarity units) or "estimate"."""
+    kind = certificate_kind(answer)
+    return f"gap <= {answer.certificate.gap:.4f}" if kind == "bounded" else kind
+
+
+def index_freshness(freshness: "common_pb2.IndexFreshness") -> dict[str, Any]:
+    """What the index reflects of everybody's stream: last change, and seconds from acknowledged to served."""
+    newest = freshness.newest_recorded_time
+    return {
+        "deltas_offset": freshness.deltas_offset,
+        "newest_recorded_time": newest.ToJsonString() if freshness.HasField("newest_recorded_time") else None,
+        "lag_seconds": freshness.lag_seconds if freshness.HasField("lag_seconds") else None,
+    }
