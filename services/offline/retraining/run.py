@@ -57,7 +57,9 @@ def retrain(
     lineage = _lineage(old, events, first, data, settings)
     aside = out.with_name(f"{out.name}.held-back")
     for path in (out, aside):
-        if (done := _noted(path, lineage)) is not None and "gate" in done:
+        done = _noted(path, lineage)
+        # One that passes and still lies beside was cut off before it was moved.
+        if done is not None and "gate" in done and done["gate"]["passes"] == (path == out):
             say(f"{path} was made of these events with these settings already: nothing to do")
             return done | {"bundle": str(path), "is_new": False}
     if _noted(aside, lineage) is None:
@@ -75,7 +77,9 @@ def retrain(
     if verdict.passes:
         if out.exists():
             load_bundle(out)  # nothing but a bundle is written over
-            shutil.rmtree(out)
+            before = out.with_name(f"{out.name}.before")
+            shutil.rmtree(before, ignore_errors=True)
+            out.rename(before)
         aside.rename(out)
     return report | {"bundle": str(out if verdict.passes else aside), "is_new": True}
 

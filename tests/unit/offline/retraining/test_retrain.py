@@ -105,6 +105,9 @@ def test_a_run_that_ended_before_it_judged_goes_on_without_training(bundles: tup
     whole = retrain(**asked, settings=SETTINGS)
     path = tmp_path / "next" / "manifest.json"
     manifest = Manifest.read(path)
+    # Cut off after it was judged, before it was moved; then before it was judged.
+    (tmp_path / "next").rename(tmp_path / "next.held-back")
+    assert retrain(**asked, settings=SETTINGS, train=untrained)["bundle"] == str(tmp_path / "next")
     del manifest.metrics["retraining"]["gate"]
     manifest.write(path)
     (tmp_path / "next").rename(tmp_path / "next.held-back")
