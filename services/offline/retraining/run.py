@@ -44,6 +44,8 @@ def retrain(
 ) -> dict[str, Any]:
     """Train, judge, and move the bundle to `out` if it passes; else it stays beside, as `out`.held-back.
 
+    A bundle that lay at `out` becomes `out`.before.
+
     `settings`: as `run_training` takes them (preset_name, epochs, seed, ...). Returns a report of plain values:
     lineage, the verdict, and whether anything was done.
     Raises: ValueError for data without times, too few events to judge by, or a serving model that has learnt them;
