@@ -30,6 +30,7 @@ ROLES_OF: Mapping[str, frozenset[Role]] = MappingProxyType(
         "UndoInteraction": frozenset({Role.INGEST}),
         "PutItems": frozenset({Role.OPERATOR}),
         "GetFreshness": frozenset({Role.RECOMMEND, Role.OPERATOR}),
+        "GetVersionSets": frozenset({Role.OPERATOR}),
         "ForgetUser": frozenset({Role.ERASER}),
     }
 )

@@ -24,6 +24,7 @@ from services.common.stream.topics import (
     items,
     refresher_checkpoints,
     search_clicks,
+    version_sets,
 )
 
 log = structlog.get_logger()
@@ -41,6 +42,7 @@ _OWN = tuple(
         search_clicks,
         exposures,
         refresher_checkpoints,
+        version_sets,
     )
 )
 TOPICS: tuple[Topic, ...] = (
