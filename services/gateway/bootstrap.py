@@ -5,6 +5,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any
@@ -13,15 +14,17 @@ import grpc
 import structlog
 from freshet.v1 import gateway_pb2, gateway_pb2_grpc
 from grpc_health.v1 import health_pb2
+from prometheus_client import CollectorRegistry
 
 from services.algorithms.attributes import Kinds
 from services.algorithms.bundle import Bundle, load_bundle
 from services.algorithms.event_schema import EventSchema
+from services.algorithms.manifest import BundleError
 from services.common import rpc_client
 from services.common.admission import Admission
 from services.common.catalogue_follower import CatalogueFollower, catalogue_reader
 from services.common.config import ConfigError
-from services.common.errors import InvalidRequest
+from services.common.errors import FreshetError, InvalidRequest
 from services.common.http_server import HttpServer
 from services.common.kafka import EventProducer
 from services.common.pseudonyms import pseudonym_key, read_key
@@ -30,7 +33,9 @@ from services.common.rule_file import read_rules
 from services.common.session_store import SessionStore
 from services.common.state_store import StateReader
 from services.common.stream.topics.items import ITEMS
-from services.common.tracing import OFF, Tracing, configure_tracing
+from services.common.tracing import Tracing, configure_tracing
+from services.common.version_set_follower import VersionSetFollower, version_set_reader
+from services.common.version_sets import VersionSet
 from services.gateway.adapters.exposure_log import KafkaExposureLog
 from services.gateway.adapters.peer import Peer
 from services.gateway.adapters.processes import (
@@ -52,6 +57,7 @@ from services.gateway.config import GatewaySettings
 from services.gateway.domain import AskedRule
 from services.gateway.door import Door, follow_keys
 from services.gateway.exposures import Exposures
+from services.gateway.freshness import ServedIndex
 from services.gateway.handlers.explain import Explain
 from services.gateway.handlers.forget import ForgetUser
 from services.gateway.handlers.get_freshness import GetFreshness
@@ -67,7 +73,8 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import PageTokens
 from services.gateway.popular import PopularItems
 from services.gateway.popular_now import FollowedPopularity
-from services.gateway.ports import Ports
+from services.gateway.ports import Ports, Refreshers
+from services.gateway.routes import Handlers, Held, Routes, own_set
 from services.gateway.server import SERVICE, GatewayServicer, rule_of
 from services.gateway.stages import Limits, Stages
 from services.gateway.text_retrieval import TextRetrieval
@@ -77,6 +84,8 @@ from services.gateway.validation import MAX_RULES, check_rule
 # gRPC's own default: what clients expect to be able to send.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 # A median that leaves most answers within a tenth of a second; a search refused is answered nothing.
+# The record of version sets is waited for so long at the start; a set's processes say so soon what they serve.
+_SETS_KNOWN_S, _CHECK_S = 3.0, 1.0
 QUICK_S, QUICK_WRITE_S, QUICK_SEARCH_S = 0.04, 0.05, 0.1
 
 log = structlog.get_logger()
@@ -87,9 +96,31 @@ _SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"]
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
-def _open_bundle(settings: GatewaySettings) -> tuple[Bundle, PopularItems]:
-    bundle = load_bundle(settings.bundle)
+def _open_bundle(folder: Path) -> tuple[Bundle, PopularItems]:
+    bundle = load_bundle(folder)
     return bundle, PopularItems(bundle.item_ids, bundle.counts, bundle.categories, bundle.attributes)
+
+
+def _replicas(settings: GatewaySettings, tracing: Tracing, address: str) -> Replicas:
+    return Replicas(partial(rpc_client.channel, address, tracing.client_interceptors, shares=False, tls=settings.tls))
+
+
+async def check_processes(ports: Ports, model_version: str) -> str:
+    """Why candidates, the reranker and the refreshers of these ports do not answer for this model; "": they do."""
+
+    async def ask(name: str, asked: Awaitable[ServedIndex]) -> str:
+        try:
+            found = (await asked).model_version
+        except FreshetError as exc:
+            return f"{name}: {exc.message}"
+        return "" if found == model_version else f"{name}: it serves model {found}, not {model_version}"
+
+    *problems, (_, all_refreshers) = await asyncio.gather(
+        ask("candidates", ports.candidates.served(_CHECK_S)),
+        ask("reranker", ports.reranker.served(_CHECK_S)),
+        ports.refreshers.folded(_CHECK_S),
+    )
+    return "; ".join(filter(None, (*problems, "" if all_refreshers else "refresher: not every one answers")))
 
 
 def admissions() -> dict[str, Admission]:
@@ -107,11 +138,11 @@ def admissions() -> dict[str, Admission]:
         "RecordImpressions": writes,
         "UndoInteraction": writes,
         "StreamInteractions": streams,
-        **dict.fromkeys(("Similar", "Explain", "GetFreshness", "PutItems", "ForgetUser"), rest),
+        **dict.fromkeys(("Similar", "Explain", "GetFreshness", "GetVersionSets", "PutItems", "ForgetUser"), rest),
     }
 
 
-def make_servicer(
+def make_handlers(
     ports: Ports,
     *,
     limits: Limits,
@@ -126,18 +157,18 @@ def make_servicer(
     kinds: Kinds = MappingProxyType({}),
     tau: float = 1.0,
     stalled_s: Callable[[float], float] = lambda since: 0.0,
-    tracing: Tracing = OFF,
     rng: Random | None = None,
     rules: Sequence[AskedRule] = (),
-) -> GatewayServicer:
+    others: Callable[[], Sequence[Refreshers]] = tuple,
+) -> Handlers:
     """Every handler on these ports. `titles`: by item id, live. `kinds`: of attributes. `tau`: of the model's scores.
-    `stalled_s`: see `Breaker`."""
+    `stalled_s`: see `Breaker`. `others`: refreshers of other version sets."""
     stages = Stages(ports, limits, stalled_s, metrics.component_failed)
     text = TextRetrieval(ports.sources, limits)
     record = RecordInteractions(
         ports=ports, lag=lag, metrics=metrics, exposures=exposures, schema=schema, limits=limits
     )
-    return GatewayServicer(
+    return Handlers(
         recommend=Recommend(
             ports=ports,
             stages=stages,
@@ -188,8 +219,7 @@ def make_servicer(
         ),
         get_freshness=GetFreshness(ports=ports, model_version=model_version),
         put_items=PutItems(log=ports.items, kinds=kinds, append_timeout_s=limits.append_timeout_s),
-        forget_user=ForgetUser(ports=ports, append_timeout_s=limits.append_timeout_s),
-        tracing=tracing,
+        forget_user=ForgetUser(ports=ports, others=others, append_timeout_s=limits.append_timeout_s),
     )
 
 
@@ -285,25 +315,10 @@ async def _serve(
 ) -> None:
     of_users = pseudonym_key(settings) if settings.exposures else b""
     key = signing_key(settings)
-    bundle, popular = await asyncio.to_thread(_open_bundle, settings)
+    bundle, popular = await asyncio.to_thread(_open_bundle, settings.bundle)
     rules = standing_rules(settings, bundle.attributes.kinds)
-    channels = {
-        peer: rpc_client.channel(address, tracing.client_interceptors, tls=settings.tls)
-        for peer, address in (("encoder", settings.encoder_address), ("generator", settings.generator_address))
-    }
-    peers: dict[str, Peer] = {
-        peer: in_process.get(peer)
-        or Replicas(partial(rpc_client.channel, address, tracing.client_interceptors, shares=False, tls=settings.tls))
-        for peer, address in (
-            ("encoder", settings.encoder_address),
-            ("candidates", settings.candidates_address),
-            ("reranker", settings.reranker_address),
-        )
-    }
-    refresher_channels = {
-        address: rpc_client.channel(address, tracing.client_interceptors, tls=settings.tls)
-        for address in settings.refreshers
-    }
+    encoder_channel = rpc_client.channel(settings.encoder_address, tracing.client_interceptors, tls=settings.tls)
+    encoder = _replicas(settings, tracing, settings.encoder_address)
     # A connection for each call that may be in flight: a burst must not read as an outage.
     reader = StateReader(
         settings.redis,
@@ -319,61 +334,122 @@ async def _serve(
     )
     producer = EventProducer(settings.kafka, client_id="freshet-gateway")
     producer.start()
-    stream = ProbedStreamStatus(channels["encoder"], settings.kafka_bootstrap.split(","))
+    stream = ProbedStreamStatus(encoder_channel, settings.kafka_bootstrap.split(","))
     await stream.start()
     metrics = GatewayMetrics()
     shown = None
     if settings.exposures:
         shown = KafkaExposureLog(settings.kafka, of_users, told=metrics.exposures_kept)
         shown.start()
-    described = DescribedItems(dict(zip(bundle.item_ids, bundle.titles, strict=True)), popular)
-    follower = CatalogueFollower(
-        catalogue_reader(settings.kafka, "freshet-gateway", ITEMS),
-        described,
-        model_version=bundle.model_version,
-        on_ready=described.caught_up,
-        follows_deltas=False,
-        kinds=bundle.attributes.kinds,
-    )
-    metrics.watch_turns(follower.turns)
-    health.watch("items", follower.turns)
-    follower.start()
-    popular_now = FollowedPopularity(reader.read_popular, popular)
-    popular_now.start()
     ends = KafkaStreamEnds(settings.kafka)
     ends.start()
     stalls = LoopStalls()
     stalls.start()
-    servicer = make_servicer(
-        Ports(
+    lag = AcknowledgedLag(grace_seconds=settings.lag_grace_ms / 1000)
+    pages, loop = PageTokens(key), asyncio.get_running_loop()
+
+    async def hold(
+        one: VersionSet, bundle: Bundle, popular: PopularItems, rules: Sequence[AskedRule], near: Mapping[str, Peer]
+    ) -> tuple[Held, CatalogueFollower]:
+        """A set's handlers on the processes that it names, or that the gateway was started with."""
+        candidates = near.get("candidates") or _replicas(
+            settings, tracing, one.candidates or settings.candidates_address
+        )
+        reranker = near.get("reranker") or _replicas(settings, tracing, one.reranker or settings.reranker_address)
+        generator = rpc_client.channel(
+            one.generator or settings.generator_address, tracing.client_interceptors, tls=settings.tls
+        )
+        refresher_channels = {
+            address: rpc_client.channel(address, tracing.client_interceptors, tls=settings.tls)
+            for address in one.refreshers or settings.refreshers
+        }
+        described = DescribedItems(dict(zip(bundle.item_ids, bundle.titles, strict=True)), popular)
+        follower = CatalogueFollower(
+            catalogue_reader(settings.kafka, "freshet-gateway", ITEMS),
+            described,
+            model_version=bundle.model_version,
+            on_ready=described.caught_up,
+            follows_deltas=False,
+            kinds=bundle.attributes.kinds,
+        )
+        popular_now = FollowedPopularity(reader.read_popular, popular)
+        ports = Ports(
             states=RedisUserStates(reader, bundle.model_version),
             sessions=sessions,
-            encoder=RemoteEncoder(peers["encoder"], bundle.model_version),
-            candidates=RemoteCandidates(peers["candidates"]),
-            reranker=RemoteReranker(peers["reranker"]),
-            sources=RemoteTextSources(channels["generator"]),
+            encoder=RemoteEncoder(encoder, bundle.model_version),
+            candidates=RemoteCandidates(candidates),
+            reranker=RemoteReranker(reranker),
+            sources=RemoteTextSources(generator),
             refreshers=RemoteRefreshers(refresher_channels),
             ends=ends,
             interactions=KafkaInteractionLog(producer, tracing),
             items=KafkaItemLog(producer, tracing),
             forgets=KafkaForgetLog(producer, tracing),
             stream=stream,
-        ),
-        limits=settings.limits,
-        lag=AcknowledgedLag(grace_seconds=settings.lag_grace_ms / 1000),
-        popular=popular,
-        titles=described.titles,
-        metrics=metrics,
-        model_version=bundle.model_version,
-        schema=bundle.event_schema,
-        exposures=Exposures(key, shown),
-        pages=PageTokens(key),
-        kinds=bundle.attributes.kinds,
-        tau=bundle.tau,
-        rules=rules,
-        stalled_s=stalls.since,
-        tracing=tracing,
+        )
+        make = partial(
+            make_handlers,
+            ports,
+            limits=settings.limits,
+            lag=lag,
+            popular=popular,
+            titles=described.titles,
+            model_version=bundle.model_version,
+            schema=bundle.event_schema,
+            pages=pages,
+            kinds=bundle.attributes.kinds,
+            tau=bundle.tau,
+            rules=rules,
+            stalled_s=stalls.since,
+            others=lambda: [held.refreshers for held in routes.others],
+        )
+        unseen = make(metrics=GatewayMetrics(CollectorRegistry()), exposures=Exposures(key, None))
+
+        async def close() -> None:
+            await popular_now.close()
+            await asyncio.to_thread(follower.stop)
+            for connected in (generator, *refresher_channels.values(), candidates, reranker):
+                await connected.close()
+
+        held = Held(
+            handlers=make(metrics=metrics, exposures=Exposures(key, shown)),
+            model_version=bundle.model_version,
+            refreshers=ports.refreshers,
+            shadowed=unseen.recommend,
+            check=partial(check_processes, ports, bundle.model_version),
+            close=close,
+        )
+        follower.start()
+        popular_now.start()
+        return held, follower
+
+    async def open_set(one: VersionSet) -> Held:
+        other, popular = await asyncio.to_thread(_open_bundle, Path(one.bundle))
+        if other.model_version != one.model_version:
+            raise BundleError(f"{one.bundle} holds model {other.model_version}; allowed: {one.model_version}")
+        held, _ = await hold(one, other, popular, standing_rules(settings, other.attributes.kinds), {})
+        return held
+
+    own, follower = await hold(own_set(bundle.model_version), bundle, popular, rules, in_process)
+    metrics.watch_turns(follower.turns)
+    health.watch("items", follower.turns)
+    routes = Routes(own=own, open_set=open_set)
+    known = asyncio.Event()
+
+    def said(what: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(what)
+
+    sets = VersionSetFollower(
+        version_set_reader(settings.kafka, "freshet-gateway-version-sets", makes_topics=settings.replicas),
+        lambda changed: asyncio.run_coroutine_threadsafe(routes.apply(changed), loop).result(),
+        on_ready=lambda: said(known.set),
     )
+    sets.start()
+    # Whom which set answers is known before anybody asks, unless Kafka is away.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_SETS_KNOWN_S):
+            await known.wait()
+    servicer = GatewayServicer(routes, tracing)
 
     def add_services(server: grpc.aio.Server) -> list[str]:
         _add_servicer(servicer, server)
@@ -381,17 +457,18 @@ async def _serve(
 
     async def on_drain() -> None:
         stalls.stop()
+        await asyncio.to_thread(sets.stop)
+        await routes.close()
+        await own.close()
         await stream.close()
-        await popular_now.close()
-        await asyncio.to_thread(follower.stop)
         await ends.close()
         await producer.close()
         if shown is not None:
             await shown.close()
         await reader.close()
         await sessions.close()
-        for connected in (*channels.values(), *refresher_channels.values(), *peers.values()):
-            await connected.close()
+        await encoder_channel.close()
+        await encoder.close()
 
     def by_http(server: RpcServer) -> HttpServer:
         return HttpServer(

@@ -28,6 +28,7 @@ class ServedIndex:
 
     index_version: str
     freshness: IndexFreshness
+    model_version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

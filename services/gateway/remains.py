@@ -18,6 +18,7 @@ from services.common.stream.topics.interactions import INTERACTIONS
 from services.common.stream.topics.items import ITEMS
 from services.common.stream.topics.refresher_checkpoints import REFRESHER_CHECKPOINTS
 from services.common.stream.topics.search_clicks import SEARCH_CLICKS
+from services.common.stream.topics.version_sets import VERSION_SETS
 
 # Topic -> what of a user it holds after a forget. A topic is here or in `NOTHING_OF_USERS`.
 HOLDS: Mapping[str, str] = {
@@ -37,7 +38,7 @@ HOLDS: Mapping[str, str] = {
     "checkpoints of a partition replace it",
     FORGETS + SUFFIX: "unreadable wishes to forget, with the user id; a forget does not reach them",
 }
-NOTHING_OF_USERS = frozenset({ITEMS, ITEMS + SUFFIX})
+NOTHING_OF_USERS = frozenset({ITEMS, ITEMS + SUFFIX, VERSION_SETS})
 
 _ELSEWHERE = (
     "answers may rest on earlier item states until the refresher's next changes are served, seconds later",

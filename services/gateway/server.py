@@ -1,7 +1,7 @@
 """Where Protobuf ends: messages to dataclasses, handlers, dataclasses to messages."""
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from freshet.v1 import candidates_pb2, common_pb2, events_pb2, gateway_pb2, gateway_pb2_grpc, reranker_pb2
@@ -13,6 +13,7 @@ from services.common.errors import InvalidRequest
 from services.common.stream.times import read_ms
 from services.common.stream.topics.interactions import Interaction, from_message
 from services.common.stream.topics.items import CatalogueItem, item_from_message
+from services.common.stream.topics.version_sets import set_message, share_message
 from services.common.tracing import OFF, Tracing
 from services.gateway.domain import (
     AskedRule,
@@ -31,39 +32,25 @@ from services.gateway.domain import (
 )
 from services.gateway.explanation import ExplainQuery, Explanation
 from services.gateway.freshness import FreshnessReport
-from services.gateway.handlers.explain import Explain
-from services.gateway.handlers.forget import ForgetUser
-from services.gateway.handlers.get_freshness import GetFreshness
-from services.gateway.handlers.impressions import RecordImpressions
-from services.gateway.handlers.items import PutItems
-from services.gateway.handlers.recommend import Recommend
-from services.gateway.handlers.record import RecordInteractions
-from services.gateway.handlers.search import Search
-from services.gateway.handlers.similar import Similar
+from services.gateway.routes import Handlers, Routes, SetReport
 from services.gateway.searching import SearchAnswer, SearchQuery
 
 SERVICE = "freshet.v1.GatewayService"
 _NO_FILTER = Filter()
 
 
-@dataclass(frozen=True, kw_only=True)
 class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
-    """GatewayService over the handlers."""
+    """GatewayService over the handlers of the version set that answers a request's user."""
 
-    recommend: Recommend
-    search: Search
-    similar: Similar
-    record: RecordInteractions
-    record_impressions: RecordImpressions
-    explain: Explain
-    get_freshness: GetFreshness
-    put_items: PutItems
-    forget_user: ForgetUser
-    tracing: Tracing = OFF
+    def __init__(self, routes: Routes, tracing: Tracing = OFF) -> None:
+        self.routes, self.tracing = routes, tracing
 
     async def Recommend(self, request: gateway_pb2.RecommendRequest, context: Any) -> gateway_pb2.RecommendResponse:
         """The top K items for a user, or for a history in the request."""
-        answer = await self.recommend(_query(request))
+        query = _query(request)
+        held = self.routes.of(query.user_id)
+        answer = await held.handlers.recommend(query)
+        self.routes.answered(held, query, answer)
         if answer.state is not None:
             self.tracing.link(answer.state.traceparent, "state")
         return _answer_message(answer)
@@ -72,7 +59,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         self, request: gateway_pb2.GatewayServiceSearchRequest, context: Any
     ) -> gateway_pb2.GatewayServiceSearchResponse:
         """The top K items for words, for everybody or for a user."""
-        return _found_message(await self.search(_search_query(request)))
+        return _found_message(await self._of(request).search(_search_query(request)))
 
     async def Similar(
         self, request: gateway_pb2.GatewayServiceSimilarRequest, context: Any
@@ -80,7 +67,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         """The top K items most like one item."""
         wanted = _filter(request.filter, excludes_seen=True) if request.HasField("filter") else _NO_FILTER
         query = SimilarQuery(item_id=request.item_id, user_id=request.user_id, k=request.k, filter=wanted)
-        return _similar_message(await self.similar(query))
+        return _similar_message(await self._of(request).similar(query))
 
     async def RecordInteractions(
         self, request: gateway_pb2.RecordInteractionsRequest, context: Any
@@ -91,7 +78,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             _interaction(message, arrived_ms, f"interactions[{position}].")
             for position, message in enumerate(request.interactions)
         ]
-        receipts = await self.record(interactions)
+        receipts = await self._serving.record(interactions)
+        for one in interactions:
+            if self._serving.record.takes(one):
+                self.routes.took(one.user_id, one.item_id)
         return gateway_pb2.RecordInteractionsResponse(receipts=map(_receipt_message, receipts))
 
     async def StreamInteractions(
@@ -105,7 +95,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
                 yield _interaction(request.interaction, now_ms(), f"stream[{position}].interaction.")
                 position += 1
 
-        receipts = await self.record.stream(arriving())
+        receipts = await self._serving.record.stream(arriving())
         return gateway_pb2.StreamInteractionsResponse(receipts=map(_receipt_message, receipts))
 
     async def RecordImpressions(
@@ -113,14 +103,14 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> gateway_pb2.RecordImpressionsResponse:
         """Writes which slots of an answer were seen."""
         seen = [Impression(one.position, one.item_id) for one in request.impressions]
-        receipts = await self.record_impressions(request.user_id, request.exposure_id, seen)
+        receipts = await self._serving.record_impressions(request.user_id, request.exposure_id, seen)
         return gateway_pb2.RecordImpressionsResponse(receipts=map(_receipt_message, receipts))
 
     async def UndoInteraction(
         self, request: gateway_pb2.UndoInteractionRequest, context: Any
     ) -> gateway_pb2.UndoInteractionResponse:
         """Takes one earlier interaction back."""
-        receipt = await self.record.undo(request.user_id, request.event_id)
+        receipt = await self._serving.record.undo(request.user_id, request.event_id)
         return gateway_pb2.UndoInteractionResponse(receipt=_receipt_message(receipt))
 
     async def Explain(self, request: gateway_pb2.ExplainRequest, context: Any) -> gateway_pb2.ExplainResponse:
@@ -132,24 +122,37 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             max_pairs=request.max_pairs,
             rules=_rules(request.rules),
         )
-        return _explanation_message(await self.explain(query))
+        return _explanation_message(await self._of(request).explain(query))
 
     async def GetFreshness(
         self, request: gateway_pb2.GetFreshnessRequest, context: Any
     ) -> gateway_pb2.GetFreshnessResponse:
         """How far every part of the system is."""
-        return _freshness_message(await self.get_freshness())
+        return _freshness_message(await self._serving.get_freshness())
 
     async def PutItems(self, request: gateway_pb2.PutItemsRequest, context: Any) -> gateway_pb2.PutItemsResponse:
         """Adds items, changes their metadata, withdraws them or brings them back."""
         items = [_item(message, f"items[{position}].") for position, message in enumerate(request.items)]
-        written = await self.put_items(items)
+        written = await self._serving.put_items(items)
         return gateway_pb2.PutItemsResponse(num_written=written)
 
     async def ForgetUser(self, request: gateway_pb2.ForgetUserRequest, context: Any) -> gateway_pb2.ForgetUserResponse:
         """Removes a user's history, states and contributions."""
-        report = await self.forget_user(request.user_id, preview=request.preview)
+        report = await self._serving.forget_user(request.user_id, preview=request.preview)
         return gateway_pb2.ForgetUserResponse(**asdict(report))
+
+    async def GetVersionSets(
+        self, request: gateway_pb2.GetVersionSetsRequest, context: Any
+    ) -> gateway_pb2.GetVersionSetsResponse:
+        """Which version sets this gateway holds, and what each of them answers."""
+        return _sets_message(self.routes, await self.routes.report())
+
+    @property
+    def _serving(self) -> Handlers:
+        return self.routes.serving.handlers
+
+    def _of(self, request: Any) -> Handlers:
+        return self.routes.of(request.user_id).handlers
 
 
 def _interaction(message: events_pb2.Interaction, arrived_ms: int, prefix: str) -> Interaction:
@@ -382,4 +385,25 @@ def _freshness_message(report: FreshnessReport) -> gateway_pb2.GetFreshnessRespo
         candidates=None if candidates is None else _index_freshness_message(candidates.freshness),
         reranker=None if reranker is None else _index_freshness_message(reranker.freshness),
         degradations=degradations,
+    )
+
+
+def _sets_message(routes: Routes, reports: Sequence[SetReport]) -> gateway_pb2.GetVersionSetsResponse:
+    sets = routes.sets
+    return gateway_pb2.GetVersionSetsResponse(
+        revision=0 if sets is None else sets.revision,
+        serving=reports[0].of.name if sets is None else sets.serving,
+        before="" if sets is None else sets.before,
+        canary=None if sets is None else share_message(sets.canary),
+        shadow=None if sets is None else share_message(sets.shadow),
+        sets=[
+            gateway_pb2.HeldSet(
+                set=set_message(one.of),
+                ready=not one.problem,
+                problem=one.problem,
+                answered=one.answered,
+                shadow=None if one.shadow is None else gateway_pb2.ShadowReport(**asdict(one.shadow)),
+            )
+            for one in reports
+        ],
     )

@@ -238,17 +238,17 @@ class Play:
 
     def do_again(self, event_id: str) -> None:
         if event_id in self.events:
-            said = self.world.call(self._gateway.servicer.record([self.events[event_id]]))
+            said = self.world.call(self._gateway.handlers.record([self.events[event_id]]))
             if isinstance(said, list):
                 self.tokens.setdefault(event_id, said[0].token)
 
     def do_undo(self, event_id: str) -> None:
         if event_id in self.events:
-            self.world.call(self._gateway.servicer.record.undo(self.events[event_id].user_id, event_id))
+            self.world.call(self._gateway.handlers.record.undo(self.events[event_id].user_id, event_id))
 
     def do_item(self, item: str, how: str) -> None:
         changed = CatalogueItem(item_id=item, withdrawn=how == "withdrawn", available=how != "unavailable")
-        self.world.call(self._gateway.servicer.put_items([changed]))
+        self.world.call(self._gateway.handlers.put_items([changed]))
 
     def do_unreadable(self, user: str) -> None:
         self._write(user, b"\x0a\xff")
@@ -261,7 +261,7 @@ class Play:
         self.do_again(name)
 
     def do_forget(self, user: str) -> None:
-        report = self.world.call(self._gateway.servicer.forget_user(user, preview=False), within_s=1.0)
+        report = self.world.call(self._gateway.handlers.forget_user(user, preview=False), within_s=1.0)
         if isinstance(report, FreshetError):
             return
         # What items learnt from records that a log lost stays in `attributions`.
@@ -284,7 +284,7 @@ class Play:
     def do_search(self, user: str, denied: Sequence[str]) -> None:
         gateway, floor = self._gateway, self._floor(user)
         wanted = Filter(exclude_seen=True, deny_item_ids=tuple(denied))
-        answer = self.world.call(gateway.servicer.search(SearchQuery(query="words", user_id=user, filter=wanted)))
+        answer = self.world.call(gateway.handlers.search(SearchQuery(query="words", user_id=user, filter=wanted)))
         if not isinstance(answer, SearchAnswer):
             return
         shown = {one.item_id for one in answer.results}
@@ -465,7 +465,7 @@ class Play:
         wanted = Filter(deny_item_ids=tuple(denied))
         gateway.asked.clear()
         answer = self.world.call(
-            gateway.servicer.recommend(RecommendQuery(user_id=user, k=20, filter=wanted, token=token))
+            gateway.handlers.recommend(RecommendQuery(user_id=user, k=20, filter=wanted, token=token))
         )
         if not isinstance(answer, Recommendation):
             self._check(not all_well, f"no answer for {user}: {answer}")

@@ -53,7 +53,7 @@ from services.encoder.encoding import Vocabulary
 from services.encoder.handlers.describe_user import DescribeUser
 from services.encoder.handlers.encode_history import EncodeHistory, RequestEvent
 from services.gateway.adapters.state_store import RedisUserStates
-from services.gateway.bootstrap import make_servicer
+from services.gateway.bootstrap import make_handlers
 from services.gateway.breaker import Breaker
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import Certificate, CertificateKind, Encoded, Filter, Pool, Ranking, ScoredItem
@@ -331,7 +331,7 @@ class Gateway:
             forgets=me(append=self._forget),
             stream=world.status,
         )
-        self.servicer = make_servicer(
+        self.handlers = make_handlers(
             ports,
             limits=Limits(),
             lag=AcknowledgedLag(grace_seconds=2.0),

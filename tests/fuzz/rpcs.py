@@ -403,6 +403,7 @@ def _gateway() -> Service:
         Rpc("Explain", 10, lambda state: explains),
         Rpc("ForgetUser", 6, lambda state: forgets),
         Rpc("GetFreshness", 2, lambda state: [g.GetFreshnessRequest()]),
+        Rpc("GetVersionSets", 1, lambda state: [g.GetVersionSetsRequest()]),
     ]
     return Service("GatewayService", gateway, rpcs, hints)
 

@@ -108,7 +108,11 @@ def _certificate(message: Any) -> Certificate:
 
 
 def _served(info: Any) -> ServedIndex:
-    return ServedIndex(index_version=info.index_version, freshness=_index_freshness_of(info) or IndexFreshness())
+    return ServedIndex(
+        index_version=info.index_version,
+        freshness=_index_freshness_of(info) or IndexFreshness(),
+        model_version=info.model_version,
+    )
 
 
 class RemoteEncoder:
@@ -123,7 +127,7 @@ class RemoteEncoder:
 
         Raises: PreconditionFailed where the encoders that could be asked are of another model.
         """
-        request = encoder_pb2.EncodeRequest(user_id=user_id)
+        request = encoder_pb2.EncodeRequest(user_id=user_id, model_version=self._model_version)
         for event in history:
             message = request.history.add(item_id=event.item_id, type=event.type, value=event.value)
             set_ms(message.event_time, event.event_time_ms or 0)

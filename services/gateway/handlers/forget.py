@@ -7,7 +7,7 @@ encoder process and the refreshers what they hold; it removes nothing itself, si
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.common import request_context
@@ -17,7 +17,7 @@ from services.common.stream.topics.forgets import Forget
 from services.common.validation import validate_id
 from services.gateway.domain import now_ms
 from services.gateway.forgetting import Contributions, ForgetReport, StoredUser
-from services.gateway.ports import Ports
+from services.gateway.ports import Ports, Refreshers
 from services.gateway.remains import REMAINS
 from services.gateway.writes import RETRY_AFTER_MS
 
@@ -33,11 +33,16 @@ _SUMS_UNKNOWN = "what item states and memory hold is not known everywhere: not e
 
 @dataclass(frozen=True, slots=True)
 class _Holdings:
-    """What could be asked for: stored is None when the encoder process did not answer."""
+    """What could be asked for: stored is None when the encoder process did not answer. of_sets: by version set, each
+    refresher's."""
 
     stored: StoredUser | None
-    contributions: Sequence[Contributions]
+    of_sets: Sequence[Sequence[Contributions]]
     all_answered: bool
+
+    @property
+    def contributions(self) -> list[Contributions]:
+        return [held for of_set in self.of_sets for held in of_set]
 
     def counts(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -61,9 +66,11 @@ class _Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetUser:
-    """The handler. Every partition of `attributions` must have been spoken for."""
+    """The handler. Every partition of `attributions` must have been spoken for, in every version set. others: the
+    refreshers of the other sets, as they are now."""
 
     ports: Ports
+    others: Callable[[], Sequence[Refreshers]] = tuple
     append_timeout_s: float = 1.5
     ask_timeout_s: float = 1.0
 
@@ -118,18 +125,26 @@ class ForgetUser:
             stored = await self.ports.encoder.describe_user(user_id, self.ask_timeout_s)
         except FreshetError:
             return _Holdings(None, (), all_answered=False)
-        contributions, all_answered = await self.ports.refreshers.contributions(stored.pseudonym, self.ask_timeout_s)
-        return _Holdings(stored, contributions, all_answered)
+        found = await asyncio.gather(
+            *(
+                refreshers.contributions(stored.pseudonym, self.ask_timeout_s)
+                for refreshers in (self.ports.refreshers, *self.others())
+            )
+        )
+        return _Holdings(stored, [held for held, _ in found], all(answered for _, answered in found))
 
     async def _is_applied(self, found: _Holdings, forget: Forget) -> bool:
         if found.stored is None or not covers(found.stored.forgotten_up_to, forget.up_to):
             return False
-        spoken_for = {
-            partition
-            for held in found.contributions
-            if covers(held.forgotten_up_to, forget.up_to)
-            for partition in held.partitions
-        }
+        spoken_for = [
+            {
+                partition
+                for held in of_set
+                if covers(held.forgotten_up_to, forget.up_to)
+                for partition in held.partitions
+            }
+            for of_set in found.of_sets
+        ]
         if not found.all_answered:
             return False
         try:
@@ -137,4 +152,4 @@ class ForgetUser:
             number = await self.ports.ends.attribution_partitions(self.append_timeout_s)
         except (DependencyUnavailable, DeadlineExceeded):
             return False
-        return spoken_for >= set(range(number))
+        return all(of_set >= set(range(number)) for of_set in spoken_for)

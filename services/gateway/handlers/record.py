@@ -106,6 +106,10 @@ class RecordInteractions:
             self._check_exposure(interaction, f"interactions[{position}].")
         return await self.write(interactions)
 
+    def takes(self, interaction: Interaction) -> bool:
+        """Whether it says that the person took the item."""
+        return bool(interaction.item_id) and self._schema.weight_for(interaction.type, interaction.value) > 0
+
     async def write(self, interactions: Sequence[Interaction]) -> list[Receipt]:
         """Write what was checked. Raises: DependencyUnavailable, as `__call__`."""
         outcomes = await asyncio.gather(

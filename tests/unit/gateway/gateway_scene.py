@@ -24,7 +24,7 @@ from services.algorithms.attributes import AttributeTable, Kind
 from services.algorithms.event_schema import EventSchema, default_schema
 from services.common.query_state import PackedQueryState
 from services.common.state_store import StoredState
-from services.gateway.bootstrap import make_servicer
+from services.gateway.bootstrap import make_handlers
 from services.gateway.domain import now_ms
 from services.gateway.exposures import Exposures
 from services.gateway.freshness import PartitionProgress
@@ -33,7 +33,9 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import PageTokens
 from services.gateway.popular import PopularItems
 from services.gateway.ports import Ports
+from services.gateway.routes import Routes
 from services.gateway.searching import Hit
+from services.gateway.server import GatewayServicer
 from services.gateway.stages import Limits
 
 ITEMS = ["a", "b", "c", "d", "e", "f"]
@@ -102,7 +104,7 @@ class Scene:
         self.ports = Ports(
             **{one.name: getattr(self, one.name) for one in fields(Ports)},
         )
-        self.servicer = make_servicer(
+        self.handlers = make_handlers(
             self.ports,
             limits=self.limits,
             lag=self.lag,
@@ -115,7 +117,8 @@ class Scene:
             pages=PageTokens(b"key", lambda: self.now_ms or now_ms()),
             kinds=ATTRIBUTES.kinds,
         )
-        self.search, self.recommend, self.explain = self.servicer.search, self.servicer.recommend, self.servicer.explain
-        self.record, self.get_freshness = self.servicer.record, self.servicer.get_freshness
-        self.record_impressions = self.servicer.record_impressions
-        self.put_items, self.forget_user = self.servicer.put_items, self.servicer.forget_user
+        self.servicer = GatewayServicer(Routes.of_one(self.handlers, "m1"))
+        self.search, self.recommend, self.explain = self.handlers.search, self.handlers.recommend, self.handlers.explain
+        self.record, self.get_freshness = self.handlers.record, self.handlers.get_freshness
+        self.record_impressions = self.handlers.record_impressions
+        self.put_items, self.forget_user = self.handlers.put_items, self.handlers.forget_user

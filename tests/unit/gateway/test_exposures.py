@@ -34,7 +34,7 @@ async def test_an_answer_is_written_as_it_was_given_for_its_user() -> None:
 async def test_searches_and_similar_items_are_exposures_too() -> None:
     scene = Scene()
     found = await scene.search(SearchQuery(query="space", k=2))
-    similar = await scene.servicer.similar(SimilarQuery(item_id="a", user_id="ann", k=2))
+    similar = await scene.handlers.similar(SimilarQuery(item_id="a", user_id="ann", k=2))
     (nobody, search), (ann, like) = scene.exposures.written
     assert (nobody, search.surface, search.exposure_id) == ("", "search", found.exposure_id)
     assert search.text_version == "text-1"

@@ -11,13 +11,13 @@ DOWN = DependencyUnavailable("away")
 
 async def test_what_the_user_has_seen_is_left_out_unless_asked_for() -> None:
     scene = Scene()
-    answer = await scene.servicer.similar(SimilarQuery(item_id="c", user_id="ann", k=3))
+    answer = await scene.handlers.similar(SimilarQuery(item_id="c", user_id="ann", k=3))
     assert [item.item_id for item in answer.found.items] == ["b", "d", "e"]
     assert list(answer.titles) == ["B", "D", "E"]
     assert (answer.model_version, answer.found.index_version, answer.degradations) == ("m1", "index-1", [])
     kept = SimilarQuery(item_id="c", user_id="ann", k=3, filter=Filter(exclude_seen=False))
-    assert [item.item_id for item in (await scene.servicer.similar(kept)).found.items] == ["a", "b", "d"]
-    assert [item.item_id for item in (await scene.servicer.similar(SimilarQuery(item_id="c", k=3))).found.items] == [
+    assert [item.item_id for item in (await scene.handlers.similar(kept)).found.items] == ["a", "b", "d"]
+    assert [item.item_id for item in (await scene.handlers.similar(SimilarQuery(item_id="c", k=3))).found.items] == [
         "a",
         "b",
         "d",
@@ -27,17 +27,17 @@ async def test_what_the_user_has_seen_is_left_out_unless_asked_for() -> None:
 async def test_without_the_state_store_it_answers_and_says_so() -> None:
     scene = Scene()
     scene.states.failure = DOWN
-    answer = await scene.servicer.similar(SimilarQuery(item_id="c", user_id="ann", k=2))
+    answer = await scene.handlers.similar(SimilarQuery(item_id="c", user_id="ann", k=2))
     assert [item.item_id for item in answer.found.items] == ["a", "b"]
     assert answer.degradations == [Degradation.STATE_STORE_DOWN]
-    assert (await scene.servicer.similar(SimilarQuery(item_id="c", k=2))).degradations == []
+    assert (await scene.handlers.similar(SimilarQuery(item_id="c", k=2))).degradations == []
 
 
 async def test_without_candidates_there_is_no_answer() -> None:
     scene = Scene()
     scene.candidates.failure = DOWN
     with pytest.raises(DependencyUnavailable, match="away"):
-        await scene.servicer.similar(SimilarQuery(item_id="c", k=2))
+        await scene.handlers.similar(SimilarQuery(item_id="c", k=2))
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ async def test_without_candidates_there_is_no_answer() -> None:
 )
 async def test_a_bad_request_is_refused_by_name(query: SimilarQuery, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        await Scene().servicer.similar(query)
+        await Scene().handlers.similar(query)
 
 
 async def test_an_unknown_item_is_not_found() -> None:
     with pytest.raises(NotFound, match="item_id='nowhere'"):
-        await Scene().servicer.similar(SimilarQuery(item_id="nowhere", k=1))
+        await Scene().handlers.similar(SimilarQuery(item_id="nowhere", k=1))

@@ -1,0 +1,210 @@
+"""Which version set answers whom: the sets that this gateway holds, and the operator's newest record of them.
+
+A request is a set's from its first step to its last, so no answer mixes two. A set that cannot be held here (its bundle
+is not there, say) answers nobody: its users get the gateway's own set, and `report` says why. Knows handlers, not what
+they are made of.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import structlog
+
+from services.common.errors import FreshetError
+from services.common.version_sets import VersionSet, VersionSets
+from services.gateway.domain import Recommendation, RecommendQuery
+from services.gateway.handlers.explain import Explain
+from services.gateway.handlers.forget import ForgetUser
+from services.gateway.handlers.get_freshness import GetFreshness
+from services.gateway.handlers.impressions import RecordImpressions
+from services.gateway.handlers.items import PutItems
+from services.gateway.handlers.recommend import Recommend
+from services.gateway.handlers.record import RecordInteractions
+from services.gateway.handlers.search import Search
+from services.gateway.handlers.similar import Similar
+from services.gateway.ports import Refreshers
+from services.gateway.shadow import Shadow, ShadowReport
+
+log = structlog.get_logger()
+
+# What is under way when a set goes has so long to end: more than any call takes.
+_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Handlers:
+    """All of one set's."""
+
+    recommend: Recommend
+    search: Search
+    similar: Similar
+    record: RecordInteractions
+    record_impressions: RecordImpressions
+    explain: Explain
+    get_freshness: GetFreshness
+    put_items: PutItems
+    forget_user: ForgetUser
+
+
+async def _nothing() -> None:
+    """What there is to close of a set whose parts the process closes itself."""
+
+
+async def _no_problem() -> str:
+    return ""
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Held:
+    """A set as this gateway holds it. shadowed: answers without a trace. check: why its processes do not answer for its
+    model ("": they do). answered: Recommends that went out."""
+
+    handlers: Handlers
+    model_version: str
+    refreshers: Refreshers
+    shadowed: Callable[[RecommendQuery], Awaitable[Recommendation]]
+    check: Callable[[], Awaitable[str]] = _no_problem
+    close: Callable[[], Awaitable[None]] = _nothing
+    answered: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetReport:
+    """A set of the record, as it stands here. problem: "" where it is ready."""
+
+    of: VersionSet
+    problem: str
+    answered: int
+    shadow: ShadowReport | None
+
+
+@dataclass(eq=False, kw_only=True)
+class Routes:
+    """own: the set that the process was started with. open_set: makes another one ready to answer."""
+
+    own: Held
+    open_set: Callable[[VersionSet], Awaitable[Held]]
+    rng: Random = field(default_factory=Random)
+    sets: VersionSets | None = field(default=None, init=False)
+    _held: dict[str, Held] = field(default_factory=dict, init=False)
+    _problems: dict[str, str] = field(default_factory=dict, init=False)
+    _shadow: Shadow | None = field(default=None, init=False)
+    _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+
+    @classmethod
+    def of_one(cls, handlers: Handlers, model_version: str = "") -> "Routes":
+        """One set answers everybody, for good."""
+        return cls(
+            own=Held(
+                handlers=handlers,
+                model_version=model_version,
+                refreshers=handlers.forget_user.ports.refreshers,
+                shadowed=handlers.recommend,
+            ),
+            open_set=_refuse,
+        )
+
+    def of(self, user_id: str) -> Held:
+        """The set that answers this user ("": nobody)."""
+        if self.sets is None:
+            return self.own
+        return self._held.get(self.sets.set_for(user_id), self.own)
+
+    @property
+    def serving(self) -> Held:
+        """The set that answers where no user's share is asked for."""
+        return self.of("")
+
+    @property
+    def others(self) -> Sequence[Held]:
+        """Held beside the serving one."""
+        serving = self.serving
+        return [held for held in self._held.values() if held is not serving]
+
+    def answered(self, held: Held, query: RecommendQuery, answer: Recommendation) -> None:
+        """A Recommend went out."""
+        held.answered += 1
+        if self._shadow is not None and held is not self._held.get(self._shadow.name):
+            self._shadow.beside(query, answer)
+
+    def took(self, user_id: str, item_id: str) -> None:
+        """A person took an item."""
+        if self._shadow is not None:
+            self._shadow.took(user_id, item_id)
+
+    async def apply(self, sets: VersionSets) -> None:
+        """Go by this record from now on. What of it cannot be held here is left out and reported."""
+        held: dict[str, Held] = {}
+        problems: dict[str, str] = {}
+        for name, one in sets.sets.items():
+            before = self._held.get(name)
+            if one.model_version == self.own.model_version:
+                held[name] = self.own
+            elif before is not None and self.sets is not None and self.sets.sets[name] == one:
+                held[name] = before
+            else:
+                try:
+                    held[name] = await self.open_set(one)
+                except (FreshetError, OSError, ValueError, MemoryError) as exc:
+                    problems[name] = str(exc)
+                    log.error("version_set_not_held", set=name, reason=str(exc))
+        gone = [one for one in self._held.values() if one is not self.own and one not in held.values()]
+        # One assignment each, without a wait between them: a request sees the old record or this one.
+        self._held, self._problems, self.sets = held, problems, sets
+        old, self._shadow = self._shadow, self._shadow_of(sets)
+        if old is not None and old is not self._shadow:
+            await old.close()
+        for left in gone:
+            task = asyncio.create_task(self._close(left))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def report(self) -> list[SetReport]:
+        """Every set of the record, asked now."""
+        sets = self.sets or VersionSets.of_one(own_set(self.own.model_version))
+        names = list(sets.sets)
+        problems = await asyncio.gather(*(self._problem(name) for name in names))
+        return [
+            SetReport(
+                of=sets.sets[name],
+                problem=problem,
+                answered=self._held.get(name, self.own).answered if name not in self._problems else 0,
+                shadow=self._shadow.report() if self._shadow is not None and self._shadow.name == name else None,
+            )
+            for name, problem in zip(names, problems, strict=True)
+        ]
+
+    async def close(self) -> None:
+        """Close what was opened here."""
+        if self._shadow is not None:
+            await self._shadow.close()
+        await asyncio.gather(*self._closing)
+        for one in self._held.values():
+            if one is not self.own:
+                await one.close()
+
+    async def _problem(self, name: str) -> str:
+        return self._problems.get(name) or await self._held.get(name, self.own).check()
+
+    def _shadow_of(self, sets: VersionSets) -> Shadow | None:
+        wanted = sets.shadow
+        if wanted is None or wanted.name not in self._held:
+            return None
+        if self._shadow is not None and (self._shadow.name, self._shadow.share) == (wanted.name, wanted.share):
+            return self._shadow
+        return Shadow(wanted.name, self._held[wanted.name].shadowed, share=wanted.share, rng=self.rng)
+
+    async def _close(self, held: Held) -> None:
+        await asyncio.sleep(_GRACE_S)
+        await held.close()
+
+
+def own_set(model_version: str) -> VersionSet:
+    """The set of a gateway that no operator has said anything of."""
+    return VersionSet(name=model_version, model_version=model_version, bundle="")
+
+
+async def _refuse(one: VersionSet) -> Held:
+    raise ValueError(f"set {one.name!r}: this gateway holds one set")

@@ -1,0 +1,127 @@
+"""A set that is asked beside the one that answers, and what its answers would have been: outside the caller's deadline,
+bounded, and without a trace in exposures, pages or the figures of the gateway."""
+
+import asyncio
+import contextvars
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from random import Random
+
+import structlog
+
+from services.common.errors import FreshetError
+from services.gateway.domain import Recommendation, RecommendQuery
+
+log = structlog.get_logger()
+
+# Under way at once: a shadow takes what is left of the machine, and no more.
+MAX_UNDER_WAY = 2
+# People whose next interaction is waited for, and newest answers whose times are kept.
+MAX_WAITING, MAX_TIMES = 10_000, 2_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShadowReport:
+    """Sums since the shadow began. overlap: of k items, those in both; score_shift: of the best item's score, the
+    shadow's less the answer's; both means. taken: what these people took next, and how many of it each answer had."""
+
+    requests: int
+    skipped: int
+    failed: int
+    overlap: float
+    score_shift: float
+    median_ms: float
+    p99_ms: float
+    taken: int
+    taken_from_answer: int
+    taken_from_shadow: int
+
+
+class Shadow:
+    """Asks `ask` beside a share of requests. For one event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        ask: Callable[[RecommendQuery], Awaitable[Recommendation]],
+        *,
+        share: float,
+        rng: Random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.share = name, share
+        self._ask, self._rng, self._clock = ask, rng, clock
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: OrderedDict[str, tuple[frozenset[str], frozenset[str]]] = OrderedDict()
+        self._times: list[float] = []
+        self._asked = self._compared = self._skipped = self._failed = 0
+        self._overlap = self._shift = 0.0
+        self._taken = self._from_answer = self._from_shadow = 0
+
+    def beside(self, query: RecommendQuery, answer: Recommendation) -> None:
+        """An answer went out: perhaps the shadow is asked the same. Pages of a kept list ask nobody."""
+        if query.page_token or self._rng.random() >= self.share:
+            return
+        if len(self._tasks) >= MAX_UNDER_WAY:
+            self._skipped += 1
+            return
+        # In a context of its own: without the caller's deadline, place in the queue and trace.
+        task = asyncio.get_running_loop().create_task(
+            self._compare(query, answer), name="shadow", context=contextvars.Context()
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def took(self, user_id: str, item_id: str) -> None:
+        """A person took an item: the first one counts for the answers that they were given last."""
+        if user_id not in self._waiting:
+            return
+        of_answer, of_shadow = self._waiting.pop(user_id)
+        self._taken += 1
+        self._from_answer += item_id in of_answer
+        self._from_shadow += item_id in of_shadow
+
+    def report(self) -> ShadowReport:
+        """What it was until now."""
+        times, compared = sorted(self._times), max(1, self._compared)
+        return ShadowReport(
+            requests=self._asked,
+            skipped=self._skipped,
+            failed=self._failed,
+            overlap=self._overlap / compared,
+            score_shift=self._shift / compared,
+            median_ms=times[len(times) // 2] if times else 0.0,
+            p99_ms=times[len(times) * 99 // 100] if times else 0.0,
+            taken=self._taken,
+            taken_from_answer=self._from_answer,
+            taken_from_shadow=self._from_shadow,
+        )
+
+    async def close(self) -> None:
+        """Nothing of it is under way any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _compare(self, query: RecommendQuery, answer: Recommendation) -> None:
+        self._asked += 1
+        began = self._clock()
+        try:
+            shadowed = await self._ask(replace(query, page_depth=0, not_again=None, token=None))
+        except FreshetError as exc:
+            self._failed += 1
+            log.info("shadow_failed", set=self.name, error=type(exc).__name__, reason=exc.message)
+            return
+        self._times = [*self._times[-MAX_TIMES:], (self._clock() - began) * 1000]
+        ours, theirs = ([item.item_id for item in one.items] for one in (answer, shadowed))
+        self._compared += 1
+        self._overlap += len(set(ours) & set(theirs)) / max(1, len(ours), len(theirs))
+        if answer.items and shadowed.items:
+            self._shift += shadowed.items[0].score - answer.items[0].score
+        if query.user_id:
+            self._waiting[query.user_id] = (frozenset(ours), frozenset(theirs))
+            self._waiting.move_to_end(query.user_id)
+            if len(self._waiting) > MAX_WAITING:
+                self._waiting.popitem(last=False)

@@ -1,0 +1,147 @@
+"""Version sets at the gateway: whom which set answers, what happens when the record changes, and the shadow beside."""
+
+import asyncio
+from random import Random
+
+import pytest
+from freshet.v1 import events_pb2, gateway_pb2
+from gateway_scene import Scene
+
+from services.common.errors import DependencyUnavailable
+from services.common.version_sets import VersionSet, VersionSets
+from services.gateway.domain import RecommendQuery
+from services.gateway.routes import Held, Routes
+from services.gateway.server import GatewayServicer
+
+A = VersionSet(name="a", model_version="m1", bundle="/a")
+B = VersionSet(name="b", model_version="m2", bundle="/b")
+BOTH = VersionSets.of_one(A).staged(B)
+
+
+class Sets:
+    """Two scenes, a set each; `opened`, `closed`: names."""
+
+    def __init__(self) -> None:
+        self.scenes = {"a": Scene(), "b": Scene()}
+        self.opened: list[str] = []
+        self.closed: list[str] = []
+        self.failure: Exception | None = None
+        self.routes = Routes(own=self._held("a", "m1"), open_set=self._open, rng=Random(0))
+        self.servicer = GatewayServicer(self.routes)
+
+    def _held(self, name: str, model_version: str) -> Held:
+        handlers = self.scenes[name].handlers
+
+        async def close() -> None:
+            self.closed.append(name)
+
+        return Held(
+            handlers=handlers,
+            model_version=model_version,
+            refreshers=self.scenes[name].refreshers,
+            shadowed=handlers.recommend,
+            close=close,
+        )
+
+    async def _open(self, one: VersionSet) -> Held:
+        if self.failure is not None:
+            raise self.failure
+        self.opened.append(one.name)
+        return self._held(one.name, one.model_version)
+
+    async def ask(self, user_id: str) -> str:
+        """The set that a Recommend of this user reached."""
+        before = {name: len(scene.candidates.query_states) for name, scene in self.scenes.items()}
+        await self.servicer.Recommend(gateway_pb2.RecommendRequest(user_id=user_id, k=2), None)
+        (reached,) = (n for n, scene in self.scenes.items() if len(scene.candidates.query_states) > before[n])
+        return reached
+
+
+async def test_without_a_record_the_own_set_answers() -> None:
+    sets = Sets()
+    assert await sets.ask("ann") == "a"
+    (report,) = await sets.routes.report()
+    assert (report.of.model_version, report.problem, report.answered) == ("m1", "", 1)
+
+
+async def test_the_record_says_who_answers_and_nothing_is_opened_twice() -> None:
+    sets = Sets()
+    await sets.routes.apply(BOTH)
+    assert await sets.ask("ann") == "a"
+    canary = BOTH.canaried("b", 1.0, "salt")
+    await sets.routes.apply(canary)
+    assert await sets.ask("ann") == "b"
+    await sets.routes.apply(canary.promoted("b"))
+    assert (await sets.ask("ann"), sets.routes.serving.model_version) == ("b", "m2")
+    await sets.routes.apply(canary.promoted("b").rolled_back())
+    assert await sets.ask("ann") == "a"
+    assert (sets.opened, sets.closed) == (["b"], [])
+
+
+async def test_a_retired_set_is_closed_once_its_last_calls_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.routes._GRACE_S", 0.01)
+    sets = Sets()
+    await sets.routes.apply(BOTH)
+    await sets.routes.apply(BOTH.retired("b"))
+    assert sets.closed == []
+    await asyncio.sleep(0.05)
+    assert sets.closed == ["b"]
+    await sets.routes.apply(BOTH.promoted("b"))
+    await sets.routes.apply(BOTH.promoted("b").retired("a"))
+    await sets.routes.close()
+    assert sets.closed == ["b", "b"]  # the own set is its process's to close
+
+
+async def test_a_set_that_cannot_be_held_answers_nobody_and_says_why() -> None:
+    sets = Sets()
+    sets.failure = ValueError("/b: no manifest.json")
+    await sets.routes.apply(BOTH.canaried("b", 1.0, "salt"))
+    assert await sets.ask("ann") == "a"
+    problems = {one.of.name: one.problem for one in await sets.routes.report()}
+    assert problems == {"a": "", "b": "/b: no manifest.json"}
+    # The next record tries again.
+    sets.failure = None
+    await sets.routes.apply(BOTH.canaried("b", 1.0, "salt").canaried("b", 0.9999, "salt"))
+    assert await sets.ask("ann") == "b"
+
+
+async def test_forgetting_asks_the_refreshers_of_both_sets() -> None:
+    sets = Sets()
+    await sets.routes.apply(BOTH)
+    assert [held.refreshers for held in sets.routes.others] == [sets.scenes["b"].refreshers]
+
+
+async def test_a_shadow_is_asked_beside_and_counts_what_people_took_next() -> None:
+    sets = Sets()
+    await sets.routes.apply(BOTH.shadowed("b", 1.0))
+    answer = await sets.servicer.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2), None)
+    await asyncio.sleep(0.05)
+    taken = events_pb2.Interaction(user_id="ann", item_id=answer.items[0].item_id)
+    await sets.servicer.RecordInteractions(gateway_pb2.RecordInteractionsRequest(interactions=[taken, taken]), None)
+    said = await sets.servicer.GetVersionSets(gateway_pb2.GetVersionSetsRequest(), None)
+    shadow = next(one.shadow for one in said.sets if one.set.name == "b")
+    assert (shadow.requests, shadow.failed, shadow.overlap, shadow.score_shift) == (1, 0, 1.0, 0.0)
+    assert (shadow.taken, shadow.taken_from_answer, shadow.taken_from_shadow) == (1, 1, 1)
+    assert len(sets.scenes["b"].candidates.query_states) == 1
+    assert (said.revision, said.serving, said.shadow.name, said.shadow.share) == (2, "a", "b", 1.0)
+
+
+async def test_a_shadow_fails_by_itself_and_takes_no_more_than_its_part() -> None:
+    sets = Sets()
+    await sets.routes.apply(BOTH.shadowed("b", 1.0))
+    shadow = sets.routes._shadow
+    assert shadow is not None
+    going = asyncio.Event()
+
+    async def slow(query: RecommendQuery) -> None:
+        await going.wait()
+        raise DependencyUnavailable("candidates are away")
+
+    shadow._ask = slow  # type: ignore[assignment]
+    for _ in range(5):
+        await sets.servicer.Recommend(gateway_pb2.RecommendRequest(user_id="ann", k=2), None)
+    await asyncio.sleep(0)
+    going.set()
+    await asyncio.sleep(0.05)
+    report = shadow.report()
+    assert (report.requests, report.skipped, report.failed) == (2, 3, 2)
