@@ -70,6 +70,12 @@ SEED ?= 1
 fuzz: setup ## Random inputs for RPCs, topics and files, some ten minutes: INPUTS=, SEED=, ARGS="--only TARGET:NUMBER"
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz --inputs $(INPUTS) --seed $(SEED) $(ARGS)
 
+# A commit to start from; its stubs are this checkout's, which only add to them.
+OLD ?= HEAD~1
+
+rolling-test: setup ## Replace each process of a running stack by that of another commit, and back, under load: OLD=
+	@$(BIN)/python tests/rolling/deploy.py --old $(OLD)
+
 check: setup ## Format, lint, types, import rules, proto lint and breaking changes
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .

@@ -25,6 +25,7 @@ from services.cli.commands import (
     items,
     keys,
     loadtest,
+    model,
     rebuild,
     recommend,
     record,
@@ -94,6 +95,7 @@ app.add_typer(items.app, rich_help_panel=_TALK)
 app.command("train", rich_help_panel=_DATA)(train.train)
 app.add_typer(train_text.app, rich_help_panel=_DATA)
 app.command("retrain", rich_help_panel=_DATA)(retrain.retrain)
+app.add_typer(model.app, rich_help_panel=_DATA)
 app.command("export", rich_help_panel=_DATA)(train.export)
 app.command("index", rich_help_panel=_DATA)(index.index)
 app.command("import", rich_help_panel=_DATA)(import_past.import_past)

@@ -486,6 +486,21 @@ if ARGV[2] == '' then return 1 end
     + _WRITE
 )
 
+# A state of a model beside the writer's own. KEYS history, state. ARGV: the position that the history has to have, the
+# one that it had before, ttl seconds, state operation (set, drop or keep), the state's fields and values.
+WRITE_STATE = """
+if redis.call('HGET', KEYS[1], 'position') ~= ARGV[1] then return 0 end
+if ARGV[4] == 'set' then
+  redis.call('HSET', KEYS[2], 'history_position', ARGV[1], unpack(ARGV, 5))
+  redis.call('EXPIRE', KEYS[2], ARGV[3])
+elseif ARGV[4] == 'drop' then
+  redis.call('DEL', KEYS[2])
+elseif redis.call('HGET', KEYS[2], 'history_position') == ARGV[2] then
+  redis.call('HSET', KEYS[2], 'history_position', ARGV[1])
+end
+return 1
+"""
+
 # A partition's progress begins in an epoch. KEYS progress, popular. ARGV: the epoch that was found there (empty: none),
 # and the one that was the current one after that: a process that was paused in between does not put an older one back.
 BEGIN = """

@@ -112,6 +112,22 @@ class UserUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelState:
+    """A state of a model beside the writer's own, made of the history at these positions, as `UserHistory` has them.
+
+    change: as of `UserUpdate`; "keep" lets a state that reflected `before` (of `expected`) reflect the positions.
+    """
+
+    user_id: str
+    model_version: str
+    positions: Mapping[int, int]
+    forgotten: Mapping[int, int]
+    state: StoredState | None = None
+    change: Literal["set", "drop", "keep"] = "set"
+    before: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far a partition is applied (-1: nothing yet), and what became of its records in this epoch.
 
@@ -562,6 +578,27 @@ class StateWriter:
             for home, row, has_seen in zip(homes, rest[::2], rest[1::2], strict=True)
         }
 
+    def are_whole(self, user_ids: Sequence[str], model_version: str, epoch: str) -> dict[str, bool]:
+        """Of those of them who have a history: whether their state of this model reflects all of it.
+
+        Raises: DependencyUnavailable.
+        """
+        pipeline = self._redis.pipeline(transaction=False)
+        for user_id in user_ids:
+            home = layout.home_of(user_id, epoch)
+            pipeline.hget(layout.history_key(home), "position")
+            pipeline.hmget(layout.state_key(home, model_version), ("partition", "offset", layout.STATE_POSITION))
+        with redis_errors():
+            replies = pipeline.execute()
+        found = {}
+        for user_id, position, state in zip(user_ids, replies[::2], replies[1::2], strict=True):
+            if layout.unpack_positions(epoch, position):
+                partition, offset, reached = state
+                found[user_id] = partition is not None and layout.reaches(
+                    reached, int(partition), int(offset), position
+                )
+        return found
+
     def find_lost(self, partitions: Collection[int], epoch: str) -> Iterator[Collection[str]]:
         """Users at home in these partitions of whom the store lost keys, perhaps repeatedly. It looks at everybody,
         at a thousand or so for each item: 7 microseconds of Redis each, of 100,000 users.
@@ -615,6 +652,22 @@ class StateWriter:
 
         replies = self._run_script(layout.APPLY, queue) if updates else []
         _check_written(replies)
+
+    def store_states(self, states: Sequence[ModelState], epoch: str) -> int:
+        """Write each state whose history still is at its position; how many were written.
+
+        Raises: DependencyUnavailable.
+        """
+
+        def queue(pipeline: Any, sha: str) -> None:
+            for one in states:
+                home = layout.home_of(one.user_id, epoch)
+                keys = (layout.history_key(home), layout.state_key(home, one.model_version))
+                words = _state_words(one.state) if one.state is not None and one.change == "set" else []
+                position = layout.pack_positions(epoch, one.positions, one.forgotten)
+                pipeline.evalsha(sha, 2, *keys, position, one.before, self._ttl_seconds, one.change, *words)
+
+        return sum(self._run_script(layout.WRITE_STATE, queue)) if states else 0
 
     def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
         """Erase all that is stored of each user, states of every model version included, and write the update in its
@@ -798,12 +851,7 @@ class StateWriter:
         for item_id, event_time_ms in update.seen_times.items():
             arguments += (event_time_ms, item_id)
         if state is not None and update.state_change == "set":
-            packed = state.query_state
-            values: tuple[Any, ...] = (packed.components, packed.gate, packed.num_components, packed.component_width)
-            values += (state.partition, state.offset, state.event_time_ms, state.applied_ms)
-            words = [word for pair in zip(layout.STATE_FIELDS, values, strict=True) for word in pair]
-            if state.traceparent:
-                words += (layout.STATE_TRACE, layout.trace_text(state.partition, state.offset, state.traceparent))
+            words = _state_words(state)
             arguments += (len(words), *words)
         return arguments
 
@@ -844,6 +892,17 @@ def _history(
         is_lost=is_lost,
         known=known,
     )
+
+
+def _state_words(state: StoredState) -> list[Any]:
+    """Fields and values of a state's hash, in turn."""
+    packed = state.query_state
+    values: tuple[Any, ...] = (packed.components, packed.gate, packed.num_components, packed.component_width)
+    values += (state.partition, state.offset, state.event_time_ms, state.applied_ms)
+    words = [word for pair in zip(layout.STATE_FIELDS, values, strict=True) for word in pair]
+    if state.traceparent:
+        words += (layout.STATE_TRACE, layout.trace_text(state.partition, state.offset, state.traceparent))
+    return words
 
 
 def _check_written(replies: Sequence[int]) -> None:

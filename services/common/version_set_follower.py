@@ -58,7 +58,7 @@ class VersionSetFollower(Follower):
             records = self._topic.read_to_end()
         else:
             records = list(self._topic.poll(_POLL_MS))
-        before, void = self._counted.last, self._counted.void
+        before, void = list(self._counted.operations), self._counted.void
         if self._counted.take(records) and self._counted.last is not None:
             made = self._counted.last
             log.info("version_sets", revision=made.after.revision, operation=made.operation, serving=made.after.serving)

@@ -123,6 +123,12 @@ class VersionSets:
         left = {other: held for other, held in self.sets.items() if other != name}
         return self._next(sets=left, before="" if self.before == name else self.before, shadow=None)
 
+    def settled(self) -> "VersionSets":
+        """The one set that is left is what the processes themselves are started with."""
+        (only,) = self.sets.values()
+        own = replace(only, candidates="", reranker="", refreshers=(), generator="")
+        return replace(self, sets={own.name: own})
+
     def _share_of(self, name: str, share: float) -> Share | None:
         self.find(name)
         if not 0 <= share <= 1:

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +15,7 @@ from services.algorithms.actions import Actions
 from services.algorithms.aversion import Aversion
 from services.algorithms.bundle import ENCODER_ONNX, ENCODER_STEP_ONNX, Bundle, load_bundle
 from services.common.kafka import BulkProducer
+from services.common.memory import require_memory
 from services.common.pseudonyms import DEVELOPMENT_PSEUDONYM_KEY, pseudonym_key
 from services.common.rpc_server import HealthState, serve
 from services.common.state_store import StateReader, StateWriter
@@ -22,6 +25,7 @@ from services.common.stream.topics.forgets import FORGETS
 from services.common.stream.topics.histories import HISTORIES
 from services.common.stream.topics.interactions import INTERACTIONS
 from services.common.tracing import OFF, Tracing, configure_tracing
+from services.common.version_set_follower import VersionSetFollower, version_set_reader
 from services.encoder.adapters.forget_log import ForgetTopic
 from services.encoder.adapters.in_process import InProcessEncoder
 from services.encoder.adapters.inference_server import InferenceServerEncoder
@@ -37,6 +41,7 @@ from services.encoder.handlers.forget_users import ForgetUsers
 from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.metrics import EncoderMetrics
+from services.encoder.models import Model, Models
 from services.encoder.ports import SequenceEncoder
 from services.encoder.server import SERVICE, EncoderServicer
 
@@ -48,6 +53,8 @@ _add_servicer: Any = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
 # The broker answers at once when a forget comes; this is how long it holds the question otherwise.
 DESCRIBE_TIMEOUT_S = 1.0
 _MAX_FORGETS = 10_000
+# Bytes of a session of ONNX Runtime, in those of its graph.
+_TIMES_ONNX = 3
 
 
 def vocabulary_of(bundle: Bundle) -> Vocabulary:
@@ -86,6 +93,23 @@ def in_process_encoder(settings: EncoderSettings, bundle: Bundle) -> InProcessEn
         cache_bytes=settings.cache_mib << 20,
         max_rows=settings.max_encode_rows,
     )
+
+
+def open_model(settings: EncoderSettings, folder: Path) -> Model:
+    """Another version set's model: it runs in this process, whatever the settings say of the own one.
+
+    Raises: BundleError; MemoryError naming what it needs and what there is.
+    """
+    bundle = load_bundle(folder)
+    needs = _TIMES_ONNX * bundle.file(ENCODER_ONNX).stat().st_size + (settings.cache_mib << 20)
+    require_memory(f"the model at {folder}", needs, limit_mb=0, variable="")
+    return Model(vocabulary_of(bundle), in_process_encoder(settings, bundle))
+
+
+def close_model(model: Model) -> None:
+    """Give up what `open_model` opened."""
+    if isinstance(model.encoder, InProcessEncoder):
+        model.encoder.close()
 
 
 def inference_encoder(settings: EncoderSettings, bundle: Bundle) -> InferenceServerEncoder:
@@ -269,7 +293,7 @@ async def run(settings: EncoderSettings) -> None:
     metrics.watch_cache(encoder.cache_counts)
     store = state_writer(settings)
     reader = StateReader(settings.redis, timeout_s=DESCRIBE_TIMEOUT_S)
-    consumer, _, forgets = stream_consumer(
+    consumer, handler, forgets = stream_consumer(
         settings,
         store,
         encoder,
@@ -280,9 +304,37 @@ async def run(settings: EncoderSettings) -> None:
         tracing=tracing,
     )
     health.watch("interactions", consumer.turns)
-    on_demand = EncodeHistory(
-        encoder=encoder, vocabulary=vocabulary, max_batch=settings.max_encode_rows, max_queue=settings.max_queue
-    )
+
+    def on_demand(model: Model) -> EncodeHistory:
+        return EncodeHistory(
+            encoder=model.encoder,
+            vocabulary=model.vocabulary,
+            max_batch=settings.max_encode_rows,
+            max_queue=settings.max_queue,
+        )
+
+    own, loop = Model(vocabulary, encoder), asyncio.get_running_loop()
+    handlers = {bundle.model_version: on_demand(own)}
+
+    async def take(others: tuple[Model, ...]) -> None:
+        """Serve these on demand, too, and no longer those that went."""
+        versions = {one.vocabulary.model_version: one for one in others}
+        for version, one in versions.items():
+            if version not in handlers:
+                handlers[version] = on_demand(one)
+        for version in handlers.keys() - versions.keys() - {bundle.model_version}:
+            await handlers.pop(version).close()
+
+    def changed(others: tuple[Model, ...]) -> None:
+        for one in others:
+            store.add_model(one.vocabulary.model_version)
+        handler.others = others
+        asyncio.run_coroutine_threadsafe(take(others), loop).result()
+
+    models = Models(own, open_model=partial(open_model, settings), changed=changed, close=close_model)
+    forgets.encoder = models
+    handler.beside_failed = metrics.other_model_failures.inc
+    sets = VersionSetFollower(version_set_reader(settings.kafka, "freshet-encoder-version-sets"), models.apply)
 
     describe_user = DescribeUser(
         reader=reader,
@@ -293,13 +345,18 @@ async def run(settings: EncoderSettings) -> None:
     )
 
     def add_services(server: grpc.aio.Server) -> list[str]:
-        _add_servicer(EncoderServicer(on_demand, describe_user, metrics, bundle.model_version), server)
+        _add_servicer(EncoderServicer(handlers, describe_user, metrics, bundle.model_version), server)
         consumer.start()
+        sets.start()
         return [SERVICE]
 
     async def on_drain() -> None:
+        await asyncio.to_thread(sets.stop)
         await asyncio.to_thread(consumer.stop)
-        await on_demand.close()
+        for encodes in handlers.values():
+            await encodes.close()
+        for one in models.others:
+            close_model(one)
         encoder.close()
         store.close()
         await reader.close()

@@ -82,6 +82,9 @@ class EncoderMetrics:
         self._watermark = figures.gauge("freshet_encoder_watermark", "Last applied offset.", "partition")
         self._lag = figures.gauge("freshet_encoder_lag_records", "Records not yet applied.", "partition")
         self.failures = figures.counter("freshet_encoder_stream_failures", "Failed attempts, by error class.", "error")
+        self.other_model_failures = figures.counter(
+            "freshet_encoder_other_model_failures", "Batches that a model beside the process's own failed in."
+        )
         self.forgets = figures.counter("freshet_encoder_forgets", "Records of the forgets topic applied.")
         self.tails_lost = figures.counter(
             "freshet_encoder_log_tails_lost", "Times a log had lost its end, so that histories were built anew."

@@ -11,6 +11,7 @@ from services.common.state_store import (
     AdvanceStep,
     Dump,
     ForgetsApplied,
+    ModelState,
     Popularity,
     Progress,
     StoreUsage,
@@ -122,6 +123,9 @@ class Store(Protocol):
         where the writer thinks. Raises: Conflict when some were not written.
         """
 
+    def store_states(self, states: Sequence[ModelState], epoch: str) -> int:
+        """Write states of models beside the writer's own, each if its history is still at its position; how many."""
+
     def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
         """Erase all that is stored of each user, states of every model version included, and write the update in its
         place (nothing, where neither it nor what was stored has positions), atomically. forgets: the progress of
@@ -148,7 +152,14 @@ class Store(Protocol):
         move are missing."""
 
 
-class SequenceEncoder(Protocol):
+class Keeper(Protocol):
+    """What keeps something of users to go on from."""
+
+    def drop(self, cache_keys: Sequence[int]) -> None:
+        """Forget what is kept under these keys (see `EncodeJob`)."""
+
+
+class SequenceEncoder(Keeper, Protocol):
     """The model."""
 
     def check(self) -> None:
@@ -156,6 +167,3 @@ class SequenceEncoder(Protocol):
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[EncodedStates]:
         """The wanted states of each job, in order."""
-
-    def drop(self, cache_keys: Sequence[int]) -> None:
-        """Forget what is kept under these keys (see `EncodeJob`)."""

@@ -1,9 +1,11 @@
 """EncoderService: the gRPC edge. Protobuf stops here."""
 
+from collections.abc import Mapping
+
 import grpc
 from freshet.v1 import encoder_pb2, encoder_pb2_grpc
 
-from services.common.errors import InvalidRequest
+from services.common.errors import InvalidRequest, PreconditionFailed
 from services.common.query_state import to_message
 from services.common.stream.position import write_up_to
 from services.common.stream.times import read_ms
@@ -18,9 +20,14 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     """Translates messages and calls the handlers."""
 
     def __init__(
-        self, handler: EncodeHistory, describe_user: DescribeUser, metrics: EncoderMetrics, model_version: str
+        self,
+        handlers: Mapping[str, EncodeHistory],
+        describe_user: DescribeUser,
+        metrics: EncoderMetrics,
+        model_version: str,
     ) -> None:
-        self._handler = handler
+        """handlers: by model version, live; `model_version` is the process's own."""
+        self._handlers = handlers
         self._describe_user = describe_user
         self._metrics = metrics
         self._model_version = model_version
@@ -34,7 +41,12 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                 raise InvalidRequest.of(f"history[{number}].event_time", "absent", "a time; oldest event first")
             time_ms = read_ms(event.event_time, f"history[{number}].event_time")
             history.append(RequestEvent(event.item_id, time_ms, event.type, event.value))
-        encoded = await self._handler.encode(request.user_id, history)
+        handler = self._handlers.get(request.model_version or self._model_version)
+        if handler is None:
+            raise PreconditionFailed(
+                f"encoder: it encodes for model {', '.join(self._handlers)}, not {request.model_version}"
+            )
+        encoded = await handler.encode(request.user_id, history)
         response = encoder_pb2.EncodeResponse(
             unknown_items=encoded.unknown_items,
             queue_ms=encoded.queue_seconds * 1000,

@@ -289,7 +289,7 @@ async def encoder(folder: Path) -> AsyncIterator[Process]:
     describe = DescribeUser(
         reader=MemoryStore(), vocabulary=VOCABULARY, pseudonym_key=b"key", applied_up_to=lambda user_id: {3: 9}
     )
-    servicer = EncoderServicer(handler, describe, EncoderMetrics(CollectorRegistry()), "model-1")
+    servicer = EncoderServicer({"model-1": handler}, describe, EncoderMetrics(CollectorRegistry()), "model-1")
     add = encoder_pb2_grpc.add_EncoderServiceServicer_to_server
     async with serving("encoder", EncoderSettings, add, servicer) as channel:
         yield Process(channel, model.calls.clear)

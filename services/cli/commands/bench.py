@@ -484,6 +484,25 @@ def retraining(
     return rows.run(request, seeds=1 if request.quick else seeds, epochs=1 if request.quick else 3)
 
 
+@benchmark(app, "version-sets")
+def version_sets(
+    request: "Request",
+    *,
+    data: Annotated[str, typer.Option(help="Data with times by the clock.")] = "ml-1m",
+    quiet_s: Annotated[float, typer.Option(min=1, help="Seconds between two commands.")] = 30,
+    share: Annotated[float, typer.Option(min=0.01, max=1, help="Of one core, for warming.")] = 0.5,
+) -> "Report":
+    """A new model goes live, and back, by the operator's commands, while people ask: who noticed.
+
+    Starts a stack of its own and takes some twenty minutes.
+
+    Example:  freshet bench version-sets --data ml-latest-small --quick
+    """
+    from services.offline.evaluation.version_sets import rows
+
+    return rows.run(request, data=data, quiet_s=min(quiet_s, 6) if request.quick else quiet_s, share=share)
+
+
 @benchmark(app, "text", less_memory="--data scifact")
 def text(
     request: "Request",

@@ -5,7 +5,7 @@ Each is a thin layer over services/cli/stack: options in, a table or JSON out, a
 
 import importlib
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -58,6 +58,7 @@ def up(
     """
     from services.cli.stack import Ports, Stack, StackError
     from services.cli.stack.display import showing
+    from services.cli.stack.version_sets import find_set, set_names, set_parts
 
     parts = [part.strip() for part in only.split(",") if part.strip()] or None
     with showing(None if as_json else console(stderr=True)) as say:
@@ -65,6 +66,11 @@ def up(
             ports = Ports.default(offset=port_offset) if port_offset else None
             stack = Stack(state, bundle=bundle, text=text, ports=ports, profile=profile, workers=workers, say=say)
             stack.up(parts, timeout_s=timeout_s)
+            if parts is None:
+                sets = [find_set(stack, name, say) for name in set_names(stack)]
+                for one in sets:
+                    if one.bundle != stack.bundle:
+                        one.up(set_parts(one), timeout_s=timeout_s)
         except StackError as exc:
             raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
         except ValueError as exc:
@@ -84,9 +90,12 @@ def down(
     """
     from services.cli.stack import Stack
     from services.cli.stack.display import showing
+    from services.cli.stack.version_sets import find_set, set_names
 
     with showing(None if as_json else console(stderr=True)) as say:
-        stopped = Stack(state, say=say).down()
+        stack = Stack(state, say=say)
+        stopped = [f"{part} of set {name}" for name in set_names(stack) for part in find_set(stack, name, say).down()]
+        stopped += stack.down()
     if as_json:
         emit_json({"stopped": stopped})
     elif not stopped:
@@ -106,8 +115,14 @@ def status(
     Example:  freshet status --json
     """
     from services.cli.stack import Stack
+    from services.cli.stack.version_sets import find_set, set_names, set_parts
 
-    statuses = Stack(state).status()
+    stack = Stack(state)
+    statuses = stack.status()
+    for name in set_names(stack):
+        own = find_set(stack, name)
+        parts = set_parts(own)
+        statuses += [replace(part, name=f"{part.name} {name}") for part in own.status() if part.name in parts]
     _show(statuses, as_json=as_json)
     if not all(part.healthy for part in statuses):
         raise typer.Exit(int(ExitStatus.UNAVAILABLE))

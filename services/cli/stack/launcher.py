@@ -125,6 +125,15 @@ class Stack:
         """Start the generator with another text bundle from now on; a running one keeps its own."""
         self.place = replace(self.place, text=Path(text).resolve())
 
+    def replace_bundle(self, bundle: Path | str, parts: Iterable[str]) -> None:
+        """Start these parts anew with another bundle, one after the other; the others keep theirs until they are."""
+        self.use_bundle(bundle)
+        with self.place.state.locked():
+            _write_note(self.place, self.profile, self.workers)
+        for name in parts:
+            self.stop(name)
+            self.start(name)
+
     def prepare(self, only: Iterable[str] | None = None) -> None:
         """Fetch and build what the parts need (jars, environments), without starting anything."""
         for name in self._known(only):

@@ -21,6 +21,7 @@ from services.common.pseudonyms import pseudonym_of
 from services.common.state_layout import StoredEvent, home_of
 from services.common.state_store import (
     AdvanceStep,
+    ModelState,
     PopularityStep,
     StoredState,
     StoreUsage,
@@ -51,6 +52,7 @@ from services.encoder.forgetting import Forgotten
 from services.encoder.handlers.keep_histories import KeepHistories
 from services.encoder.handlers.restore_users import RestoreUsers
 from services.encoder.log_identity import LogIdentity, LostTail
+from services.encoder.models import Model
 from services.encoder.ports import Outbox, SequenceEncoder, Store
 
 log = structlog.get_logger()
@@ -94,13 +96,29 @@ class Applied:
 
 @dataclass(slots=True)
 class _UserWork:
-    """One user within a batch: arrivals, their merge, and where the wanted states are found."""
+    """One user within a batch: arrivals, their merge, and which states are wanted."""
 
     arrivals: list[Arrival]
     merged: Merge
     history: UserHistory
-    # sequence number -> (job number, prefix length -> row of the job's answer)
-    jobs: dict[int, tuple[int, dict[int, int]]] = field(default_factory=dict)
+    # sequence number -> prefix lengths whose states are wanted
+    wanted: dict[int, list[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """What a model made of a batch. jobs: by user, sequence number -> (job number, prefix length -> row of the job's
+    answer)."""
+
+    vocabulary: Vocabulary
+    jobs: Mapping[str, Mapping[int, tuple[int, Mapping[int, int]]]]
+    states: Sequence[EncodedStates]
+
+    def find(self, user_id: str, sequence: int, num_events: int) -> tuple[EncodedStates, int] | None:
+        """The state after so many events of a sequence: the job's states and its row; None where there is none."""
+        job, rows = self.jobs.get(user_id, {}).get(sequence, (0, {}))
+        row = rows.get(num_events)
+        return None if row is None else (self.states[job], row)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -111,7 +129,8 @@ class ApplyRecords:
     store lost; None: over a store that loses nobody. stores_states: False when only the
     attributions are wanted (a model's, over a store of their own). records_per_user: at most so many of one user are
     applied together. popularity_half_life_s: after it an event counts half as much for what is popular. epoch: the
-    store's, as of the last `resync`.
+    store's, as of the last `resync`. others: models of other version sets, whose states and attributions are made
+    beside; another thread may replace them. beside_failed: one of them failed in a batch, and left its part of it out.
     """
 
     store: Store
@@ -127,6 +146,8 @@ class ApplyRecords:
     popularity_half_life_s: float = 7 * 86_400
     tracing: Tracing = OFF
     clock_ms: Callable[[], int] = now_ms
+    others: tuple[Model, ...] = ()
+    beside_failed: Callable[[], None] = lambda: None
     epoch: str = field(default="", init=False)
     watermarks: dict[int, int] = field(default_factory=dict, init=False)
     # How often a log had lost its end, so that a new epoch was begun.
@@ -153,7 +174,8 @@ class ApplyRecords:
         """
         partitions = stream.partitions()
         epoch, _ = self.store.ensure_epoch(stream.num_partitions())
-        self.store.add_model(self.vocabulary.model_version)
+        for version in (self.vocabulary.model_version, *(one.vocabulary.model_version for one in self.others)):
+            self.store.add_model(version)
         progress = self.store.begin(partitions, epoch)
         self._attribute_from = dict(stream.committed())
         self.watermarks = {partition: progress[partition].watermark for partition in partitions}
@@ -338,16 +360,16 @@ class ApplyRecords:
         result = Applied()
         arrivals = [entry for entry in entries if isinstance(entry, Arrival)]
         dead_letters = [entry for entry in entries if isinstance(entry, DeadLetter)]
-        work, jobs = self._merge(arrivals)
-        states: Sequence[EncodedStates] = ()
-        if jobs:
-            started = time.perf_counter()
-            with self.tracing.stage("encode"):
-                states = self.encoder.encode(jobs)
+        work = self._merge(arrivals)
+        started = time.perf_counter()
+        with self.tracing.stage("encode"):
+            own = self._encoded(Model(self.vocabulary, self.encoder), work)
+        if own.states:
             result.encode_seconds = time.perf_counter() - started
+        beside = [made for model in self.others if (made := self._encoded_beside(model, work)) is not None]
         undos = [undo for user_id, user in work.items() for undo in self._undos(user_id, user)]
         attributions: list[Attribution | Undo] = [
-            *(a for user_id, user in work.items() for a in self._attributions(user_id, user, states)),
+            *(a for made in (own, *beside) for id_, user in work.items() for a in self._attributions(id_, user, made)),
             *undos,
         ]
         attributions.sort(key=lambda a: (a.partition, a.offset))
@@ -360,9 +382,7 @@ class ApplyRecords:
             with self.tracing.stage("publish attributions"):
                 self.outbox.publish(attributions, dead_letters, clicks)
         applied_ms = self.clock_ms()
-        updates = [
-            self._update(user_id, user, states, applied_ms) for user_id, user in work.items() if user.merged.news
-        ]
+        updates = [self._update(user_id, user, own, applied_ms) for user_id, user in work.items() if user.merged.news]
         if traced:
             updates = [_traced(update, work[update.user_id].arrivals, traced, span) for update in updates]
         homes = [home_of(update.user_id, self.epoch).partition for update in updates]
@@ -371,6 +391,10 @@ class ApplyRecords:
                 self.keep.changing(update.user_id, home, update.positions)
         with self.tracing.stage("store states"):
             self.store.apply(updates, self.epoch, self.watermarks)
+            self.store.store_states(
+                [self._beside(made, work[update.user_id], update, applied_ms) for made in beside for update in updates],
+                self.epoch,
+            )
         for home in homes:
             if home in self._unfinished:
                 self._unfinished[home] += 1
@@ -385,7 +409,7 @@ class ApplyRecords:
         result.recorded_ms = [arrival.recorded_ms for arrival in arrivals]
         return result
 
-    def _merge(self, arrivals: Sequence[Arrival]) -> tuple[dict[str, _UserWork], list[EncodeJob]]:
+    def _merge(self, arrivals: Sequence[Arrival]) -> dict[str, _UserWork]:
         by_user: dict[str, list[Arrival]] = {}
         for arrival in arrivals:
             by_user.setdefault(arrival.interaction.user_id, []).append(arrival)
@@ -396,25 +420,39 @@ class ApplyRecords:
             histories = {**histories, **self.store.load_users(lost, self.epoch)}
         self.check_in_step()
         work: dict[str, _UserWork] = {}
-        jobs: list[EncodeJob] = []
         for user_id, mine in by_user.items():
             history = histories[user_id]
             merged = self._merged(user_id, history, mine)
-            user = work[user_id] = _UserWork(mine, merged, history)
             wanted: dict[int, list[int]] = {}
+            work[user_id] = _UserWork(mine, merged, history, wanted)
             for number, prefix in merged.preceding.items():
                 if self._is_attributed(mine[number]):
                     wanted.setdefault(prefix.sequence, []).append(prefix.num_events)
             if merged.changed and self.stores_states:
                 wanted.setdefault(len(merged.sequences) - 1, []).append(len(merged.events))
-            for sequence, lengths in wanted.items():
-                job, rows = encode_job(
-                    self.vocabulary, user_id, merged.sequences[sequence], lengths, cached=self.stores_states
-                )
+        return work
+
+    def _encoded(self, model: Model, work: Mapping[str, _UserWork]) -> _Encoded:
+        jobs: list[EncodeJob] = []
+        places: dict[str, dict[int, tuple[int, Mapping[int, int]]]] = {}
+        for user_id, user in work.items():
+            for sequence, lengths in user.wanted.items():
+                events = user.merged.sequences[sequence]
+                job, rows = encode_job(model.vocabulary, user_id, events, lengths, cached=self.stores_states)
                 if job is not None:
-                    user.jobs[sequence] = (len(jobs), rows)
+                    places.setdefault(user_id, {})[sequence] = (len(jobs), rows)
                     jobs.append(job)
-        return work, jobs
+        return _Encoded(model.vocabulary, places, model.encoder.encode(jobs) if jobs else ())
+
+    def _encoded_beside(self, model: Model, work: Mapping[str, _UserWork]) -> _Encoded | None:
+        """None where the model fails: its states are then behind, and made when they are asked for."""
+        try:
+            return self._encoded(model, work)
+        except Exception as exc:
+            # Whatever it is, the model that answers must not wait for it.
+            log.warning("other_model_failed", model=model.vocabulary.model_version, reason=repr(exc))
+            self.beside_failed()
+            return None
 
     def _merged(self, user_id: str, history: UserHistory, arrivals: Sequence[Arrival]) -> Merge:
         words = self.vocabulary
@@ -432,19 +470,17 @@ class ApplyRecords:
     def _is_attributed(self, arrival: Arrival) -> bool:
         return arrival.offset >= self._attribute_from.get(arrival.partition, 0)
 
-    def _attributions(self, user_id: str, user: _UserWork, states: Sequence[EncodedStates]) -> Iterator[Attribution]:
+    def _attributions(self, user_id: str, user: _UserWork, made: _Encoded) -> Iterator[Attribution]:
         if not user.merged.preceding:
             return
         pseudonym = pseudonym_of(user_id, self.pseudonym_key)
         for number, prefix in user.merged.preceding.items():
             arrival = user.arrivals[number]
-            if prefix.sequence not in user.jobs or not self._is_attributed(arrival):
-                continue
-            job, rows = user.jobs[prefix.sequence]
-            if prefix.num_events not in rows:
+            found = made.find(user_id, prefix.sequence, prefix.num_events) if self._is_attributed(arrival) else None
+            if found is None:
                 continue
             yield Attribution(
-                state=pack_state(states[job], rows[prefix.num_events], self.vocabulary.model_version),
+                state=pack_state(*found, made.vocabulary.model_version),
                 type=arrival.interaction.type,
                 value=arrival.interaction.value,
                 **arrival.fields(pseudonym),
@@ -473,22 +509,36 @@ class ApplyRecords:
                 fields = arrival.fields(pseudonym) | {"item_id": undone.item_id}
                 yield Undo(undoes=undone.position, **fields)
 
-    def _update(self, user_id: str, user: _UserWork, states: Sequence[EncodedStates], applied_ms: int) -> UserUpdate:
+    def _state(self, user_id: str, user: _UserWork, made: _Encoded, applied_ms: int) -> StoredState | None:
+        """The new state of a user whose history changed."""
         merged = user.merged
-        state = None
-        last = len(merged.sequences) - 1
-        if merged.changed_by is not None and last in user.jobs:
-            job, rows = user.jobs[last]
-            row = rows.get(len(merged.events))
-            if row is not None:
-                newest = user.arrivals[merged.changed_by]
-                state = StoredState(
-                    query_state=user_state(self.vocabulary, states[job], row, merged.events),
-                    partition=newest.partition,
-                    offset=newest.offset,
-                    event_time_ms=merged.events[-1].event_time_ms,
-                    applied_ms=applied_ms,
-                )
+        found = made.find(user_id, len(merged.sequences) - 1, len(merged.events))
+        if merged.changed_by is None or found is None:
+            return None
+        newest = user.arrivals[merged.changed_by]
+        return StoredState(
+            query_state=user_state(made.vocabulary, *found, merged.events),
+            partition=newest.partition,
+            offset=newest.offset,
+            event_time_ms=merged.events[-1].event_time_ms,
+            applied_ms=applied_ms,
+        )
+
+    def _beside(self, made: _Encoded, user: _UserWork, update: UserUpdate, applied_ms: int) -> ModelState:
+        state = self._state(update.user_id, user, made, applied_ms)
+        return ModelState(
+            user_id=update.user_id,
+            model_version=made.vocabulary.model_version,
+            positions=update.positions,
+            forgotten=update.forgotten,
+            state=state,
+            change="keep" if not user.merged.changed else "drop" if state is None else "set",
+            before=update.expected,
+        )
+
+    def _update(self, user_id: str, user: _UserWork, made: _Encoded, applied_ms: int) -> UserUpdate:
+        merged = user.merged
+        state = self._state(user_id, user, made, applied_ms)
         return UserUpdate(
             user_id=user_id,
             model_version=self.vocabulary.model_version,

@@ -26,7 +26,7 @@ from services.common.stream.topics.forgets import Forget
 from services.encoder.encoding import cache_key
 from services.encoder.forgetting import ForgetRecord, Forgotten, check_same_log, erase, packed, pseudonyms_of, seen_in
 from services.encoder.handlers.keep_histories import KeepHistories
-from services.encoder.ports import ForgetLog, Outbox, SequenceEncoder, Store
+from services.encoder.ports import ForgetLog, Keeper, Outbox, Store
 
 log = structlog.get_logger()
 
@@ -39,7 +39,7 @@ class ForgetUsers:
     log: ForgetLog
     store: Store
     outbox: Outbox
-    encoder: SequenceEncoder
+    encoder: Keeper
     forgotten: Forgotten
     model_version: str
     pseudonym_key: bytes

@@ -25,6 +25,7 @@ from services.offline.backfill.memory_store import MemoryStore
 from services.offline.backfill.past_interactions import PastInteractions
 from services.offline.backfill.reattribution import POLL_RECORDS, Reattribution, ReattributionReport
 from services.offline.backfill.rebuild import Rebuild, RebuildReport
+from services.offline.backfill.warming import Warmth, measure, warm
 from services.offline.datasets import Interactions
 from services.refresher.bootstrap import checkpoint_topic, fold_rules, kafka_log
 from services.refresher.config import RefresherSettings
@@ -123,6 +124,29 @@ def run_reattribution(
         forgets.close()
         producer.close(timeout_s=1.0)
         encoder.close()
+
+
+def run_warming(settings: EncoderSettings, progress: Callable[[int, int], None] = lambda done, total: None) -> Warmth:
+    """Make the states of the settings' bundle for everybody with a history (blocking); only Redis must run.
+
+    Raises: BundleError, PreconditionFailed, DependencyUnavailable.
+    """
+    bundle = load_bundle(settings.bundle)
+    encoder, store = in_process_encoder(settings, bundle), state_writer(settings)
+    try:
+        return warm(store, encoder, vocabulary_of(bundle), progress)
+    finally:
+        encoder.close()
+        store.close()
+
+
+def measure_warmth(settings: EncoderSettings) -> Warmth:
+    """How warm everybody is for the settings' bundle; only Redis must run. Raises: as `run_warming`."""
+    store = state_writer(settings)
+    try:
+        return measure(store, load_bundle(settings.bundle, verify=False).model_version)
+    finally:
+        store.close()
 
 
 def run_archive(

@@ -13,6 +13,7 @@ from services.common.state_store import (
     AdvanceStep,
     Dump,
     ForgetsApplied,
+    ModelState,
     Popularity,
     PopularityStep,
     Progress,
@@ -150,6 +151,19 @@ class MemoryStore:
                 self.states.pop(key, None)
         if lost:
             raise Conflict(f"{lost} of {len(updates)} users were changed by another writer, or the store went back")
+
+    def store_states(self, states: Sequence[ModelState], epoch: str) -> int:
+        written = 0
+        for one in states:
+            if self._positions.get(one.user_id) != (epoch, dict(one.positions), dict(one.forgotten)):
+                continue
+            written += 1
+            key = (one.user_id, one.model_version)
+            if one.change == "set" and one.state is not None:
+                self.states[key] = one.state
+            elif one.change == "drop":
+                self.states.pop(key, None)
+        return written
 
     def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
         lost = 0

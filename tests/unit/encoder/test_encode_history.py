@@ -48,7 +48,7 @@ async def stub(model: Model) -> AsyncIterator[encoder_pb2_grpc.EncoderServiceStu
     describe = DescribeUser(
         reader=MemoryStore(), vocabulary=VOCABULARY, pseudonym_key=b"key", applied_up_to=lambda user_id: {3: 9}
     )
-    servicer = EncoderServicer(handler, describe, EncoderMetrics(registry), "model-1")
+    servicer = EncoderServicer({"model-1": handler}, describe, EncoderMetrics(registry), "model-1")
 
     def add(server: grpc.aio.Server) -> list[str]:
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server)

@@ -6,7 +6,7 @@ of it is ever compacted. It holds a few records a week.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from freshet.v1 import events_pb2
 
@@ -86,11 +86,11 @@ def decode_operation(value: bytes | None) -> Operation:
     }
     if len(sets) != len(message.sets):
         raise InvalidRequest.of("sets", [one.name for one in message.sets], "each name once")
-    for field in ("serving", "before", "canary", "shadow"):
-        found = getattr(message, field)
+    for named in ("serving", "before", "canary", "shadow"):
+        found = getattr(message, named)
         name = found if isinstance(found, str) else found.name
-        if name not in sets and (name or field == "serving"):
-            raise InvalidRequest.of(field, name, f"one of {', '.join(sets) or 'no sets'}")
+        if name not in sets and (name or named == "serving"):
+            raise InvalidRequest.of(named, name, f"one of {', '.join(sets) or 'no sets'}")
     after = VersionSets(
         revision=message.revision,
         sets=sets,
@@ -109,20 +109,24 @@ def decode_operation(value: bytes | None) -> Operation:
     )
 
 
-def _share(field: str, message: events_pb2.VersionSets) -> Share:
-    found = getattr(message, field)
+def _share(named: str, message: events_pb2.VersionSets) -> Share:
+    found = getattr(message, named)
     if not 0 < found.share <= 1:
-        raise InvalidRequest.of(f"{field}.share", found.share, "above 0, at most 1")
+        raise InvalidRequest.of(f"{named}.share", found.share, "above 0, at most 1")
     return Share(name=found.name, share=found.share)
 
 
 @dataclass(slots=True)
 class Counted:
-    """What counts of the records read so far: the last operation (None: there was none), and how many did not count,
-    or could not be read."""
+    """What counts of the records read so far, in order, and how many did not count, or could not be read."""
 
-    last: Operation | None = None
+    operations: list[Operation] = field(default_factory=list)
     void: int = 0
+
+    @property
+    def last(self) -> Operation | None:
+        """None: there was none."""
+        return self.operations[-1] if self.operations else None
 
     def take(self, records: Iterable[SourceRecord]) -> bool:
         """Read on; True when the sets changed."""
@@ -134,7 +138,7 @@ class Counted:
                 self.void += 1
                 continue
             if made.after.revision == (0 if self.last is None else self.last.after.revision) + 1:
-                self.last = made
+                self.operations.append(made)
             else:
                 self.void += 1
         return self.last is not before

@@ -1,0 +1,483 @@
+"""`freshet model`: a new model beside the one that serves, and then in its place, or not."""
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli import options
+from services.cli.output import (
+    CommandError,
+    console,
+    emit_json,
+    progress_bar,
+    reports_errors,
+    sentences,
+    table,
+    usage_error,
+)
+
+if TYPE_CHECKING:
+    from freshet.v1 import gateway_pb2
+
+    from services.cli.model_control import Control
+    from services.cli.stack import Stack
+    from services.common.stream.topics.version_sets import Operation
+    from services.common.version_sets import VersionSet, VersionSets
+
+app = typer.Typer(
+    name="model",
+    help="Put a new model beside the serving one, try it, promote it, go back.",
+    no_args_is_help=True,
+)
+
+# What is called warm enough to answer everybody.
+WARM = 0.99
+_ENOUGH_IN_COMMON = 0.5
+# A gateway closes the connections of a set that went after five seconds.
+_LAST_CALLS_S = 6.0
+_GO_BY_S = 10.0
+
+Name = Annotated[str, typer.Argument(help="The set's name.")]
+ShareArgument = Annotated[str, typer.Argument(help="5% or 0.05; 0 ends it.")]
+Gateways = Annotated[
+    str, typer.Option("--gateways", envvar="FRESHET_GATEWAYS", help="host:port of every gateway, comma-separated.")
+]
+WaitS = Annotated[float, typer.Option(min=0, help="Give up after so long.")]
+
+
+@app.command()
+@reports_errors
+def stage(
+    name: Name,
+    bundle: Annotated[Path, typer.Option("--bundle", help="The new model's bundle.")],
+    *,
+    text: Annotated[Path | None, typer.Option(help="A text bundle of its own, if any.")] = None,
+    candidates: Annotated[str, typer.Option(help="host:port, where you started the set's processes yourself.")] = "",
+    reranker: Annotated[str, typer.Option(help="host:port, likewise.")] = "",
+    refreshers: Annotated[str, typer.Option(help="host:port, comma-separated, likewise.")] = "",
+    generator: Annotated[str, typer.Option(help="host:port; default: the one that there is.")] = "",
+    serving: options.StackBundle = None,
+    state: options.State = options.DEFAULT_STATE,
+    gateways: Gateways = "",
+    wait_s: WaitS = 120,
+    as_json: options.AsJson = False,
+) -> None:
+    """Load a set beside the serving one, in every process; it answers nobody yet.
+
+    On a local stack its candidates, reranker and refresher are started, if there is memory for them. Elsewhere start
+    them yourself and say where they are. The encoder makes states and attributions for both sets from then on.
+
+    Example:  freshet model stage next --bundle .freshet/next
+    """
+    from services.cli.model_control import problem_of, wait_for_gateways
+    from services.cli.stack import Stack, StackError
+    from services.cli.stack.display import showing
+    from services.cli.stack.version_sets import new_set, remove_set, set_parts
+    from services.common.version_sets import VersionSet, VersionSets
+
+    with sentences():
+        main = Stack(state)
+        control = _control(main)
+        before = _sets(control) or VersionSets.of_one(_serving_now(serving or main.bundle))
+        new = VersionSet(
+            name=name,
+            model_version=_checked(bundle, Path(before.sets[before.serving].bundle)),
+            bundle=str(bundle.resolve()),
+            candidates=candidates,
+            reranker=reranker,
+            refreshers=tuple(one.strip() for one in refreshers.split(",") if one.strip()),
+            generator=generator,
+        )
+        given = (bool(new.candidates), bool(new.reranker), bool(new.refreshers))
+        if any(given) and not all(given):
+            raise CommandError("give --candidates, --reranker and --refreshers together, or none of them")
+        before.staged(new)  # refused before anything is started
+        own: Stack | None = None
+        if not any(given):
+            try:
+                with showing(None if as_json else console(stderr=True)) as say:
+                    own = new_set(main, name, bundle, text, say)
+                    own.up(set_parts(own), timeout_s=wait_s)
+            except StackError as exc:
+                remove_set(main, name)
+                raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
+            new = _with_addresses(new, own)
+        try:
+            after = control.write(before.staged(new), f"stage {name}")
+        except Exception:
+            if own is not None:
+                remove_set(main, name)
+            raise
+        wait_for_gateways(_gateways(gateways, main), after.revision, problem_of(name), wait_s)
+    _say(after, f"set {name} is staged: model {new.model_version} answers nobody yet", as_json=as_json)
+
+
+@app.command()
+@reports_errors
+def warm(
+    name: Name,
+    *,
+    share: Annotated[float, typer.Option(min=0.01, max=1, help="Of one core, at most.")] = 0.5,
+    attributions: Annotated[bool, typer.Option(help="Encode past interactions for its item states, too.")] = True,
+    state: options.State = options.DEFAULT_STATE,
+    as_json: options.AsJson = False,
+) -> None:
+    """Make the set's states of everybody with a history, and its attributions of what was done before it was staged.
+
+    Meanwhile the encoder makes those of new events, so it is done once. Interrupt it at any time: the next call goes
+    on. It takes what others leave of the processor, and of one core no more than its share.
+
+    Example:  freshet model warm next --share 0.25
+    """
+    from services.cli.stack import Stack
+    from services.encoder.config import EncoderSettings
+    from services.offline.backfill.jobs import run_reattribution, run_warming
+    from services.offline.backfill.pace import Pace
+
+    with sentences(), progress_bar(as_json=as_json) as bar:
+        main = Stack(state)
+        found = _required(_control(main)).find(name)
+        settings = EncoderSettings(
+            bundle=Path(found.bundle), kafka_bootstrap=main.kafka_bootstrap, redis_url=main.redis_url
+        )
+        os.nice(19)
+        pace = Pace(share)
+        users = bar.add_task("users", total=None)
+
+        def on_users(done: int, total: int) -> None:
+            bar.update(users, completed=done, total=total)
+            pace.rest()
+
+        report = run_warming(settings, on_users)
+        written = 0
+        if attributions:
+            past = bar.add_task("interactions", total=None)
+
+            def on_interactions(done: int, total: int) -> None:
+                bar.update(past, completed=done, total=total)
+                pace.rest()
+
+            written = run_reattribution(settings, on_interactions).attributions
+    said = {"set": name, "active": report.active, "warm": report.warm, "made": report.made, "attributions": written}
+    if as_json:
+        emit_json(said)
+        return
+    typer.echo(
+        f"{report.warm:,} of {report.active:,} people are warm ({report.made:,} made now), {written:,} attributions"
+    )
+
+
+@app.command()
+@reports_errors
+def shadow(
+    name: Name,
+    share: ShareArgument,
+    *,
+    state: options.State = options.DEFAULT_STATE,
+    gateways: Gateways = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """Ask the set beside this share of requests, after the answer went out; `freshet model list` shows how it compares.
+
+    Example:  freshet model shadow next 20%
+    """
+    _operate(lambda sets: sets.shadowed(name, _share(share)), f"shadow {name} {share}", state, gateways, as_json)
+
+
+@app.command()
+@reports_errors
+def canary(
+    name: Name,
+    share: ShareArgument,
+    *,
+    state: options.State = options.DEFAULT_STATE,
+    gateways: Gateways = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """Let the set answer this share of users, always the same ones; a larger share adds to them.
+
+    Example:  freshet model canary next 5%
+    """
+    salt = secrets.token_hex(8)
+    _operate(lambda sets: sets.canaried(name, _share(share), salt), f"canary {name} {share}", state, gateways, as_json)
+
+
+@app.command()
+@reports_errors
+def promote(
+    name: Name,
+    *,
+    wait_s: WaitS = 60,
+    state: options.State = options.DEFAULT_STATE,
+    gateways: Gateways = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """Let the set answer everybody, once 99 % of the people with a history are warm; the one before stays warm beside.
+
+    Example:  freshet model promote next
+    """
+    from services.cli.model_control import problem_of, wait_for_gateways
+    from services.cli.stack import Stack
+    from services.encoder.config import EncoderSettings
+    from services.offline.backfill.jobs import measure_warmth
+
+    with sentences():
+        main = Stack(state)
+        sets = _required(_control(main))
+        sets.promoted(name)
+        settings = EncoderSettings(bundle=Path(sets.find(name).bundle), redis_url=main.redis_url)
+        until = time.monotonic() + wait_s
+        while True:
+            report = measure_warmth(settings)
+            if report.share >= WARM:
+                break
+            if time.monotonic() > until:
+                raise CommandError(
+                    f"{report.warm:,} of {report.active:,} people are warm ({report.share:.1%}); allowed: {WARM:.0%}",
+                    advice=f"freshet model warm {name}",
+                )
+            time.sleep(0.5)
+        wait_for_gateways(_gateways(gateways, main), sets.revision, problem_of(name), wait_s)
+    _operate(lambda sets: sets.promoted(name), f"promote {name}", state, gateways, as_json)
+
+
+@app.command()
+@reports_errors
+def rollback(
+    *,
+    state: options.State = options.DEFAULT_STATE,
+    gateways: Gateways = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """End the canary, or let the set before the last promotion answer again: it is still warm, so this is at once.
+
+    Example:  freshet model rollback
+    """
+    _operate(lambda sets: sets.rolled_back(), "rollback", state, gateways, as_json)
+
+
+@app.command()
+@reports_errors
+def retire(
+    name: Name,
+    *,
+    state: options.State = options.DEFAULT_STATE,
+    gateways: Gateways = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """Let go of a set that answers nobody; on a local stack its processes end.
+
+    Where it was the set that the stack was started with, the stack's own processes take the remaining set over, one
+    after the other, and are what answers from then on.
+
+    Example:  freshet model retire next
+    """
+    from services.cli.stack import Stack, StackError
+    from services.cli.stack.display import showing
+    from services.cli.stack.version_sets import remove_set, set_names
+
+    with sentences():
+        main = Stack(state)
+        sets = _required(_control(main))
+        left = sets.retired(name)
+        local = set_names(main)
+        takes_over = left.serving in local and name not in local and main.profile == "split"
+        if takes_over:
+            try:
+                with showing(None if as_json else console(stderr=True)) as say:
+                    main = Stack(state, say=say)
+                    main.replace_bundle(Path(left.sets[left.serving].bundle), ("refresher", "reranker", "candidates"))
+            except StackError as exc:
+                raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
+
+    def operation(now: "VersionSets") -> "VersionSets":
+        return now.retired(name).settled() if takes_over else now.retired(name)
+
+    _operate(operation, f"retire {name}", state, gateways, as_json)
+    gone = left.serving if takes_over else name
+    if gone in local:
+        # Gateways let what is under way end on the connections that they had.
+        time.sleep(_LAST_CALLS_S)
+        remove_set(main, gone)
+
+
+@app.command(name="list")
+@reports_errors
+def list_(
+    *,
+    state: options.State = options.DEFAULT_STATE,
+    gateways: Gateways = "",
+    history: Annotated[bool, typer.Option("--history", help="Every operation so far.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show the sets, what each answers, and what each gateway says of them.
+
+    Example:  freshet model list
+    """
+    from google.protobuf.json_format import MessageToDict
+
+    from services.cli.model_control import ask_gateways
+    from services.cli.stack import Stack
+
+    with sentences():
+        main = Stack(state)
+        counted = _control(main).read()
+        held = ask_gateways(_gateways(gateways, main))
+    if as_json:
+        said = {target: MessageToDict(answer, preserving_proto_field_name=True) for target, answer in held.items()}
+        emit_json({"gateways": said, "operations": [_told(one) for one in counted.operations]})
+        return
+    out = console()
+    for target, answer in held.items():
+        shown = table("set", "model", "", "answered", "problem", right=("answered",), title=f"gateway {target}")
+        for one in answer.sets:
+            part = _part_of(one.set.name, answer)
+            shown.add_row(one.set.name, one.set.model_version, part, f"{one.answered:,}", one.problem)
+        out.print(shown)
+        for one in answer.sets:
+            if one.HasField("shadow"):
+                out.print(_shadow_text(one.set.name, one.shadow))
+    if history:
+        shown = table("", "when", "who", "what", right=("",))
+        for done in counted.operations:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(done.time_ms / 1000))
+            shown.add_row(str(done.after.revision), when, done.operator, done.operation)
+        out.print(shown)
+
+
+def _operate(
+    operation: "Callable[[VersionSets], VersionSets]", said: str, state: Path, gateways: str, as_json: bool
+) -> None:
+    """Do it, and return when every gateway goes by it."""
+    from services.cli.model_control import wait_for_gateways
+    from services.cli.stack import Stack
+
+    with sentences():
+        main = Stack(state)
+        control = _control(main)
+        after = control.write(operation(_required(control)), said)
+        wait_for_gateways(_gateways(gateways, main), after.revision, lambda answer: "", _GO_BY_S)
+    _say(after, said, as_json=as_json)
+
+
+def _control(main: "Stack") -> "Control":
+    from services.cli.model_control import Control
+
+    return Control(main.kafka_bootstrap)
+
+
+def _sets(control: "Control") -> "VersionSets | None":
+    last = control.read().last
+    return None if last is None else last.after
+
+
+def _required(control: "Control") -> "VersionSets":
+    sets = _sets(control)
+    if sets is None:
+        raise CommandError("no set was ever staged", advice="freshet model stage NAME --bundle DIR")
+    return sets
+
+
+def _gateways(named: str, main: "Stack") -> list[str]:
+    return [one.strip() for one in named.split(",") if one.strip()] or [main.address("gateway")]
+
+
+def _serving_now(bundle: Path) -> "VersionSet":
+    """What a stack serves of which no operator has said anything."""
+    from services.algorithms.bundle import load_bundle
+    from services.common.version_sets import VersionSet
+
+    version = load_bundle(bundle, verify=False).model_version
+    return VersionSet(name="first", model_version=version, bundle=str(bundle.resolve()))
+
+
+def _checked(bundle: Path, serving: Path) -> str:
+    """The model version of a bundle that can take the serving one's place.
+
+    Raises: BundleError for shapes or checksums that disagree; CommandError for another catalogue's.
+    """
+    from services.algorithms.bundle import load_bundle
+
+    new, now = load_bundle(bundle), load_bundle(serving, verify=False)
+    known, common = len(now.item_ids), len(set(new.item_ids) & set(now.item_ids))
+    if common < _ENOUGH_IN_COMMON * known:
+        raise CommandError(
+            f"{bundle}: has {common:,} of the {known:,} items of {serving}: a model of another catalogue; allowed: half"
+        )
+    for what, theirs, ours in (
+        ("max_history", new.max_history, now.max_history),
+        ("event schema", new.event_schema, now.event_schema),
+    ):
+        if theirs != ours:
+            raise CommandError(
+                f"{bundle}: its {what} is not the serving model's ({theirs!r:.60} and {ours!r:.60}); the encoder keeps "
+                "one history for both",
+                advice="train it with the same, or start a stack of its own",
+            )
+    return new.model_version
+
+
+def _with_addresses(one: "VersionSet", own: "Stack") -> "VersionSet":
+    from dataclasses import replace
+
+    from services.cli.stack.version_sets import set_parts
+
+    has_text = "generator" in set_parts(own)
+    return replace(
+        one,
+        candidates=own.address("candidates"),
+        reranker=own.address("reranker"),
+        refreshers=(own.address("refresher"),),
+        generator=own.address("generator") if has_text else one.generator,
+    )
+
+
+def _share(text: str) -> float:
+    try:
+        return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError as exc:
+        raise usage_error(f"share={text!r} allowed: 0 to 100 %, as 5% or 0.05") from exc
+
+
+def _part_of(name: str, answer: "gateway_pb2.GetVersionSetsResponse") -> str:
+    if name == answer.serving:
+        return "serves"
+    parts = []
+    if answer.canary.name == name:
+        parts.append(f"canary of {answer.canary.share:.3g}")
+    if answer.shadow.name == name:
+        parts.append(f"shadow of {answer.shadow.share:.3g}")
+    if answer.before == name:
+        parts.append("served before")
+    return ", ".join(parts) or "staged"
+
+
+def _shadow_text(name: str, shadow: "gateway_pb2.ShadowReport") -> str:
+    return (
+        f"shadow {name}: {shadow.requests:,} requests ({shadow.failed:,} failed, {shadow.skipped:,} left out), "
+        f"{shadow.overlap:.0%} of the items are the same, best score {shadow.score_shift:+.3f}, "
+        f"{shadow.median_ms:.0f} ms (p99 {shadow.p99_ms:.0f}); of {shadow.taken:,} items taken next the answer had "
+        f"{shadow.taken_from_answer:,}, the shadow {shadow.taken_from_shadow:,}"
+    )
+
+
+def _told(one: "Operation") -> dict[str, Any]:
+    return {
+        "revision": one.after.revision,
+        "operation": one.operation,
+        "operator": one.operator,
+        "time_ms": one.time_ms,
+        "serving": one.after.serving,
+    }
+
+
+def _say(after: "VersionSets", said: str, *, as_json: bool) -> None:
+    if as_json:
+        emit_json({"revision": after.revision, "serving": after.serving, "sets": sorted(after.sets)})
+    else:
+        typer.echo(f"{said}  (revision {after.revision}, {after.serving} serves)")

@@ -1,0 +1,112 @@
+"""What `freshet model` does to the record of version sets, and how it learns that gateways go by it."""
+
+import getpass
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from freshet.v1 import gateway_pb2
+
+from services.cli import client
+from services.cli.output import CommandError, ExitStatus
+from services.common.errors import Conflict
+from services.common.kafka import Brokers, BulkProducer, Record
+from services.common.stream.topics import ensure_topics
+from services.common.stream.topics.version_sets import TOPIC, VERSION_SETS, Counted, Operation, encode_operation
+from services.common.version_set_follower import version_set_reader
+from services.common.version_sets import VersionSets
+
+_CLIENT = "freshet-model"
+_ASK_S = 5.0
+
+
+class Control:
+    """The record, for one operator."""
+
+    def __init__(self, kafka: Brokers) -> None:
+        self._kafka = kafka
+
+    def read(self) -> Counted:
+        """Everything that was done so far. Raises: DependencyUnavailable."""
+        counted = Counted()
+        ensure_topics(self._kafka, topics=(TOPIC,))
+        with self._reader() as topic:
+            counted.take(topic.read_to_end())
+        return counted
+
+    def write(self, after: VersionSets, operation: str) -> VersionSets:
+        """Make the next record. Raises: Conflict when another operator's came first; DependencyUnavailable."""
+        made = Operation(
+            after=after,
+            operation=operation,
+            operator=f"{getpass.getuser()}@{socket.gethostname()}",
+            operation_id=secrets.token_hex(8),
+            time_ms=time.time_ns() // 1_000_000,
+        )
+        producer = BulkProducer(self._kafka, client_id=_CLIENT)
+        try:
+            producer.send_many([Record(VERSION_SETS, b"", encode_operation(made), partition=0)])
+        finally:
+            producer.close(timeout_s=1.0)
+        done = self.read().operations
+        if made.operation_id not in {one.operation_id for one in done}:
+            by = next((f"{one.operator}: {one.operation}" for one in done if one.after.revision == after.revision), "")
+            raise Conflict(f"{operation}: another operation came first ({by}); this one changed nothing")
+        return after
+
+    @contextmanager
+    def _reader(self) -> Iterator[Any]:
+        topic = version_set_reader(self._kafka, _CLIENT)
+        try:
+            topic.seek({0: 0})
+            yield topic
+        finally:
+            topic.close()
+
+
+def ask_gateways(gateways: Sequence[str]) -> dict[str, gateway_pb2.GetVersionSetsResponse]:
+    """What each gateway holds. Raises: CommandError for one that does not answer."""
+    answers = {}
+    for target in gateways:
+        with client.gateway(target) as stub:
+            request = gateway_pb2.GetVersionSetsRequest()
+            answers[target] = client.call(stub.GetVersionSets, request, target=target, timeout_s=_ASK_S)
+    return answers
+
+
+def wait_for_gateways(
+    gateways: Sequence[str], revision: int, is_done: Callable[[gateway_pb2.GetVersionSetsResponse], str], wait_s: float
+) -> None:
+    """Return when every gateway goes by this revision or a later one, and `is_done` has no complaint of it.
+
+    Raises: CommandError with the complaint.
+    """
+    until = time.monotonic() + wait_s
+    while True:
+        complaints = {
+            target: f"it goes by revision {said.revision}, not {revision}"
+            if said.revision < revision
+            else is_done(said)
+            for target, said in ask_gateways(gateways).items()
+        }
+        left = [f"gateway {target}: {why}" for target, why in complaints.items() if why]
+        if not left:
+            return
+        if time.monotonic() > until:
+            raise CommandError("; ".join(left), status=ExitStatus.UNAVAILABLE)
+        time.sleep(0.1)
+
+
+def problem_of(name: str) -> Callable[[gateway_pb2.GetVersionSetsResponse], str]:
+    """The complaint of a gateway that does not hold this set, or whose processes of it do not answer."""
+
+    def complain(said: gateway_pb2.GetVersionSetsResponse) -> str:
+        found = next((one for one in said.sets if one.set.name == name), None)
+        if found is None:
+            return f"it knows no set {name!r}"
+        return "" if found.ready else f"set {name!r}: {found.problem}"
+
+    return complain

@@ -1,0 +1,60 @@
+"""The processes of further version sets of a local stack: each set is a small stack of its own, in `STATE/sets/NAME`.
+
+It has candidates, a reranker and a refresher (and a generator where it has texts of its own) on ports of its own, and
+uses the stack's Kafka, Redis, encoder and gateway. So starting, memory, logs and stopping are a stack's.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+from services.cli.stack.components.component import Say
+from services.cli.stack.launcher import Stack
+from services.cli.stack.ports import Ports, owner
+
+_OWN, _TEXT = ("candidates", "reranker", "refresher"), "generator"
+
+
+def set_parts(stack: Stack) -> tuple[str, ...]:
+    """What a set's stack starts."""
+    return (*_OWN, _TEXT) if (stack.place.text / "manifest.json").exists() else _OWN
+
+
+def new_set(main: Stack, name: str, bundle: Path, text: Path | None, say: Say | None = None) -> Stack:
+    """The stack of a set that is noted from now on, unstarted; it keeps ports that are free now."""
+    free = Ports.free()
+    folder = _folder(main, name)
+    numbers = {port: (free if owner(port) in (*_OWN, _TEXT) else main.ports)[port] for port in main.ports.numbers}
+    noted = {"bundle": str(bundle.resolve()), "text": "" if text is None else str(text.resolve()), "ports": numbers}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "set.json").write_text(json.dumps(noted, indent=1), encoding="utf-8")
+    return find_set(main, name, say)
+
+
+def find_set(main: Stack, name: str, say: Say | None = None) -> Stack:
+    """The stack of a noted set. Raises: FileNotFoundError."""
+    folder = _folder(main, name)
+    noted = json.loads((folder / "set.json").read_text(encoding="utf-8"))
+    return Stack(
+        folder / "stack",
+        bundle=noted["bundle"],
+        text=noted["text"] or folder / "text",
+        ports=Ports(noted["ports"]),
+        profile="split",
+        say=say,
+    )
+
+
+def set_names(main: Stack) -> list[str]:
+    """Every set that is noted, running or not."""
+    return sorted(found.parent.name for found in main.place.state.root.glob("sets/*/set.json"))
+
+
+def remove_set(main: Stack, name: str) -> None:
+    """Stop its processes and forget it; its logs go, too."""
+    find_set(main, name).down()
+    shutil.rmtree(_folder(main, name))
+
+
+def _folder(main: Stack, name: str) -> Path:
+    return main.place.state.root / "sets" / name

@@ -1,0 +1,77 @@
+"""The models that one process encodes with: its own, and those of other version sets, which come and go."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from services.common.errors import FreshetError
+from services.common.version_sets import VersionSet, VersionSets
+from services.encoder.encoding import Vocabulary
+from services.encoder.ports import SequenceEncoder
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """What it knows by number, and what computes."""
+
+    vocabulary: Vocabulary
+    encoder: SequenceEncoder
+
+
+class Models:
+    """own: the process's. open_model: makes another one ready, by its bundle's folder and memory that is there.
+
+    changed: called with the others whenever they change. `apply` belongs to one thread; the rest may be asked by any.
+    """
+
+    def __init__(
+        self,
+        own: Model,
+        *,
+        open_model: Callable[[Path], Model],
+        changed: Callable[[tuple[Model, ...]], None],
+        close: Callable[[Model], None],
+    ) -> None:
+        self.own, self.others = own, tuple[Model, ...]()
+        self._open, self._changed, self._close = open_model, changed, close
+
+    def drop(self, cache_keys: Sequence[int]) -> None:
+        """Forget what any model keeps under these keys. Raises: as each model's own."""
+        for model in (self.own, *self.others):
+            model.encoder.drop(cache_keys)
+
+    def apply(self, sets: VersionSets) -> None:
+        """Hold the models of these sets from now on. One that cannot be held is left out and logged with why."""
+        held = {one.vocabulary.model_version: one for one in self.others}
+        wanted = {one.model_version: one for one in sets.sets.values()}
+        wanted.pop(self.own.vocabulary.model_version, None)
+        others = []
+        for version, one in wanted.items():
+            try:
+                others.append(held.get(version) or self._opened(one))
+            except (FreshetError, OSError, ValueError, MemoryError) as exc:
+                log.error("version_set_not_held", set=one.name, reason=str(exc))
+        gone = [one for version, one in held.items() if version not in wanted]
+        self.others = tuple(others)
+        self._changed(self.others)
+        for left in gone:
+            self._close(left)
+
+    def _opened(self, one: VersionSet) -> Model:
+        """Raises: BundleError; ValueError for a model that cannot stand beside the own one."""
+        model, own = self._open(Path(one.bundle)), self.own.vocabulary
+        found = model.vocabulary
+        for what, theirs, wanted in (
+            ("model", found.model_version, one.model_version),
+            ("max_history", found.max_history, own.max_history),
+            ("event schema", found.schema, own.schema),
+        ):
+            if theirs != wanted:
+                self._close(model)
+                raise ValueError(f"{one.bundle}: {what}={theirs!r:.80} allowed: {wanted!r:.80}")
+        model.encoder.check()
+        return model

@@ -1,0 +1,26 @@
+"""Keeps a job to a share of one core, beside what answers people."""
+
+import time
+from collections.abc import Callable
+
+
+class Pace:
+    """`rest` after each step: as long as this process's processor time so far is more than its share."""
+
+    def __init__(
+        self,
+        share: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        used: Callable[[], float] = time.process_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """share: of one core, above 0, at most 1."""
+        self._share, self._clock, self._used, self._sleep = share, clock, used, sleep
+        self._began, self._used_before = clock(), used()
+
+    def rest(self) -> None:
+        """Sleep until the share holds again."""
+        due_s = (self._used() - self._used_before) / self._share - (self._clock() - self._began)
+        if due_s > 0:
+            self._sleep(due_s)

@@ -1,0 +1,110 @@
+"""States of another model for everybody with a history, made beside the live system before that model answers anybody.
+
+A state is made of the history as it is stored, and written only if that is still the history: the stream, which makes
+those of both sets, is not disturbed. So it can be cut off and called again; who is warm is passed over.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from services.common.errors import PreconditionFailed
+from services.common.state_layout import num_partitions_of
+from services.common.state_store import ModelState, StateWriter, StoredState, UserHistory, now_ms
+from services.encoder.encoding import Vocabulary, encode_job, user_state
+from services.encoder.ports import SequenceEncoder
+
+# Together in one call of the model, and asked for in one trip.
+_USERS, _ASKED = 32, 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Warmth:
+    """active: people with a history. warm: those whose state of the model reflects all of it. made: now."""
+
+    active: int
+    warm: int
+    made: int = 0
+
+    @property
+    def share(self) -> float:
+        """1 where nobody has a history."""
+        return self.warm / self.active if self.active else 1.0
+
+
+def measure(store: StateWriter, model_version: str) -> Warmth:
+    """How warm everybody is for a model.
+
+    Raises: PreconditionFailed before anything was applied; DependencyUnavailable.
+    """
+    epoch = _epoch(store)
+    whole = [state for users in _users(store, epoch) for state in store.are_whole(users, model_version, epoch).values()]
+    return Warmth(active=len(whole), warm=sum(whole))
+
+
+def warm(
+    store: StateWriter, encoder: SequenceEncoder, vocabulary: Vocabulary, progress: Callable[[int, int], None]
+) -> Warmth:
+    """Make what is missing. progress: (people looked at, people in all). Raises: as `measure`."""
+    epoch, version = _epoch(store), vocabulary.model_version
+    store.add_model(version)
+    pages = list(_users(store, epoch))
+    total, looked_at, made = sum(map(len, pages)), 0, 0
+    for users in pages:
+        cold = [user for user, is_whole in store.are_whole(users, version, epoch).items() if not is_whole]
+        looked_at += len(users) - len(cold)
+        for start in range(0, len(cold), _USERS):
+            made += _make(store, encoder, vocabulary, cold[start : start + _USERS], epoch)
+            looked_at += len(cold[start : start + _USERS])
+            progress(looked_at, total)
+        progress(looked_at, total)
+    found = measure(store, version)
+    return Warmth(active=found.active, warm=found.warm, made=made)
+
+
+def _make(store: StateWriter, encoder: SequenceEncoder, vocabulary: Vocabulary, users: list[str], epoch: str) -> int:
+    jobs, of_jobs = [], []
+    states = []
+    for user_id, history in store.load_users(users, epoch).items():
+        job, rows = encode_job(vocabulary, user_id, history.events, [len(history.events)])
+        if job is None:
+            # Nothing that the model can encode: no state is the whole state.
+            states.append(_state_of(user_id, vocabulary, history, None))
+        else:
+            jobs.append(job)
+            of_jobs.append((user_id, history, rows[len(history.events)]))
+    for (user_id, history, row), encoded in zip(of_jobs, encoder.encode(jobs) if jobs else (), strict=True):
+        newest = max(history.positions, key=lambda partition: history.positions[partition])
+        state = StoredState(
+            query_state=user_state(vocabulary, encoded, row, history.events),
+            partition=newest,
+            offset=history.positions[newest],
+            event_time_ms=history.events[-1].event_time_ms,
+            applied_ms=now_ms(),
+        )
+        states.append(_state_of(user_id, vocabulary, history, state))
+    return store.store_states(states, epoch)
+
+
+def _state_of(user_id: str, vocabulary: Vocabulary, history: UserHistory, state: StoredState | None) -> ModelState:
+    return ModelState(
+        user_id=user_id,
+        model_version=vocabulary.model_version,
+        positions=history.positions,
+        forgotten=history.forgotten,
+        state=state,
+        change="drop" if state is None else "set",
+    )
+
+
+def _epoch(store: StateWriter) -> str:
+    epoch = store.epoch()
+    if epoch is None:
+        raise PreconditionFailed("nothing was applied to the state store yet")
+    return epoch
+
+
+def _users(store: StateWriter, epoch: str) -> Iterator[list[str]]:
+    for partition in range(num_partitions_of(epoch)):
+        users = store.user_ids(partition, epoch)
+        for start in range(0, len(users), _ASKED):
+            yield users[start : start + _ASKED]

@@ -1,0 +1,1 @@
+"""A new model goes live, and back, under load: who noticed."""

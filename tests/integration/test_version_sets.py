@@ -1,0 +1,156 @@
+"""A second model beside the first on a real stack: the operator's walk under load, and what is refused on the way."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.algorithms.bundle import load_bundle
+from services.cli.model_control import Control
+from services.cli.stack import Ports, Stack
+from services.cli.stack.version_sets import remove_set, set_names
+from services.common.errors import Conflict
+from services.offline.backfill.jobs import import_interactions
+from services.offline.datasets.simulator import SimulatorConfig, simulate
+from services.offline.evaluation.version_sets.traffic import Load
+from services.offline.evaluation.version_sets.walk import canary_of, judge, walk
+
+PEOPLE = SimulatorConfig(
+    num_users=300, num_items=400, num_topics=16, mean_events_per_user=40, max_events_per_user=120, seed=7
+)
+TRAINING = """
+import sys
+from pathlib import Path
+from services.offline.datasets.simulator import SimulatorConfig, simulate
+from services.offline.training.run import run_training
+people = SimulatorConfig(
+    num_users=300, num_items=400, num_topics=16, mean_events_per_user=40, max_events_per_user=120, seed=7
+)
+for seed in (0, 1):
+    run_training(
+        out=Path(sys.argv[1]) / f"seed-{seed}", interactions=simulate(people), epochs=1, seed=seed, split="none",
+        head="mol", threads=1,
+    )
+other = SimulatorConfig(num_users=60, num_items=80, num_topics=4, mean_events_per_user=20, max_events_per_user=60)
+data = simulate(other)
+data = data.__class__(**{
+    **{name: getattr(data, name) for name in data.__dataclass_fields__},
+    "item_ids": [f"other-{item}" for item in data.item_ids],
+})
+run_training(out=Path(sys.argv[1]) / "other", interactions=data, epochs=1, split="none", head="mol", threads=1)
+"""
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two-models")
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINING, str(folder)], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, bundles: Path) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("sets"), bundle=bundles / "seed-0", ports=Ports.free())
+    try:
+        stack.up()
+        import_interactions(
+            simulate(PEOPLE),
+            bundle=stack.bundle,
+            kafka=stack.kafka_bootstrap,
+            redis_url=stack.redis_url,
+            inference_server=stack.address("inference-server"),
+            attributes=False,
+        )
+        yield stack
+    finally:
+        for name in set_names(stack):
+            remove_set(stack, name)
+        stack.down()
+
+
+def freshet(stack: Stack, *arguments: str) -> tuple[int, Any, str]:
+    """Exit status, the JSON said, and what was said beside it."""
+    argv = [sys.executable, "-m", "services.cli", "model", *arguments, "--state", str(stack.place.state.root), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200, check=False)
+    last = done.stdout.strip().splitlines()
+    return done.returncode, json.loads(last[-1]) if last else None, done.stdout + done.stderr
+
+
+def refused(stack: Stack, *arguments: str) -> str:
+    status, _, said = freshet(stack, *arguments)
+    assert status, said
+    return said
+
+
+def test_what_cannot_be_is_refused_and_serving_goes_on(stack: Stack, bundles: Path, tmp_path: Path) -> None:
+    assert "no set was ever staged" in refused(stack, "promote", "next")
+    assert "a model of another catalogue" in refused(stack, "stage", "next", "--bundle", str(bundles / "other"))
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in (bundles / "seed-1").iterdir():
+        if file.is_file():
+            (broken / file.name).write_bytes(file.read_bytes())
+    weights = broken / "item_states.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert "item_states.safetensors" in refused(stack, "stage", "next", "--bundle", str(broken))
+    assert "is set 'first' already" in refused(stack, "stage", "next", "--bundle", str(bundles / "seed-0"))
+    assert set_names(stack) == []
+    assert Control(stack.kafka_bootstrap).read().last is None
+
+
+def test_the_walk_under_load(stack: Stack, bundles: Path, tmp_path: Path) -> None:
+    first, new = (load_bundle(bundles / name) for name in ("seed-0", "seed-1"))
+    load = Load(
+        gateway=stack.address("gateway"),
+        redis=stack.redis_url,
+        users=list(simulate(PEOPLE).user_ids),
+        items=list(first.item_ids),
+        models=[first.model_version, new.model_version],
+        recommends_per_s=10.0,
+        events_per_s=20.0,
+        seconds=600.0,
+        seed=0,
+    )
+    phases, answers, sent = walk(
+        stack, bundles / "seed-1", load, tmp_path / "traffic", quiet_s=4.0, warm_share=0.5, say=lambda line: None
+    )
+    operations = Control(stack.kafka_bootstrap).read().operations
+    salt = next(one.after.salt for one in operations if one.after.canary)
+    judged = judge(phases, answers, first, new, canary_of(first.model_version, new.model_version, salt, 0.05))
+    assert [one.status for one in answers if one.status != "OK"] == []
+    assert sent["events_failed"] == 0
+    assert (judged.mixed, judged.wrong) == (0, 0)
+    assert judged.scored > 0.5 * judged.checked > 0
+    assert judged.by_new["promote"] == judged.by_new["retire"] == 1.0
+    assert judged.by_new["before"] == judged.by_new["rollback"] == 0.0
+    rollback = next(phase for phase in phases if phase.name == "rollback")
+    late = [one for one in answers if one.at > rollback.began + 5 and one.at < rollback.ended]
+    assert {one.model for one in late} <= {first.model_version}
+    warmed = next(phase for phase in phases if phase.name == "warm").said
+    assert warmed["warm"] == warmed["active"] > 0
+    assert warmed["attributions"] > 0
+    # The stack's own processes have taken the set over, and nothing is left of another.
+    assert set_names(stack) == []
+    assert stack.bundle != bundles / "seed-1"  # as this object was opened
+    assert Stack(stack.place.state.root).bundle == bundles / "seed-1"
+    assert "no predecessor" in refused(stack, "rollback")
+    assert "allowed: next" in refused(stack, "canary", "first", "5%")
+    assert "share=1.01" in refused(stack, "canary", "next", "101%")
+
+
+def test_two_operators_at_once(stack: Stack) -> None:
+    control = Control(stack.kafka_bootstrap)
+    last = control.read().last
+    assert last is not None
+    both = last.after.staged(last.after.sets["next"].__class__(name="one", model_version="m-1", bundle="/one"))
+    control.write(both, "stage one")
+    with pytest.raises(Conflict, match="another operation came first"):
+        control.write(both, "stage one")
+    control.write(both.retired("one"), "retire one")
