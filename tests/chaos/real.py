@@ -26,7 +26,8 @@ from freshet.v1 import gateway_pb2
 from kafka import KafkaConsumer, TopicPartition
 from oracle import Event, _read, replay
 
-from services.cli.stack import Stack
+from services.cli.stack import Ports, Stack
+from services.cli.stack.version_sets import find_set, set_names
 from services.common.state_layout import hash_event_id
 from services.common.stream.topic import NUM_PARTITIONS
 from services.common.stream.topics.interactions import INTERACTIONS
@@ -143,6 +144,9 @@ class RealTrial:
         except grpc.RpcError:
             return False
         self.reads += 1
+        # The index names the model whose it is: an answer of two sets would name two.
+        if answer.index_version and not answer.index_version.startswith(f"{answer.model_version}."):
+            self.violations.append(f"{user}: model {answer.model_version} from index {answer.index_version}")
         shown = {item.item_id for item in answer.items}
         if shown & {*denied}:
             self.violations.append(f"{user}: a denied item")
@@ -282,19 +286,33 @@ def three_of(stack: Stack, seed: int) -> list[str]:
     return [random.Random(turn).sample(kinds, len(kinds))[place] for turn, place in turns]
 
 
-def run_trials(first: int, trials: int, minutes: float, brokers: int, kind: str) -> Iterator[dict[str, Any]]:
-    """Trials on a stack of their own. FRESHET_CHAOS_BUNDLE: the model; any will do. kind: only seeds that draw it."""
+def run_trials(
+    first: int, trials: int, minutes: float, brokers: int, kind: str, with_models: bool
+) -> Iterator[dict[str, Any]]:
+    """Trials on a stack of their own. FRESHET_CHAOS_BUNDLE: the model; any will do. kind: only seeds that draw it.
+
+    with_models: an operator changes version sets all the while; FRESHET_CHAOS_NEXT is the second model.
+    """
+    from models import ModelTrial
+
     folder = Path(tempfile.mkdtemp(prefix="freshet-chaos-"))
-    stack = Engines(folder, brokers)
+    stack = Stack(folder, ports=Ports.free()) if with_models else Engines(folder, brokers)
+    setting = stack.setting if isinstance(stack, Engines) else "one broker, an operator changes models"
     seeds = (seed for seed in itertools.count(first) if not kind or kind in three_of(stack, seed))
     until = time.monotonic() + 60 * minutes
     try:
-        stack.use_bundle(Path(os.environ["FRESHET_CHAOS_BUNDLE"]))
+        stack.use_bundle(Path(os.environ["FRESHET_CHAOS_BUNDLE"]).resolve())
         for seed in itertools.islice(seeds, trials):
             if time.monotonic() > until:
                 break
+            if seed > first and with_models:
+                # What was promoted and took the stack over is what it runs with.
+                stack.use_bundle(Stack(folder).bundle)
             stack.up()
-            yield {"setting": stack.setting, **RealTrial(stack, seed).run()}
+            made = ModelTrial(stack, seed) if with_models else RealTrial(stack, seed)
+            yield {"setting": setting, **made.run()}
     finally:
+        for name in set_names(stack):
+            find_set(stack, name).down()
         stack.down()
         shutil.rmtree(folder, ignore_errors=True)

@@ -21,6 +21,7 @@ from services.common.query_state import PackedQueryState
 from services.common.state_layout import RecentId, StoredEvent, forgets_key, home_of
 from services.common.state_store import (
     AdvanceStep,
+    ModelState,
     Popularity,
     PopularityStep,
     StateReader,
@@ -123,6 +124,28 @@ def test_a_write_on_the_latest_reading_replaces(store: Store) -> None:
     store.apply([update("ann", expected, positions={3: 43, 5: 1}, events=EVENTS[1:], recent=[])], epoch, {})
     found = store.load_users(["ann"], epoch)["ann"]
     assert (found.positions, found.events, found.recent) == ({3: 43, 5: 1}, EVENTS[1:], [])
+
+
+def test_a_state_of_another_model_is_written_beside_while_its_history_stands(store: Store) -> None:
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.apply([update("ann"), update("bob")], epoch, {})
+    theirs = {"model_version": "model-2", "state": state(model="model-2"), "forgotten": {}}
+    moved = ModelState(user_id="bob", positions={3: 41}, **theirs)
+    assert store.store_states([ModelState(user_id="ann", positions={3: 42}, **theirs), moved], epoch) == 1
+    assert store.store_states([], epoch) == 0
+    if isinstance(store, StateWriter):
+        assert store.are_whole(["ann", "bob", "eve"], "model-2", epoch) == {"ann": True, "bob": False}
+        assert store.are_whole(["ann", "bob", "eve"], MODEL, epoch) == {"ann": True, "bob": True}
+        # A duplicate moves the position alone, and the state with it.
+        before = store.load_users(["ann"], epoch)["ann"].expected
+        store.apply([update("ann", before, positions={3: 43}, state=None, state_change="keep")], epoch, {})
+        assert store.are_whole(["ann"], "model-2", epoch) == {"ann": False}
+        kept = {"model_version": "model-2", "forgotten": {}, "change": "keep", "before": before}
+        assert store.store_states([ModelState(user_id="ann", positions={3: 43}, **kept)], epoch) == 1
+        assert store.are_whole(["ann"], "model-2", epoch) == {"ann": True}
+        gone = {"model_version": "model-2", "forgotten": {}, "change": "drop"}
+        assert store.store_states([ModelState(user_id="ann", positions={3: 43}, **gone)], epoch) == 1
+        assert store.are_whole(["ann"], "model-2", epoch) == {"ann": False}
 
 
 def test_what_an_earlier_epoch_left_reads_as_absent_and_can_be_replaced(store: Store) -> None:

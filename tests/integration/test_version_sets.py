@@ -1,6 +1,7 @@
 """A second model beside the first on a real stack: the operator's walk under load, and what is refused on the way."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,11 +93,7 @@ def refused(stack: Stack, *arguments: str) -> str:
 def test_what_cannot_be_is_refused_and_serving_goes_on(stack: Stack, bundles: Path, tmp_path: Path) -> None:
     assert "no set was ever staged" in refused(stack, "promote", "next")
     assert "a model of another catalogue" in refused(stack, "stage", "next", "--bundle", str(bundles / "other"))
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in (bundles / "seed-1").iterdir():
-        if file.is_file():
-            (broken / file.name).write_bytes(file.read_bytes())
+    broken = shutil.copytree(bundles / "seed-1", tmp_path / "broken")
     weights = broken / "item_states.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     assert "item_states.safetensors" in refused(stack, "stage", "next", "--bundle", str(broken))

@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import typer
+
 from services.algorithms.bundle import load_bundle
 from services.cli.stack import Ports, Stack
 from services.gateway.domain import Degradation
@@ -95,14 +97,16 @@ def main() -> int:
         finally:
             stack.down()
     bad = [line for answer in answers if (line := _complaint(answer, swaps))]
-    print(f"{len(answers):,} answers, {len(swaps)} processes replaced, {len(bad)} answers worse than explained")
+    typer.echo(f"{len(answers):,} answers, {len(swaps)} processes replaced, {len(bad)} answers worse than explained")
     for one in swaps:
         mine = [answer for answer in answers if one.began <= answer.at < one.ended]
         marked = sum(bool(answer.marks) for answer in mine)
         failed = sum(answer.status != "OK" for answer in mine)
         away = one.ended - one.began
-        print(f"{one.part:10} to {one.to}: {away:4.1f} s, {len(mine):3} answers, {marked:3} marked, {failed:3} failed")
-    print(*bad[:20], sep="\n")
+        typer.echo(
+            f"{one.part:10} to {one.to}: {away:4.1f} s, {len(mine):3} answers, {marked:3} marked, {failed:3} failed"
+        )
+    typer.echo("\n".join(bad[:20]))
     return bool(bad)
 
 
@@ -141,13 +145,10 @@ def _complaint(answer: Answer, swaps: list[Swap]) -> str:
     ended = answer.at + answer.ms / 1000
     away = {one.part for one in swaps if one.began - 0.1 <= ended and answer.at <= one.ended}
     left = set(answer.marks) - {mark for part in away for mark in EXPLAINED.get(part, set())}
+    who = sorted(away) or "nobody"
     if answer.status != "OK" and "gateway" not in away:
-        return f"{answer.at:.2f}: {answer.status} while {sorted(away) or 'nobody'} was away"
-    return (
-        f"{answer.at:.2f}: marks {[Degradation(mark).name for mark in sorted(left)]} while {sorted(away) or 'nobody'} was away"
-        if left
-        else ""
-    )
+        return f"{answer.at:.2f}: {answer.status} while {who} was away"
+    return f"{answer.at:.2f}: {[Degradation(mark).name for mark in left]} while {who} was away" if left else ""
 
 
 if __name__ == "__main__":

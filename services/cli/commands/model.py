@@ -61,7 +61,9 @@ def stage(
     reranker: Annotated[str, typer.Option(help="host:port, likewise.")] = "",
     refreshers: Annotated[str, typer.Option(help="host:port, comma-separated, likewise.")] = "",
     generator: Annotated[str, typer.Option(help="host:port; default: the one that there is.")] = "",
-    serving: options.StackBundle = None,
+    serving: Annotated[
+        Path | None, typer.Option(help="The serving model's bundle, for the first set ever staged [the stack's].")
+    ] = None,
     state: options.State = options.DEFAULT_STATE,
     gateways: Gateways = "",
     wait_s: WaitS = 120,

@@ -42,7 +42,7 @@ class Load:
 @dataclass(kw_only=True)
 class Answer:
     """A Recommend. at: Unix seconds when it was due. status: OK, gRPC's, or NOT_SENT. states: by model version the
-    user's as (components, gate), hexadecimal, just after the answer."""
+    user's as (components, gate), hexadecimal, as of the event that the answer's was of."""
 
     at: float
     user: str
@@ -119,9 +119,11 @@ class Traffic:
             answer.marks = list(said.degradations)
             answer.items = [item.item_id for item in said.items]
             answer.scores = [item.score for item in said.items]
-            for model in self._load.models:
+            made_of = (said.state_position.partition, said.state_position.offset)
+            for model in self._load.models if said.HasField("state_position") else ():
                 view = await self._reader.read_user(user, model, with_seen=False)
-                if view.state is not None:
+                # The state that answered, and not one of an event that came in between.
+                if view.state is not None and (view.state.partition, view.state.offset) == made_of:
                     state = view.state.query_state
                     answer.states[model] = (state.components.hex(), state.gate.hex())
         self.answers.append(answer)
