@@ -127,9 +127,6 @@ def test_the_walk_under_load(stack: Stack, bundles: Path, tmp_path: Path) -> Non
     assert judged.scored > 0.5 * judged.checked > 0
     assert judged.by_new["promote"] == judged.by_new["retire"] == 1.0
     assert judged.by_new["before"] == judged.by_new["rollback"] == 0.0
-    rollback = next(phase for phase in phases if phase.name == "rollback")
-    late = [one for one in answers if one.at > rollback.began + 5 and one.at < rollback.ended]
-    assert {one.model for one in late} <= {first.model_version}
     warmed = next(phase for phase in phases if phase.name == "warm").said
     assert warmed["warm"] == warmed["active"] > 0
     assert warmed["attributions"] > 0

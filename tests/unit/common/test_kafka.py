@@ -109,3 +109,13 @@ def test_every_blocking_client_says_that_the_broker_is_absent(nobody: str) -> No
         build_consumer(nobody, "interactions", group_id="test")
     with pytest.raises(DependencyUnavailable, match=nobody):
         ensure_topics(nobody, timeout_ms=1_500)
+
+
+def test_a_broker_that_is_paused_is_absent_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What the client makes of a broker that accepts a connection and then says nothing, found by chaos.
+    def of_old(**options: object) -> None:
+        raise AssertionError("Transactional/Idempotent producer requires >= Kafka 0.11 Brokers")
+
+    monkeypatch.setattr("services.common.kafka.KafkaProducer", of_old)
+    with pytest.raises(DependencyUnavailable, match="cannot be reached"):
+        BulkProducer("127.0.0.1:1").send_many([Record("interactions", b"ann", b"v")])
