@@ -12,7 +12,7 @@ from freshet.v1 import gateway_pb2
 
 from services.cli import client
 from services.cli.output import CommandError, ExitStatus
-from services.common.errors import Conflict
+from services.common.errors import Conflict, DependencyUnavailable
 from services.common.kafka import Brokers, BulkProducer, Record
 from services.common.stream.topics import ensure_topics
 from services.common.stream.topics.version_sets import TOPIC, VERSION_SETS, Counted, Operation, encode_operation
@@ -20,7 +20,11 @@ from services.common.version_set_follower import version_set_reader
 from services.common.version_sets import VersionSets
 
 _CLIENT = "freshet-model"
-_ASK_S = 5.0
+_ASK_S, _KNOWN_WITHIN_S = 10.0, 20.0
+
+
+class NotKnown(DependencyUnavailable):
+    """Kafka may have the operation's record, and does not say; `freshet model list` will."""
 
 
 class Control:
@@ -38,7 +42,10 @@ class Control:
         return counted
 
     def write(self, after: VersionSets, operation: str) -> VersionSets:
-        """Make the next record. Raises: Conflict when another operator's came first; DependencyUnavailable."""
+        """Make the next record.
+
+        Raises: Conflict when another operator's came first; DependencyUnavailable when it was not written; NotKnown.
+        """
         made = Operation(
             after=after,
             operation=operation,
@@ -46,16 +53,30 @@ class Control:
             operation_id=secrets.token_hex(8),
             time_ms=time.time_ns() // 1_000_000,
         )
-        producer = BulkProducer(self._kafka, client_id=_CLIENT)
+        producer, failure = BulkProducer(self._kafka, client_id=_CLIENT), None
         try:
             producer.send_many([Record(VERSION_SETS, b"", encode_operation(made), partition=0)])
+        except DependencyUnavailable as exc:
+            failure = exc  # Kafka may have it all the same
         finally:
             producer.close(timeout_s=1.0)
-        done = self.read().operations
+        done = self._read_after(operation)
         if made.operation_id not in {one.operation_id for one in done}:
+            if failure is not None:
+                raise failure
             by = next((f"{one.operator}: {one.operation}" for one in done if one.after.revision == after.revision), "")
             raise Conflict(f"{operation}: another operation came first ({by}); this one changed nothing")
         return after
+
+    def _read_after(self, operation: str) -> list[Operation]:
+        until = time.monotonic() + _KNOWN_WITHIN_S
+        while True:
+            try:
+                return self.read().operations
+            except DependencyUnavailable as exc:
+                if time.monotonic() > until:
+                    raise NotKnown(f"{operation}: it is not known whether this counted: {exc.message}") from exc
+                time.sleep(0.5)
 
     @contextmanager
     def _reader(self) -> Iterator[Any]:

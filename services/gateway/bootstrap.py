@@ -85,7 +85,7 @@ from services.gateway.validation import MAX_RULES, check_rule
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 # A median that leaves most answers within a tenth of a second; a search refused is answered nothing.
 # The record of version sets is waited for so long at the start; a set's processes say so soon what they serve.
-_SETS_KNOWN_S, _CHECK_S = 3.0, 1.0
+_SETS_KNOWN_S, _CHECK_S = 3.0, 4.0
 QUICK_S, QUICK_WRITE_S, QUICK_SEARCH_S = 0.04, 0.05, 0.1
 
 log = structlog.get_logger()

@@ -3,7 +3,7 @@
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,47 +76,24 @@ def stage(
 
     Example:  freshet model stage next --bundle .freshet/next
     """
-    from services.cli.model_control import problem_of, wait_for_gateways
-    from services.cli.stack import Stack, StackError
-    from services.cli.stack.display import showing
-    from services.cli.stack.version_sets import new_set, remove_set, set_parts
-    from services.common.version_sets import VersionSet, VersionSets
-
-    with sentences():
-        main = Stack(state)
-        control = _control(main)
-        before = _sets(control) or VersionSets.of_one(_serving_now(serving or main.bundle))
-        new = VersionSet(
-            name=name,
-            model_version=_checked(bundle, Path(before.sets[before.serving].bundle)),
-            bundle=str(bundle.resolve()),
-            candidates=candidates,
-            reranker=reranker,
-            refreshers=tuple(one.strip() for one in refreshers.split(",") if one.strip()),
-            generator=generator,
-        )
-        given = (bool(new.candidates), bool(new.reranker), bool(new.refreshers))
-        if any(given) and not all(given):
-            raise CommandError("give --candidates, --reranker and --refreshers together, or none of them")
-        before.staged(new)  # refused before anything is started
-        own: Stack | None = None
-        if not any(given):
-            try:
-                with showing(None if as_json else console(stderr=True)) as say:
-                    own = new_set(main, name, bundle, text, say)
-                    own.up(set_parts(own), timeout_s=wait_s)
-            except StackError as exc:
-                remove_set(main, name)
-                raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
-            new = _with_addresses(new, own)
-        try:
-            after = control.write(before.staged(new), f"stage {name}")
-        except Exception:
-            if own is not None:
-                remove_set(main, name)
-            raise
-        wait_for_gateways(_gateways(gateways, main), after.revision, problem_of(name), wait_s)
-    _say(after, f"set {name} is staged: model {new.model_version} answers nobody yet", as_json=as_json)
+    addresses = {
+        "candidates": candidates,
+        "reranker": reranker,
+        "refreshers": tuple(one.strip() for one in refreshers.split(",") if one.strip()),
+        "generator": generator,
+    }
+    after = stage_bundle(
+        name,
+        bundle,
+        text=text,
+        addresses=addresses,
+        serving=serving,
+        state=state,
+        gateways=gateways,
+        wait_s=wait_s,
+        as_json=as_json,
+    )
+    _say(after, f"set {name} is staged: model {after.sets[name].model_version} answers nobody yet", as_json=as_json)
 
 
 @app.command()
@@ -144,9 +121,7 @@ def warm(
     with sentences(), progress_bar(as_json=as_json) as bar:
         main = Stack(state)
         found = _required(_control(main)).find(name)
-        settings = EncoderSettings(
-            bundle=Path(found.bundle), kafka_bootstrap=main.kafka_bootstrap, redis_url=main.redis_url
-        )
+        settings = EncoderSettings(bundle=Path(found.bundle), kafka_bootstrap=_kafka(main), redis_url=_redis(main))
         os.nice(19)
         pace = Pace(share)
         users = bar.add_task("users", total=None)
@@ -232,7 +207,7 @@ def promote(
         main = Stack(state)
         sets = _required(_control(main))
         sets.promoted(name)
-        settings = EncoderSettings(bundle=Path(sets.find(name).bundle), redis_url=main.redis_url)
+        settings = EncoderSettings(bundle=Path(sets.find(name).bundle), redis_url=_redis(main))
         until = time.monotonic() + wait_s
         while True:
             report = measure_warmth(settings)
@@ -352,6 +327,76 @@ def list_(
         out.print(shown)
 
 
+def stage_bundle(
+    name: str,
+    bundle: Path,
+    *,
+    text: Path | None = None,
+    addresses: "Mapping[str, Any] | None" = None,
+    serving: Path | None = None,
+    state: Path = options.DEFAULT_STATE,
+    gateways: str = "",
+    wait_s: float = 120,
+    as_json: bool = False,
+) -> "VersionSets":
+    """What `freshet model stage` does; the sets afterwards.
+
+    addresses: those of a `VersionSet`, where its processes were started already.
+    """
+    from services.cli.model_control import NotKnown, problem_of, wait_for_gateways
+    from services.cli.stack import Stack, StackError
+    from services.cli.stack.display import showing
+    from services.cli.stack.version_sets import new_set, remove_set, set_names, set_parts
+    from services.common.version_sets import VersionSet, VersionSets
+
+    with sentences():
+        main = Stack(state)
+        control = _control(main)
+        before = _sets(control) or VersionSets.of_one(_serving_now(serving or main.bundle))
+        new = VersionSet(
+            name=name,
+            model_version=_checked(bundle, Path(before.sets[before.serving].bundle)),
+            bundle=str(bundle.resolve()),
+            **(addresses or {}),
+        )
+        given = (bool(new.candidates), bool(new.reranker), bool(new.refreshers))
+        if any(given) and not all(given):
+            raise CommandError("give --candidates, --reranker and --refreshers together, or none of them")
+        before.staged(new)  # refused before anything is started
+        for left in set(set_names(main)) - before.sets.keys():
+            remove_set(main, left)  # what was cut off, and does not count
+        own: Stack | None = None
+        if not any(given):
+            try:
+                with showing(None if as_json else console(stderr=True)) as say:
+                    own = new_set(main, name, bundle, text, say)
+                    own.up(set_parts(own), timeout_s=wait_s)
+            except StackError as exc:
+                remove_set(main, name)
+                raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
+            new = _with_addresses(new, own)
+        try:
+            after = control.write(before.staged(new), f"stage {name}")
+        except NotKnown:
+            raise
+        except Exception:
+            if own is not None:
+                remove_set(main, name)
+            raise
+        wait_for_gateways(_gateways(gateways, main), after.revision, problem_of(name), wait_s)
+    return after
+
+
+def set_of(model_version: str, state: Path) -> str:
+    """The name of the set that has this model, "" where none has."""
+    from services.cli.stack import Stack
+
+    with sentences():
+        sets = _sets(_control(Stack(state)))
+    found = (name for name, one in sets.sets.items() if one.model_version == model_version) if sets else ()
+    return next(iter(found), "")
+
+
 def _operate(
     operation: "Callable[[VersionSets], VersionSets]", said: str, state: Path, gateways: str, as_json: bool
 ) -> None:
@@ -370,7 +415,16 @@ def _operate(
 def _control(main: "Stack") -> "Control":
     from services.cli.model_control import Control
 
-    return Control(main.kafka_bootstrap)
+    return Control(_kafka(main))
+
+
+def _kafka(main: "Stack") -> str:
+    """The cluster's, where there is one beside the local stack."""
+    return os.environ.get("FRESHET_KAFKA_BOOTSTRAP") or main.kafka_bootstrap
+
+
+def _redis(main: "Stack") -> str:
+    return os.environ.get("FRESHET_REDIS_URL") or main.redis_url
 
 
 def _sets(control: "Control") -> "VersionSets | None":

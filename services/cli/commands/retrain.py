@@ -1,5 +1,6 @@
 """`freshet retrain`: a new model from the log, kept only if it is fit to take the serving one's place."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,10 @@ def retrain(
     epochs: Annotated[int | None, typer.Option(min=1, help="Default: the preset's.")] = None,
     seed: options.Seed = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="PyTorch's threads; default: its own choice.")] = None,
+    stage: Annotated[
+        bool, typer.Option("--stage", help="Stage a model that passes, as a set named by its version.")
+    ] = False,
+    state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
     """Train on what happened until a day ago, judge both models by the day since, keep the new one if it passes.
@@ -40,7 +45,7 @@ def retrain(
     Data is what `freshet archive` made, or any other. A run that was cut off goes on where it was; the same run again
     does nothing. The manifest says what it was made of.
 
-    Example:  freshet archive .freshet/archive && freshet retrain --data .freshet/archive
+    Example:  freshet archive .freshet/archive && freshet retrain --data .freshet/archive --stage
     """
     wait_without_spinning()
     from services.offline.retraining.run import retrain as run
@@ -56,6 +61,8 @@ def retrain(
             settings=settings,
             console=console(stderr=as_json),
         )
+    if stage and report["gate"]["passes"]:
+        report["staged"] = _staged(report, serving, state, as_json=as_json)
     if as_json:
         emit_json(report)
     else:
@@ -65,6 +72,22 @@ def retrain(
             f"held back: {'; '.join(report['gate']['held_back'])}",
             advice=f"the serving model goes on; the new one lies in {report['bundle']}",
         )
+
+
+def _staged(report: dict[str, Any], serving: Path, state: Path, *, as_json: bool) -> str:
+    """The name of the set that has the model now."""
+    from services.cli.commands.model import set_of, stage_bundle
+
+    version = report["model_version"]
+    if found := set_of(version, state):
+        return found
+    # A copy: the next model that passes takes the place of this one.
+    kept = state / "models" / version
+    if not kept.exists():
+        shutil.copytree(report["bundle"], kept)
+    name = f"model-{version[:8]}"
+    stage_bundle(name, kept, state=state, serving=serving, as_json=as_json)
+    return name
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -88,3 +111,5 @@ def _print(report: dict[str, Any]) -> None:
     )
     if gate["passes"]:
         typer.echo(f"bundle {report['bundle']}  model {report['model_version']}")
+    if "staged" in report:
+        typer.echo(f"staged as set {report['staged']}; freshet model warm {report['staged']} is next")
