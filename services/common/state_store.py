@@ -531,7 +531,7 @@ class StateWriter:
                 keys = (layout.progress_key(partition), layout.popular_key(partition))
                 pipeline.evalsha(sha, 2, *keys, other, epoch)
 
-        if 0 in (self._run_script(layout.BEGIN, queue) if others else ()):
+        if 0 in (self._run_scripts((layout.BEGIN,), queue) if others else ()):
             raise Conflict("another writer began an epoch")
         return {p: _progress(row, epoch.encode()) for p, row in zip(partitions, rows, strict=True)}
 
@@ -636,8 +636,15 @@ class StateWriter:
         share = found["used_memory"] / found["maxmemory"] if found["maxmemory"] else 0.0
         return StoreUsage(found["evicted_keys"] + found["expired_keys"], share)
 
-    def apply(self, updates: Sequence[UserUpdate], epoch: str, watermarks: Mapping[int, int]) -> None:
-        """Write every update whose `expected` position still holds, each atomically, in one round trip.
+    def apply(
+        self,
+        updates: Sequence[UserUpdate],
+        epoch: str,
+        watermarks: Mapping[int, int],
+        beside: Sequence[ModelState] = (),
+    ) -> None:
+        """Write every update whose `expected` position still holds, each atomically, then `beside` as `store_states`
+        does, in one round trip.
 
         watermarks: of the partitions that this writer moves; a user at home in one of them is written only if it stands
         where the writer thinks.
@@ -646,12 +653,13 @@ class StateWriter:
         DependencyUnavailable.
         """
 
-        def queue(pipeline: Any, sha: str) -> None:
+        def queue(pipeline: Any, apply: str, write_state: str) -> None:
             for update in updates:
-                pipeline.evalsha(sha, 5, *self._apply_arguments(update, epoch, watermarks))
+                pipeline.evalsha(apply, 5, *self._apply_arguments(update, epoch, watermarks))
+            self._queue_states(pipeline, write_state, beside, epoch)
 
-        replies = self._run_script(layout.APPLY, queue) if updates else []
-        _check_written(replies)
+        replies = self._run_scripts((layout.APPLY, layout.WRITE_STATE), queue) if updates or beside else []
+        _check_written(replies[: len(updates)])
 
     def store_states(self, states: Sequence[ModelState], epoch: str) -> int:
         """Write each state whose history still is at its position; how many were written.
@@ -660,14 +668,17 @@ class StateWriter:
         """
 
         def queue(pipeline: Any, sha: str) -> None:
-            for one in states:
-                home = layout.home_of(one.user_id, epoch)
-                keys = (layout.history_key(home), layout.state_key(home, one.model_version))
-                words = _state_words(one.state) if one.state is not None and one.change == "set" else []
-                position = layout.pack_positions(epoch, one.positions, one.forgotten)
-                pipeline.evalsha(sha, 2, *keys, position, one.before, self._ttl_seconds, one.change, *words)
+            self._queue_states(pipeline, sha, states, epoch)
 
-        return sum(self._run_script(layout.WRITE_STATE, queue)) if states else 0
+        return sum(self._run_scripts((layout.WRITE_STATE,), queue)) if states else 0
+
+    def _queue_states(self, pipeline: Any, sha: str, states: Sequence[ModelState], epoch: str) -> None:
+        for one in states:
+            home = layout.home_of(one.user_id, epoch)
+            keys = (layout.history_key(home), layout.state_key(home, one.model_version))
+            words = _state_words(one.state) if one.state is not None and one.change == "set" else []
+            position = layout.pack_positions(epoch, one.positions, one.forgotten)
+            pipeline.evalsha(sha, 2, *keys, position, one.before, self._ttl_seconds, one.change, *words)
 
     def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
         """Erase all that is stored of each user, states of every model version included, and write the update in its
@@ -701,7 +712,7 @@ class StateWriter:
                 keys += [layout.state_key(home, version) for version in sorted(models - {update.model_version})]
                 pipeline.evalsha(sha, len(keys), *keys, *arguments, *move)
 
-        _check_written(self._run_script(layout.REWRITE, queue) if updates else [])
+        _check_written(self._run_scripts((layout.REWRITE,), queue) if updates else [])
         if forgets is not None:
             forgets.texts = texts
 
@@ -719,7 +730,7 @@ class StateWriter:
             for partition in partitions:
                 pipeline.hmget(layout.progress_key(partition), _PROGRESS_FIELDS)
 
-        replies = self._run_script(layout.DUMP, queue)
+        replies = self._run_scripts((layout.DUMP,), queue)
         histories: dict[str, PackedHistory] = {}
         lost = []
         for home, (entry, position, events, ids, *earlier, seen) in zip(homes, replies, strict=False):
@@ -752,8 +763,8 @@ class StateWriter:
         """
         entry = layout.pack_entry(-1, int(time.time()) + self._ttl_seconds)
         keys = (layout.users_key(partition), layout.progress_key(partition))
-        seeded = self._run_script(
-            layout.SEED, lambda pipeline, sha: pipeline.evalsha(sha, 2, *keys, epoch, entry, *user_ids)
+        seeded = self._run_scripts(
+            (layout.SEED,), lambda pipeline, sha: pipeline.evalsha(sha, 2, *keys, epoch, entry, *user_ids)
         )
         if 0 in seeded:
             raise Conflict(f"the progress of partition {partition} is of another epoch")
@@ -784,7 +795,7 @@ class StateWriter:
             for partition, before in forgets.texts.items():
                 pipeline.evalsha(sha, 1, layout.forgets_key(partition), forgets.reader, before, after)
 
-        if 0 in self._run_script(layout.NOTE_FORGETS, queue):
+        if 0 in self._run_scripts((layout.NOTE_FORGETS,), queue):
             raise Conflict("forgets were applied by another writer, or the store went back")
         forgets.offset, forgets.texts = offset, dict.fromkeys(forgets.texts, after)
 
@@ -803,7 +814,7 @@ class StateWriter:
                 popular = self._popular_arguments(step.popular)
                 pipeline.evalsha(sha, 2, *keys, epoch, *moved, len(counts), *counts, *popular)
 
-        replies = self._run_script(layout.ADVANCE, queue) if steps else []
+        replies = self._run_scripts((layout.ADVANCE,), queue) if steps else []
         lost = [step.partition for step, reply in zip(steps, replies, strict=True) if reply != 1]
         if lost:
             raise Conflict(f"the watermark of partitions {lost} was moved by another writer or lost")
@@ -855,19 +866,21 @@ class StateWriter:
             arguments += (len(words), *words)
         return arguments
 
-    def _run_script(self, script: str, queue: Callable[[Any, str], None]) -> list[Any]:
-        """Run a pipeline of one script's calls; a Redis that restarted has forgotten the script and gets it again."""
+    def _run_scripts(self, scripts: Sequence[str], queue: Callable[..., None]) -> list[Any]:
+        """Run a pipeline of calls of these scripts; a Redis that restarted has forgotten them and gets them again.
+        queue: is given the pipeline, and each script's hash."""
         with redis_errors():
             for attempt in (1, 2):
-                sha = self._scripts.get(script)
-                if sha is None:
-                    sha = self._scripts[script] = self._redis.script_load(script)
+                for script in scripts:
+                    if script not in self._scripts:
+                        self._scripts[script] = self._redis.script_load(script)
                 pipeline = self._redis.pipeline(transaction=False)
-                queue(pipeline, sha)
+                queue(pipeline, *(self._scripts[script] for script in scripts))
                 try:
                     return pipeline.execute()
                 except NoScriptError:
-                    del self._scripts[script]
+                    for script in scripts:
+                        del self._scripts[script]
                     if attempt == 2:
                         raise
         raise AssertionError("unreachable")

@@ -116,8 +116,14 @@ class Store(Protocol):
     def usage(self) -> StoreUsage:
         """How full the store is, and what it has taken away; when that changes, `find_lost` may find somebody."""
 
-    def apply(self, updates: Sequence[UserUpdate], epoch: str, watermarks: Mapping[int, int]) -> None:
-        """Write every update whose `expected` position still holds.
+    def apply(
+        self,
+        updates: Sequence[UserUpdate],
+        epoch: str,
+        watermarks: Mapping[int, int],
+        beside: Sequence[ModelState] = (),
+    ) -> None:
+        """Write every update whose `expected` position still holds, then `beside` as `store_states` does.
 
         watermarks: of the partitions that this writer moves; a user at home in one of them is written only if it stands
         where the writer thinks. Raises: Conflict when some were not written.

@@ -719,3 +719,95 @@ async def test_a_state_says_which_span_made_it_to_who_asks_and_later_ones_do_not
     writer.rewrite([update(expected=expected, positions={3: 44}, state=traced)], epoch)
     assert await told() == (TRACEPARENT, "")
     await asking.close()
+
+
+def other_state(store: Store, model: str = "model-2", user_id: str = "ann") -> tuple[bytes | None, bool]:
+    """A user's state of another model: its components, and whether it reflects the history."""
+    if isinstance(store, MemoryStore):
+        found = store.states.get((user_id, model))
+        current = store.load_users([user_id], store.epoch() or "")[user_id].expected
+        is_whole = found is not None and store.state_positions[user_id, model] == current
+        return None if found is None else found.query_state.components, is_whole
+    client: redis.Redis = store._redis  # type: ignore[attr-defined]
+    key = state_layout.state_key(state_layout.home_of(user_id, store.epoch() or ""), model)
+    components, position = client.hmget(key, ["components", state_layout.STATE_POSITION])
+    history = state_layout.history_key(state_layout.home_of(user_id, store.epoch() or ""))
+    return components, position is not None and position == client.hget(history, "position")
+
+
+def of_model(filling: bytes, model: str = "model-2") -> StoredState:
+    made = state(model=model)
+    return replace(made, query_state=replace(made.query_state, components=filling * 8))
+
+
+def beside(update: UserUpdate, *states: tuple[str, StoredState | None]) -> list[ModelState]:
+    """What becomes of other models' states with an update."""
+    return [
+        ModelState(
+            user_id=update.user_id,
+            model_version=model,
+            positions=update.positions,
+            forgotten=update.forgotten,
+            state=state,
+            change="keep" if update.state_change == "keep" else "drop" if state is None else "set",
+            before=update.expected,
+        )
+        for model, state in states
+    ]
+
+
+def next_update(store: Store, offset: int, **changes: Any) -> UserUpdate:
+    expected = store.load_users(["ann"], store.epoch() or "")["ann"].expected
+    return update("ann", expected, positions={3: offset}, **changes)
+
+
+def test_other_models_states_are_written_with_the_history(store: Store) -> None:
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+
+    def apply(offset: int, *states: tuple[str, StoredState | None], **changes: Any) -> None:
+        made = next_update(store, offset, **changes)
+        store.apply([made], epoch, {}, beside(made, *states))
+
+    keep: dict[str, Any] = {"state": None, "state_change": "keep"}
+    apply(42, ("model-2", of_model(b"a")), ("model-3", None))
+    assert other_state(store) == (b"a" * 8, True)
+    assert other_state(store, "model-3") == (None, False)
+    # A model that is left out is left behind, and nothing but its next state makes up for that.
+    apply(43)
+    assert other_state(store) == (b"a" * 8, False)
+    apply(44, ("model-2", None), **keep)
+    assert other_state(store) == (b"a" * 8, False)
+    apply(45, ("model-2", of_model(b"b")))
+    apply(46, ("model-2", None), **keep)
+    assert other_state(store) == (b"b" * 8, True)
+    apply(47, ("model-2", of_model(b"c")), state=None, state_change="drop")
+    assert (other_state(store), other_state(store, MODEL)) == ((b"c" * 8, True), (None, False))
+    apply(48, ("model-2", None))
+    assert other_state(store) == (None, False)
+
+
+def test_a_refused_write_leaves_other_models_states_alone(store: Store) -> None:
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    first = next_update(store, 42)
+    store.apply([first], epoch, {}, beside(first, ("model-2", of_model(b"a"))))
+    refused, bob = update("ann", b"", positions={3: 99}), update("bob")
+    states = [state for one in (refused, bob) for state in beside(one, ("model-2", of_model(b"b")))]
+    with pytest.raises(Conflict, match="1 of 2"):
+        store.apply([refused, bob], epoch, {}, states)
+    assert other_state(store) == (b"a" * 8, True)
+    assert other_state(store, user_id="bob") == (b"b" * 8, True)
+
+
+def test_a_state_made_beside_cannot_come_back_after_a_forget(store: Store) -> None:
+    epoch, _ = store.ensure_epoch(NUM_PARTITIONS)
+    store.add_model("model-2")
+    made = next_update(store, 42)
+    store.apply([made], epoch, {})
+    states = [replace(one, before=b"") for one in beside(made, ("model-2", of_model(b"a")))]
+    assert store.store_states(states, epoch) == 1
+    assert other_state(store) == (b"a" * 8, True)
+    store.rewrite([next_update(store, 42, events=[], state=None, state_change="keep", forgotten={3: 42})], epoch)
+    assert store.store_states(states, epoch) == 0
+    assert other_state(store) == (None, False)
+    nothing = [replace(states[0], user_id="nobody", positions={})]
+    assert store.store_states(nothing, epoch) == 0

@@ -3,7 +3,7 @@ integration tests. What is read was written through the encoder's port, whose ow
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,15 @@ from suites import either
 from services.common.kafka import partition_for
 from services.common.query_state import PackedQueryState
 from services.common.state_layout import EPOCH_KEY, RecentId, StoredEvent
-from services.common.state_store import AdvanceStep, StateReader, StateWriter, StoredState, UserUpdate, UserView
+from services.common.state_store import (
+    AdvanceStep,
+    ModelState,
+    StateReader,
+    StateWriter,
+    StoredState,
+    UserUpdate,
+    UserView,
+)
 from services.common.stream.topic import NUM_PARTITIONS
 from services.encoder.ports import Store
 from services.gateway.adapters.state_store import RedisUserStates
@@ -173,3 +181,21 @@ async def test_a_forgotten_user_is_unknown(scene: Scene) -> None:
     view = await scene.view()
     assert (view.state, view.seen) == (None, [])
     assert list(await scene.states.read_history("ann")) == []
+
+
+async def test_a_state_of_this_model_that_another_models_process_wrote_reaches_the_history(scene: Scene) -> None:
+    epoch, _ = scene.store.ensure_epoch(NUM_PARTITIONS)
+    state = scene.apply(epoch)
+    scene.apply(epoch, model="model-2", positions={3: 43})
+    assert not (await scene.view()).reaches_history
+    warmed = replace(state, offset=43)
+    mine = ModelState(user_id="ann", model_version=MODEL, positions={3: 43}, forgotten={}, state=warmed)
+    assert scene.store.store_states([replace(mine, positions={3: 42}), mine], epoch) == 1
+    view = await scene.view()
+    assert (view.state, view.reaches_history) == (warmed, True)
+    before = scene.store.load_users(["ann"], epoch)["ann"].expected
+    scene.apply(epoch, model="model-2", positions={3: 44}, state=None, state_change="keep")
+    assert not (await scene.view()).reaches_history
+    kept = replace(mine, positions={3: 44}, state=None, change="keep", before=before)
+    assert scene.store.store_states([kept], epoch) == 1
+    assert (await scene.view()).reaches_history

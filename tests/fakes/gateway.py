@@ -153,7 +153,8 @@ class StoredUserStates(MemoryUserStates):
         epoch = self.current_epoch or ""
         history = self.store.load_users([user], epoch)[user]
         position = pack_positions(epoch, history.positions, history.forgotten) if history.expected else None
-        return reaches(None, state.partition, state.offset, position)
+        written = self.store.state_positions.get((user, self.model_version))
+        return reaches(written, state.partition, state.offset, position)
 
 
 @dataclass

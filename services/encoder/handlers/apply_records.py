@@ -6,8 +6,12 @@ user is written under the condition that nobody wrote it in between, then the wa
 Whatever is delivered again finds the positions stored and is counted as it was the first time. Progress lives in the
 state store alone; Kafka's committed offsets serve lag monitoring, and say up to where attributions went out before the
 state store was lost.
+
+Histories are the same for every model, so one process makes the states and attributions of several: its own, for which
+the stream waits, and those beside it, whose failures cost their states and attributions alone.
 """
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -43,6 +47,7 @@ from services.encoder.domain import (
     EncodeJob,
     Merge,
     Outcome,
+    Prefix,
     chunks,
     merge,
     read_arrival,
@@ -107,18 +112,26 @@ class _UserWork:
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """What a model made of a batch. jobs: by user, sequence number -> (job number, prefix length -> row of the job's
-    answer)."""
+    """What a model answered to a batch: by user and sequence number, the states, and prefix length -> row of them."""
 
     vocabulary: Vocabulary
-    jobs: Mapping[str, Mapping[int, tuple[int, Mapping[int, int]]]]
-    states: Sequence[EncodedStates]
+    found: Mapping[tuple[str, int], tuple[EncodedStates, Mapping[int, int]]]
 
-    def find(self, user_id: str, sequence: int, num_events: int) -> tuple[EncodedStates, int] | None:
-        """The state after so many events of a sequence: the job's states and its row; None where there is none."""
-        job, rows = self.jobs.get(user_id, {}).get(sequence, (0, {}))
-        row = rows.get(num_events)
-        return None if row is None else (self.states[job], row)
+    def after(self, user_id: str, prefix: Prefix) -> tuple[EncodedStates, int] | None:
+        """The state after a prefix, as states and a row of them; None where there is none."""
+        states, rows = self.found.get((user_id, prefix.sequence), (None, {}))
+        row = rows.get(prefix.num_events)
+        return None if states is None or row is None else (states, row)
+
+
+@dataclass(slots=True)
+class _Made:
+    """What a model makes of a batch. states: of users whose history changed, where the model knows any of it.
+    encode_seconds: 0 where there was nothing to encode."""
+
+    attributions: list[Attribution] = field(default_factory=list)
+    states: dict[str, StoredState] = field(default_factory=dict)
+    encode_seconds: float = 0.0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -130,7 +143,8 @@ class ApplyRecords:
     attributions are wanted (a model's, over a store of their own). records_per_user: at most so many of one user are
     applied together. popularity_half_life_s: after it an event counts half as much for what is popular. epoch: the
     store's, as of the last `resync`. others: models of other version sets, whose states and attributions are made
-    beside; another thread may replace them. beside_failed: one of them failed in a batch, and left its part of it out.
+    beside; another thread replaces them with `hold`. beside_failed: one of them failed in a batch, and left its part of
+    it out.
     """
 
     store: Store
@@ -163,6 +177,16 @@ class ApplyRecords:
     _attribute_from: dict[int, int] = field(default_factory=dict, init=False)
     _identity: LogIdentity = field(default_factory=LogIdentity, init=False)
     _may_have_lost: bool = field(default=False, init=False)
+    _batch: threading.Lock = field(default_factory=threading.Lock, init=False)
+    # Models that the store knows by name, and the kinds of their failures that were logged.
+    _named: set[str] = field(default_factory=set, init=False)
+    _logged: set[tuple[str, str]] = field(default_factory=set, init=False)
+
+    def hold(self, others: tuple[Model, ...]) -> None:
+        """Have these models beside the own one from the next batch on. Returns when the batch at hand, which may use
+        those of before, is over. From any thread."""
+        with self._batch:
+            self.others = others
 
     def resync(self, stream: Reader) -> bool:
         """Take epoch and watermarks from the store and seek the stream there; True when the epoch is new to us.
@@ -174,8 +198,8 @@ class ApplyRecords:
         """
         partitions = stream.partitions()
         epoch, _ = self.store.ensure_epoch(stream.num_partitions())
-        for version in (self.vocabulary.model_version, *(one.vocabulary.model_version for one in self.others)):
-            self.store.add_model(version)
+        self._named.clear()
+        self._name(self.vocabulary)
         progress = self.store.begin(partitions, epoch)
         self._attribute_from = dict(stream.committed())
         self.watermarks = {partition: progress[partition].watermark for partition in partitions}
@@ -198,6 +222,11 @@ class ApplyRecords:
         if changed or self._looking is not None:
             self._looking, self._removed = None, -1
         return changed
+
+    def _name(self, vocabulary: Vocabulary) -> None:
+        if vocabulary.model_version not in self._named:
+            self.store.add_model(vocabulary.model_version)
+            self._named.add(vocabulary.model_version)
 
     def _begin_anew(self, stream: Reader, epoch: str, lost: LostTail) -> None:
         """Everything is read again from a log that lost its end. Raises: DependencyUnavailable when it looks so for the
@@ -331,7 +360,8 @@ class ApplyRecords:
         traced = self.tracing.sampled(records)
         with self.tracing.batch("apply interactions", traced.values(), records=len(records)) as span:
             for part in chunks(users, self.records_per_user):
-                total.add(self._apply_together(arrivals[part], traced, span))
+                with self._batch:
+                    total.add(self._apply_together(arrivals[part], traced, span))
         return total
 
     def rehearse(self, record: SourceRecord) -> None:
@@ -361,15 +391,15 @@ class ApplyRecords:
         arrivals = [entry for entry in entries if isinstance(entry, Arrival)]
         dead_letters = [entry for entry in entries if isinstance(entry, DeadLetter)]
         work = self._merge(arrivals)
-        started = time.perf_counter()
-        with self.tracing.stage("encode"):
-            own = self._encoded(Model(self.vocabulary, self.encoder), work)
-        if own.states:
-            result.encode_seconds = time.perf_counter() - started
-        beside = [made for model in self.others if (made := self._encoded_beside(model, work)) is not None]
+        own = self._make(Model(self.vocabulary, self.encoder), work, traced, span)
+        result.encode_seconds = own.encode_seconds
+        beside: dict[str, _Made | None] = {}
+        for model in self.others:
+            self._name(model.vocabulary)
+            beside[model.vocabulary.model_version] = self._make_beside(model, work, traced, span)
         undos = [undo for user_id, user in work.items() for undo in self._undos(user_id, user)]
         attributions: list[Attribution | Undo] = [
-            *(a for made in (own, *beside) for id_, user in work.items() for a in self._attributions(id_, user, made)),
+            *(one for made in (own, *beside.values()) if made is not None for one in made.attributions),
             *undos,
         ]
         attributions.sort(key=lambda a: (a.partition, a.offset))
@@ -381,20 +411,22 @@ class ApplyRecords:
         if attributions or dead_letters or clicks:
             with self.tracing.stage("publish attributions"):
                 self.outbox.publish(attributions, dead_letters, clicks)
-        applied_ms = self.clock_ms()
-        updates = [self._update(user_id, user, own, applied_ms) for user_id, user in work.items() if user.merged.news]
-        if traced:
-            updates = [_traced(update, work[update.user_id].arrivals, traced, span) for update in updates]
+        updates = [
+            self._update(user_id, user, own.states.get(user_id)) for user_id, user in work.items() if user.merged.news
+        ]
+        states = [
+            _state_beside(update, version, made)
+            for update in updates
+            for version, made in beside.items()
+            # A model that failed leaves the states of histories that changed behind: their position says so.
+            if made is not None or update.state_change == "keep"
+        ]
         homes = [home_of(update.user_id, self.epoch).partition for update in updates]
         if self.keep is not None:
             for update, home in zip(updates, homes, strict=True):
                 self.keep.changing(update.user_id, home, update.positions)
         with self.tracing.stage("store states"):
-            self.store.apply(updates, self.epoch, self.watermarks)
-            self.store.store_states(
-                [self._beside(made, work[update.user_id], update, applied_ms) for made in beside for update in updates],
-                self.epoch,
-            )
+            self.store.apply(updates, self.epoch, self.watermarks, states)
         for home in homes:
             if home in self._unfinished:
                 self._unfinished[home] += 1
@@ -432,27 +464,50 @@ class ApplyRecords:
                 wanted.setdefault(len(merged.sequences) - 1, []).append(len(merged.events))
         return work
 
-    def _encoded(self, model: Model, work: Mapping[str, _UserWork]) -> _Encoded:
+    def _make_beside(
+        self, model: Model, work: Mapping[str, _UserWork], traced: Collection[tuple[int, int]], span: str
+    ) -> _Made | None:
+        """As `_make`; None where it fails: the states are then made when they are asked for."""
+        try:
+            return self._make(model, work, traced, span)
+        except Exception as exc:
+            # Whatever it is, the model that answers must not wait for it.
+            kind = (model.vocabulary.model_version, type(exc).__name__)
+            if kind not in self._logged:
+                self._logged.add(kind)
+                log.error("other_model_failed", model=model.vocabulary.model_version, exc_info=exc)
+            self.beside_failed()
+            return None
+
+    def _make(
+        self, model: Model, work: Mapping[str, _UserWork], traced: Collection[tuple[int, int]], span: str
+    ) -> _Made:
+        """Encode all that is wanted with a model, and what comes of it. Raises: as its encoder."""
+        made = _Made()
         jobs: list[EncodeJob] = []
-        places: dict[str, dict[int, tuple[int, Mapping[int, int]]]] = {}
+        rows_of: dict[tuple[str, int], Mapping[int, int]] = {}
         for user_id, user in work.items():
             for sequence, lengths in user.wanted.items():
                 events = user.merged.sequences[sequence]
                 job, rows = encode_job(model.vocabulary, user_id, events, lengths, cached=self.stores_states)
                 if job is not None:
-                    places.setdefault(user_id, {})[sequence] = (len(jobs), rows)
+                    rows_of[user_id, sequence] = rows
                     jobs.append(job)
-        return _Encoded(model.vocabulary, places, model.encoder.encode(jobs) if jobs else ())
-
-    def _encoded_beside(self, model: Model, work: Mapping[str, _UserWork]) -> _Encoded | None:
-        """None where the model fails: its states are then behind, and made when they are asked for."""
-        try:
-            return self._encoded(model, work)
-        except Exception as exc:
-            # Whatever it is, the model that answers must not wait for it.
-            log.warning("other_model_failed", model=model.vocabulary.model_version, reason=repr(exc))
-            self.beside_failed()
-            return None
+        if not jobs:
+            return made
+        started = time.perf_counter()
+        with self.tracing.stage("encode"):
+            answers = model.encoder.encode(jobs)
+        made.encode_seconds = time.perf_counter() - started
+        found = {place: (states, rows) for (place, rows), states in zip(rows_of.items(), answers, strict=True)}
+        encoded, applied_ms = _Encoded(model.vocabulary, found), self.clock_ms()
+        for user_id, user in work.items():
+            made.attributions += self._attributions(user_id, user, encoded)
+            is_traced = any((arrival.partition, arrival.offset) in traced for arrival in user.arrivals)
+            state = _state(user_id, user, encoded, applied_ms, span if is_traced else "")
+            if state is not None:
+                made.states[user_id] = state
+        return made
 
     def _merged(self, user_id: str, history: UserHistory, arrivals: Sequence[Arrival]) -> Merge:
         words = self.vocabulary
@@ -470,21 +525,19 @@ class ApplyRecords:
     def _is_attributed(self, arrival: Arrival) -> bool:
         return arrival.offset >= self._attribute_from.get(arrival.partition, 0)
 
-    def _attributions(self, user_id: str, user: _UserWork, made: _Encoded) -> Iterator[Attribution]:
+    def _attributions(self, user_id: str, user: _UserWork, encoded: _Encoded) -> Iterator[Attribution]:
         if not user.merged.preceding:
             return
         pseudonym = pseudonym_of(user_id, self.pseudonym_key)
         for number, prefix in user.merged.preceding.items():
-            arrival = user.arrivals[number]
-            found = made.find(user_id, prefix.sequence, prefix.num_events) if self._is_attributed(arrival) else None
-            if found is None:
-                continue
-            yield Attribution(
-                state=pack_state(*found, made.vocabulary.model_version),
-                type=arrival.interaction.type,
-                value=arrival.interaction.value,
-                **arrival.fields(pseudonym),
-            )
+            arrival, after = user.arrivals[number], encoded.after(user_id, prefix)
+            if after is not None and self._is_attributed(arrival):
+                yield Attribution(
+                    state=pack_state(*after, encoded.vocabulary.model_version),
+                    type=arrival.interaction.type,
+                    value=arrival.interaction.value,
+                    **arrival.fields(pseudonym),
+                )
 
     def _clicks(self, user_id: str, user: _UserWork) -> Iterator[SearchClick]:
         """Search clicks that count. One too late for the history is left out, since it could not be taken back."""
@@ -509,36 +562,8 @@ class ApplyRecords:
                 fields = arrival.fields(pseudonym) | {"item_id": undone.item_id}
                 yield Undo(undoes=undone.position, **fields)
 
-    def _state(self, user_id: str, user: _UserWork, made: _Encoded, applied_ms: int) -> StoredState | None:
-        """The new state of a user whose history changed."""
+    def _update(self, user_id: str, user: _UserWork, state: StoredState | None) -> UserUpdate:
         merged = user.merged
-        found = made.find(user_id, len(merged.sequences) - 1, len(merged.events))
-        if merged.changed_by is None or found is None:
-            return None
-        newest = user.arrivals[merged.changed_by]
-        return StoredState(
-            query_state=user_state(made.vocabulary, *found, merged.events),
-            partition=newest.partition,
-            offset=newest.offset,
-            event_time_ms=merged.events[-1].event_time_ms,
-            applied_ms=applied_ms,
-        )
-
-    def _beside(self, made: _Encoded, user: _UserWork, update: UserUpdate, applied_ms: int) -> ModelState:
-        state = self._state(update.user_id, user, made, applied_ms)
-        return ModelState(
-            user_id=update.user_id,
-            model_version=made.vocabulary.model_version,
-            positions=update.positions,
-            forgotten=update.forgotten,
-            state=state,
-            change="keep" if not user.merged.changed else "drop" if state is None else "set",
-            before=update.expected,
-        )
-
-    def _update(self, user_id: str, user: _UserWork, made: _Encoded, applied_ms: int) -> UserUpdate:
-        merged = user.merged
-        state = self._state(user_id, user, made, applied_ms)
         return UserUpdate(
             user_id=user_id,
             model_version=self.vocabulary.model_version,
@@ -631,10 +656,34 @@ class ApplyRecords:
         self._unfinished.update(dict.fromkeys(last, 0))
 
 
-def _traced(
-    update: UserUpdate, arrivals: Sequence[Arrival], traced: Collection[tuple[int, int]], span: str
-) -> UserUpdate:
-    """The update, whose state says which span made it where one of the user's arrivals was traced."""
-    if update.state is None or not any((arrival.partition, arrival.offset) in traced for arrival in arrivals):
-        return update
-    return replace(update, state=replace(update.state, traceparent=span))
+def _state(user_id: str, user: _UserWork, encoded: _Encoded, applied_ms: int, traceparent: str) -> StoredState | None:
+    """The new state of a user whose history changed."""
+    merged = user.merged
+    if merged.changed_by is None:
+        return None
+    after = encoded.after(user_id, Prefix(len(merged.sequences) - 1, len(merged.events)))
+    if after is None:
+        return None
+    newest = user.arrivals[merged.changed_by]
+    return StoredState(
+        query_state=user_state(encoded.vocabulary, *after, merged.events),
+        partition=newest.partition,
+        offset=newest.offset,
+        event_time_ms=merged.events[-1].event_time_ms,
+        applied_ms=applied_ms,
+        traceparent=traceparent,
+    )
+
+
+def _state_beside(update: UserUpdate, model_version: str, made: _Made | None) -> ModelState:
+    """What becomes of the state of another model with an update."""
+    state = None if made is None else made.states.get(update.user_id)
+    return ModelState(
+        user_id=update.user_id,
+        model_version=model_version,
+        positions=update.positions,
+        forgotten=update.forgotten,
+        state=state,
+        change="keep" if update.state_change == "keep" else "drop" if state is None else "set",
+        before=update.expected,
+    )

@@ -43,6 +43,8 @@ class MemoryStore:
         self._popular: dict[int, tuple[str, float, dict[str, float]]] = {}
         self.seen: dict[str, dict[str, int]] = {}
         self.states: dict[tuple[str, str], StoredState] = {}
+        # The position of the history that each state reflects.
+        self.state_positions: dict[tuple[str, str], bytes] = {}
 
     def wipe(self) -> None:
         """Lose everything, as a Redis without persistence does when it restarts."""
@@ -88,8 +90,7 @@ class MemoryStore:
     def load_users(self, user_ids: Collection[str], epoch: str) -> Mapping[str, UserHistory]:
         found: dict[str, UserHistory] = {}
         for user_id in user_ids:
-            current = self._positions.get(user_id)
-            expected = repr(current).encode() if current else b""
+            current, expected = self._positions.get(user_id), self._expected(user_id)
             is_lost = self._is_lost(user_id, epoch)
             known = self._users.get(user_id, ("", -1))[1]
             if current and current[0] == epoch:
@@ -126,13 +127,18 @@ class MemoryStore:
         home = state_layout.home_of(user_id, epoch).partition
         return written != epoch or positions.get(home, -1) < entry[1] or (has_events and not self.seen.get(user_id))
 
-    def apply(self, updates: Sequence[UserUpdate], epoch: str, watermarks: Mapping[int, int]) -> None:
+    def apply(
+        self,
+        updates: Sequence[UserUpdate],
+        epoch: str,
+        watermarks: Mapping[int, int],
+        beside: Sequence[ModelState] = (),
+    ) -> None:
         lost = 0
         for update in updates:
-            current = self._positions.get(update.user_id)
             home = state_layout.home_of(update.user_id, epoch).partition
             progress = self._progress_of(home, epoch)
-            if (repr(current).encode() if current else b"") != update.expected or (
+            if self._expected(update.user_id) != update.expected or (
                 home in watermarks
                 and (self._progress.get(home, ("",))[0], progress.watermark) != (epoch, watermarks[home])
             ):
@@ -144,11 +150,10 @@ class MemoryStore:
             self._positions[update.user_id] = (epoch, dict(update.positions), dict(update.forgotten))
             self._histories[update.user_id] = UserHistory(events=list(update.events), recent=list(update.recent))
             self._note_seen(update)
-            key = (update.user_id, update.model_version)
-            if update.state_change == "set" and update.state is not None:
-                self.states[key] = update.state
-            elif update.state_change == "drop":
-                self.states.pop(key, None)
+            self._change_state(
+                update.user_id, update.model_version, update.state, update.state_change, before=update.expected
+            )
+        self.store_states(beside, epoch)
         if lost:
             raise Conflict(f"{lost} of {len(updates)} users were changed by another writer, or the store went back")
 
@@ -158,18 +163,29 @@ class MemoryStore:
             if self._positions.get(one.user_id) != (epoch, dict(one.positions), dict(one.forgotten)):
                 continue
             written += 1
-            key = (one.user_id, one.model_version)
-            if one.change == "set" and one.state is not None:
-                self.states[key] = one.state
-            elif one.change == "drop":
-                self.states.pop(key, None)
+            self._change_state(one.user_id, one.model_version, one.state, one.change, before=one.before)
         return written
+
+    def _expected(self, user_id: str) -> bytes:
+        current = self._positions.get(user_id)
+        return state_layout.pack_positions(*current) if current else b""
+
+    def _change_state(
+        self, user_id: str, version: str, state: StoredState | None, change: str, *, before: bytes
+    ) -> None:
+        key = (user_id, version)
+        if change == "set" and state is not None:
+            self.states[key], self.state_positions[key] = state, self._expected(user_id)
+        elif change == "drop":
+            self.states.pop(key, None)
+            self.state_positions.pop(key, None)
+        elif self.state_positions.get(key) == before:
+            self.state_positions[key] = self._expected(user_id)
 
     def rewrite(self, updates: Sequence[UserUpdate], epoch: str, forgets: ForgetsApplied | None = None) -> None:
         lost = 0
         for update in updates:
-            current = self._positions.get(update.user_id)
-            if (repr(current).encode() if current else b"") != update.expected:
+            if self._expected(update.user_id) != update.expected:
                 lost += 1
                 continue
             self._positions.pop(update.user_id, None)
@@ -177,6 +193,7 @@ class MemoryStore:
             self.seen.pop(update.user_id, None)
             for key in [key for key in self.states if key[0] == update.user_id]:
                 del self.states[key]
+                self.state_positions.pop(key, None)
             if update.expected or update.positions:
                 self.apply([replace(update, expected=b"")], epoch, {})
         if lost:

@@ -94,7 +94,7 @@ class FragileStore(MemoryStore):
         older = older.older_copy()
         if users:
             self._positions, self._histories = older._positions, older._histories
-            self.seen, self.states = older.seen, older.states
+            self.seen, self.states, self.state_positions = older.seen, older.states, older.state_positions
         if progress:
             self._progress, self._forgets, self._users = older._progress, older._forgets, older._users
 
