@@ -326,15 +326,19 @@ async def run(settings: EncoderSettings) -> None:
             await handlers.pop(version).close()
 
     def changed(others: tuple[Model, ...]) -> None:
-        for one in others:
-            store.add_model(one.vocabulary.model_version)
-        handler.others = others
+        # Before `Encode` answers for a model, the stream has it; before one is closed, the batch that used it is over.
+        handler.hold(others)
         asyncio.run_coroutine_threadsafe(take(others), loop).result()
 
     models = Models(own, open_model=partial(open_model, settings), changed=changed, close=close_model)
     forgets.encoder = models
     handler.beside_failed = metrics.other_model_failures.inc
-    sets = VersionSetFollower(version_set_reader(settings.kafka, "freshet-encoder-version-sets"), models.apply)
+    # The stream begins with all models: a record that one of them misses has no attribution of that model.
+    sets = VersionSetFollower(
+        version_set_reader(settings.kafka, "freshet-encoder-version-sets", makes_topics=settings.replicas),
+        models.apply,
+        on_ready=consumer.start,
+    )
 
     describe_user = DescribeUser(
         reader=reader,
@@ -346,7 +350,6 @@ async def run(settings: EncoderSettings) -> None:
 
     def add_services(server: grpc.aio.Server) -> list[str]:
         _add_servicer(EncoderServicer(handlers, describe_user, metrics, bundle.model_version), server)
-        consumer.start()
         sets.start()
         return [SERVICE]
 

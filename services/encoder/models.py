@@ -6,7 +6,6 @@ from pathlib import Path
 
 import structlog
 
-from services.common.errors import FreshetError
 from services.common.version_sets import VersionSet, VersionSets
 from services.encoder.encoding import Vocabulary
 from services.encoder.ports import SequenceEncoder
@@ -40,8 +39,9 @@ class Models:
         self._open, self._changed, self._close = open_model, changed, close
 
     def drop(self, cache_keys: Sequence[int]) -> None:
-        """Forget what any model keeps under these keys. Raises: as each model's own."""
-        for model in (self.own, *self.others):
+        """Forget what any model keeps under these keys. Raises: as the own encoder, which is told last: what the others
+        keep in this process goes though an inference server is unavailable."""
+        for model in (*self.others, self.own):
             model.encoder.drop(cache_keys)
 
     def apply(self, sets: VersionSets) -> None:
@@ -53,8 +53,9 @@ class Models:
         for version, one in wanted.items():
             try:
                 others.append(held.get(version) or self._opened(one))
-            except (FreshetError, OSError, ValueError, MemoryError) as exc:
-                log.error("version_set_not_held", set=one.name, reason=str(exc))
+            except Exception as exc:
+                # Whatever it is: the stream and the other models go on.
+                log.error("version_set_not_held", set=one.name, reason=str(exc), error=type(exc).__name__)
         gone = [one for version, one in held.items() if version not in wanted]
         self.others = tuple(others)
         self._changed(self.others)

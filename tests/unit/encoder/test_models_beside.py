@@ -1,5 +1,6 @@
 """A process that holds two models does what two with one each would do; one that fails is its own matter."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -119,6 +120,51 @@ def test_the_record_says_which_models_are_held() -> None:
     assert [one.encoder.dropped for one in (opening.models.own, *opening.models.others)] == [[7], [7]]
     opening.models.apply(two.promoted("b").rolled_back().retired("b"))
     assert (opening.seen[-1], opening.closed) == ((), ["model-2"])
+
+
+def test_a_forget_reaches_the_models_beside_though_the_inference_server_is_unavailable() -> None:
+    class Unavailable(HashEncoder):
+        def drop(self, cache_keys: Sequence[int]) -> None:
+            raise DependencyUnavailable("away")
+
+    opening = Opening(b=OTHER)
+    opening.models.own = Model(VOCABULARY, Unavailable())
+    opening.models.apply(VersionSets.of_one(_set("a", "model-1")).staged(_set("b", "model-2")))
+    with pytest.raises(DependencyUnavailable):
+        opening.models.drop([7])
+    assert [one.encoder.dropped for one in opening.models.others] == [[7]]
+
+
+def test_a_bundle_that_is_missing_or_spoiled_is_left_out() -> None:
+    opening = Opening()  # a KeyError, say
+    opening.models.apply(VersionSets.of_one(_set("a", "model-1")).staged(_set("b", "model-2")))
+    assert opening.seen == [()]
+
+
+def test_a_batch_at_hand_ends_before_its_models_go() -> None:
+    entered, leave, gone = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(HashEncoder):
+        def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[EncodedStates]:
+            entered.set()
+            assert leave.wait(30)
+            return super().encode(jobs)
+
+    stream, store = MemoryStream(), MemoryStore()
+    handler = handler_on(store, MemoryOutbox())
+    handler.hold((Model(OTHER, Slow()),))
+    append(stream, interaction(0, 1))
+    batch = threading.Thread(target=lambda: drain(handler, stream))
+    drop = threading.Thread(target=lambda: (handler.hold(()), gone.set()))
+    batch.start()
+    assert entered.wait(30)
+    drop.start()
+    assert not gone.wait(0.05)
+    leave.set()
+    batch.join(30)
+    drop.join(30)
+    assert gone.is_set()
+    assert ("user-0", "model-2") in store.states
 
 
 @pytest.mark.parametrize(
