@@ -30,7 +30,14 @@ from services.generator.config import GeneratorSettings
 DEPLOY = REPOSITORY / "deploy"
 OVERLAYS = (DEPLOY / "compose.gpu.yml", DEPLOY / "compose.text.yml", DEPLOY / "compose.observability.yml")
 # Read by libraries, not by our settings.
-LIBRARY_VARIABLES = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"}
+LIBRARY_VARIABLES = {
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MALLOC_ARENA_MAX",
+    "GLIBC_TUNABLES",
+    "ORT_DISABLE_TELEMETRY",
+}
 SERVICES = read_compose(environ={})
 RAW = yaml.safe_load(COMPOSE_FILE.read_text(encoding="utf-8"))
 # What runs once, in containers alone.
