@@ -179,7 +179,7 @@ def test_every_service_has_a_health_check_and_comes_back() -> None:
     for name in SERVICES:
         entry = RAW["services"][name]
         assert entry["healthcheck"]["test"][0] == "CMD", name
-        assert entry["restart"] in ("on-failure", "unless-stopped"), name
+        assert entry["restart"] == "unless-stopped", name
 
 
 def test_order_names_known_services_and_has_no_circle() -> None:
