@@ -262,6 +262,12 @@ def test_overlays_keep_the_inference_servers_ports_and_its_encoder(overlay: Path
     assert [flag for flag in command if flag in kept] == kept
 
 
+def test_a_missing_bundle_ends_the_start_and_makes_no_folder() -> None:
+    bundle = RAW["x-bundle"]
+    assert (bundle["target"], bundle["read_only"], bundle["bind"]) == (BUNDLE, True, {"create_host_path": False})
+    assert RAW["services"]["inference-server"]["volumes"] == [bundle]
+
+
 def test_the_text_overlay_serves_what_the_generator_then_asks_for() -> None:
     services = read_compose(OVERLAYS[1], environ={})
     assert "--model-repository=/text/inference_server" in services["inference-server"].command
@@ -351,11 +357,11 @@ def test_weight_order_and_mounts_are_those_of_the_processs_row(row: Process) -> 
     service = SERVICES[row.name]
     assert service.cpu_shares == row.cpu_shares
     assert service.needs == row.needs
-    mounts = {
-        str(mount).removesuffix(":ro").rpartition(":")[2]: mount for mount in RAW["services"][row.name]["volumes"]
-    }
-    assert set(mounts) == set(row.state)
-    assert {mount for mount, said in mounts.items() if not said.endswith(":ro")} <= {CHECKPOINTS}
+    bundle, *volumes = RAW["services"][row.name]["volumes"]
+    assert bundle == RAW["x-bundle"]
+    mounts = {BUNDLE} | {str(mount).removesuffix(":ro").rpartition(":")[2] for mount in volumes}
+    assert mounts == set(row.state)
+    assert all(mount.endswith(":ro") for mount in volumes)
     environment = service.environment
     named = {
         BUNDLE: ("FRESHET_BUNDLE", BUNDLE),
