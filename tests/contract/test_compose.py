@@ -262,6 +262,17 @@ def test_overlays_keep_the_inference_servers_ports_and_its_encoder(overlay: Path
     assert [flag for flag in command if flag in kept] == kept
 
 
+def test_whoever_the_gpu_overlay_gives_a_card_uses_it() -> None:
+    raw = yaml.safe_load(OVERLAYS[0].read_text(encoding="utf-8"))["services"]
+    assert {name for name, entry in raw.items() if "deploy" in entry} == {"inference-server"}
+    assert "--model-config-name=onnxruntime-gpu" in raw["inference-server"]["command"]
+    config = DEPLOY / "inference_server" / "encoder" / "configs" / "onnxruntime-gpu.pbtxt"
+    parsed = text_format.Parse(config.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+    assert [group.kind for group in parsed.instance_group] == [model_config_pb2.ModelInstanceGroup.KIND_GPU]
+    # Nobody would ask it otherwise.
+    assert raw["encoder"]["environment"] == {"FRESHET_ENCODER_ENGINE": "inference-server"}
+
+
 def test_a_missing_bundle_ends_the_start_and_makes_no_folder() -> None:
     bundle = RAW["x-bundle"]
     assert (bundle["target"], bundle["read_only"], bundle["bind"]) == (BUNDLE, True, {"create_host_path": False})
