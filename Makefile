@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast alerts promtool chaos fuzz check fmt up down bench proto-image hooks clean
+.PHONY: help setup demo test test-fast compose-test alerts promtool chaos fuzz check fmt up down bench proto-image hooks clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test: setup promtool ## Every test, integration tests against the real component
 
 test-fast: setup promtool ## The tests that start no component (some minutes)
 	@$(PYTEST) -m "not integration" $(ARGS)
+
+compose-test: setup ## Start docker-compose.yml in containers and test it, ten minutes; skips where no engine can be started
+	@$(BIN)/python tests/compose
 
 alerts: setup promtool ## Test the alerts: each fires, and clears
 	@$(BIN)/pytest -q tests/contract/test_alerts.py
