@@ -27,11 +27,18 @@ def favours(popular: Sequence[ScoredItem], tau: float) -> dict[str, float]:
 
 def with_favours(found: Ranking, among: Ranking, favour: Mapping[str, float], k: int) -> Ranking:
     """The best k by favoured scores. found: the best k of all items. among: all favoured ones."""
-    own = {item.item_id: item for item in found.items}
-    new = [replace(item, source="popular") for item in among.items if item.item_id not in own]
-    items = [replace(item, score=item.score + favour.get(item.item_id, 0.0)) for item in (*found.items, *new)]
-    items.sort(key=lambda item: -item.score)
-    return replace(found, items=items[:k], certificate=_of_both(found, among))
+    own = {item.item_id for item in found.items}
+    items = [*found.items, *(item for item in among.items if item.item_id not in own)]
+
+    def favoured(item: ScoredItem) -> float:
+        return item.score + favour.get(item.item_id, 0.0)
+
+    # Of some 200 items k go out: only those are made anew.
+    best = [
+        replace(item, score=favoured(item), source=item.source if item.item_id in own else "popular")
+        for item in sorted(items, key=favoured, reverse=True)[:k]
+    ]
+    return replace(found, items=best, certificate=_of_both(found, among))
 
 
 def _of_both(found: Ranking, among: Ranking) -> Certificate:
