@@ -12,7 +12,7 @@ import onnxruntime
 from services.algorithms.bundle import ENCODER_ONNX, Bundle, BundleContent, write_bundle
 from services.algorithms.states import ItemStates, QueryStates
 
-NOISE = 0.1  # per coordinate, of unit components of width 32: a copy has a cosine of about .87 with its original
+_NOISE = 0.1 * 32**0.5  # its norm, beside components of 1: a copy has a cosine of about .87 with its original
 _HISTORY = 50
 _CHUNK = 200_000
 
@@ -21,12 +21,13 @@ def enlarged(bundle: Bundle, num_items: int, path: Path, *, seed: int) -> Bundle
     """A bundle of so many synthetic items at `path`, with the trained one's head and gate and no encoder."""
     generator = np.random.default_rng(seed)
     trained = bundle.item_states
+    noise = _NOISE / trained.components.shape[2] ** 0.5
     components = np.empty((num_items, *trained.components.shape[1:]), dtype=np.float32)
     gate = None if trained.gate is None else np.empty((num_items, trained.gate.shape[1]), dtype=np.float32)
     for x in range(0, num_items, _CHUNK):
         rows = generator.integers(0, bundle.num_items, min(_CHUNK, num_items - x))
         part = trained.components[rows]
-        part = part + NOISE * generator.standard_normal(part.shape, dtype=np.float32)
+        part = part + noise * generator.standard_normal(part.shape, dtype=np.float32)
         components[x : x + _CHUNK] = part / np.linalg.norm(part, axis=-1, keepdims=True)
         if gate is not None and trained.gate is not None:
             gate[x : x + _CHUNK] = trained.gate[rows]
