@@ -24,7 +24,7 @@ from services.cli.stack import Ports, Stack
 from services.gateway.domain import Degradation
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets.simulator import SimulatorConfig, simulate
-from services.offline.evaluation.version_sets.traffic import Answer, Load
+from services.offline.evaluation.version_sets.traffic import PROGRAM, Answer, Load
 from services.offline.training.run import run_training
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -126,7 +126,7 @@ def _deployed(stack: Stack, folder: Path, old: Path, users: list[str]) -> tuple[
         seed=0,
     )
     (work / "load.json").write_text(json.dumps(load.__dict__))
-    sender = subprocess.Popen([sys.executable, "-m", "services.offline.evaluation.version_sets.traffic", str(work)])
+    sender = subprocess.Popen([*PROGRAM, str(work)])
     swaps = []
     try:
         time.sleep(QUIET_S)

@@ -17,7 +17,10 @@ from services.common.processes import PROCESSES, Process
 
 SOON = timedelta(days=14)
 # Read by commands, the compose files and tests, not by a process.
-_OTHERS = ("API_KEY", "CANDIDATES", "CHAOS_BUNDLE", "DATA", "GATEWAY", "MAVEN_REPOSITORY", "REDIS_MAXMEMORY", "STATE")
+_OTHERS = (
+    *("API_KEY", "CANDIDATES", "CHAOS_BUNDLE", "CHAOS_NEXT", "DATA", "GATEWAY", "GATEWAYS"),
+    *("MAVEN_REPOSITORY", "REDIS_MAXMEMORY", "STATE"),
+)
 OF_COMMANDS = frozenset(f"FRESHET_{name}" for name in _OTHERS)
 
 

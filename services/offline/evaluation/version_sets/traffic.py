@@ -149,6 +149,11 @@ async def _run(load: Load, folder: Path) -> None:
     (folder / "traffic.json").write_text(json.dumps(sent | {"answers": [asdict(one) for one in traffic.answers]}))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Send what `load.json` in the folder of the command line says, into `traffic.json` there."""
     work = Path(sys.argv[1])
     asyncio.run(_run(Load(**json.loads((work / "load.json").read_text())), work))
+
+
+# What runs it in a process of its own; the folder follows.
+PROGRAM = (sys.executable, "-c", f"from {__name__} import main; main()")

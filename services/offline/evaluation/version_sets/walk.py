@@ -16,7 +16,7 @@ from services.algorithms.ops.mol_scores import mol_scores
 from services.algorithms.packed_state import unpack_query_state
 from services.cli.stack import Stack
 from services.common.version_sets import VersionSet, VersionSets
-from services.offline.evaluation.version_sets.traffic import Answer, Load
+from services.offline.evaluation.version_sets.traffic import PROGRAM, Answer, Load
 
 # A served score may be of an item that was refreshed; one of the other model is far off.
 _LISTED = 5
@@ -77,7 +77,7 @@ def walk(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "load.json").write_text(json.dumps(load.__dict__))
     operator = Operator(stack, say)
-    sender = subprocess.Popen([sys.executable, "-m", "services.offline.evaluation.version_sets.traffic", str(folder)])
+    sender = subprocess.Popen([*PROGRAM, str(folder)])
     try:
         operator.phase("before", then_s=quiet_s)
         operator.phase("stage", "stage", "next", "--bundle", str(bundle), then_s=quiet_s / 2)

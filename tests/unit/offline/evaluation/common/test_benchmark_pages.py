@@ -24,6 +24,7 @@ from services.offline.evaluation.retrieval.universality import page as universal
 from services.offline.evaluation.shown.rows import page as shown_page
 from services.offline.evaluation.stream.page import page as freshness_page
 from services.offline.evaluation.text.report import page as text_page
+from services.offline.evaluation.version_sets.rows import page as version_sets_page
 
 DOCS = Path(__file__).resolve().parents[5] / "docs" / "benchmarks"
 PAGES: dict[str, Callable[[Report], str]] = {
@@ -41,6 +42,7 @@ PAGES: dict[str, Callable[[Report], str]] = {
     "shown": shown_page,
     "text": text_page,
     "universality": universality_page,
+    "version-sets": version_sets_page,
 }
 
 
