@@ -487,10 +487,12 @@ if ARGV[2] == '' then return 1 end
 )
 
 # A state of a model beside the writer's own. KEYS history, state. ARGV: the position that the history has to have, the
-# one that it had before, ttl seconds, state operation (set, drop or keep), the state's fields and values.
+# one that it had before, ttl seconds, state operation (set, drop or keep), the state's fields and values; set with none
+# of them says that this history makes no state.
 WRITE_STATE = """
 if redis.call('HGET', KEYS[1], 'position') ~= ARGV[1] then return 0 end
 if ARGV[4] == 'set' then
+  if #ARGV == 4 then redis.call('DEL', KEYS[2]) end
   redis.call('HSET', KEYS[2], 'history_position', ARGV[1], unpack(ARGV, 5))
   redis.call('EXPIRE', KEYS[2], ARGV[3])
 elseif ARGV[4] == 'drop' then

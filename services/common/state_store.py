@@ -115,7 +115,8 @@ class UserUpdate:
 class ModelState:
     """A state of a model beside the writer's own, made of the history at these positions, as `UserHistory` has them.
 
-    change: as of `UserUpdate`; "keep" lets a state that reflected `before` (of `expected`) reflect the positions.
+    change: as of `UserUpdate`; "keep" lets a state that reflected `before` (of `expected`) reflect the positions, "set"
+    without a state says that the model makes none of this history.
     """
 
     user_id: str
@@ -579,7 +580,7 @@ class StateWriter:
         }
 
     def are_whole(self, user_ids: Sequence[str], model_version: str, epoch: str) -> dict[str, bool]:
-        """Of those of them who have a history: whether their state of this model reflects all of it.
+        """Of those of them who have events: whether their state of this model reflects all, or is known not to exist.
 
         Raises: DependencyUnavailable.
         """
@@ -587,15 +588,16 @@ class StateWriter:
         for user_id in user_ids:
             home = layout.home_of(user_id, epoch)
             pipeline.hget(layout.history_key(home), "position")
+            pipeline.hstrlen(layout.history_key(home), "events")
             pipeline.hmget(layout.state_key(home, model_version), ("partition", "offset", layout.STATE_POSITION))
         with redis_errors():
             replies = pipeline.execute()
         found = {}
-        for user_id, position, state in zip(user_ids, replies[::2], replies[1::2], strict=True):
-            if layout.unpack_positions(epoch, position):
+        for user_id, position, size, state in zip(user_ids, replies[::3], replies[1::3], replies[2::3], strict=True):
+            if size and layout.unpack_positions(epoch, position):
                 partition, offset, reached = state
-                found[user_id] = partition is not None and layout.reaches(
-                    reached, int(partition), int(offset), position
+                found[user_id] = reached == position or (
+                    partition is not None and layout.reaches(reached, int(partition), int(offset), position)
                 )
         return found
 

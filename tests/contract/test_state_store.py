@@ -143,6 +143,9 @@ def test_a_state_of_another_model_is_written_beside_while_its_history_stands(sto
         kept = {"model_version": "model-2", "forgotten": {}, "change": "keep", "before": before}
         assert store.store_states([ModelState(user_id="ann", positions={3: 43}, **kept)], epoch) == 1
         assert store.are_whole(["ann"], "model-2", epoch) == {"ann": True}
+        none = ModelState(user_id="ann", model_version="model-3", positions={3: 43}, forgotten={})
+        assert store.store_states([none], epoch) == 1
+        assert store.are_whole(["ann"], "model-3", epoch) == {"ann": True}
         gone = {"model_version": "model-2", "forgotten": {}, "change": "drop"}
         assert store.store_states([ModelState(user_id="ann", positions={3: 43}, **gone)], epoch) == 1
         assert store.are_whole(["ann"], "model-2", epoch) == {"ann": False}

@@ -67,7 +67,7 @@ def _make(store: StateWriter, encoder: SequenceEncoder, vocabulary: Vocabulary, 
     for user_id, history in store.load_users(users, epoch).items():
         job, rows = encode_job(vocabulary, user_id, history.events, [len(history.events)])
         if job is None:
-            # Nothing that the model can encode: no state is the whole state.
+            # Nothing that the model can encode.
             states.append(_state_of(user_id, vocabulary, history, None))
         else:
             jobs.append(job)
@@ -92,7 +92,6 @@ def _state_of(user_id: str, vocabulary: Vocabulary, history: UserHistory, state:
         positions=history.positions,
         forgotten=history.forgotten,
         state=state,
-        change="drop" if state is None else "set",
     )
 
 
