@@ -132,7 +132,8 @@ class Stack:
             _write_note(self.place, self.profile, self.workers)
         for name in parts:
             self.stop(name)
-            self.start(name)
+            # Others answer meanwhile, and it may have a long log of changes to read.
+            self.start(name, timeout_s=600.0)
 
     def prepare(self, only: Iterable[str] | None = None) -> None:
         """Fetch and build what the parts need (jars, environments), without starting anything."""
