@@ -101,7 +101,7 @@ def stage(
 def warm(
     name: Name,
     *,
-    share: Annotated[float, typer.Option(min=0.01, max=1, help="Of one core, at most.")] = 0.5,
+    share: Annotated[float, typer.Option(min=0.01, max=1, help="Of one core, at most.")] = 0.25,
     attributions: Annotated[bool, typer.Option(help="Encode past interactions for its item states, too.")] = True,
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
@@ -111,7 +111,7 @@ def warm(
     Meanwhile the encoder makes those of new events, so it is done once. Interrupt it at any time: the next call goes
     on. It takes what others leave of the processor, and of one core no more than its share.
 
-    Example:  freshet model warm next --share 0.25
+    Example:  freshet model warm next --share 0.5
     """
     from services.cli.stack import Stack
     from services.encoder.config import EncoderSettings

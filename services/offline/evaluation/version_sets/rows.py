@@ -32,7 +32,9 @@ PAST = 0.8
 _MAX_S = 3_600.0
 
 
-def run(request: Request, *, data: str = "ml-1m", epochs: int = 1, quiet_s: float = 30.0, share: float = 0.5) -> Report:
+def run(
+    request: Request, *, data: str = "ml-1m", epochs: int = 1, quiet_s: float = 30.0, share: float = 0.25
+) -> Report:
     """Measure; writes version-sets.{md,json,png}. share: of one core, for warming."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="freshet-version-sets-") as name:
@@ -55,7 +57,7 @@ def run(request: Request, *, data: str = "ml-1m", epochs: int = 1, quiet_s: floa
             load = Load(
                 gateway=stack.address("gateway"),
                 redis=stack.redis_url,
-                users=list(past.user_ids),
+                users=[past.user_ids[user] for user in np.flatnonzero(past.user_counts())],
                 items=list(load_bundle(first, verify=False).item_ids),
                 models=[load_bundle(path, verify=False).model_version for path in (first, new)],
                 recommends_per_s=RECOMMENDS_PER_S,

@@ -99,12 +99,14 @@ def walk(
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What the answers of a walk say. mixed: of those that were checked, how many were not one model's: the index is of
-    another one than the answer names, or the scores are nearer to the other model's. wrong: answers of a set that was
-    not their user's at the time. by_new: by phase, the share of answers that the new set gave."""
+    """What the answers of a walk say. mixed: of those that were checked, how many name an index of another model than
+    they name. nearer_other: of those whose scores were computed by both models' bundles, how many were nearer to the
+    other model's; items that were refreshed since, and models that are alike, tell less. wrong: answers of a set that
+    was not their user's at the time. by_new: by phase, the share of answers that the new set gave."""
 
     mixed: int
     checked: int
+    nearer_other: int
     scored: int
     wrong: int
     by_new: dict[str, float]
@@ -116,7 +118,7 @@ def judge(
     """Hold every answer against both models and against whose user it was."""
     bundles = {one.model_version: one for one in (first, new)}
     rows = {version: {item: row for row, item in enumerate(one.item_ids)} for version, one in bundles.items()}
-    mixed = checked = scored = wrong = 0
+    mixed = checked = nearer_other = scored = wrong = 0
     by_new: dict[str, list[bool]] = {phase.name: [] for phase in phases}
     for answer in answers:
         if answer.status != "OK":
@@ -128,15 +130,14 @@ def judge(
             by_new[phase.name].append(answer.model == new.model_version)
             wrong += answer.model != _model_of(phase.name, answer.user, first, new, salted)
         checked += bool(answer.index)
-        is_mixed = bool(answer.index) and not answer.index.startswith(f"{answer.model}.")
+        mixed += bool(answer.index) and not answer.index.startswith(f"{answer.model}.")
         if len(answer.states) == len(bundles) and len(answer.items) >= _LISTED:
             gaps = {version: _gap(answer, bundles[version], rows[version]) for version in bundles}
             if np.isfinite(list(gaps.values())).all():
                 scored += 1
-                is_mixed = is_mixed or min(gaps, key=lambda version: gaps[version]) != answer.model
-        mixed += is_mixed
+                nearer_other += min(gaps, key=lambda version: gaps[version]) != answer.model
     shares = {name: float(np.mean(found)) if found else 0.0 for name, found in by_new.items()}
-    return Judged(mixed=mixed, checked=checked, scored=scored, wrong=wrong, by_new=shares)
+    return Judged(mixed=mixed, checked=checked, nearer_other=nearer_other, scored=scored, wrong=wrong, by_new=shares)
 
 
 def _model_of(phase: str, user: str, first: Bundle, new: Bundle, salted: VersionSets) -> str:
