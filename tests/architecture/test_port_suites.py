@@ -23,6 +23,7 @@ WITHOUT_SUITE = {
     "services.gateway.ports.StreamStatus": "two flags, set by hand in the fake",
     "services.gateway.ports.StreamEnds": "a question; the real one is asked in tests/contract/test_gateway_topics.py",
     # Models: functions of their input.
+    "services.encoder.ports.Keeper": "told only",
     "services.encoder.ports.SequenceEncoder": "what it keeps never shows in an answer (tests/unit/encoder)",
     "services.generator.ports.TextEncoder": "a function of its texts; tests use the real one",
     "services.generator.domain.requests.TextSource": "a function of its query; the sources have no fake",

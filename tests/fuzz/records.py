@@ -46,6 +46,7 @@ from services.common.stream.topics.index_deltas import INDEX_DELTAS
 from services.common.stream.topics.items import ITEMS
 from services.common.stream.topics.refresher_checkpoints import HEADS, REFRESHER_CHECKPOINTS
 from services.common.stream.topics.search_clicks import encode_click
+from services.common.stream.topics.version_sets import VERSION_SETS, Counted, decode_operation, encode_operation
 from services.encoder.domain import read_arrival
 from services.gateway.catalogue import DescribedItems
 from services.gateway.domain import IndexFreshness
@@ -618,6 +619,41 @@ class Checkpoints(Records):
         return hashlib.sha256(body).digest() + body
 
 
+class Sets(Records):
+    """`version-sets`, by whoever follows it."""
+
+    name, weight = "version-sets", 4
+
+    def begin(self) -> None:
+        """Nothing counted yet."""
+        self.counted, self.offset = Counted(), 0
+
+    def write(self, rng: Random) -> None:
+        """An operation, mutated: what counts of it is one more, and can be gone by."""
+        last = self.counted.last
+        revision = (0 if last is None else last.after.revision) + rng.choice((1, 1, 1, 0, 2))
+        message = events_pb2.VersionSets(revision=revision, serving="a", salt="s", operation_id="1", time=_NOW)
+        for name in "ab":
+            message.sets.add(name=name, model_version=f"m-{name}", bundle=f"/{name}", candidates="h:1")
+        if rng.random() < 0.5:
+            message.canary.name, message.canary.share = "b", rng.choice((0.05, 1.0, 1.5, float("nan")))
+        hints: Hints = {"serving": ["a", "b", "c"], "before": ["", "b", "c"], "name": ["a", "b"], "time": _TIMES}
+        value = message_bytes(rng, message, hints)
+        record = SourceRecord(VERSION_SETS, 0, self.offset, 1, None, value if rng.random() < 0.98 else None)
+        self.offset += 1
+        changed, now = self.counted.take([record]), self.counted.last
+        if changed != (now is not last):
+            raise Violation("a change that is none, or is not told")
+        if changed and now is not None:
+            sets = now.after
+            if sets.revision != (0 if last is None else last.after.revision) + 1:
+                raise Violation(f"revision {sets.revision} counted")
+            if {sets.set_for("ann"), sets.set_for("")} - sets.sets.keys():
+                raise Violation("somebody is answered by a set that there is not")
+            if decode_operation(encode_operation(now)) != now:
+                raise Violation("it is not read as it was written")
+
+
 class Letters(Records):
     """Dead-letter topics, by the commands and by the encoder process."""
 
@@ -660,4 +696,4 @@ def _expect(allowed: type[Exception], act: Callable[[], object]) -> None:
 
 def record_targets() -> list[Target]:
     """One for each group of topics that one process reads together."""
-    return [EncoderStream(), Catalogue(), Attributions(), Clicks(), Checkpoints(), Letters()]
+    return [EncoderStream(), Catalogue(), Attributions(), Clicks(), Checkpoints(), Sets(), Letters()]

@@ -84,7 +84,8 @@ ALSO: dict[str, set[str]] = {
     "GatewayService.Explain": {"NOT_FOUND"},
     "GatewayService.Similar": {"NOT_FOUND"},
     "CandidatesService.Similar": {"NOT_FOUND"},
-    # A state of another model.
+    # Of another model.
+    "EncoderService.Encode": {"FAILED_PRECONDITION"},
     "CandidatesService.Search": {"FAILED_PRECONDITION"},
     "CandidatesService.ExplainVotes": {"FAILED_PRECONDITION"},
     "RerankerService.Rerank": {"FAILED_PRECONDITION"},
@@ -416,7 +417,8 @@ def _encoder() -> Service:
         Rpc("DescribeUser", 3, lambda state: [e.DescribeUserRequest(user_id="u")]),
     ]
     known = [f"item-{n}" for n in range(60)]
-    return Service("EncoderService", encoder, rpcs, {"user_id": ["user-0", "new"], "item_id": known})
+    hints = {"user_id": ["user-0", "new"], "item_id": known, "model_version": ["", "model-1", "model-2"]}
+    return Service("EncoderService", encoder, rpcs, hints)
 
 
 _SERVED: Hints = {

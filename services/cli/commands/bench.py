@@ -490,7 +490,7 @@ def version_sets(
     *,
     data: Annotated[str, typer.Option(help="Data with times by the clock.")] = "ml-1m",
     quiet_s: Annotated[float, typer.Option(min=1, help="Seconds between two commands.")] = 30,
-    share: Annotated[float, typer.Option(min=0.01, max=1, help="Of one core, for warming.")] = 0.25,
+    share: Annotated[float, typer.Option(min=0.01, max=1, help="Of one core, for warming.")] = 0.1,
 ) -> "Report":
     """A new model goes live, and back, by the operator's commands, while people ask: who noticed.
 

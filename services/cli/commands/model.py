@@ -101,7 +101,7 @@ def stage(
 def warm(
     name: Name,
     *,
-    share: Annotated[float, typer.Option(min=0.01, max=1, help="Of one core, at most.")] = 0.25,
+    share: Annotated[float, typer.Option(min=0.01, max=1, help="Of one core, at most.")] = 0.1,
     attributions: Annotated[bool, typer.Option(help="Encode past interactions for its item states, too.")] = True,
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,

@@ -20,7 +20,7 @@ from services.cli.stack import Ports, Stack
 from services.cli.stack.version_sets import remove_set, set_names
 from services.offline.backfill.jobs import import_interactions
 from services.offline.datasets import global_time_split, load_dataset
-from services.offline.evaluation.common.plots import panels, titled
+from services.offline.evaluation.common.plots import panels
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.version_sets.traffic import Answer, Load
 from services.offline.evaluation.version_sets.walk import Judged, Phase, canary_of, judge, walk
@@ -33,7 +33,7 @@ _MAX_S = 3_600.0
 
 
 def run(
-    request: Request, *, data: str = "ml-1m", epochs: int = 1, quiet_s: float = 30.0, share: float = 0.25
+    request: Request, *, data: str = "ml-1m", epochs: int = 1, quiet_s: float = 30.0, share: float = 0.1
 ) -> Report:
     """Measure; writes version-sets.{md,json,png}. share: of one core, for warming."""
     began = time.perf_counter()
@@ -113,20 +113,23 @@ def draw(report: Report, folder: Path) -> None:
     began = report["phases"][0]["began"]
     series = np.array([[at - began, ms, new] for at, ms, new, status in report["series"] if status == "OK"])
     with panels(folder / "version-sets.png", 2, 1, size=(11, 2.6)) as drawn:
-        top = titled(drawn[0, 0], "Recommend, ms", yscale="log", ylim=(3, None))
+        top = drawn[0, 0]
+        top.set(yscale="log", ylabel="Recommend, ms", ylim=(max(1.0, series[:, 1].min()), series[:, 1].max()))
         for is_new, name in ((0, "first"), (1, "next")):
             mine = series[series[:, 2] == is_new]
             top.plot(mine[:, 0], mine[:, 1], ".", markersize=2, alpha=0.5, label=f"answered by {name}")
         bins = np.arange(0, series[-1, 0] + 5, 5)
         place = np.digitize(series[:, 0], bins)
         shares = [float(series[place == at, 2].mean()) if (place == at).any() else np.nan for at in range(1, len(bins))]
-        below = titled(drawn[1, 0], "share of answers by next, 5 s together", xlabel="seconds", ylim=(-0.05, 1.05))
+        below = drawn[1, 0]
+        below.set(xlabel="seconds", ylabel="share by next, of 5 s", ylim=(-0.05, 1.05))
         below.step(bins[:-1], shares, where="post")
         for panel in drawn[:, 0]:
             for phase in report["phases"]:
                 panel.axvline(phase["began"] - began, color="grey", linewidth=0.6)
         for phase in report["phases"]:
-            below.text(phase["began"] - began, 1.08, phase["name"], rotation=20, fontsize=7)
+            place = (phase["began"] - began, 1.02)
+            top.annotate(phase["name"], place, xycoords=("data", "axes fraction"), rotation=20, fontsize=7)
 
 
 def _row(phase: Phase, answers: Sequence[Answer], judged: Judged) -> dict[str, Any]:

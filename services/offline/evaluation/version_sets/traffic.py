@@ -73,7 +73,7 @@ class Traffic:
             for kind, rate in (("recommend", load.recommends_per_s), ("event", load.events_per_s))
             for due in arrivals("poisson", rate_per_s=rate, seconds=load.seconds, rng=rng)
         ]
-        began = time.time()
+        began = 0.0  # once the clock runs
 
         def start(due_s: float, kind: str) -> None:
             user = load.users[rng.integers(len(load.users))]
@@ -101,6 +101,7 @@ class Traffic:
             report=lambda due_s, kind: None,
             report_every_s=60.0,
         )
+        began = time.time()
         for wait_s in clock.waits():
             await asyncio.sleep(wait_s)
             if stop.exists():
