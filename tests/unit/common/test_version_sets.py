@@ -5,7 +5,7 @@ import pytest
 from services.common.errors import InvalidRequest, NotFound, PreconditionFailed
 from services.common.stream.record import SourceRecord
 from services.common.stream.topics.version_sets import Counted, Operation, decode_operation, encode_operation
-from services.common.version_sets import VersionSet, VersionSets
+from services.common.version_sets import Share, VersionSet, VersionSets
 
 
 def _set(name: str, model: str = "") -> VersionSet:
@@ -108,6 +108,9 @@ def test_a_record_is_read_as_it_was_written_and_checked() -> None:
         time_ms=7,
     )
     assert decode_operation(encode_operation(made)) == made
+    nobody = VersionSets(revision=1, sets={"a": _set("a")}, serving="a", canary=Share(name="", share=0.5))
+    with pytest.raises(InvalidRequest, match="canary='' allowed: one of a"):
+        decode_operation(_record(nobody, 0).value)
     wrong = VersionSets(revision=1, sets={"a": _set("a")}, serving="b")
     with pytest.raises(InvalidRequest, match="serving='b' allowed: one of a"):
         decode_operation(_record(wrong, 0).value)

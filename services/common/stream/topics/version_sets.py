@@ -89,7 +89,8 @@ def decode_operation(value: bytes | None) -> Operation:
     for named in ("serving", "before", "canary", "shadow"):
         found = getattr(message, named)
         name = found if isinstance(found, str) else found.name
-        if name not in sets and (name or named == "serving"):
+        is_named = name or named == "serving" or (not isinstance(found, str) and message.HasField(named))
+        if name not in sets and is_named:
             raise InvalidRequest.of(named, name, f"one of {', '.join(sets) or 'no sets'}")
     after = VersionSets(
         revision=message.revision,

@@ -32,9 +32,7 @@ PAST = 0.8
 _MAX_S = 3_600.0
 
 
-def run(
-    request: Request, *, data: str = "ml-1m", epochs: int = 1, quiet_s: float = 30.0, share: float = 0.1
-) -> Report:
+def run(request: Request, *, data: str = "ml-1m", epochs: int = 1, quiet_s: float = 30.0, share: float = 0.1) -> Report:
     """Measure; writes version-sets.{md,json,png}. share: of one core, for warming."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="freshet-version-sets-") as name:
