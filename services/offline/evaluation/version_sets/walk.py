@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from services.algorithms.bundle import Bundle, load_bundle
+from services.algorithms.bundle import Bundle
 from services.algorithms.ops.mol_scores import mol_scores
 from services.algorithms.packed_state import unpack_query_state
 from services.cli.stack import Stack
@@ -166,8 +166,3 @@ def canary_of(first: str, new: str, salt: str, share: float) -> VersionSets:
     """The sets as they were during the canary."""
     sets = VersionSets.of_one(VersionSet(name="first", model_version=first, bundle=""))
     return sets.staged(VersionSet(name="next", model_version=new, bundle="")).canaried("next", share, salt)
-
-
-def opened(path: Path) -> Bundle:
-    """A bundle whose files were checked before."""
-    return load_bundle(path, verify=False)
