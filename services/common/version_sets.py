@@ -124,10 +124,12 @@ class VersionSets:
         return self._next(sets=left, before="" if self.before == name else self.before, shadow=None)
 
     def settled(self) -> "VersionSets":
-        """The one set that is left is what the processes themselves are started with."""
-        (only,) = self.sets.values()
-        own = replace(only, candidates="", reranker="", refreshers=(), generator="")
-        return replace(self, sets={own.name: own})
+        """The one set that is left is answered by the processes that the gateway was started with. Raises:
+        PreconditionFailed where there are two."""
+        if len(self.sets) > 1:
+            raise PreconditionFailed(f"there are {len(self.sets)} sets, allowed: 1")
+        own = replace(self.sets[self.serving], candidates="", reranker="", refreshers=(), generator="")
+        return self._next(sets={own.name: own})
 
     def _share_of(self, name: str, share: float) -> Share | None:
         self.find(name)

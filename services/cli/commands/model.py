@@ -41,6 +41,8 @@ _ENOUGH_IN_COMMON = 0.5
 # A gateway closes the connections of a set that went after five seconds.
 _LAST_CALLS_S = 6.0
 _GO_BY_S = 10.0
+# Of a stack's own processes, those that a set has of its own; in the order in which they take a set over.
+_OF_A_SET = ("refresher", "reranker", "candidates")
 
 Name = Annotated[str, typer.Argument(help="The set's name.")]
 ShareArgument = Annotated[str, typer.Argument(help="5% or 0.05; 0 ends it.")]
@@ -250,7 +252,7 @@ def retire(
     """Let go of a set that answers nobody; on a local stack its processes end.
 
     Where it was the set that the stack was started with, the stack's own processes take the remaining set over, one
-    after the other, and are what answers from then on.
+    after the other, and are what answers from then on; a compact stack does so when it is next started.
 
     Example:  freshet model retire next
     """
@@ -263,24 +265,27 @@ def retire(
         sets = _required(_control(main))
         left = sets.retired(name)
         local = set_names(main)
-        takes_over = left.serving in local and name not in local and main.profile == "split"
+        takes_over = left.serving in local and name not in local
+        after = _operated(lambda sets: sets.retired(name), f"retire {name}", main, gateways)
+        gone = name
         if takes_over:
+            # Only now: nobody can go back to what these processes serve.
+            parts = _OF_A_SET if main.profile == "split" else ()
             try:
                 with showing(None if as_json else console(stderr=True)) as say:
                     main = Stack(state, say=say)
-                    main.replace_bundle(Path(left.sets[left.serving].bundle), ("refresher", "reranker", "candidates"))
+                    main.replace_bundle(Path(left.sets[left.serving].bundle), parts)
             except StackError as exc:
-                raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
-
-    def operation(now: "VersionSets") -> "VersionSets":
-        return now.retired(name).settled() if takes_over else now.retired(name)
-
-    _operate(operation, f"retire {name}", state, gateways, as_json)
-    gone = left.serving if takes_over else name
-    if gone in local:
-        # Gateways let what is under way end on the connections that they had.
-        time.sleep(_LAST_CALLS_S)
-        remove_set(main, gone)
+                advice = "freshet down, then freshet up: the stack is noted with the remaining model"
+                raise CommandError(f"{exc.part}: {exc.problem}", advice=advice) from exc
+            if parts:
+                gone = left.serving
+                after = _operated(lambda sets: sets.settled(), f"retire {name}: taken over", main, gateways)
+        if gone in local:
+            # Gateways let what is under way end on the connections that they had.
+            time.sleep(_LAST_CALLS_S)
+            remove_set(main, gone)
+    _say(after, f"retire {name}", as_json=as_json)
 
 
 @app.command(name="list")
@@ -400,16 +405,24 @@ def set_of(model_version: str, state: Path) -> str:
 def _operate(
     operation: "Callable[[VersionSets], VersionSets]", said: str, state: Path, gateways: str, as_json: bool
 ) -> None:
-    """Do it, and return when every gateway goes by it."""
-    from services.cli.model_control import wait_for_gateways
+    """Do it and say so."""
     from services.cli.stack import Stack
 
     with sentences():
-        main = Stack(state)
-        control = _control(main)
-        after = control.write(operation(_required(control)), said)
-        wait_for_gateways(_gateways(gateways, main), after.revision, lambda answer: "", _GO_BY_S)
+        after = _operated(operation, said, Stack(state), gateways)
     _say(after, said, as_json=as_json)
+
+
+def _operated(
+    operation: "Callable[[VersionSets], VersionSets]", said: str, main: "Stack", gateways: str
+) -> "VersionSets":
+    """Do it, and return when every gateway goes by it."""
+    from services.cli.model_control import wait_for_gateways
+
+    control = _control(main)
+    after = control.write(operation(_required(control)), said)
+    wait_for_gateways(_gateways(gateways, main), after.revision, lambda answer: "", _GO_BY_S)
+    return after
 
 
 def _control(main: "Stack") -> "Control":

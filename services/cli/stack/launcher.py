@@ -66,15 +66,16 @@ class Stack:
     ) -> None:
         """Open the stack of `state`: what it noted about ports, bundles and profile holds unless given here.
 
-        `bundle` defaults to `<state>/bundle`, the text bundle to `<state>/text` (there may be none), `ports` to the
-        documented ones, `profile` to "split", a compact stack's `workers` to one; `say(part, doing)` hears of progress.
+        `bundle` defaults to what `replace_bundle` put in the place of `<state>/bundle`, else to that, the text bundle
+        to `<state>/text` (there may be none), `ports` to the documented ones, `profile` to "split", a compact stack's
+        `workers` to one; `say(part, doing)` hears of progress.
         """
         folder = StateFolder(Path(state).resolve())
         noted = _read_note(folder)
         self.place = Place(
             state=folder,
             ports=ports or noted.ports or Ports.default(),
-            bundle=Path(bundle or noted.bundle or folder.root / "bundle").resolve(),
+            bundle=Path(bundle or noted.bundle or _taken_over(folder) or folder.root / "bundle").resolve(),
             text=Path(text or noted.text or folder.root / "text").resolve(),
         )
         self._say: Say = say or (lambda part, doing: None)
@@ -126,9 +127,11 @@ class Stack:
         self.place = replace(self.place, text=Path(text).resolve())
 
     def replace_bundle(self, bundle: Path | str, parts: Iterable[str]) -> None:
-        """Start these parts anew with another bundle, one after the other; the others keep theirs until they are."""
+        """Start these parts anew with another bundle, one after the other; the others keep theirs until they are. It is
+        the stack's from now on, after `down`, too."""
         self.use_bundle(bundle)
         with self.place.state.locked():
+            _bundle_file(self.place.state).write_text(str(self.bundle), encoding="utf-8")
             _write_note(self.place, self.profile, self.workers)
         for name in parts:
             self.stop(name)
@@ -348,6 +351,16 @@ def _silence(address: str) -> str | None:
     except OSError as exc:
         return f"no answer at {address} ({exc})"
     return None
+
+
+def _bundle_file(folder: StateFolder) -> Path:
+    """Names the bundle that took the place of `<state>/bundle`."""
+    return folder.root / "bundle-in-use"
+
+
+def _taken_over(folder: StateFolder) -> str:
+    file = _bundle_file(folder)
+    return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def _note(folder: StateFolder) -> Path:

@@ -24,7 +24,7 @@ def new_set(main: Stack, name: str, bundle: Path, text: Path | None, say: Say | 
     """The stack of a set that is noted from now on, unstarted; it keeps ports that are free now."""
     free = Ports.free()
     folder = _folder(main, name)
-    numbers = {port: (free if owner(port) in (*_OWN, _TEXT) else main.ports)[port] for port in main.ports.numbers}
+    numbers = {port: number for port, number in free.numbers.items() if owner(port) in (*_OWN, _TEXT)}
     noted = {"bundle": str(bundle.resolve()), "text": "" if text is None else str(text.resolve()), "ports": numbers}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "set.json").write_text(json.dumps(noted, indent=1), encoding="utf-8")
@@ -39,7 +39,7 @@ def find_set(main: Stack, name: str, say: Say | None = None) -> Stack:
         folder / "stack",
         bundle=noted["bundle"],
         text=noted["text"] or folder / "text",
-        ports=Ports(noted["ports"]),
+        ports=Ports({**main.ports.numbers, **noted["ports"]}),
         profile="split",
         say=say,
     )

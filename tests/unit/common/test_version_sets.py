@@ -40,6 +40,15 @@ def test_the_walk_and_back() -> None:
     assert sets.retired("a").before == ""
 
 
+def test_the_set_that_is_left_may_be_settled_with_the_processes_there_are() -> None:
+    left = _two().promoted("b").retired("a")
+    settled = left.settled()
+    assert settled.revision == left.revision + 1
+    assert settled.find("b") == VersionSet(name="b", model_version="model-b", bundle="/bundles/b")
+    with pytest.raises(PreconditionFailed, match="2 sets"):
+        _two().settled()
+
+
 def test_rolling_back_a_canary_ends_it_and_nothing_else() -> None:
     back = _two().canaried("b", 0.5, "salt").rolled_back()
     assert (back.serving, back.canary) == ("a", None)
