@@ -9,6 +9,7 @@ import os
 import sys
 
 import pytest
+import structlog
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -33,6 +34,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesAn
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(STACK_FOLDERS))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain_tracebacks() -> None:
+    """What is logged with its traceback, often by a property that fails on purpose, is not drawn with all locals."""
+    plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
 
 
 @pytest.fixture(scope="session", autouse=True)
