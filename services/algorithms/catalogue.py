@@ -8,7 +8,7 @@ Letters: X items, P_x item components, P pairs, d component width.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,11 +27,13 @@ _OBJECT_BYTES_PER_ITEM = 512
 class Catalogue:
     """X items of one model, in the bundle's order.
 
-    user_component: the query component that says who the user is, None where the model has none.
+    user_component: the query component that says who the user is, None where the model has none. part_of: the
+    index version of the catalogue that these are some items of, and theirs; "" where they are all.
     """
 
     model_version: str
     index_version: str = field(init=False)
+    part_of: str = ""
     item_ids: Sequence[str]
     titles: Sequence[str]
     categories: Sequence[tuple[str, ...]]
@@ -52,7 +54,7 @@ class Catalogue:
             raise ValueError(f"{len(self.item_ids)} item ids but attributes of {self.attributes.num_items} items")
         if len(self.rows) != len(self.item_ids):
             raise ValueError(f"{len(self.item_ids)} item ids but only {len(self.rows)} distinct ones")
-        version = f"{self.model_version}.{_content_hash(self.item_ids, self.states)}"
+        version = self.part_of or f"{self.model_version}.{_content_hash(self.item_ids, self.states)}"
         object.__setattr__(self, "index_version", version)
 
     @property
@@ -63,6 +65,19 @@ class Catalogue:
     def rows(self) -> dict[str, int]:
         """The row of each id."""
         return {item_id: row for row, item_id in enumerate(self.item_ids)}
+
+    def part(self, rows: Sequence[int]) -> "Catalogue":
+        """The items of some rows alone, their states copied. Item neighbours, which vote among all, stay here."""
+        return replace(
+            self,
+            part_of=self.index_version,
+            item_ids=[self.item_ids[row] for row in rows],
+            titles=[self.titles[row] for row in rows],
+            categories=[self.categories[row] for row in rows],
+            states=self.states.take(rows),
+            neighbours=None,
+            attributes=self.attributes.take(rows),
+        )
 
     def states_of(self, item_ids: Sequence[str]) -> ItemStates:
         """The states of some items (KeyError for one that is not here)."""
@@ -95,17 +110,20 @@ def _catalogue(bundle: Bundle, user_component: int | None) -> Catalogue:
     )
 
 
-def required_bytes(manifest: Manifest, num_attributes: int = 0) -> int:
-    """Bytes that a catalogue of this shape will take, known before any array is read.
+def required_bytes(manifest: Manifest, num_attributes: int = 0, *, parts: int = 1) -> int:
+    """Bytes that a catalogue of this shape, or one of so many parts of it, will take, known before any array is read.
 
-    Components once (mapped), the gate twice (mapped and transposed), averaged components, neighbours with their
-    weights, ids as Python objects, and each attribute's column here and in the index.
+    Components once (mapped), the gate twice (mapped and transposed), averaged components, ids as Python objects, and
+    each attribute's column here and in the index; neighbours with their weights, for all items in each part.
     """
     head = manifest.head
     gate = 2 * head.num_pairs if head.is_mixture else 0
-    neighbours = 0 if manifest.neighbours is None else 2 * manifest.neighbours.num_neighbours
-    floats = head.num_item_components * head.component_width + gate + head.component_width + 1 + neighbours
-    return manifest.num_items * (4 * floats + 16 + 16 * num_attributes + _OBJECT_BYTES_PER_ITEM)
+    floats = head.num_item_components * head.component_width + gate + head.component_width + 1
+    needed = manifest.num_items * (4 * floats + 16 + 16 * num_attributes + _OBJECT_BYTES_PER_ITEM) // parts
+    if manifest.neighbours is not None:
+        ids = _OBJECT_BYTES_PER_ITEM if parts > 1 else 0
+        needed += manifest.num_items * (8 * manifest.neighbours.num_neighbours + ids)
+    return needed
 
 
 def _content_hash(item_ids: Sequence[str], items: ItemStates) -> str:

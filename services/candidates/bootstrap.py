@@ -22,10 +22,10 @@ from services.algorithms.indexes.by_name import Algorithm, make_indexes
 from services.algorithms.indexes.exact.cheapest import carry_over
 from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import Build, IndexFullError
-from services.algorithms.indexes.mutable.snapshot import load_snapshot, snapshots
+from services.algorithms.indexes.mutable.snapshot import Snapshot, SnapshotError, load_snapshot, snapshots
 from services.algorithms.indexes.protocol import Index
 from services.algorithms.indexes.quantized.kept_codes import KeptCodes
-from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.live_catalogue import VERSIONS_KEPT, LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.ops.quantized_scan import Coder, vectors_coded
@@ -45,6 +45,7 @@ from services.common.catalogue_snapshots import CatalogueSnapshots
 from services.common.config import ConfigError
 from services.common.memory import available_bytes, require_memory
 from services.common.rpc_server import HealthState, serve
+from services.common.shards import Shard
 from services.common.tracing import Tracing, configure_tracing
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def load_catalogue(settings: CandidatesSettings) -> Catalogue:
     bundle = load_bundle(settings.bundle)
     require_memory(
         f"the model {bundle.model_version} with {bundle.num_items} items",
-        required_bytes(bundle.manifest, len(bundle.attributes.kinds)),
+        required_bytes(bundle.manifest, len(bundle.attributes.kinds), parts=settings.shard.count),
         limit_mb=settings.max_memory_mb,
         variable=MEMORY_VARIABLE,
     )
@@ -104,6 +105,12 @@ def make_live(
 
     Raises: ConfigError for algorithms that can't be had; MemoryError, naming both values, when they take too much.
     """
+    whole = base
+    if not settings.shard.is_all:
+        rows = settings.shard.rows(base.item_ids)
+        if not rows:
+            raise ConfigError(f"FRESHET_CANDIDATES_SHARD={str(settings.shard)!r}: none of {len(base.item_ids)} items")
+        base = base.part(rows)
     text = "exact" if (settings.algorithms, settings.device) == ("auto", "cuda") else settings.algorithms
     num_pairs = base.states.components.shape[1] if base.pair_gate is None else base.pair_gate.num_pairs
     algorithms = algorithms_for(text, num_items=len(base.item_ids), num_pairs=num_pairs)
@@ -122,12 +129,13 @@ def make_live(
     search = Search(
         catalogue=catalogue,
         algorithms=[one.text for one in algorithms],
-        votes=Voting(base, votes),
+        votes=Voting(whole, votes),
         audit=Audit(catalogue, share=settings.audit_share, report=metrics.audited),
         metrics=metrics,
         max_batch=settings.max_batch,
         max_queue=settings.max_queue,
         copied_nbytes=0 if on_card is None else on_card.copied_nbytes,
+        shard=settings.shard,
     )
     if settings.max_memory_mb:
         require_memory(
@@ -141,9 +149,9 @@ def make_live(
 
 def kept_codes(settings: CandidatesSettings, base: Catalogue) -> Coder:
     """What keeps the codes of the bundle's items beside the snapshots, where the settings name a folder for them."""
-    if not settings.snapshots:
+    if settings.snapshot_folder is None:
         return vectors_coded
-    return KeptCodes(Path(settings.snapshots), of=base.index_version, writes=settings.does_common_work, report=log.info)
+    return KeptCodes(settings.snapshot_folder, of=base.index_version, writes=settings.does_common_work, report=log.info)
 
 
 def _card_build(algorithms: Sequence[Algorithm]) -> "DeviceBuild":
@@ -175,18 +183,26 @@ def make_votes(
 
 def make_snapshots(settings: CandidatesSettings, live: Live) -> CatalogueSnapshots | None:
     """Where the settings ask for them and there is no memory, which lies in `index-deltas` alone."""
-    if not settings.snapshots:
+    if settings.snapshot_folder is None:
         return None
     if live.votes is not None:
         log.warning("snapshots_not_kept", reason="remembered interactions are read from the topic's start")
         return None
     return CatalogueSnapshots(
         live.catalogue,
-        Path(settings.snapshots),
+        settings.snapshot_folder,
         found=snapshots,
-        load=partial(load_snapshot, model_version=live.catalogue.base.model_version),
+        load=partial(load_shard_snapshot, settings.shard, live.catalogue.base.model_version),
         every_s=60 * settings.snapshot_minutes if settings.does_common_work else math.inf,
     )
+
+
+def load_shard_snapshot(shard: Shard, model_version: str, path: Path) -> Snapshot:
+    """Raises: SnapshotError, for one of another shard too."""
+    snapshot = load_snapshot(path, model_version=model_version)
+    if foreign := next((one for one in snapshot.items.item_ids if not shard.holds(one)), None):
+        raise SnapshotError(f"{path}: item {foreign!r} is not of shard {shard}, which this process holds")
+    return snapshot
 
 
 def make_follower(
@@ -213,6 +229,7 @@ def make_follower(
         remembered=live.votes,
         merges=merges,
         on_change=lambda: metrics.loaded(live.search.info),
+        holds=settings.shard.holds,
     )
     follower = CatalogueFollower(
         catalogue_reader(
@@ -240,9 +257,13 @@ async def opened(
     versions_kept: as of `LiveCatalogue`. Raises: BundleError, MemoryError.
     """
     set_compute_threads(settings.compute_threads)
-    base = await asyncio.to_thread(load_catalogue, settings)
     metrics = CandidatesMetrics()
-    live = await asyncio.to_thread(partial(make_live, settings, base, metrics, versions_kept=versions_kept))
+
+    def load() -> Live:
+        # What a shard is not made of is given back.
+        return make_live(settings, load_catalogue(settings), metrics, versions_kept=versions_kept)
+
+    live = await asyncio.to_thread(load)
     info = live.search.info
     log.info(
         "index_loaded",
@@ -285,7 +306,8 @@ async def opened(
 async def run(settings: CandidatesSettings) -> None:
     """Serve until a signal. Raises: BundleError, MemoryError, PortTaken."""
     tracing, health = configure_tracing("candidates", settings.otlp_endpoint), HealthState()
-    async with opened(settings, health, tracing) as (servicer, _):
+    kept = 1 if settings.shard.is_all else VERSIONS_KEPT
+    async with opened(settings, health, tracing, versions_kept=kept) as (servicer, _):
 
         def add_services(server: grpc.aio.Server) -> list[str]:
             _add_servicer(servicer, server)

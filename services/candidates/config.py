@@ -1,11 +1,14 @@
 """The candidates process's settings: the shared ones, the algorithms, sizes of batches and memory, votes, audits."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
 
 from services.algorithms.indexes.by_name import parse_algorithm
 from services.common.config import ProcessSettings
+from services.common.shards import WHOLE, Shard
 
 MEMORY_VARIABLE = "FRESHET_CANDIDATES_MAX_MEMORY_MB"
 
@@ -17,6 +20,8 @@ class CandidatesSettings(ProcessSettings):
     # Names with their sizes, separated by spaces, the preferred first, for requests that name none; "auto": by the
     # catalogue's size.
     algorithms: str = Field(default="auto", validation_alias="FRESHET_CANDIDATES_ALGORITHMS")
+    # The part of the catalogue that is held here, i/n with i from 0: items whose ids hash into it. "0/1": all.
+    shard: Annotated[Shard, NoDecode] = Field(default=WHOLE, validation_alias="FRESHET_CANDIDATES_SHARD")
     # Where the items are scored: in this machine's memory, or copied to a CUDA card.
     device: Literal["cpu", "cuda"] = Field(default="cpu", validation_alias="FRESHET_CANDIDATES_DEVICE")
     # What the items may take; 0 is whatever the machine has left.
@@ -45,6 +50,19 @@ class CandidatesSettings(ProcessSettings):
     def does_common_work(self) -> bool:
         """Whether this process does what one of several over the same topics has to do: dead letters, snapshots."""
         return True
+
+    @property
+    def snapshot_folder(self) -> Path | None:
+        """Where this shard's lie; None: nowhere."""
+        if not self.snapshots:
+            return None
+        root = Path(self.snapshots)
+        return root if self.shard.is_all else root / f"shard-{self.shard.index}-of-{self.shard.count}"
+
+    @field_validator("shard", mode="before")
+    @classmethod
+    def _shard(cls, value: Any) -> Any:
+        return Shard.parse(value) if isinstance(value, str) else value
 
     @field_validator("algorithms")
     @classmethod

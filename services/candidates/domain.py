@@ -8,7 +8,8 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.mutable.similar import SimilarItems
 from services.algorithms.indexes.protocol import Certificate, Pass
 from services.algorithms.live_catalogue import Served
-from services.algorithms.states import QueryStates
+from services.algorithms.states import FloatArray, QueryStates
+from services.common.shards import WHOLE, Shard
 
 
 class Stage(Enum):
@@ -30,6 +31,8 @@ class SearchQuery:
     filter: ItemFilter
     algorithm: str = ""
     deadline: float | None = None
+    # Which version is wanted, where it is kept; "": the newest.
+    index_version: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,13 +111,15 @@ class IndexInfo:
     added_bytes_per_item: dict[str, float]
     num_remembered: int = 0
     bytes_per_remembered: float = 0.0
+    shard: Shard = WHOLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimilarAnswer:
-    """Items like one item, exactly those of `served`."""
+    """Items like one item, exactly those of `served`; `components` (P_x, d) are the item's own."""
 
     found: SimilarItems
+    components: FloatArray
     served: Served
     model_version: str
     search_s: float

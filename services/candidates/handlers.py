@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.algorithms.filters import ItemFilter
-from services.algorithms.indexes.mutable.similar import similar_items
+from services.algorithms.indexes.mutable.similar import components_of, similar_items
 from services.algorithms.indexes.protocol import Pass
 from services.algorithms.live_catalogue import LiveCatalogue, Served
-from services.algorithms.states import QueryStates
+from services.algorithms.states import FloatArray, QueryStates
 from services.algorithms.voted_answers import Joined, Votes, joined_answer, joined_pool, num_negative
 from services.candidates.audit import Answered, Audit
 from services.candidates.choice import Choice
@@ -31,6 +31,7 @@ from services.candidates.metrics import CandidatesMetrics
 from services.candidates.votes import Voting
 from services.common.batching import Batcher
 from services.common.errors import InvalidRequest, NotFound, PreconditionFailed
+from services.common.shards import WHOLE, Shard
 from services.common.validation import validate_id
 
 MAX_K = 10_000
@@ -51,9 +52,11 @@ class Search:
         max_batch: int,
         max_queue: int,
         copied_nbytes: int = 0,
+        shard: Shard = WHOLE,
     ) -> None:
         """`copied_nbytes`: what a device holds of the states beside this machine's memory."""
         self._catalogue, self._votes, self._metrics, self._audit = catalogue, votes, metrics, audit
+        self.shard = shard
         self._algorithms, self._copied_nbytes = list(algorithms), copied_nbytes
         self._names, self._choice = _short_names(algorithms), Choice(algorithms)
         self._batcher: Batcher[SearchQuery, Found] = Batcher(
@@ -76,8 +79,7 @@ class Search:
             searched = copied or states
             added = {name: segment.indexes[name].nbytes - searched for name in self._algorithms}
             copied -= len(added) * (searched - states)
-        if self._catalogue.base.neighbours is not None:
-            copied += self._catalogue.base.neighbours.nbytes
+        copied += self._votes.neighbours_nbytes
         num_items = max(1, served.version.num_items)
         return IndexInfo(
             model_version=self._catalogue.base.model_version,
@@ -88,6 +90,7 @@ class Search:
             added_bytes_per_item={name: size / num_items for name, size in added.items()},
             num_remembered=0 if votes is None else len(votes),
             bytes_per_remembered=0.0 if votes is None else votes.index.bytes_per_entry,
+            shard=self.shard,
         )
 
     async def __call__(self, search: SearchQuery) -> SearchAnswer:
@@ -111,17 +114,27 @@ class Search:
         self._check_query(asked.query, asked.model_version)
         return self._votes.explain(asked.query, asked.item_id, asked.seen_item_ids, self._catalogue.served.name)
 
-    def similar(self, item_id: str, k: int, wanted: ItemFilter) -> SimilarAnswer:
-        """The items most like one item. Raises: InvalidRequest naming the field; NotFound for an unknown item."""
+    def similar(self, item_id: str, k: int, wanted: ItemFilter, components: FloatArray | None = None) -> SimilarAnswer:
+        """The items most like one item, whose components, (P_x, d) flat, another shard may have said.
+
+        Raises: InvalidRequest naming the field; NotFound for an unknown item.
+        """
         validate_id("item_id", item_id)
         _check_k(k)
         self._check_filter(wanted)
         served, started = self._catalogue.served, time.perf_counter()
-        found = similar_items(served.version, item_id, k, wanted)
-        if found is None:
+        if components is None:
+            components = components_of(served.version, item_id)
+        if components is None:
             raise NotFound(f"item_id={item_id!r}: no item of this index ({served.name})")
+        shape = self._catalogue.index.shape
+        if components.size != shape.num_components * shape.width or not np.isfinite(components).all():
+            allowed = f"{shape.num_components} x {shape.width} finite ones, as this model's"
+            raise InvalidRequest.of("components", f"{components.size} numbers", allowed)
+        components = components.reshape(shape.num_components, shape.width)
         return SimilarAnswer(
-            found=found,
+            found=similar_items(served.version, item_id, components, k, wanted),
+            components=components,
             served=served,
             model_version=self._catalogue.base.model_version,
             search_s=time.perf_counter() - started,
@@ -171,14 +184,17 @@ class Search:
             raise InvalidRequest(f"query_state: {exc}") from exc
 
     def find_all(self, searches: Sequence[SearchQuery]) -> list[Found]:
-        """Answer checked searches, those of one kind in one scan, all of one version (worker thread)."""
-        served = self._catalogue.served
+        """Answer checked searches, those of one kind in one scan, all of the newest version that ask for no other
+        (worker thread)."""
+        newest = self._catalogue.served
         answers: dict[int, Found] = {}
-        kinds: dict[tuple[str, Stage, int], list[int]] = {}
+        kinds: dict[tuple[str, Stage, int, str], list[int]] = {}
         for number, search in enumerate(searches):
             name = self._names.get(search.algorithm) or self._choice.of(search.deadline, len(searches))
-            kinds.setdefault((name, search.stage, search.k), []).append(number)
-        for (algorithm, stage, k), numbers in kinds.items():
+            version = "" if search.index_version == newest.name else search.index_version
+            kinds.setdefault((name, search.stage, search.k, version), []).append(number)
+        for (algorithm, stage, k, version), numbers in kinds.items():
+            served = self._catalogue.version_named(version)[0] if version else newest
             found = self._find(served, algorithm, stage, k, [searches[number] for number in numbers])
             answers.update(zip(numbers, found, strict=True))
             self._metrics.searched(algorithm, stage.value, len(numbers))

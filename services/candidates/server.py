@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from freshet.v1 import candidates_pb2, candidates_pb2_grpc, common_pb2
 
 from services.algorithms.attributes import Comparison, Condition
@@ -11,6 +12,7 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.protocol import EXACT, Certificate
 from services.algorithms.live_catalogue import Served
 from services.algorithms.packed_state import unpack_query_state
+from services.algorithms.states import FloatArray
 from services.candidates.domain import ItemVotes, SearchAnswer, SearchQuery, Stage, VotesQuery
 from services.candidates.handlers import Search
 from services.common import request_context
@@ -18,6 +20,7 @@ from services.common.attributes import read_conditions
 from services.common.errors import InvalidRequest
 from services.common.messages import message_of
 from services.common.query_state import unpacked
+from services.common.shards import Shard
 from services.common.tracing import OFF, Tracing
 
 SERVICE = "freshet.v1.CandidatesService"
@@ -53,7 +56,7 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
         answer = await self._search(_search_query(request))
         if self._tracing.is_on:
             self._tracing.link(self._applied_in(answer.found.served.position), "deltas")
-        return _response(answer)
+        return _response(answer, self._search.shard)
 
     async def GetIndexInfo(
         self, request: candidates_pb2.GetIndexInfoRequest, context: Any
@@ -69,6 +72,7 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
                 for name, added in info.added_bytes_per_item.items()
             ],
             index_freshness=_freshness(info.served),
+            shard=_shard(info.shard, info.num_items),
         )
 
     async def ExplainVotes(
@@ -82,14 +86,20 @@ class CandidatesServicer(candidates_pb2_grpc.CandidatesServiceServicer):
             item_id=request.item_id,
             seen_item_ids=tuple(request.seen_item_ids),
         )
-        return _votes_response(await asyncio.to_thread(self._search.explain_votes, asked))
+        response = _votes_response(await asyncio.to_thread(self._search.explain_votes, asked))
+        response.shard.CopyFrom(_shard(self._search.shard))
+        return response
 
     async def Similar(self, request: candidates_pb2.SimilarRequest, context: Any) -> candidates_pb2.SimilarResponse:
         """The items most like one item."""
         self.check_ready()
         wanted = _filter(request.filter, request.seen_item_ids)
-        answer = await asyncio.to_thread(self._search.similar, request.item_id, request.k, wanted)
+        shard = self._search.shard
+        said = _components(request.components)
+        answer = await asyncio.to_thread(self._search.similar, request.item_id, request.k, wanted, said)
         return candidates_pb2.SimilarResponse(
+            components=b"" if shard.is_all else answer.components.astype("<f4").tobytes(),
+            shard=_shard(shard, answer.served.version.num_items),
             item_ids=answer.found.item_ids,
             similarities=answer.found.similarities,
             certificate=_certificate(EXACT),
@@ -112,7 +122,18 @@ def _search_query(request: candidates_pb2.SearchRequest) -> SearchQuery:
         filter=_filter(request.filter, request.seen_item_ids),
         algorithm=request.algorithm,
         deadline=request_context.deadline.get(),
+        index_version=request.index_version,
     )
+
+
+def _components(said: bytes) -> FloatArray | None:
+    if len(said) % 4:
+        raise InvalidRequest.of("components", f"{len(said)} bytes", "a multiple of 4")
+    return np.frombuffer(said, "<f4").astype(np.float32) if said else None
+
+
+def _shard(shard: Shard, num_items: int = 0) -> candidates_pb2.Shard:
+    return candidates_pb2.Shard(index=shard.index, count=shard.count, num_items=num_items)
 
 
 def _filter(message: common_pb2.Filter, seen_item_ids: Any) -> ItemFilter:
@@ -127,7 +148,7 @@ def _filter(message: common_pb2.Filter, seen_item_ids: Any) -> ItemFilter:
         raise InvalidRequest(f"filter: {exc}") from exc
 
 
-def _response(answer: SearchAnswer) -> candidates_pb2.SearchResponse:
+def _response(answer: SearchAnswer, shard: Shard) -> candidates_pb2.SearchResponse:
     found = answer.found
     return candidates_pb2.SearchResponse(
         item_ids=found.item_ids,
@@ -148,6 +169,7 @@ def _response(answer: SearchAnswer) -> candidates_pb2.SearchResponse:
         votes=found.votes,
         model_share=answer.model_share,
         index_freshness=_freshness(found.served),
+        shard=_shard(shard, found.served.version.num_items),
     )
 
 

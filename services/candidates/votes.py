@@ -94,6 +94,11 @@ class Voting:
         self._of_memory, self._of_neighbours = near * (1 - remembered) / rest, (1 - near) / rest
 
     @property
+    def neighbours_nbytes(self) -> int:
+        """Bytes of the item neighbours."""
+        return 0 if self._base.neighbours is None else self._base.neighbours.nbytes
+
+    @property
     def num_asked(self) -> int:
         """Remembered interactions and neighbours that a search looks at."""
         neighbours = self._base.neighbours

@@ -66,7 +66,10 @@ class CatalogueChanges:
         remembered: Remembered | None = None,
         merges: Sequence[Merging] = (),
         on_change: Callable[[], None] = lambda: None,
+        holds: Callable[[str], bool] = lambda item_id: True,
     ) -> None:
+        """holds: whether an item is one of those that are served here; what changes of others is passed over."""
+        self._holds = holds
         self._items, self._remembered, self._metrics = items, remembered, metrics
         self._full_error, self._merges, self._on_change = full_error, MergeReports(merges), on_change
         self._is_full = False
@@ -76,7 +79,7 @@ class CatalogueChanges:
         """Serve a batch; False, to be tried again, when there is no room for it."""
         started = time.perf_counter()
         changes = [delta.change for delta in batch.deltas]
-        items = [one for one in changes if isinstance(one, ItemDelta)]
+        items = [one for one in changes if isinstance(one, ItemDelta) and self._holds(one.item_id)]
         remembered = [one for one in changes if isinstance(one, MemoryDelta)]
         lag_s = age_seconds(batch.newest_recorded_ms)
         misfits = 0
@@ -104,6 +107,7 @@ class CatalogueChanges:
 
     def describe(self, items: Sequence[CatalogueItem]) -> None:
         """Take metadata. What returns and finds no room stays out until it is put again; withdrawals always work."""
+        items = [one for one in items if self._holds(one.item_id)]
         try:
             self._items.describe(items)
         except self._full_error as exc:

@@ -2,16 +2,17 @@
 
 from functools import partial
 
+from services.algorithms.live_catalogue import VERSIONS_KEPT
 from services.candidates.bootstrap import opened
 from services.candidates.config import CandidatesSettings
-from services.common.config import load_settings
+from services.common.config import ConfigError, load_settings
 from services.common.rpc_server import HealthState
 from services.common.tracing import configure_tracing
 from services.compact.config import CompactSettings
 from services.compact.in_process import InProcess
 from services.compact.workers import may_listen
 from services.gateway import bootstrap as gateway
-from services.reranker.bootstrap import VERSIONS_KEPT, make_rerank
+from services.reranker.bootstrap import make_rerank
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import RerankerServicer
@@ -26,10 +27,15 @@ class LaterWorkersCandidates(CandidatesSettings):
 
 
 async def run(settings: CompactSettings) -> None:
-    """Serve until a signal; items are held once, for both stages. Raises: as the three's own `run`."""
+    """Serve until a signal; items are held once, for both stages. Raises: as the three's own `run`; ConfigError for a
+    shard."""
     tracing, health = configure_tracing("gateway", settings.otlp_endpoint), HealthState()
     ranking = load_settings(RerankerSettings)
     followed = load_settings(LaterWorkersCandidates if settings.worker else CandidatesSettings)
+    if not followed.shard.is_all:
+        raise ConfigError(
+            f"FRESHET_CANDIDATES_SHARD='{followed.shard}' allowed in a compact process, which has no peers: 0/1"
+        )
     async with opened(followed, health, tracing, versions_kept=VERSIONS_KEPT) as (candidates, live):
         rerank = make_rerank(ranking, live.catalogue, RerankerMetrics())
         reranker = RerankerServicer(rerank, check_ready=candidates.check_ready)

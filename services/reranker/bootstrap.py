@@ -17,7 +17,7 @@ from services.algorithms.indexes.mutable.background_merge import BackgroundMerge
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.indexes.mutable.snapshot import load_snapshot, snapshots
 from services.algorithms.indexes.protocol import Index
-from services.algorithms.live_catalogue import LiveCatalogue
+from services.algorithms.live_catalogue import VERSIONS_KEPT, LiveCatalogue
 from services.algorithms.native.threads import set_compute_threads
 from services.algorithms.ops.mol_scores import MolScorer
 from services.algorithms.states import PairGate
@@ -34,9 +34,6 @@ from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import SERVICE, RerankerServicer
 
 log = structlog.get_logger()
-
-# Versions that can still be scored with: two seconds at 30 batches a second; a pool is here within milliseconds.
-VERSIONS_KEPT = 64
 
 # The generated stubs carry no types.
 _add_servicer: Any = reranker_pb2_grpc.add_RerankerServiceServicer_to_server

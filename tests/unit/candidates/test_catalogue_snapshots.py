@@ -18,12 +18,14 @@ from services.algorithms.catalogue import Catalogue
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import IndexFullError
 from services.algorithms.indexes.mutable.lookup import find_items
-from services.algorithms.indexes.mutable.snapshot import load_snapshot, snapshots
+from services.algorithms.indexes.mutable.snapshot import SnapshotError, load_snapshot, snapshots
 from services.algorithms.live_catalogue import LiveCatalogue
+from services.candidates.bootstrap import load_shard_snapshot
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.catalogue_follower import CatalogueFollower
 from services.common.catalogue_metrics import CatalogueMetrics
 from services.common.catalogue_snapshots import MAX_AGE_S, CatalogueSnapshots
+from services.common.shards import Shard
 from services.common.stream.topics.index_deltas import INDEX_DELTAS, IndexDelta, ItemDelta, encode
 from services.common.stream.topics.items import ITEMS, CatalogueItem, encode_item
 
@@ -249,3 +251,12 @@ def test_a_whole_snapshot_that_says_other_things_is_refused_and_the_topic_read(
         late = Process(world)
     assert [one["path"] for one in logs if one["event"] == "snapshot_refused"] == [str(path.parent)]
     assert late.content() == fresh(world).content()
+
+
+def test_a_snapshot_of_another_shard_is_refused_by_name(world: World) -> None:
+    path = world.snapshot()
+    shard = Shard(0, 2)
+    assert not all(map(shard.holds, IDS))
+    with pytest.raises(SnapshotError, match=r"is not of shard 0/2, which this process holds"):
+        load_shard_snapshot(shard, MODEL, path)
+    assert len(load_shard_snapshot(Shard(0, 1), MODEL, path).items) == len(IDS)

@@ -12,6 +12,7 @@ from freshet.v1 import candidates_pb2_grpc, reranker_pb2_grpc
 from prometheus_client import CollectorRegistry
 from retrieval_scene import make_bundle, make_queries, state_fields
 
+from services.algorithms.live_catalogue import VERSIONS_KEPT
 from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
 from services.candidates.metrics import CandidatesMetrics
@@ -51,7 +52,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         settings,
         candidates.load_catalogue(settings),
         CandidatesMetrics(CollectorRegistry()),
-        versions_kept=reranker.VERSIONS_KEPT,
+        versions_kept=VERSIONS_KEPT,
     )
     rerank = reranker.make_rerank(
         RerankerSettings(port=0, metrics_port=0), live.catalogue, RerankerMetrics(CollectorRegistry())

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import CATEGORIES, half, make_bundle, make_queries, state_fields
 from test_server import gateway
 
+from services.algorithms.live_catalogue import VERSIONS_KEPT
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.candidates import bootstrap as candidates
 from services.candidates.config import CandidatesSettings
@@ -65,9 +66,7 @@ async def real(tmp_path: Path) -> AsyncIterator[Real]:
     bundle = make_bundle(tmp_path / "bundle", count=X)
     settings = CandidatesSettings(port=0, metrics_port=0, bundle=tmp_path / "bundle", audit_share=0, drain_seconds=0)
     metrics = CandidatesMetrics(CollectorRegistry())
-    live = candidates.make_live(
-        settings, candidates.load_catalogue(settings), metrics, versions_kept=reranker.VERSIONS_KEPT
-    )
+    live = candidates.make_live(settings, candidates.load_catalogue(settings), metrics, versions_kept=VERSIONS_KEPT)
     rerank = reranker.make_rerank(
         RerankerSettings(port=0, metrics_port=0), live.catalogue, RerankerMetrics(CollectorRegistry())
     )

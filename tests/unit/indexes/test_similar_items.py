@@ -9,7 +9,7 @@ from services.algorithms.filters import ItemFilter
 from services.algorithms.indexes.brute_force import BruteForce
 from services.algorithms.indexes.mutable.index import MutableIndex, only
 from services.algorithms.indexes.mutable.item_batch import ItemBatch
-from services.algorithms.indexes.mutable.similar import similar_items
+from services.algorithms.indexes.mutable.similar import SimilarItems, components_of, similar_items
 from services.algorithms.states import ItemStates
 
 EVERYTHING = ItemFilter()
@@ -61,12 +61,17 @@ def changed(request: pytest.FixtureRequest) -> tuple[MutableIndex, Catalogue]:
     return index, catalogue
 
 
+def similar(index: MutableIndex, item_id: str, k: int, wanted: ItemFilter) -> SimilarItems:
+    components = components_of(index.version, item_id)
+    assert components is not None
+    return similar_items(index.version, item_id, components, k, wanted)
+
+
 def test_the_answer_is_the_naive_one(changed: tuple[MutableIndex, Catalogue]) -> None:
     index, catalogue = changed
     for k in (1, 10, 1_000):
         for item_id in sorted(catalogue)[::17]:
-            found = similar_items(index.version, item_id, k, EVERYTHING)
-            assert found is not None
+            found = similar(index, item_id, k, EVERYTHING)
             wanted = naive(catalogue, item_id, k, set(catalogue))
             np.testing.assert_allclose(found.similarities, [score for _, score in wanted], atol=1e-12)
             assert found.item_ids == [one for one, _ in wanted] or np.diff(found.similarities).max() > -1e-12
@@ -85,8 +90,7 @@ def test_filters_act_before_the_choice(changed: tuple[MutableIndex, Catalogue]) 
         (ItemFilter(deny_item_ids=tuple(some)), set(catalogue) - set(some)),
         (ItemFilter(exclude_seen=True, seen_item_ids=tuple(some)), set(catalogue) - set(some)),
     ):
-        found = similar_items(index.version, item_id, 20, wanted)
-        assert found is not None
+        found = similar(index, item_id, 20, wanted)
         expected = naive(catalogue, item_id, 20, allowed)
         np.testing.assert_allclose(found.similarities, [score for _, score in expected], atol=1e-12)
         assert set(found.item_ids) <= allowed
@@ -95,5 +99,5 @@ def test_filters_act_before_the_choice(changed: tuple[MutableIndex, Catalogue]) 
 def test_an_item_that_is_not_served_has_none(changed: tuple[MutableIndex, Catalogue]) -> None:
     index, catalogue = changed
     gone = next(f"i{n:03d}" for n in range(330) if f"i{n:03d}" not in catalogue)
-    assert similar_items(index.version, gone, 5, EVERYTHING) is None
-    assert similar_items(index.version, "nowhere", 5, EVERYTHING) is None
+    assert components_of(index.version, gone) is None
+    assert components_of(index.version, "nowhere") is None

@@ -15,13 +15,14 @@ from prometheus_client import CollectorRegistry
 from retrieval_scene import half, make_bundle, make_queries, state_fields, unit
 
 from services.algorithms.indexes.mutable.index import IndexFullError
+from services.algorithms.live_catalogue import VERSIONS_KEPT
 from services.algorithms.ops.mol_scores.reference import mol_scores_reference
 from services.algorithms.states import ItemStates
 from services.common.catalogue_changes import CatalogueChanges
 from services.common.rpc_server import RpcServer
 from services.common.stream.topics.index_deltas import Batch, IndexDelta, ItemDelta
 from services.common.stream.topics.items import CatalogueItem
-from services.reranker.bootstrap import VERSIONS_KEPT, load_catalogue, make_rerank
+from services.reranker.bootstrap import load_catalogue, make_rerank
 from services.reranker.config import RerankerSettings
 from services.reranker.metrics import RerankerMetrics
 from services.reranker.server import SERVICE, RerankerServicer

@@ -19,6 +19,7 @@ from services.algorithms.indexes.mutable.lookup import find_items
 from services.algorithms.indexes.mutable.segment import HashedFilter
 from services.algorithms.indexes.mutable.version import Version
 from services.algorithms.pefa.refresh import unit
+from services.algorithms.states import FloatArray
 
 _CHUNK = 65_536
 
@@ -31,12 +32,15 @@ class SimilarItems:
     similarities: list[float]
 
 
-def similar_items(version: Version, item_id: str, k: int, wanted: ItemFilter) -> SimilarItems | None:
-    """The `k` allowed items that are most like one item, without itself; None for an item that the version lacks."""
+def components_of(version: Version, item_id: str) -> FloatArray | None:
+    """The item's components (P_x, d); None for an item that the version lacks."""
     found = find_items(version, [item_id])
-    if not len(found):
-        return None
-    direction = unit(found.components()[0]) / version.shape.num_components
+    return found.components()[0] if len(found) else None
+
+
+def similar_items(version: Version, item_id: str, components: FloatArray, k: int, wanted: ItemFilter) -> SimilarItems:
+    """The `k` allowed items of the version that are most like an item of these components (P_x, d), without itself."""
+    direction = unit(components) / version.shape.num_components
     slack = 2 * (direction.size + 8) * 2.0**-24
     hashed = HashedFilter.of(wanted, version.codes, version.kinds)
     ids: list[str] = []

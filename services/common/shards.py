@@ -1,0 +1,54 @@
+"""Shards of a catalogue: which items a process holds, by hash ranges of their ids.
+
+Shard i of n holds the ids whose 64-bit hash lies in [i, i + 1) * 2^64 / n. Whoever asks and whoever answers compute it
+alike, so no map of it is kept anywhere. n is an installation's constant: another n is another set of processes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+MAX_SHARDS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Shard `index` of `count`; written "index/count"."""
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the value and what is allowed."""
+        if not 1 <= self.count <= MAX_SHARDS or not 0 <= self.index < self.count:
+            raise ValueError(f"shard {self}; allowed: i/n with n in 1-{MAX_SHARDS} and i in 0-n-1")
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Of "index/count". Raises: ValueError."""
+        index, slash, count = text.partition("/")
+        if not (slash and index.isdecimal() and count.isdecimal()):
+            raise ValueError(f"shard {text!r:.40}; allowed: i/n, such as 0/4")
+        return cls(int(index), int(count))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    @property
+    def is_all(self) -> bool:
+        return self.count == 1
+
+    def holds(self, item_id: str) -> bool:
+        return self.count == 1 or home_shard(item_id, self.count) == self.index
+
+    def rows(self, item_ids: Sequence[str]) -> list[int]:
+        """The rows of those ids that it holds."""
+        return [row for row, item_id in enumerate(item_ids) if self.holds(item_id)]
+
+
+WHOLE = Shard(0, 1)
+
+
+def home_shard(item_id: str, count: int) -> int:
+    """The shard that holds an item, of so many."""
+    return int.from_bytes(blake2b(item_id.encode(), digest_size=8).digest(), "big") * count >> 64
