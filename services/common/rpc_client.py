@@ -3,6 +3,7 @@
 A call carries the request id and never outlives the deadline of the call that it serves.
 """
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -31,6 +32,24 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.enable_http_proxy", 0),
 ]
 
+# A replica whose calls mostly fail, or are given up, while others answer: one that stands still, say.
+_OUTLIERS = {
+    "interval": "1s",
+    "baseEjectionTime": "5s",
+    "maxEjectionTime": "30s",
+    "maxEjectionPercent": 50,
+    "failurePercentageEjection": {"threshold": 60, "minimumHosts": 2, "requestVolume": 3},
+    "childPolicy": [{"round_robin": {}}],
+}
+# What a replica that goes away had in hand, another one is asked for.
+_RETRY = {
+    "maxAttempts": 2,
+    "initialBackoff": "0.01s",
+    "maxBackoff": "0.01s",
+    "backoffMultiplier": 1,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
+
 _BY_STATUS: dict[grpc.StatusCode, type[errors.FreshetError]] = {
     kind.status: kind
     for kind in (
@@ -50,18 +69,36 @@ _BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
 
 
 def channel(
-    target: str, interceptors: Sequence[Any] = (), *, shares: bool = True, tls: Tls | None = None
+    target: str, interceptors: Sequence[Any] = (), *, shares: bool = True, tls: Tls | None = None, service: str = ""
 ) -> grpc.aio.Channel:
-    """A channel to host:port. It connects lazily; pass `Tracing.client_interceptors` to trace its calls.
+    """A channel to host:port, or to IP addresses with ports and commas between them. It connects lazily; pass
+    `Tracing.client_interceptors` to trace its calls.
 
+    Calls go in turn to all addresses that the target stands for, as long as their health says that they serve
+    `service` ("": whatever their health says); one of its calls, which may all be repeated, that one of them was too
+    unavailable to answer is made once more.
     shares: with other channels of this process to the same target it has one connection; False: it has its own.
     tls: None is plaintext.
     """
-    options = _CHANNEL_OPTIONS if shares else [*_CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+    options = [*_CHANNEL_OPTIONS, ("grpc.service_config", _service_config(service))]
+    if not shares:
+        options.append(("grpc.use_local_subchannel_pool", 1))
+    if "," in target:
+        target = f"{'ipv6' if target.startswith('[') else 'ipv4'}:{target}"
     chosen = list(interceptors) or None
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options, interceptors=chosen)
     return grpc.aio.secure_channel(target, _credentials(tls), options=options, interceptors=chosen)
+
+
+def _service_config(service: str) -> str:
+    config: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
+    if service:
+        config["loadBalancingConfig"] = [{"outlier_detection_experimental": _OUTLIERS}]
+        config["healthCheckConfig"] = {"serviceName": service}
+        config["methodConfig"] = [{"name": [{"service": service}], "retryPolicy": _RETRY}]
+        config["retryThrottling"] = {"maxTokens": 20, "tokenRatio": 0.1}
+    return json.dumps(config)
 
 
 def blocking_channel(target: str, tls: Tls | None = None) -> grpc.Channel:

@@ -6,6 +6,7 @@ clients take what they need from here.
 
 import ssl
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlencode, urlsplit, urlunsplit
@@ -71,6 +72,17 @@ def check_address(value: str) -> str:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError("must be host:port with a port of 1-65535")
     return value
+
+
+def check_replicas(value: str) -> str:
+    """Return `value` if it is host:port, or several of IP addresses separated by commas; else raise ValueError."""
+    parts = [check_address(part.strip()) for part in value.split(",")]
+    if len(parts) > 1:
+        for part in parts:
+            ip_address(part.rpartition(":")[0].strip("[]"))
+    if len(set(parts)) < len(parts):
+        raise ValueError("names an address twice")
+    return ",".join(parts)
 
 
 class TransportSettings(BaseSettings):

@@ -27,10 +27,12 @@ from services.common.config import ConfigError
 from services.common.errors import FreshetError, InvalidRequest
 from services.common.http_server import HttpServer
 from services.common.kafka import EventProducer
+from services.common.processes import PROCESSES
 from services.common.pseudonyms import pseudonym_key, read_key
 from services.common.rpc_server import HealthState, RpcServer, serve
 from services.common.rule_file import read_rules
 from services.common.session_store import SessionStore
+from services.common.shards import Shard
 from services.common.state_store import StateReader
 from services.common.stream.topics.items import ITEMS
 from services.common.tracing import Tracing, configure_tracing
@@ -46,6 +48,7 @@ from services.gateway.adapters.processes import (
     RemoteTextSources,
 )
 from services.gateway.adapters.replicas import Replicas
+from services.gateway.adapters.shards import ShardedCandidates
 from services.gateway.adapters.state_store import RedisUserStates
 from services.gateway.adapters.stream_ends import KafkaStreamEnds
 from services.gateway.adapters.stream_status import ProbedStreamStatus
@@ -53,7 +56,7 @@ from services.gateway.adapters.topics import KafkaForgetLog, KafkaInteractionLog
 from services.gateway.api_keys import read_keys
 from services.gateway.audit import AuditLog
 from services.gateway.catalogue import DescribedItems
-from services.gateway.config import GatewaySettings
+from services.gateway.config import GatewaySettings, shard_addresses
 from services.gateway.domain import AskedRule
 from services.gateway.door import Door, follow_keys
 from services.gateway.exposures import Exposures
@@ -73,7 +76,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import PageTokens
 from services.gateway.popular import PopularItems
 from services.gateway.popular_now import FollowedPopularity
-from services.gateway.ports import Ports, Refreshers
+from services.gateway.ports import Candidates, Ports, Refreshers
 from services.gateway.routes import Handlers, Held, Routes, own_set
 from services.gateway.server import SERVICE, GatewayServicer, rule_of
 from services.gateway.stages import Limits, Stages
@@ -101,8 +104,26 @@ def _open_bundle(folder: Path) -> tuple[Bundle, PopularItems]:
     return bundle, PopularItems(bundle.item_ids, bundle.counts, bundle.categories, bundle.attributes)
 
 
-def _replicas(settings: GatewaySettings, tracing: Tracing, address: str) -> Replicas:
-    return Replicas(partial(rpc_client.channel, address, tracing.client_interceptors, shares=False, tls=settings.tls))
+def _replicas(settings: GatewaySettings, tracing: Tracing, process: str, address: str) -> Replicas:
+    service = PROCESSES[process].health_service
+    interceptors = tracing.client_interceptors
+    return Replicas(partial(rpc_client.channel, address, interceptors, shares=False, tls=settings.tls, service=service))
+
+
+def _candidates(
+    peers: Sequence[Peer], limits: Limits, metrics: GatewayMetrics, stalled_s: Callable[[float], float]
+) -> Candidates:
+    """Over the shards in their order, or the one process that holds all."""
+    shards = [RemoteCandidates(peer, Shard(number, len(peers))) for number, peer in enumerate(peers)]
+    if len(shards) == 1:
+        return shards[0]
+    return ShardedCandidates(
+        shards,
+        patient_s=limits.stage_timeout_s,
+        open_s=limits.breaker_s,
+        stalled_s=stalled_s,
+        told=metrics.shard_told,
+    )
 
 
 async def check_processes(ports: Ports, model_version: str) -> str:
@@ -318,7 +339,7 @@ async def _serve(
     bundle, popular = await asyncio.to_thread(_open_bundle, settings.bundle)
     rules = standing_rules(settings, bundle.attributes.kinds)
     encoder_channel = rpc_client.channel(settings.encoder_address, tracing.client_interceptors, tls=settings.tls)
-    encoder = _replicas(settings, tracing, settings.encoder_address)
+    encoder = _replicas(settings, tracing, "encoder", settings.encoder_address)
     # A connection for each call that may be in flight: a burst must not read as an outage.
     reader = StateReader(
         settings.redis,
@@ -352,10 +373,14 @@ async def _serve(
         one: VersionSet, bundle: Bundle, popular: PopularItems, rules: Sequence[AskedRule], near: Mapping[str, Peer]
     ) -> tuple[Held, CatalogueFollower]:
         """A set's handlers on the processes that it names, or that the gateway was started with."""
-        candidates = near.get("candidates") or _replicas(
-            settings, tracing, one.candidates or settings.candidates_address
+        if "candidates" in near:
+            candidates = [near["candidates"]]
+        else:
+            addresses = shard_addresses(one.candidates or settings.candidates_address)
+            candidates = [_replicas(settings, tracing, "candidates", address) for address in addresses]
+        reranker = near.get("reranker") or _replicas(
+            settings, tracing, "reranker", one.reranker or settings.reranker_address
         )
-        reranker = near.get("reranker") or _replicas(settings, tracing, one.reranker or settings.reranker_address)
         generator = rpc_client.channel(
             one.generator or settings.generator_address, tracing.client_interceptors, tls=settings.tls
         )
@@ -377,7 +402,7 @@ async def _serve(
             states=RedisUserStates(reader, bundle.model_version),
             sessions=sessions,
             encoder=RemoteEncoder(encoder, bundle.model_version),
-            candidates=RemoteCandidates(candidates),
+            candidates=_candidates(candidates, settings.limits, metrics, stalls.since),
             reranker=RemoteReranker(reranker),
             sources=RemoteTextSources(generator),
             refreshers=RemoteRefreshers(refresher_channels),
@@ -408,7 +433,7 @@ async def _serve(
         async def close() -> None:
             await popular_now.close()
             await asyncio.to_thread(follower.stop)
-            for connected in (generator, *refresher_channels.values(), candidates, reranker):
+            for connected in (generator, *refresher_channels.values(), *candidates, reranker):
                 await connected.close()
 
         held = Held(

@@ -7,8 +7,25 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from services.common.processes import HTTP_STEP
 from services.common.pseudonyms import PseudonymSettings, check_key
-from services.common.transport import check_address
+from services.common.shards import MAX_SHARDS
+from services.common.transport import check_address, check_replicas
 from services.gateway.stages import Limits
+
+
+def shard_addresses(value: str) -> list[str]:
+    """The addresses of a catalogue's shards, in their order. Raises: ValueError naming the shard."""
+    found: list[str] = []
+    for number, part in enumerate(value.split(";")):
+        if not part.strip():
+            raise ValueError(f"shard {number} has no address")
+        found.append(check_replicas(part.strip()))
+        taken = set(found[-1].split(","))
+        for other, before in enumerate(found[:-1]):
+            if taken & set(before.split(",")):
+                raise ValueError(f"shards {other} and {number} have an address in common")
+    if len(found) > MAX_SHARDS:
+        raise ValueError(f"{len(found)} shards; allowed: 1-{MAX_SHARDS}")
+    return found
 
 
 class GatewaySettings(PseudonymSettings):
@@ -19,7 +36,9 @@ class GatewaySettings(PseudonymSettings):
     port: int = Field(default=50050, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_PORT")
     # JSON by HTTP. None: port + 30. 0: none.
     http_port: int | None = Field(default=None, ge=0, le=65535, validation_alias="FRESHET_GATEWAY_HTTP_PORT")
+    # Of these three, host:port, whose name may stand for several replicas, or ip:port of each, commas between them.
     encoder_address: str = Field(default="127.0.0.1:50051", validation_alias="FRESHET_ENCODER_ADDRESS")
+    # Of a catalogue in shards: the shards' in their order, semicolons between them.
     candidates_address: str = Field(default="127.0.0.1:50052", validation_alias="FRESHET_CANDIDATES_ADDRESS")
     reranker_address: str = Field(default="127.0.0.1:50053", validation_alias="FRESHET_RERANKER_ADDRESS")
     generator_address: str = Field(default="127.0.0.1:50055", validation_alias="FRESHET_GENERATOR_ADDRESS")
@@ -62,10 +81,20 @@ class GatewaySettings(PseudonymSettings):
     # None: stderr.
     audit_log: Path | None = Field(default=None, validation_alias="FRESHET_AUDIT_LOG")
 
-    @field_validator("encoder_address", "candidates_address", "reranker_address", "generator_address")
+    @field_validator("generator_address")
     @classmethod
     def _peer(cls, value: str) -> str:
         return check_address(value)
+
+    @field_validator("encoder_address", "reranker_address")
+    @classmethod
+    def _replicas(cls, value: str) -> str:
+        return check_replicas(value)
+
+    @field_validator("candidates_address")
+    @classmethod
+    def _shards(cls, value: str) -> str:
+        return ";".join(shard_addresses(value))
 
     @field_validator("signing_key")
     @classmethod
@@ -88,6 +117,15 @@ class GatewaySettings(PseudonymSettings):
             )
         if self.api_keys is None and self.audit_log is not None:
             raise ValueError(f"FRESHET_AUDIT_LOG='{self.audit_log}' allowed: beside FRESHET_API_KEYS; without, empty")
+        return self
+
+    @model_validator(mode="after")
+    def _names_with_tls(self) -> Self:
+        for name in ("encoder_address", "candidates_address", "reranker_address"):
+            if self.tls is not None and "," in (value := getattr(self, name)):
+                raise ValueError(
+                    f"FRESHET_{name.upper()}={value!r} allowed with TLS: one name for all replicas, as in certificates"
+                )
         return self
 
     @property

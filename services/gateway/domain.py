@@ -168,6 +168,9 @@ class Pool:
     index_freshness: IndexFreshness | None = None
     queue_ms: float = 0.0
     search_ms: float = 0.0
+    # The items of the index that was searched (0: not known), and the share of the catalogue that they are.
+    num_items: int = 0
+    searched_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,9 @@ class Ranking:
     index_freshness: IndexFreshness | None = None
     queue_ms: float = 0.0
     stage_ms: float = 0.0
+    # As a pool's.
+    num_items: int = 0
+    searched_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +258,7 @@ class Recommendation:
     index_freshness: IndexFreshness | None = None
     exposure_id: str = ""
     next_page_token: str = ""
+    searched_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

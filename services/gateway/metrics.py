@@ -29,6 +29,11 @@ class GatewayMetrics:
             ("component",),
         )
         self._component_failures = {name: failures.labels(name) for name in COMPONENTS}
+        self._shard_calls = counter(
+            "freshet_gateway_shard_calls",
+            "Calls of a shard of the catalogue: made once more because it was late, or missing from an answer.",
+            ("shard", "outcome"),
+        )
         sources = counter(
             "freshet_gateway_recommendations", "Answers by where the query state came from.", ("state_source",)
         )
@@ -80,6 +85,10 @@ class GatewayMetrics:
             self._search_sources[spent.source, bool(spent.failure)].inc()
         for kind in answer.degradations:
             self._degradations[kind].inc()
+
+    def shard_told(self, what: str, shard: int) -> None:
+        """A call of a shard was "hedged", or an answer had to do without it: "missing"."""
+        self._shard_calls.labels(str(shard), what).inc()
 
     def component_failed(self, component: str) -> None:
         """A component of `stages.COMPONENTS` gave an answer nothing."""

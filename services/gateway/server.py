@@ -282,6 +282,7 @@ def _answer_message(answer: Recommendation) -> gateway_pb2.RecommendResponse:
         request_id=request_context.request_id.get(),
         exposure_id=answer.exposure_id,
         next_page_token=answer.next_page_token,
+        searched_share=answer.searched_share,
     )
     state = answer.state
     if state is not None:

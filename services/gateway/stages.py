@@ -89,6 +89,8 @@ class Work(Generic[Q]):
     seen: Sequence[str] = ()
     # How many items the person has had, as far as the state that is asked with knows.
     num_had: int = 0
+    # Of the catalogue, by the shards that answered.
+    searched_share: float = 1.0
     # What impressions take from the score of an item.
     discounts: Mapping[str, float] = field(default_factory=dict)
     token_honoured: bool = True
@@ -109,6 +111,12 @@ class Work(Generic[Q]):
         """Say it in the answer, once."""
         if kind not in self.degradations:
             self.degradations.append(kind)
+
+    def searched(self, share: float) -> None:
+        """Say what share of the catalogue was searched."""
+        if share < 1:
+            self.mark(Degradation.PARTIAL_CATALOGUE)
+            self.searched_share = min(self.searched_share, share)
 
     def end(self) -> float:
         """Milliseconds that it took. Raises: DeadlineExceeded when that is too long."""
@@ -246,6 +254,7 @@ class Stages:
             ),
         )
         if ranking is not None:
+            work.searched(ranking.searched_share)
             work.times.queue_ms += ranking.queue_ms
             work.times.first_stage_ms += ranking.stage_ms
         return ranking
@@ -255,7 +264,7 @@ class Stages:
     ) -> Ranking | None:
         """The k best of these items, under the request's filter."""
         wanted = replace(work.query.filter, allow_item_ids=tuple(item_ids))
-        return await self._attempt(
+        ranking = await self._attempt(
             work,
             "candidates",
             self._limits.stage_timeout_s,
@@ -263,6 +272,9 @@ class Stages:
                 state, k=k, filter=wanted, seen=work.seen, timeout_s=timeout_s
             ),
         )
+        if ranking is not None:
+            work.searched(ranking.searched_share)
+        return ranking
 
     async def propose(
         self, work: Work[RecommendQuery], state: PackedQueryState, pool_size: int, wanted: Filter | None = None
@@ -277,6 +289,7 @@ class Stages:
             ),
         )
         if pool is not None:
+            work.searched(pool.searched_share)
             work.times.queue_ms += pool.queue_ms
             work.times.first_stage_ms += pool.search_ms
         return pool

@@ -25,6 +25,7 @@ from services.common import rpc_client
 from services.common.attributes import condition_message
 from services.common.errors import FreshetError, PreconditionFailed
 from services.common.query_state import PackedQueryState, from_message, to_message
+from services.common.shards import WHOLE, Shard
 from services.common.stream.times import set_ms
 from services.gateway.adapters.peer import Peer
 from services.gateway.domain import (
@@ -159,16 +160,24 @@ class RemoteEncoder:
 
 
 class RemoteCandidates:
-    """Implements `ports.Candidates`."""
+    """Implements `ports.Candidates`, for one shard of the catalogue or all of it."""
 
-    def __init__(self, peer: Peer) -> None:
-        self._peer = peer
+    def __init__(self, peer: Peer, shard: Shard = WHOLE) -> None:
+        self._peer, self._shard = peer, shard
+        self._name = "candidates" if shard.is_all else f"candidates shard {shard}"
 
     async def search(
-        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float
+        self,
+        query_state: PackedQueryState,
+        *,
+        k: int,
+        filter: Filter,
+        seen: Sequence[str],
+        timeout_s: float,
+        index_version: str = "",
     ) -> Ranking:
-        """One Search call of the full search."""
-        response = await self._search(candidates_pb2.STAGE_FULL, query_state, k, filter, seen, timeout_s)
+        """One Search call of the full search, of a version that may still be kept."""
+        response = await self._search(candidates_pb2.STAGE_FULL, query_state, k, filter, seen, timeout_s, index_version)
         return Ranking(
             items=[ScoredItem(*one, "mol") for one in zip(response.item_ids, response.scores, strict=True)],
             certificate=_certificate(response.certificate),
@@ -176,13 +185,23 @@ class RemoteCandidates:
             index_freshness=_index_freshness_of(response),
             queue_ms=response.queue_ms,
             stage_ms=response.search_ms,
+            num_items=response.shard.num_items,
         )
 
     async def propose(
-        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
+        self,
+        query_state: PackedQueryState,
+        *,
+        pool_size: int,
+        filter: Filter,
+        seen: Sequence[str],
+        timeout_s: float,
+        index_version: str = "",
     ) -> Pool:
-        """One Search call of the first stage."""
-        response = await self._search(candidates_pb2.STAGE_FIRST, query_state, pool_size, filter, seen, timeout_s)
+        """One Search call of the first stage, of a version that may still be kept."""
+        response = await self._search(
+            candidates_pb2.STAGE_FIRST, query_state, pool_size, filter, seen, timeout_s, index_version
+        )
         return Pool(
             item_ids=response.item_ids,
             scores=response.scores,
@@ -193,6 +212,7 @@ class RemoteCandidates:
             index_freshness=_index_freshness_of(response),
             queue_ms=response.queue_ms,
             search_ms=response.search_ms,
+            num_items=response.shard.num_items,
         )
 
     async def _search(
@@ -203,6 +223,7 @@ class RemoteCandidates:
         filter: Filter,
         seen: Sequence[str],
         timeout_s: float,
+        index_version: str,
     ) -> Any:
         request = candidates_pb2.SearchRequest(
             query_state=to_message(query_state),
@@ -210,25 +231,44 @@ class RemoteCandidates:
             stage=stage,
             filter=_filter_message(filter),
             seen_item_ids=seen if filter.exclude_seen else seen[:_RECENT],
+            index_version=index_version,
         )
         return await self._call("Search", request, timeout_s)
 
     async def similar(self, item_id: str, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float) -> Ranking:
         """One Similar call."""
+        ranking, _ = await self.similar_with_components(item_id, k=k, filter=filter, seen=seen, timeout_s=timeout_s)
+        return ranking
+
+    async def similar_with_components(
+        self,
+        item_id: str,
+        *,
+        k: int,
+        filter: Filter,
+        seen: Sequence[str],
+        timeout_s: float,
+        components: bytes = b"",
+    ) -> tuple[Ranking, bytes]:
+        """One Similar call, with the item's components where another shard holds it; the answer, and what it says of
+        them."""
         request = candidates_pb2.SimilarRequest(
             item_id=item_id,
             k=k,
             filter=_filter_message(filter),
             seen_item_ids=seen if filter.exclude_seen else (),
+            components=components,
         )
         response = await self._call("Similar", request, timeout_s)
-        return Ranking(
+        ranking = Ranking(
             items=[ScoredItem(*one, "similar") for one in zip(response.item_ids, response.similarities, strict=True)],
             certificate=_certificate(response.certificate),
             index_version=response.index_version,
             index_freshness=_index_freshness_of(response),
             stage_ms=response.search_ms,
+            num_items=response.shard.num_items,
         )
+        return ranking, response.components
 
     async def explain_votes(
         self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float
@@ -251,7 +291,18 @@ class RemoteCandidates:
         return _served(await self._call("GetIndexInfo", candidates_pb2.GetIndexInfoRequest(), timeout_s))
 
     async def _call(self, method: str, request: Any, timeout_s: float) -> Any:
-        return await self._peer.call(_CandidatesStub, method, request, timeout_s=timeout_s, peer="candidates")
+        return await self._peer.call(
+            _CandidatesStub, method, request, timeout_s=timeout_s, peer=self._name, check=self._check
+        )
+
+    def _check(self, response: Any) -> None:
+        """Raises: PreconditionFailed for an answer of another part of the catalogue."""
+        found = (response.shard.index, response.shard.count or 1)
+        if found != (self._shard.index, self._shard.count):
+            raise PreconditionFailed(
+                f"{self._name}: it holds shard {found[0]}/{found[1]}; "
+                f"allowed: {self._shard}, as FRESHET_CANDIDATES_ADDRESS has it"
+            )
 
 
 class RemoteReranker:

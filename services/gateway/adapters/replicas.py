@@ -1,9 +1,9 @@
 """Calls to a process of which several replicas may stand behind one address, not all of one model during a deploy.
 
 A replica of another model refuses a query state of this one (PreconditionFailed). That says nothing of the others, so
-the call is made once more over another connection, which a balancer may have given to another replica; the connection
-that answered is asked first from then on. Where both refuse, one of them is made anew. How an address leads to a
-replica is the network's; nothing here looks names up.
+the call is made again over another connection, which a balancer may have given to another replica, and over both once
+more, since each goes round where its address stands for several; the connection that answered is asked first from then
+on. Where all refuse, one of them is made anew. How an address leads to a replica is gRPC's and the network's.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ log = structlog.get_logger()
 
 # What is under way on a connection that is given up has so long to end: more than any call of the gateway takes.
 _CLOSE_GRACE_S = 5.0
+_ROUNDS = 2
 
 
 class _Connection:
@@ -68,22 +69,25 @@ class Replicas:
         """Await `method` of `stub`, a call that may be repeated, within `timeout_s` in all.
 
         check: raises PreconditionFailed for an answer that is of no use here. Raises: as `rpc_client.call`;
-        PreconditionFailed when the second connection's replica refused as well.
+        PreconditionFailed when every replica that was asked refused.
         """
         until = self._clock() + timeout_s
         first, second = self._connections
+        *tries, last = (first, second) * _ROUNDS
+        for connection in tries:
+            try:
+                response = await self._once(connection, stub, method, request, until - self._clock(), peer, check)
+            except PreconditionFailed as exc:
+                log.debug("replica_refused", peer=peer, reason=exc.message)
+                continue
+            if connection is second and self._connections == [first, second]:
+                self._connections = [second, first]
+            return response
         try:
-            return await self._once(first, stub, method, request, timeout_s, peer, check)
-        except PreconditionFailed as exc:
-            log.debug("replica_refused", peer=peer, reason=exc.message)
-        try:
-            response = await self._once(second, stub, method, request, until - self._clock(), peer, check)
+            return await self._once(last, stub, method, request, until - self._clock(), peer, check)
         except PreconditionFailed:
-            self._renew(second)
+            self._renew(last)
             raise
-        if self._connections == [first, second]:
-            self._connections = [second, first]
-        return response
 
     async def close(self) -> None:
         """Close the connections."""

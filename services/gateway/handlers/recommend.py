@@ -197,6 +197,7 @@ class Recommend:
                 context=work.query.context,
             ),
             next_page_token="" if next_page is None else self.pages.token(next_page, user_id),
+            searched_share=work.searched_share,
         )
 
     async def _read_shown(self, work: Work[RecommendQuery], asked_ms: int) -> None:

@@ -48,6 +48,7 @@ class Similar:
             seen=work.seen,
             timeout_s=min(self.limits.stage_timeout_s, work.left_s),
         )
+        work.searched(found.searched_share)
         total_ms = work.end()
         return SimilarAnswer(
             found=found,

@@ -2,11 +2,13 @@
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fakes.certificates import made, of, settings_of
 
 from services.common.config import ConfigError, load_settings
-from services.gateway.config import GatewaySettings
+from services.gateway.config import GatewaySettings, shard_addresses
 from services.gateway.handlers.recommend import Recommend
 from services.gateway.handlers.search import Search
 
@@ -55,3 +57,41 @@ def test_an_audit_log_without_keys_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("FRESHET_AUDIT_LOG", "audit.log")
     with pytest.raises(ConfigError, match=r"FRESHET_AUDIT_LOG='audit\.log' allowed: beside FRESHET_API_KEYS"):
         load_settings(GatewaySettings)
+
+
+def test_shards_and_replicas_are_named_in_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRESHET_CANDIDATES_ADDRESS", "127.0.0.1:1, 127.0.0.1:2; candidates-1:50052;[::1]:3")
+    settings = load_settings(GatewaySettings)
+    assert shard_addresses(settings.candidates_address) == [
+        "127.0.0.1:1,127.0.0.1:2",
+        "candidates-1:50052",
+        "[::1]:3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("one:1;;three:3", "shard 1 has no address"),
+        ("one:1;two:2;", "shard 2 has no address"),
+        ("one:1;two:2;one:1", "shards 0 and 2 have an address in common"),
+        ("127.0.0.1:1,127.0.0.1:2;127.0.0.1:2", "shards 0 and 1 have an address in common"),
+        ("127.0.0.1:1,127.0.0.1:1", "names an address twice"),
+        ("one:1,two:2", "'one' does not appear to be an IPv4 or IPv6 address"),
+        ("one", "host:port"),
+        (";".join(f"127.0.0.1:{port}" for port in range(1, 258)), "257 shards; allowed: 1-256"),
+    ],
+)
+def test_a_shard_map_with_a_hole_or_an_overlap_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str, says: str
+) -> None:
+    monkeypatch.setenv("FRESHET_CANDIDATES_ADDRESS", value)
+    with pytest.raises(ConfigError, match=f"FRESHET_CANDIDATES_ADDRESS=.*{says}"):
+        load_settings(GatewaySettings)
+
+
+def test_with_tls_replicas_have_one_name(tmp_path: Path) -> None:
+    tls: dict[str, Any] = settings_of(of(made(tmp_path), "gateway"))
+    assert GatewaySettings(**tls, candidates_address="one:1;two:2").tls is not None
+    with pytest.raises(ValueError, match=r"FRESHET_CANDIDATES_ADDRESS=.* allowed with TLS: one name"):
+        GatewaySettings(**tls, candidates_address="127.0.0.1:1,127.0.0.1:2")

@@ -97,7 +97,7 @@ async def test_where_both_connections_refuse_another_one_is_made() -> None:
         candidates = RemoteCandidates(replicas)
         with pytest.raises(PreconditionFailed, match="holds model 'm2'"):
             await search(candidates)
-        assert new.calls == 2
+        assert new.calls == 4
         assert (await search(candidates)).index_version == "m1"
         await replicas.close()
 

@@ -1,0 +1,320 @@
+"""Candidates in shards of the catalogue: every search goes to all of them at once, and one answer comes of theirs.
+
+What is proven of the parts is proven of the whole. An item that no shard answered is at most as good as the largest of
+their bounds; among what was answered the order is by score, ties by id, as in one process. That holds for answers of
+one version of the index: where a change reached some shards before others, these are asked once more for the version
+that all have. A shard that does not answer makes the answer an estimate, with the share that was searched.
+
+n shards. A shard that takes three times as long as half of them took is asked again, which reaches another replica
+(Dean and Barroso, The Tail at Scale, 2013), at most twice; such calls are limited to a twentieth of all.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
+from typing import Generic, TypeVar
+
+from services.common.errors import DependencyUnavailable, FreshetError
+from services.common.query_state import PackedQueryState
+from services.common.shards import home_shard
+from services.gateway.adapters.processes import RemoteCandidates
+from services.gateway.breaker import Breaker
+from services.gateway.domain import Certificate, CertificateKind, Filter, IndexFreshness, Pool, Ranking
+from services.gateway.explanation import Votes
+from services.gateway.freshness import ServedIndex
+
+# Kept of a call's time for what comes of the answers.
+_OWN_SHARE = 0.1
+# Half of the shards answer sooner than anybody is late.
+_HEDGE_FLOOR_S = 0.01
+_HEDGED_SHARE, _MAX_HEDGES = 0.05, 20.0
+# Of two replicas by turns, the second may be the one that stands still again.
+_HEDGES_OF_A_CALL = 2
+_EXACT = Certificate(CertificateKind.EXACT)
+_TINY = 2.0**-1022
+
+A = TypeVar("A", Ranking, Pool)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers(Generic[A]):
+    """By shard; None: it did not answer."""
+
+    of: Sequence[A | None]
+    share: float
+
+    @property
+    def there(self) -> list[A]:
+        return [one for one in self.of if one is not None]
+
+    @property
+    def oldest(self) -> A:
+        """Whose version all may have."""
+        return min(self.there, key=_position)
+
+    @property
+    def is_whole(self) -> bool:
+        """Every shard answered, from one version."""
+        return len(self.there) == len(self.of) and len({one.index_version for one in self.there}) == 1
+
+    @property
+    def version(self) -> str:
+        names = sorted({one.index_version for one in self.there})
+        return names[0] if len(names) == 1 else f"mixed.{blake2b(' '.join(names).encode(), digest_size=4).hexdigest()}"
+
+
+class ShardedCandidates:
+    """Implements `ports.Candidates` over n shards, in their order. For one event loop.
+
+    patient_s: a call's full time; one that a caller's deadline cut shorter says little. told: "missing" or "hedged",
+    with the shard's number, for each call that was.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[RemoteCandidates],
+        *,
+        patient_s: float,
+        open_s: float = 0.5,
+        stalled_s: Callable[[float], float] = lambda since: 0.0,
+        told: Callable[[str, int], None] = lambda what, shard: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shards, self._patient_s, self._told, self._clock = shards, patient_s, told, clock
+        self._breakers = [
+            Breaker(f"candidates shard {number}/{len(shards)}", open_seconds=open_s, stalled_s=stalled_s)
+            for number in range(len(shards))
+        ]
+        self._hedges = _MAX_HEDGES
+        # As each said last.
+        self._num_items = [0] * len(shards)
+
+    async def search(
+        self, query_state: PackedQueryState, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float
+    ) -> Ranking:
+        """The k best of all shards' k best. Raises: DependencyUnavailable when none answered."""
+
+        async def ask(shard: RemoteCandidates, version: str, left_s: float) -> Ranking:
+            return await shard.search(
+                query_state, k=k, filter=filter, seen=seen, timeout_s=left_s, index_version=version
+            )
+
+        return _merged_rankings(await self._ask_one_version(ask, timeout_s), k)
+
+    async def propose(
+        self, query_state: PackedQueryState, *, pool_size: int, filter: Filter, seen: Sequence[str], timeout_s: float
+    ) -> Pool:
+        """All shards' pools as one. Each has the share of a pool of `pool_size` that falls to it, three standard
+        deviations more than on average, so the pool is larger. Raises: DependencyUnavailable when none answered."""
+        size = share_of_pool(pool_size, len(self._shards))
+
+        async def ask(shard: RemoteCandidates, version: str, left_s: float) -> Pool:
+            return await shard.propose(
+                query_state, pool_size=size, filter=filter, seen=seen, timeout_s=left_s, index_version=version
+            )
+
+        return _merged_pools(await self._ask_one_version(ask, timeout_s))
+
+    async def similar(self, item_id: str, *, k: int, filter: Filter, seen: Sequence[str], timeout_s: float) -> Ranking:
+        """The shard that holds the item says its components, with which the others are asked. Raises: NotFound, and
+        what else the first one raises."""
+        until = self._clock() + (1 - _OWN_SHARE) * timeout_s
+        home = self._home(item_id)
+
+        async def first() -> tuple[Ranking, bytes]:
+            return await self._shards[home].similar_with_components(
+                item_id, k=k, filter=filter, seen=seen, timeout_s=timeout_s / 2
+            )
+
+        found, components = await self._breakers[home].run(first, patient=timeout_s >= self._patient_s)
+        self._num_items[home] = found.num_items
+
+        async def ask(shard: RemoteCandidates, version: str, left_s: float) -> Ranking:
+            if shard is self._shards[home]:
+                return found
+            ranking, _ = await shard.similar_with_components(
+                item_id, k=k, filter=filter, seen=seen, timeout_s=left_s, components=components
+            )
+            return ranking
+
+        return _merged_rankings(await self._ask(ask, [""] * len(self._shards), until, timeout_s), k)
+
+    async def explain_votes(
+        self, query_state: PackedQueryState, item_id: str, *, seen: Sequence[str], timeout_s: float
+    ) -> Votes:
+        """The say of the shard that holds the item."""
+        return await self._shards[self._home(item_id)].explain_votes(
+            query_state, item_id, seen=seen, timeout_s=timeout_s
+        )
+
+    async def served(self, timeout_s: float) -> ServedIndex:
+        """What all shards serve. Raises: as any of them; DependencyUnavailable where they are of several models."""
+        found = await asyncio.gather(*(shard.served(timeout_s) for shard in self._shards))
+        models = {one.model_version for one in found}
+        if len(models) > 1:
+            raise DependencyUnavailable(f"candidates: shards serve the models {', '.join(sorted(models))}")
+        return min(found, key=lambda one: one.freshness.deltas_offset)
+
+    def _home(self, item_id: str) -> int:
+        return home_shard(item_id, len(self._shards))
+
+    async def _ask_one_version(
+        self, ask: Callable[[RemoteCandidates, str, float], Awaitable[A]], timeout_s: float
+    ) -> _Answers[A]:
+        """All shards, and once more those that were ahead of the others."""
+        until = self._clock() + (1 - _OWN_SHARE) * timeout_s
+        answers = await self._ask(ask, [""] * len(self._shards), until, timeout_s)
+        wanted = answers.oldest.index_version
+        ahead = [wanted if one is not None and one.index_version != wanted else None for one in answers.of]
+        if not any(ahead):
+            return answers
+        again = await self._ask(ask, ahead, until, timeout_s, asks_all=False)
+        return replace(answers, of=[new or old for new, old in zip(again.of, answers.of, strict=True)])
+
+    async def _ask(
+        self,
+        ask: Callable[[RemoteCandidates, str, float], Awaitable[A]],
+        versions: Sequence[str | None],
+        until: float,
+        timeout_s: float,
+        *,
+        asks_all: bool = True,
+    ) -> _Answers[A]:
+        """Those shards that a version is named for ("": the newest). Raises: DependencyUnavailable when all are asked
+        and none answered."""
+        patient, started = timeout_s >= self._patient_s, self._clock()
+        asked = [number for number, version in enumerate(versions) if version is not None]
+        answers: list[A | None] = [None] * len(versions)
+
+        async def call(number: int) -> A:
+            return await ask(self._shards[number], versions[number] or "", until - self._clock())
+
+        async def again(number: int) -> A | None:
+            try:
+                return await call(number)
+            except FreshetError:
+                return None
+
+        calls = {
+            asyncio.ensure_future(self._breakers[number].attempt(partial(call, number), patient=patient)): number
+            for number in asked
+        }
+        pending, late_at, left = set(calls), math.inf, _HEDGES_OF_A_CALL
+        try:
+            while pending:
+                wait_s = None if late_at == math.inf or not left else max(0.0, late_at - self._clock())
+                done, pending = await asyncio.wait(pending, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    number, answer = calls[task], task.result()
+                    if answer is not None and answers[number] is None:
+                        answers[number] = answer
+                        for other in [one for one in pending if calls[one] == number]:
+                            other.cancel()
+                            pending.remove(other)
+                now = self._clock()
+                if late_at == math.inf and 2 * sum(one is not None for one in answers) >= len(asked):
+                    late_at = now + max(2 * (now - started), _HEDGE_FLOOR_S)
+                if now >= late_at and left:
+                    left, late_at = left - 1, now + (now - started)
+                    for number in sorted({calls[task] for task in pending}):
+                        if self._hedges >= 1:
+                            self._hedges -= 1
+                            self._told("hedged", number)
+                            task = asyncio.ensure_future(again(number))
+                            calls[task] = number
+                            pending.add(task)
+        finally:
+            for task in pending:
+                task.cancel()
+        self._hedges = min(_MAX_HEDGES, self._hedges + _HEDGED_SHARE * len(asked))
+        for number in asked:
+            found = answers[number]
+            if found is None:
+                self._told("missing", number)
+            else:
+                self._num_items[number] = found.num_items
+        if asks_all and not any(one is not None for one in answers):
+            raise DependencyUnavailable(f"candidates: none of {len(asked)} shards answered")
+        return _Answers(answers, self._share([one is not None for one in answers]))
+
+    def _share(self, answered: Sequence[bool]) -> float:
+        """Of the items that the shards hold; one that was never heard of holds as many as the others do."""
+        if all(answered):
+            return 1.0
+        heard = [count for count in self._num_items if count]
+        mean = sum(heard) / max(1, len(heard))
+        sizes = [count or mean for count in self._num_items]
+        there = sum(size for size, is_there in zip(sizes, answered, strict=True) if is_there)
+        return there / sum(sizes) if sum(sizes) else sum(answered) / len(answered)
+
+
+def share_of_pool(size: int, count: int) -> int:
+    """How many of a pool's items are asked of each of n shards: the best `size` of all fall on them as a binomial
+    distribution has it, and this is three standard deviations above its mean."""
+    share = 1 / count
+    return min(size, math.ceil(size * share + 3 * math.sqrt(size * share * (1 - share))))
+
+
+def _position(one: Ranking | Pool) -> int:
+    return -1 if one.index_freshness is None else one.index_freshness.deltas_offset
+
+
+def _freshness(answers: Sequence[Ranking | Pool]) -> IndexFreshness | None:
+    return min(answers, key=_position).index_freshness
+
+
+def _merged_rankings(answers: _Answers[Ranking], k: int) -> Ranking:
+    there = answers.there
+    items = sorted((item for one in there for item in one.items), key=lambda item: (-item.score, item.item_id))[:k]
+    kth = items[k - 1].score if len(items) == k else None
+    proof = _certificate(there, k, kth) if answers.is_whole else Certificate(CertificateKind.ESTIMATE)
+    return Ranking(
+        items=items,
+        certificate=proof,
+        index_version=answers.version,
+        index_freshness=_freshness(there),
+        queue_ms=max(one.queue_ms for one in there),
+        stage_ms=max(one.stage_ms for one in there),
+        num_items=sum(one.num_items for one in there),
+        searched_share=answers.share,
+    )
+
+
+def _certificate(rankings: Sequence[Ranking], k: int, kth: float | None) -> Certificate:
+    """What is left out of a shard whose answer is exact comes after its last item, hence after the K-th of all; of one
+    with a gap it scores at most that much above its last."""
+    gaps = [one for one in rankings if one.certificate.kind is not CertificateKind.EXACT]
+    if not gaps:
+        return _EXACT
+    if kth is None or any(one.certificate.kind is not CertificateKind.BOUNDED or not one.items for one in gaps):
+        return Certificate(CertificateKind.ESTIMATE)
+    bound = max(math.nextafter(one.items[-1].score + one.certificate.gap, math.inf) for one in gaps)
+    return _EXACT if bound < kth else Certificate(CertificateKind.BOUNDED, max(bound - kth, _TINY))
+
+
+def _merged_pools(answers: _Answers[Pool]) -> Pool:
+    there = answers.there
+    has_votes = any(one.votes for one in there)
+    rows = sorted(
+        (-score, item_id, vote)
+        for one in there
+        for item_id, score, vote in zip(one.item_ids, one.scores, one.votes or [0.0] * len(one.item_ids), strict=True)
+    )
+    bounds = [one.bound for one in there if one.bound is not None]
+    return Pool(
+        item_ids=[item_id for _, item_id, _ in rows],
+        scores=[-score for score, _, _ in rows],
+        bound=max(bounds) if answers.is_whole and len(bounds) == len(there) else None,
+        votes=[vote for _, _, vote in rows] if has_votes else (),
+        model_share=next((one.model_share for one in there if one.votes), 1.0),
+        index_version=answers.version,
+        index_freshness=_freshness(there),
+        queue_ms=max(one.queue_ms for one in there),
+        search_ms=max(one.search_ms for one in there),
+        num_items=sum(one.num_items for one in there),
+        searched_share=answers.share,
+    )
