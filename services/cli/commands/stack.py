@@ -25,7 +25,7 @@ from services.cli.output import (
 from services.common.processes import PROCESSES
 
 if TYPE_CHECKING:
-    from services.cli.stack.launcher import PartStatus
+    from services.cli.stack.launcher import PartStatus, Stack
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
@@ -44,6 +44,10 @@ def up(
     workers: Annotated[
         int | None, typer.Option(min=1, max=8, help="Of the compact profile: processes behind the gateway's port. [1]")
     ] = None,
+    shards: Annotated[
+        int | None, typer.Option(min=1, max=16, help="Candidates in so many shards of the catalogue. [1]")
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, max=4, help="Processes for each shard.")] = 1,
     port_offset: options.PortOffset = 0,
     timeout_s: Annotated[float, typer.Option(min=1, help="Give up when not all is healthy by then.")] = 120.0,
     as_json: options.AsJson = False,
@@ -53,6 +57,8 @@ def up(
     Example:  freshet up
 
     Example:  freshet up --profile compact --workers 2
+
+    Example:  freshet up --shards 4 --replicas 2
 
     Example:  freshet up --only kafka,redis --port-offset 1000
     """
@@ -64,9 +70,21 @@ def up(
     with showing(None if as_json else console(stderr=True)) as say:
         try:
             ports = Ports.default(offset=port_offset) if port_offset else None
-            stack = Stack(state, bundle=bundle, text=text, ports=ports, profile=profile, workers=workers, say=say)
+            stack = Stack(
+                state,
+                bundle=bundle,
+                text=text,
+                ports=ports,
+                profile=profile,
+                workers=workers,
+                shards=shards,
+                replicas=replicas,
+                say=say,
+            )
             stack.up(parts, timeout_s=timeout_s)
             if parts is None:
+                for _, one in stack.shard_stacks():
+                    one.up(["candidates"], timeout_s=timeout_s)
                 sets = [find_set(stack, name, say) for name in set_names(stack)]
                 for one in sets:
                     if one.bundle != stack.bundle:
@@ -75,7 +93,7 @@ def up(
             raise CommandError(f"{exc.part}: {exc.problem}", advice=exc.advice) from exc
         except ValueError as exc:
             raise usage_error(str(exc)) from exc
-    _show(stack.status(), as_json=as_json)
+    _show([*stack.status(), *_shard_status(stack)], as_json=as_json)
 
 
 @reports_errors
@@ -95,6 +113,7 @@ def down(
     with showing(None if as_json else console(stderr=True)) as say:
         stack = Stack(state, say=say)
         stopped = [f"{part} of set {name}" for name in set_names(stack) for part in find_set(stack, name, say).down()]
+        stopped += [f"{part} {name}" for name, one in stack.shard_stacks() for part in one.down()]
         stopped += stack.down()
     if as_json:
         emit_json({"stopped": stopped})
@@ -118,7 +137,7 @@ def status(
     from services.cli.stack.version_sets import find_set, set_names, set_parts
 
     stack = Stack(state)
-    statuses = stack.status()
+    statuses = [*stack.status(), *_shard_status(stack)]
     for name in set_names(stack):
         own = find_set(stack, name)
         parts = set_parts(own)
@@ -180,6 +199,15 @@ def serve(
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, os.environ.get("FRESHET_COMPUTE_THREADS", "1"))
     raise typer.Exit(importlib.import_module(f"{PROCESSES[process].module}.__main__").main())
+
+
+def _shard_status(stack: "Stack") -> "list[PartStatus]":
+    return [
+        replace(part, name=f"{part.name} {name}")
+        for name, one in stack.shard_stacks()
+        for part in one.status()
+        if part.name == "candidates"
+    ]
 
 
 def _show(statuses: "list[PartStatus]", *, as_json: bool) -> None:

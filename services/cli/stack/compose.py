@@ -72,6 +72,18 @@ def compact(services: Mapping[str, Service], workers: int = 1) -> dict[str, Serv
     }
 
 
+def sharded(services: Mapping[str, Service], addresses: str) -> dict[str, Service]:
+    """The services of a stack whose candidates run elsewhere, in shards at these addresses."""
+    left = {name: service for name, service in services.items() if name != "candidates"}
+    gateway = left["gateway"]
+    left["gateway"] = replace(
+        gateway,
+        environment=dict(gateway.environment) | {"FRESHET_CANDIDATES_ADDRESS": addresses},
+        needs={other: how for other, how in gateway.needs.items() if other != "candidates"},
+    )
+    return left
+
+
 def localize(value: str, ports: Ports, bundle: Path, text: Path) -> str:
     """`value` of a container's setting for a process on this machine: hosts, the bind address and both bundles."""
     if value == "0.0.0.0":

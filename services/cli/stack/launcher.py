@@ -8,9 +8,9 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -21,15 +21,17 @@ from services.cli.stack.components.inference_server import InferenceServer
 from services.cli.stack.components.kafka import Kafka
 from services.cli.stack.components.process import Process
 from services.cli.stack.components.redis import Redis
-from services.cli.stack.compose import Profile, compact, read_compose
+from services.cli.stack.compose import Profile, compact, read_compose, sharded
 from services.cli.stack.errors import StackError, tail
 from services.cli.stack.folders import DEFAULT_STATE, StateFolder
 from services.cli.stack.memory import require_stack_memory
-from services.cli.stack.ports import LOOPBACK, PARTS, Ports, stop_order
+from services.cli.stack.ports import LOOPBACK, PARTS, Ports, owner, stop_order
 from services.common.ports import held_for_servers
 from services.common.processes import PROCESSES, TEXT
 
 _POLL_S = 0.1
+# By shard, its replicas' ports by name.
+Shards = list[list[dict[str, int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,9 @@ class Stack:
         ports: Ports | None = None,
         profile: Profile | None = None,
         workers: int | None = None,
+        shards: int | None = None,
+        replicas: int = 1,
+        settings: Mapping[str, str] | None = None,
         say: Say | None = None,
     ) -> None:
         """Open the stack of `state`: what it noted about ports, bundles and profile holds unless given here.
@@ -69,6 +74,9 @@ class Stack:
         `bundle` defaults to what `replace_bundle` put in the place of `<state>/bundle`, else to that, the text bundle
         to `<state>/text` (there may be none), `ports` to the documented ones, `profile` to "split", a compact stack's
         `workers` to one; `say(part, doing)` hears of progress.
+
+        shards: of the catalogue, each with so many replicas, which are stacks of their own (`shard_stacks`); 1 is none.
+        settings: of its processes, beside those of docker-compose.yml.
         """
         folder = StateFolder(Path(state).resolve())
         noted = _read_note(folder)
@@ -77,6 +85,7 @@ class Stack:
             ports=ports or noted.ports or Ports.default(),
             bundle=Path(bundle or noted.bundle or _taken_over(folder) or folder.root / "bundle").resolve(),
             text=Path(text or noted.text or folder.root / "text").resolve(),
+            settings=settings or {},
         )
         self._say: Say = say or (lambda part, doing: None)
         self._children = Children(folder.run)
@@ -84,9 +93,16 @@ class Stack:
         self.workers = workers or noted.workers
         if self.workers > 1 and self.profile != "compact":
             raise ValueError(f"workers={self.workers} allowed: 1, or the profile compact")
+        self.shards = noted.shards
+        if shards is not None and (shards, replicas) != _counts(noted.shards):
+            self.shards = [[_free_candidates() for _ in range(replicas)] for _ in range(shards)] if shards > 1 else []
+        if self.shards and self.profile == "compact":
+            raise ValueError(f"shards={len(self.shards)} allowed: 1, or the profile split")
         services = read_compose()
         if self.profile == "compact":
             services = compact(services, self.workers)
+        if self.shards:
+            services = sharded(services, ";".join(",".join(map(_candidates_address, one)) for one in self.shards))
         kinds: dict[str, type[Component]] = {"kafka": Kafka, "redis": Redis, "inference-server": InferenceServer}
         self.components = {name: kinds.get(name, Process)(services[name]) for name in PARTS if name in services}
 
@@ -118,6 +134,24 @@ class Stack:
     def log(self, part: str) -> Path:
         return self.place.state.log(part)
 
+    def shard_stacks(self) -> Iterator[tuple[str, "Stack"]]:
+        """By name, each replica of each shard: a stack of candidates alone, in `STATE/shards`."""
+        for number, replicas in enumerate(self.shards):
+            for place, ports in enumerate(replicas):
+                name = f"{number}-of-{len(self.shards)}-replica-{place}"
+                yield (
+                    name,
+                    Stack(
+                        self.place.state.root / "shards" / name,
+                        bundle=self.bundle,
+                        text=self.place.text,
+                        ports=Ports({**self.ports.numbers, **ports}),
+                        profile="split",
+                        settings={"FRESHET_CANDIDATES_SHARD": f"{number}/{len(self.shards)}"},
+                        say=self._say,
+                    ),
+                )
+
     def use_bundle(self, bundle: Path | str) -> None:
         """Start parts with another bundle from now on; running ones keep theirs."""
         self.place = replace(self.place, bundle=Path(bundle).resolve())
@@ -126,14 +160,22 @@ class Stack:
         """Start the generator with another text bundle from now on; a running one keeps its own."""
         self.place = replace(self.place, text=Path(text).resolve())
 
+    def use_settings(self, settings: Mapping[str, str]) -> None:
+        """Start processes with these, too, from now on; running ones keep theirs."""
+        self.place = replace(self.place, settings=settings)
+
     def replace_bundle(self, bundle: Path | str, parts: Iterable[str]) -> None:
         """Start these parts anew with another bundle, one after the other; the others keep theirs until they are. It is
         the stack's from now on, after `down`, too."""
         self.use_bundle(bundle)
         with self.place.state.locked():
             _bundle_file(self.place.state).write_text(str(self.bundle), encoding="utf-8")
-            _write_note(self.place, self.profile, self.workers)
+            _write_note(self.place, self.profile, self.workers, self.shards)
         for name in parts:
+            if name not in self.components:
+                for _, one in self.shard_stacks():
+                    one.replace_bundle(self.bundle, [name])
+                continue
             self.stop(name)
             # Others answer meanwhile, and it may have a long log of changes to read.
             self.start(name, timeout_s=600.0)
@@ -159,7 +201,7 @@ class Stack:
             self._require_ports(to_start)
             if any(PARTS[name].needs_bundle for name in to_start):
                 self._require_bundle(to_start)
-            _write_note(self.place, self.profile, self.workers)
+            _write_note(self.place, self.profile, self.workers, self.shards)
             ports = [number for name in to_start for number in self.ports.of(name).values()]
             with held_for_servers(LOOPBACK, ports):
                 self._start_in_order(wanted, to_start, timeout_s)
@@ -288,6 +330,10 @@ class Stack:
             workers = f" and {noted.workers} workers" if noted.workers > 1 else ""
             problem = f"{', '.join(running)} run already with the profile {noted.profile}{workers}"
             raise StackError("profile", problem, advice="freshet down first")
+        if running and noted.ports is not None and noted.shards != self.shards:
+            shards, replicas = _counts(noted.shards)
+            problem = f"{', '.join(running)} run already with {shards} shards of {replicas} replicas"
+            raise StackError("shards", problem, advice="freshet down first")
         with_model = [name for name in running if PARTS[name].needs_bundle]
         with_text = [name for name in running if name in PROCESSES and TEXT in PROCESSES[name].state]
         for what, names, path, wanted in (
@@ -353,6 +399,19 @@ def _silence(address: str) -> str | None:
     return None
 
 
+def _free_candidates() -> dict[str, int]:
+    return {port: number for port, number in Ports.free().numbers.items() if owner(port) == "candidates"}
+
+
+def _candidates_address(ports: Mapping[str, int]) -> str:
+    return f"{LOOPBACK}:{ports['candidates']}"
+
+
+def _counts(shards: Shards) -> tuple[int, int]:
+    """How many shards, and replicas of each."""
+    return (len(shards), len(shards[0])) if shards else (1, 1)
+
+
 def _bundle_file(folder: StateFolder) -> Path:
     """Names the bundle that took the place of `<state>/bundle`."""
     return folder.root / "bundle-in-use"
@@ -376,6 +435,7 @@ class _Note:
     text: str | None = None
     profile: Profile | None = None
     workers: int = 1
+    shards: Shards = field(default_factory=list)
 
 
 def _read_note(folder: StateFolder) -> _Note:
@@ -387,17 +447,21 @@ def _read_note(folder: StateFolder) -> _Note:
             text=noted.get("text"),
             profile=noted.get("profile", "split"),
             workers=int(noted.get("workers", 1)),
+            shards=[
+                [{name: int(port) for name, port in ports.items()} for ports in one] for one in noted.get("shards", [])
+            ],
         )
     except (OSError, ValueError, KeyError, TypeError):
         return _Note()
 
 
-def _write_note(place: Place, profile: Profile, workers: int) -> None:
+def _write_note(place: Place, profile: Profile, workers: int, shards: Shards) -> None:
     noted = {
         "ports": dict(place.ports.numbers),
         "bundle": str(place.bundle),
         "text": str(place.text),
         "profile": profile,
         "workers": workers,
+        "shards": shards,
     }
     _note(place.state).write_text(json.dumps(noted, indent=1), encoding="utf-8")

@@ -44,6 +44,28 @@ def test_a_stack_remembers_its_profile_and_knows_no_other_parts(tmp_path: Path) 
     assert Stack(tmp_path).profile == "split"
 
 
+def test_a_sharded_stack_has_candidates_of_their_own_and_the_gateway_knows_where(tmp_path: Path) -> None:
+    ports = Ports.free()
+    stack = Stack(tmp_path, bundle=tmp_path / "bundle", ports=ports, shards=3, replicas=2)
+    assert "candidates" not in stack.parts
+    shards = dict(stack.shard_stacks())
+    assert list(shards) == [f"{number}-of-3-replica-{place}" for number in range(3) for place in range(2)]
+    addresses = [one.address("candidates") for one in shards.values()]
+    assert len({*addresses, stack.address("candidates")}) == 7
+    service = stack.components["gateway"].service
+    assert service.environment["FRESHET_CANDIDATES_ADDRESS"] == ";".join(
+        ",".join(addresses[number : number + 2]) for number in (0, 2, 4)
+    )
+    assert "candidates" not in service.needs
+    for name, one in shards.items():
+        assert one.place.settings == {"FRESHET_CANDIDATES_SHARD": f"{name[0]}/3"}
+        launch = one.components["candidates"].launch(one.place)
+        assert launch.environment["FRESHET_CANDIDATES_SHARD"] == f"{name[0]}/3"
+        assert launch.environment["FRESHET_KAFKA_BOOTSTRAP"] == stack.kafka_bootstrap
+    with pytest.raises(ValueError, match="shards=3 allowed: 1, or the profile split"):
+        Stack(tmp_path, profile="compact", shards=3)
+
+
 def test_the_doctor_looks_at_the_parts_of_the_profile(tmp_path: Path) -> None:
     abouts = {finding.about for finding in examine(Stack(tmp_path, ports=Ports.free(), profile="compact"))}
     assert "recipe of kafka" in abouts

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.cli.stack.children import Launch
@@ -21,12 +21,16 @@ Say = Callable[[str, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one stack lives: its state, ports, model bundle and text bundle (absolute paths; there may be no text)."""
+    """Where one stack lives: its state, ports, model bundle and text bundle (absolute paths; there may be no text).
+
+    settings: of its processes, beside those of docker-compose.yml.
+    """
 
     state: StateFolder
     ports: Ports
     bundle: Path
     text: Path
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Process(Component):
                 settings[f"{SIGNING_KEY_VARIABLE}_FILE"] = str(_signing_key(place))
         return Launch(
             argv=[sys.executable, *arguments],
-            environment=inherited_environment() | settings,
+            environment=inherited_environment() | settings | dict(place.settings),
             cwd=REPOSITORY,
         )
 
