@@ -83,8 +83,7 @@ def up(
             )
             stack.up(parts, timeout_s=timeout_s)
             if parts is None:
-                for _, one in stack.shard_stacks():
-                    one.up(["candidates"], timeout_s=timeout_s)
+                stack.up_shards(timeout_s=timeout_s)
                 sets = [find_set(stack, name, say) for name in set_names(stack)]
                 for one in sets:
                     if one.bundle != stack.bundle:

@@ -5,10 +5,12 @@ ports and bundle. Parts are detached and outlive this program.
 """
 
 import json
+import os
 import signal
 import socket
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -151,6 +153,10 @@ class Stack:
                         say=self._say,
                     ),
                 )
+
+    def up_shards(self, *, timeout_s: float = 120.0) -> None:
+        """Start every replica of every shard. Raises: as `up`."""
+        up_together([one for _, one in self.shard_stacks()], ["candidates"], timeout_s=timeout_s)
 
     def use_bundle(self, bundle: Path | str) -> None:
         """Start parts with another bundle from now on; running ones keep theirs."""
@@ -387,6 +393,12 @@ class Stack:
             memory_mb=round(memory, 1),
             uptime_s=round(uptime, 1),
         )
+
+
+def up_together(stacks: Sequence[Stack], only: Sequence[str], *, timeout_s: float) -> None:
+    """Start these parts of several stacks, as many at once as there are processors. Raises: as `up`."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda one: one.up(only, timeout_s=timeout_s), stacks))
 
 
 def _silence(address: str) -> str | None:

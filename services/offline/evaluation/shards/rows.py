@@ -16,6 +16,7 @@ import numpy as np
 
 from services.algorithms.bundle import load_bundle
 from services.cli.stack import Ports, Stack
+from services.cli.stack.launcher import up_together
 from services.cli.stack.ports import owner
 from services.offline.evaluation.common.report import Report, Request, filled, report_of, written
 from services.offline.evaluation.large.catalogue import queries
@@ -50,7 +51,7 @@ def run(request: Request, *, bundle: Path, shards: int, replicas: int, searches:
             request.say("starting the stack")
             stack.up()
             parts = [one for _, one in stack.shard_stacks()]
-            _start([*parts, whole])
+            up_together([*parts, whole], ["candidates"], timeout_s=300.0)
             cpu = [cpu_seconds([whole]), cpu_seconds(parts)]
 
             async def exact() -> Any:
@@ -70,14 +71,14 @@ def run(request: Request, *, bundle: Path, shards: int, replicas: int, searches:
             # Changes went on in the topic: the one that says what is true follows them, too.
             truth = _alone(stack, Path(name) / "truth", {_ALGORITHMS: "exact"})
             started.append(truth)
-            _start([truth])
+            truth.up(["candidates"], timeout_s=300.0)
             proven: list[Promises] = []
             for algorithm in algorithms_of(held.num_items, held.pair_gate is not None):
                 request.say(f"promises of {algorithm}")
                 for one in (*parts, whole):
                     one.stop("candidates")
                     one.use_settings({**one.place.settings, _ALGORITHMS: algorithm})
-                _start([*parts, whole])
+                up_together([*parts, whole], ["candidates"], timeout_s=300.0)
 
                 async def pools(algorithm: str = algorithm) -> Promises:
                     async with connected(stack, whole) as (sharded, alone), connected(stack, truth) as (_, exactly):
@@ -130,11 +131,6 @@ def _alone(stack: Stack, state: Path, settings: Mapping[str, str] | None = None)
     numbers = {port: number for port, number in Ports.free().numbers.items() if owner(port) == "candidates"}
     ports = Ports({**stack.ports.numbers, **numbers})
     return Stack(state, bundle=stack.bundle, ports=ports, profile="split", settings=settings)
-
-
-def _start(stacks: list[Stack]) -> None:
-    for one in stacks:
-        one.up(["candidates"], timeout_s=300.0)
 
 
 def _cost(what: str, times: list[float], cpu: float, memory: float) -> dict[str, Any]:
