@@ -8,6 +8,7 @@ the sections of an earlier report, which may be another machine's, stand until t
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,8 @@ def measure(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = Non
     try:
         for one in data:
             open_splits = [split for split in one.splits if not _is_whole(work, one, split, seeds)]
+            # What another machine has begun is begun anew here: first those of which nothing is known.
+            open_splits.sort(key=partial(_num_done, work, one))
             if not open_splits:
                 continue
             interactions = one.load()
@@ -146,8 +149,12 @@ def measure(work: Work, data: Sequence[MeasuredData], *, seeds: int | None = Non
 
 
 def _is_whole(work: Work, data: MeasuredData, split: str, seeds: int | None) -> bool:
+    return _num_done(work, data, split) >= data.expected(split, seeds)
+
+
+def _num_done(work: Work, data: MeasuredData, split: str) -> int:
     earlier = work.earlier_of(data, split)
-    return earlier is not None and earlier["finals"]["done"] >= data.expected(split, seeds)
+    return 0 if earlier is None else int(earlier["finals"]["done"])
 
 
 class _Comparison:
