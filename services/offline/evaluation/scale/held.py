@@ -1,0 +1,38 @@
+"""What a process that scores nothing holds of a catalogue: each function is for a process of its own, and says how much
+the resident memory of that grew, in MiB."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from services.algorithms.bundle import load_bundle
+from services.gateway.catalogue import DescribedItems
+from services.gateway.popular import PopularItems
+
+
+def gateway_mib(folder: Path, titles: Sequence[str]) -> float:
+    """Ids, titles, categories and counts as the gateway has them; the items' titles are these, each with a number."""
+    before = _resident_mib()
+    bundle = load_bundle(folder)
+    popular = PopularItems(bundle.item_ids, bundle.counts, bundle.categories, bundle.attributes)
+    named = {item_id: f"{titles[row % len(titles)]} {row}" for row, item_id in enumerate(bundle.item_ids)}
+    held = bundle, DescribedItems(named, popular)
+    del named
+    grown = _resident_mib() - before
+    del held
+    return grown
+
+
+def names_mib(folder: Path, titles: Sequence[str]) -> float:
+    """Ids and the number of each."""
+    before = _resident_mib()
+    bundle = load_bundle(folder)
+    held = bundle, bundle.item_index
+    grown = _resident_mib() - before
+    del held
+    return grown
+
+
+def _resident_mib() -> float:
+    return float(psutil.Process().memory_info().rss) / 2**20
