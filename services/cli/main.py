@@ -26,6 +26,7 @@ from services.cli.commands import (
     keys,
     loadtest,
     model,
+    plan,
     rebuild,
     recommend,
     record,
@@ -81,6 +82,7 @@ app.command("up", rich_help_panel=_STACK)(stack.up)
 app.command("down", rich_help_panel=_STACK)(stack.down)
 app.command("status", rich_help_panel=_STACK)(stack.status)
 app.command("doctor", rich_help_panel=_STACK)(stack.doctor)
+app.command("plan", rich_help_panel=_STACK)(plan.plan)
 app.command("serve", rich_help_panel=_STACK)(stack.serve)
 app.command("watch", rich_help_panel=_STACK)(watch.watch)
 app.command("recommend", rich_help_panel=_TALK)(recommend.recommend)

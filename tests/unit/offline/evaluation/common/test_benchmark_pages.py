@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from services.cli.unit_costs import SHIPPED, unit_costs
 from services.offline.evaluation.actions.rows import page as actions_page
 from services.offline.evaluation.catalogues import fit
 from services.offline.evaluation.cold.rows import page as cold_page
@@ -61,6 +62,13 @@ def render() -> ModuleType:
 def test_the_published_page_is_its_json(render: ModuleType) -> None:
     measured = json.loads((DOCS / "machine.json").read_text(encoding="utf-8"))
     assert (DOCS / "README.md").read_text(encoding="utf-8") == render.page(measured)
+
+
+def test_the_page_of_scale_and_the_unit_costs_of_an_installed_package_are_the_benchmarks(render: ModuleType) -> None:
+    """After a new path.json or scale.json: `python docs/benchmarks/render.py --redraw`."""
+    costs = unit_costs(render.read("path.json"), render.read("scale.json"))
+    assert SHIPPED.read_text(encoding="utf-8") == render.costs_text(costs)
+    assert (DOCS.parent / "scale.md").read_text(encoding="utf-8") == render.scale_page(costs)
 
 
 @pytest.mark.parametrize("subject", PAGES)

@@ -1,0 +1,72 @@
+"""`freshet plan`: how many processes, cores, bytes and machines some users, items and rates take."""
+
+from typing import Annotated, Any
+
+import typer
+
+from services.cli.options import AsJson
+from services.cli.output import console, emit_json, reports_errors, table, usage_error
+
+
+@reports_errors
+def plan(
+    *,
+    users: Annotated[int, typer.Option(help="Users whose states are kept.")],
+    items: Annotated[int, typer.Option(help="Items of the catalogue.")],
+    events_per_s: Annotated[float, typer.Option(help="Interactions a second.")],
+    recommend_per_s: Annotated[float, typer.Option(help="Recommendations a second.")],
+    machine_memory_gb: Annotated[float, typer.Option(help="Memory of one machine, GiB.")] = 64,
+    machine_cores: Annotated[int, typer.Option(help="Cores of one machine.")] = 16,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate processes, cores, memory, partitions, shards and network from measured unit costs.
+
+    Example:  freshet plan --users 1000000 --items 1000000 --events-per-s 1000 --recommend-per-s 1000
+    """
+    from services.cli import planning
+    from services.cli.unit_costs import shipped_costs
+
+    try:
+        asked = planning.Asked(
+            users=users,
+            items=items,
+            events_per_s=events_per_s,
+            recommend_per_s=recommend_per_s,
+            machine_memory_gb=machine_memory_gb,
+            machine_cores=machine_cores,
+        )
+    except ValueError as error:
+        raise usage_error(str(error), "see --help for an example") from error
+    costs = shipped_costs()
+    found = planning.plan(asked, costs)
+    if as_json:
+        emit_json(found | {"error": planning.error_of(costs), "costs": costs})
+    else:
+        _print(found, planning.error_of(costs), costs["sources"])
+
+
+def _print(found: dict[str, Any], error: dict[str, Any], sources: dict[str, str]) -> None:
+    out, asked = console(), found["asked"]
+    needs = table("process", "number", "cores", "GiB each", "", right=("number", "cores", "GiB each"))
+    for one in found["processes"]:
+        memory = f"{one['memory_gib']:,.2f}"
+        needs.add_row(one["name"], f"{one['processes']:,}", f"{one['cores']:,.1f}", memory, one["obstacle"])
+    out.print(needs)
+    links = table("link", "MB/s", right=("MB/s",))
+    for name, rate in found["network_mb_per_s"].items():
+        links.add_row(name, f"{rate:,.2f}")
+    out.print("", links, "")
+    out.print(
+        f"shards: {found['shards']:,} of {found['items_per_shard']:,} items, a search {found['search_ms']:.1f} ms; "
+        f"{found['partitions']:,} partitions; {found['cores']:,.0f} cores, {found['memory_gib']:,.0f} GiB: "
+        f"{found['machines']:,} machines of {asked['machine_cores']} cores and {asked['machine_memory_gb']:g} GiB"
+    )
+    growth = ", ".join(f"{name} {value:,.1f}" for name, value in found["growth_gib_per_day"].items())
+    out.print(f"grows a day, GiB: {growth}")
+    if found["extrapolated"]:
+        out.print(f"extrapolated: more items in a shard than the {error['measured_items']:,} that were measured")
+    if any(one["obstacle"] for one in found["processes"]):
+        out.print("this cannot be built as it is: see the lines with a reason (docs/scale.md)", style="yellow")
+    out.print(f"estimates, {error['says']}; unit costs:", style="dim")
+    for name, source in sources.items():
+        out.print(f"  {name}: {source}", style="dim")
