@@ -26,6 +26,7 @@ PortOffset = Annotated[int, typer.Option(min=0, help="Add this to every port of 
 Archive = Annotated[
     Path | None, typer.Option(help="What `freshet archive` made, for interactions that retention took.")
 ]
+Kafka = Annotated[str, typer.Option(envvar="FRESHET_KAFKA_BOOTSTRAP", help="host:port [the stack's].")]
 Gateway = Annotated[str, typer.Option(envvar="FRESHET_GATEWAY", help="host:port.")]
 Candidates = Annotated[str, typer.Option(envvar="FRESHET_CANDIDATES", help="host:port.")]
 TimeoutMs = Annotated[int, typer.Option(min=1, help="Give up after this long.")]

@@ -24,6 +24,7 @@ def archive(
     ] = None,
     older_than: Annotated[float | None, typer.Option(min=0, help="Only what is older than so many days.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Only compare every file with its checksum.")] = False,
+    kafka: options.Kafka = "",
     state: options.State = options.DEFAULT_STATE,
     as_json: options.AsJson = False,
 ) -> None:
@@ -57,7 +58,7 @@ def archive(
             whole = open_whole(folder, lambda what, done, total: bar.update(task, completed=done, total=total))
             report = {"files": len(whole.files), "records": sum(file.records for file in whole.files)}
         else:
-            settings = EncoderSettings(kafka_bootstrap=Stack(state).kafka_bootstrap)
+            settings = EncoderSettings(kafka_bootstrap=kafka or Stack(state).kafka_bootstrap)
             report = asdict(
                 run_archive(
                     settings,

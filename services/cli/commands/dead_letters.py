@@ -25,7 +25,6 @@ app = typer.Typer(
     name="dead-letters", help="Records that were set aside: list, show, replay and forget them.", no_args_is_help=True
 )
 
-_Kafka = Annotated[str, typer.Option(envvar="FRESHET_KAFKA_BOOTSTRAP", help="host:port [the stack's].")]
 _Topic = Annotated[str, typer.Option(help="Only dead letters of this topic, like interactions.")]
 _SHOWN = 20
 
@@ -37,7 +36,7 @@ def list_letters(
     topic: _Topic = "",
     limit: Annotated[int, typer.Option(min=1, help="So many at most, the newest.")] = _SHOWN,
     state: options.State = options.DEFAULT_STATE,
-    kafka: _Kafka = "",
+    kafka: options.Kafka = "",
     as_json: options.AsJson = False,
 ) -> None:
     """List what was set aside: where the record lies, when it came, why, and whether it was replayed.
@@ -67,7 +66,7 @@ def show(
     record: Annotated[str, typer.Argument(help="topic:partition:offset, as `list` prints it.")],
     *,
     state: options.State = options.DEFAULT_STATE,
-    kafka: _Kafka = "",
+    kafka: options.Kafka = "",
     as_json: options.AsJson = False,
 ) -> None:
     """Show one record whole: why it was set aside, its key, its headers, and its value, decoded if it can be.
@@ -112,7 +111,7 @@ def replay(
     again: Annotated[bool, typer.Option("--again", help="Also what was replayed before.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     state: options.State = options.DEFAULT_STATE,
-    kafka: _Kafka = "",
+    kafka: options.Kafka = "",
     as_json: options.AsJson = False,
 ) -> None:
     """Write records onto their topic again, as they were: key, value and headers.
@@ -164,7 +163,7 @@ def replay(
 @app.command()
 @reports_errors
 def forget(
-    *, state: options.State = options.DEFAULT_STATE, kafka: _Kafka = "", as_json: options.AsJson = False
+    *, state: options.State = options.DEFAULT_STATE, kafka: options.Kafka = "", as_json: options.AsJson = False
 ) -> None:
     """Take the interactions of forgotten users out of the dead letters. Run it as often as promised to your users.
 

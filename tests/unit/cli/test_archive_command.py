@@ -46,6 +46,14 @@ def test_without_a_broker_it_may_be_tried_again(tmp_path: Path) -> None:
     assert "freshet up" in result.output
 
 
+def test_a_log_elsewhere_needs_no_local_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in a container: the installation has no compose file to make a stack of.
+    monkeypatch.setattr("services.cli.stack.Stack", None)
+    result = run("archive", str(tmp_path / "archive"), "--kafka", "127.0.0.1:1")
+    assert result.exit_code == 3
+    assert "127.0.0.1:1" in result.output
+
+
 def test_two_bounds_are_a_usage_error(tmp_path: Path) -> None:
     result = run("archive", str(tmp_path), "--before", "2026-01-31", "--older-than", "7")
     assert result.exit_code == 2
