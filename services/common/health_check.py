@@ -1,8 +1,8 @@
 """Is a process ready? gRPC health, asked once: by the launcher, and by the containers' health checks.
 
-`python -m services.common.health_check HOST:PORT` has exit status 0 when it is, else 1 and the reason on stderr. It is
-started every ten seconds in each container, and loads settings only where there are certificates: 0.12 s of processor
-time instead of 0.29.
+`python -m services.common.health_check HOST:PORT` has exit status 0 when it is, else 1 and the reason on stderr; with
+--alive, 0 when it answers at all, ready or not. It is started every ten seconds in each container, and loads settings
+only where there are certificates: 0.12 s of processor time instead of 0.29.
 """
 
 import os
@@ -19,15 +19,20 @@ if TYPE_CHECKING:
 WHY_NOT_READY = "freshet-not-ready"
 
 
-def probe_grpc(address: str, timeout_s: float = 1.0, tls: "Tls | None" = None) -> str | None:
-    """None when the process at `address` (host:port) is SERVING, else why not, in a few words."""
+def probe_grpc(
+    address: str, timeout_s: float = 1.0, tls: "Tls | None" = None, *, alive_is_enough: bool = False
+) -> str | None:
+    """None when the process at `address` (host:port) is SERVING, else why not, in a few words.
+
+    alive_is_enough: whether one that answers NOT_SERVING will do.
+    """
     with _channel(address, tls) as channel:
         try:
             check = health_pb2_grpc.HealthStub(channel).Check
             reply, call = check.with_call(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError as exc:
             return f"no answer at {address} ({exc.code().name})"
-    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+    if alive_is_enough or reply.status == health_pb2.HealthCheckResponse.SERVING:
         return None
     said = f"{address} answers {health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)}"
     why_not = dict(call.trailing_metadata() or ()).get(WHY_NOT_READY)
@@ -52,8 +57,8 @@ def _environment_tls() -> "Tls | None":
 
 def main(arguments: list[str]) -> int:
     """Exit status 0 when ready."""
-    (address,) = arguments
-    problem = probe_grpc(address, tls=_environment_tls())
+    address, *flags = arguments
+    problem = probe_grpc(address, tls=_environment_tls(), alive_is_enough=flags == ["--alive"])
     if problem is not None:
         sys.stderr.write(problem + "\n")
     return 0 if problem is None else 1

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from services.common import errors, request_context, rpc_client
+from services.common import errors, health_check, request_context, rpc_client
 from services.common.admission import Admission
 from services.common.config import ProcessSettings
 from services.common.health_check import WHY_NOT_READY
@@ -102,6 +102,16 @@ async def test_health_follows_readiness_also_when_set_from_another_thread() -> N
             if update.status == health_pb2.HealthCheckResponse.SERVING:
                 break
         assert await _health(channel, "") == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_one_that_is_not_ready_is_alive_and_one_that_does_not_answer_is_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    async with running(_ok, HealthState(), port=port):
+        assert await asyncio.to_thread(health_check.main, [address]) == 1
+        assert await asyncio.to_thread(health_check.main, [address, "--alive"]) == 0
+    assert await asyncio.to_thread(health_check.main, [address, "--alive"]) == 1
 
 
 async def test_a_process_that_is_not_ready_says_why_in_its_health_and_once_in_the_log() -> None:
