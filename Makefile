@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast compose-test alerts promtool chaos fuzz check fmt up down bench proto-image hooks clean
+.PHONY: help setup demo test test-fast compose-test chart-test alerts promtool chaos fuzz check fmt up down bench proto-image hooks clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test-fast: setup promtool ## The tests that start no component (some minutes)
 
 compose-test: setup ## Start docker-compose.yml in containers and test it, ten minutes; skips where no engine can be started
 	@$(BIN)/python tests/compose
+
+chart-test: setup ## Render deploy/chart and compare it with the process table; builds Helm where there is Go and no Helm
+	@$(BIN)/python tests/chart
 
 alerts: setup promtool ## Test the alerts: each fires, and clears
 	@$(BIN)/pytest -q tests/contract/test_alerts.py
