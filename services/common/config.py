@@ -41,6 +41,9 @@ class ProcessSettings(TransportSettings):
     compute_threads: int = Field(default=1, ge=1, le=256)
     # RPCs that may be in flight before new ones are refused with RESOURCE_EXHAUSTED.
     max_in_flight: int = Field(default=512, ge=1, le=100_000)
+    # A gRPC connection is replaced after so long, without a lost call; 0: never. A call that comes while a server ends
+    # is lost: behind a balancer, no connection is left by then if it was told so long before that no new one is for it.
+    connection_seconds: float = Field(default=0.0, ge=0, le=86_400)
     # Seconds that running calls get to finish after SIGTERM.
     drain_seconds: float = Field(default=5.0, ge=0, le=300)
 

@@ -41,6 +41,11 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
+def _connection_age(seconds: float) -> list[tuple[str, int]]:
+    """By the option, a tenth more or less; calls that run then may end."""
+    return [("grpc.max_connection_age_ms", round(seconds * 1000))] if seconds else []
+
+
 class HealthState:
     """Whether this process may be sent work; may be set before the server starts, and from any thread.
 
@@ -200,6 +205,7 @@ class RpcServer:
                 ("grpc.max_receive_message_length", max_request_bytes),
                 # Unless meant, two servers would share a port silently and each get half of the calls.
                 ("grpc.so_reuseport", int(settings.shares_port)),
+                *_connection_age(settings.connection_seconds),
             ],
         )
         self._add_services = add_services

@@ -104,6 +104,20 @@ async def test_health_follows_readiness_also_when_set_from_another_thread() -> N
         assert await _health(channel, "") == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_a_connection_is_replaced_after_its_time_and_no_call_is_lost() -> None:
+    peers: set[str] = set()
+
+    async def answer(_: Any, context: Any) -> Any:
+        peers.add(context.peer())
+        return encoder_pb2.EncodeResponse()
+
+    async with running(answer, connection_seconds=0.1) as (channel, _, _):
+        deadline = time.monotonic() + 10
+        while len(peers) < 3:
+            assert time.monotonic() < deadline, peers
+            await _encode(channel)
+
+
 async def test_one_that_is_not_ready_is_alive_and_one_that_does_not_answer_is_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
