@@ -39,7 +39,6 @@ REFUSED = {
     "kafka.inside=false,kafka.bootstrap=k": "kafka/bootstrap",
     "redis.inside=false": 'redis.secret="" allowed: the name of a Secret',
     "redis.secret=mine": 'redis.secret="mine" allowed: beside redis.inside=false',
-    "tls.secret=mine": 'tls.secret="mine" allowed: without kafka.inside',
     "bundle.volume=null": "bundle.volume={} allowed: a volume with the model bundle",
     "text.folder=text": 'text.folder="text" allowed: beside text.volume',
     "keys.secret=": 'keys.secret="" allowed: the name of a Secret',
@@ -109,7 +108,7 @@ def _assignments(given: str) -> list[str]:
 def api_server() -> Iterator[bool]:
     """Whether `kubectl` reaches one; then the namespace is there while the block runs."""
     try:
-        run("kubectl", "version", "--request-timeout=5s")
+        run("kubectl", "get", "--raw=/readyz", "--request-timeout=5s")
     except (RuntimeError, OSError):
         yield False
         return

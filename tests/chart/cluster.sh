@@ -19,7 +19,9 @@ build() {
   programs=(kube-apiserver kubectl kubelet kube-controller-manager kube-scheduler kube-proxy)
   { echo '//go:build tools'; echo 'package tools'; for p in "${programs[@]}"; do echo "import _ \"k8s.io/kubernetes/cmd/$p\""; done; } >tools.go
   go mod tidy >tidy.log 2>&1
-  for p in "${programs[@]}"; do [ -x "$dir/bin/$p" ] || go build -o "$dir/bin/" "k8s.io/kubernetes/cmd/$p"; done
+  # Else they say that they are v0.0.0, which the chart refuses.
+  version=k8s.io/component-base/version; flags="-X $version.gitVersion=v$kubernetes -X $version.gitMajor=1 -X $version.gitMinor=33"
+  for p in "${programs[@]}"; do [ -x "$dir/bin/$p" ] || go build -ldflags "$flags" -o "$dir/bin/" "k8s.io/kubernetes/cmd/$p"; done
   [ -x "$dir/bin/coredns" ] || GOBIN="$dir/bin" go install "github.com/coredns/coredns@v$coredns"
 }
 
@@ -124,6 +126,9 @@ stop() {
     [ -f "$dir/$name.pid" ] && kill "$(cat "$dir/$name.pid")" 2>/dev/null || true
     sleep 1
   done
+  # Pods that still run outlive this: delete them first.
+  "$dir/bin/kube-proxy" --cleanup >/dev/null 2>&1 || true
+  ip link delete cni0 2>/dev/null || true
 }
 
 case $command in build|start|stop) $command ;; *) echo "build, start or stop" >&2; exit 2 ;; esac

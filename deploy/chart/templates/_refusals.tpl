@@ -39,9 +39,6 @@ names the setting, its value and what is allowed. It renders nothing.
 {{- $refused = append $refused "redis.secret=\"\" allowed: the name of a Secret with your Redis' address under url; or redis.inside=true" -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.tls.secret (or .Values.kafka.inside .Values.redis.inside .Values.inferenceServer.enabled) -}}
-{{- $refused = append $refused (printf "tls.secret=%q allowed: without kafka.inside, redis.inside and inferenceServer.enabled, which speak plaintext" .Values.tls.secret) -}}
-{{- end -}}
 {{- if and .Values.inferenceServer.cards (not .Values.inferenceServer.enabled) -}}
 {{- $refused = append $refused (printf "inferenceServer.cards=%v allowed: beside inferenceServer.enabled=true; without, 0" .Values.inferenceServer.cards) -}}
 {{- end -}}
@@ -70,7 +67,7 @@ names the setting, its value and what is allowed. It renders nothing.
 {{- end -}}
 {{- end -}}
 
-{{- $ours := `_(PORT|HOST|ADDRESS|ADDRESSES|BOOTSTRAP|URL|FILE|BUNDLE|TEXT|ENGINE|SHARD|PARTITIONS|DRAIN_SECONDS|API_KEYS|SECURITY|MECHANISM|USER|CERT|KEY|CA|CHECKPOINTS)$` -}}
+{{- $ours := `_(PORT|HOST|ADDRESS|ADDRESSES|BOOTSTRAP|URL|FILE|BUNDLE|TEXT|ENGINE|SHARD|PARTITIONS|DRAIN_SECONDS|CONNECTION_SECONDS|API_KEYS|SECURITY|MECHANISM|USER|CERT|KEY|CA|CHECKPOINTS)$` -}}
 {{- $places := dict "settings" .Values.settings -}}
 {{- range $process, $own := .Values.processes -}}
 {{- $_ := set $places (printf "processes.%s.settings" $process) $own.settings -}}
