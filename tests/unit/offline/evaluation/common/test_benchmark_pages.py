@@ -23,6 +23,7 @@ from services.offline.evaluation.retraining.rows import page as retraining_page
 from services.offline.evaluation.retrieval.page import page as retrieval_page
 from services.offline.evaluation.retrieval.universality import page as universality_page
 from services.offline.evaluation.scale.rows import page as scale_page
+from services.offline.evaluation.shards.rows import page as shards_page
 from services.offline.evaluation.shown.rows import page as shown_page
 from services.offline.evaluation.stream.page import page as freshness_page
 from services.offline.evaluation.text.report import page as text_page
@@ -42,6 +43,7 @@ PAGES: dict[str, Callable[[Report], str]] = {
     "retraining": retraining_page,
     "retrieval": retrieval_page,
     "scale": scale_page,
+    "shards": shards_page,
     "shown": shown_page,
     "text": text_page,
     "universality": universality_page,
