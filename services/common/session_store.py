@@ -6,12 +6,8 @@ the store. Nothing rests on them that cannot be asked for anew. What the bytes m
 
 from collections.abc import Awaitable, Callable, Mapping
 
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-
 from services.common.errors import DependencyUnavailable
+from services.common.redis_clients import open_async_client
 from services.common.state_layout import Home, session_key
 from services.common.state_store import redis_errors
 
@@ -35,13 +31,7 @@ class SessionStore:
         max_connections: int = 64,
     ) -> None:
         """home: where a user's keys are (`StateReader.home`)."""
-        self._redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            max_connections=max_connections,
-            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-        )
+        self._redis = open_async_client(url, timeout_s=timeout_s, max_connections=max_connections)
         self._home = home
         self._push = self._redis.register_script(_PUSH)
 

@@ -578,8 +578,9 @@ return 1
 """
 
 # One string instead of thousands of small ones: redis-py parses replies in Python (2,000 items: 4 ms against 0.1 ms).
-# KEYS history, seen, state, users. ARGV: user id, epoch, whether seen items are wanted (1), fields of the state.
-# Answers entry in the table, position, bytes of events, number of seen items, seen items newest first, the state.
+# KEYS history, seen, state, users, progress. ARGV: user id, epoch, whether seen items are wanted (1), fields of the
+# state. Answers entry in the table, position, bytes of events, number of seen items, seen items newest first, the
+# state, and epoch and watermark of the home partition.
 READ_USER = """
 local entry = false
 if redis.call('HGET', KEYS[4], '') == ARGV[2] then entry = redis.call('HGET', KEYS[4], ARGV[1]) end
@@ -587,7 +588,8 @@ local seen = ''
 if ARGV[3] == '1' then seen = table.concat(redis.call('ZREVRANGE', KEYS[2], 0, -1), '\\0') end
 return {
   entry, redis.call('HGET', KEYS[1], 'position'), redis.call('HSTRLEN', KEYS[1], 'events'),
-  redis.call('ZCARD', KEYS[2]), seen, redis.call('HMGET', KEYS[3], unpack(ARGV, 4))
+  redis.call('ZCARD', KEYS[2]), seen, redis.call('HMGET', KEYS[3], unpack(ARGV, 4)),
+  redis.call('HMGET', KEYS[5], 'epoch', 'watermark')
 }
 """
 

@@ -12,18 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-import redis
-import redis.asyncio
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError
-from redis.retry import Retry
+from redis.exceptions import NoScriptError, OutOfMemoryError
 
 from services.common import state_layout as layout
 from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.common.kafka import partition_for
 from services.common.query_state import PackedQueryState
+from services.common.redis_clients import REDIS_ERRORS, advice_on, open_async_client, open_client
 from services.common.state_layout import Home, PackedHistory, RecentId, StoredEvent
 from services.common.stream.topic import NUM_PARTITIONS
 
@@ -217,8 +212,9 @@ def redis_errors() -> Iterator[None]:
         yield
     except OutOfMemoryError as exc:
         raise DependencyUnavailable("Redis is full and takes no writes: give it more memory (maxmemory)") from exc
-    except (RedisError, OSError, TimeoutError) as exc:
-        raise DependencyUnavailable(f"Redis does not answer: {type(exc).__name__}: {exc}") from exc
+    except REDIS_ERRORS as exc:
+        said = advice_on(exc) or f"{type(exc).__name__}: {exc}"
+        raise DependencyUnavailable(f"Redis does not answer: {said}") from exc
 
 
 def _state(values: Sequence[bytes | None], model_version: str, trace: bytes | None = None) -> StoredState | None:
@@ -275,14 +271,7 @@ class StateReader:
         self, url: str, *, timeout_s: float = 0.25, max_connections: int = 64, with_traces: bool = False
     ) -> None:
         """with_traces: states say which span made them."""
-        self._redis: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            max_connections=max_connections,
-            # One more try on a connection that Redis closed while it idled; never on a timeout.
-            retry=AsyncRetry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-        )
+        self._redis = open_async_client(url, timeout_s=timeout_s, max_connections=max_connections)
         # As of the last answer. It says where users are at home, and changes hardly ever.
         self._epoch = ""
         self._script = ""
@@ -296,7 +285,8 @@ class StateReader:
     async def read_user(
         self, user_id: str, model_version: str, *, with_seen: bool = True, partition: int | None = None
     ) -> UserView:
-        """State, seen items, epoch and a partition's watermark (None: of the user's home), in one round trip.
+        """State, seen items, epoch and a partition's watermark (None: of the user's home), in one round trip; another
+        partition's takes one more.
 
         Raises: DependencyUnavailable.
         """
@@ -322,17 +312,21 @@ class StateReader:
             layout.seen_key(home),
             layout.state_key(home, model_version),
             layout.users_key(home.partition),
+            layout.progress_key(home.partition),
         )
         wanted: tuple[str | int, ...] = (user_id, self._epoch, int(with_seen), *self._state_fields)
+        elsewhere: list[bytes | None] | None = None
         with redis_errors():
+            if asked != home.partition:
+                # Before the state: a watermark read later than the state could promise an event that the state does not
+                # hold. It lies in another slot, perhaps on another node.
+                progress = self._redis.hmget(layout.progress_key(asked), ["epoch", "watermark"])
+                elsewhere = await cast(Awaitable[list[bytes | None]], progress)
             for attempt in (1, 2):
                 if not self._script:
                     self._script = await self._redis.script_load(layout.READ_USER)
                 pipeline = self._redis.pipeline(transaction=False)
                 pipeline.get(layout.EPOCH_KEY)
-                # Before the state: other clients' commands may run in between, and a watermark read later than the
-                # state could promise an event that the state does not hold.
-                pipeline.hmget(layout.progress_key(asked), ("epoch", "watermark"))
                 pipeline.evalsha(self._script, len(keys), *keys, *wanted)
                 try:
                     replies = await pipeline.execute()
@@ -342,8 +336,8 @@ class StateReader:
                     if attempt == 2:
                         raise
         found_epoch: bytes | None = replies[0]
-        of_epoch, applied = replies[1]
-        entry, position, event_bytes, num_seen, seen, (*found, state_position) = replies[-1]
+        entry, position, event_bytes, num_seen, seen, (*found, state_position), at_home = replies[1]
+        of_epoch, applied = elsewhere or at_home
         num_fields = len(layout.STATE_FIELDS)
         state = _state(found[:num_fields], model_version, *found[num_fields:])
         epoch = (found_epoch or b"").decode()
@@ -466,12 +460,7 @@ class StateWriter:
         ttl_seconds: int = DEFAULT_TTL_SECONDS,
         max_seen: int = DEFAULT_MAX_SEEN,
     ) -> None:
-        self._redis: redis.Redis = redis.Redis.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-        )
+        self._redis = open_client(url, timeout_s=timeout_s)
         self._ttl_seconds = ttl_seconds
         self._max_seen = max_seen
         self._scripts: dict[str, str] = {}

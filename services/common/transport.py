@@ -85,6 +85,45 @@ def check_replicas(value: str) -> str:
     return ",".join(parts)
 
 
+# Of a Redis server, and of a cluster of them.
+REDIS_SCHEMES = ("redis", "rediss", "unix")
+CLUSTER_SCHEMES = ("redis+cluster", "rediss+cluster")
+
+
+def cluster_nodes(url: str) -> list[tuple[str, int]]:
+    """Host and port of each node that a Redis URL names; none where it is not of a cluster."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in CLUSTER_SCHEMES:
+        return []
+    addresses = urlsplit(f"//{rest}").netloc.rpartition("@")[2].split(",")
+    found = (check_address(address).rpartition(":") for address in addresses)
+    return [(host.strip("[]"), int(port)) for host, _, port in found]
+
+
+def node_url(url: str) -> str:
+    """The URL of a cluster's first node."""
+    parts = urlsplit(url)
+    user, at, addresses = parts.netloc.rpartition("@")
+    first = f"{user}{at}{addresses.partition(',')[0]}"
+    return urlunsplit(parts._replace(scheme=parts.scheme.partition("+")[0], netloc=first))
+
+
+def check_redis_url(value: str) -> str:
+    """Return `value` if it is a URL of a Redis or of a cluster, or raise ValueError."""
+    scheme, mark, _ = value.partition("://")
+    if not mark or scheme not in (*REDIS_SCHEMES, *CLUSTER_SCHEMES):
+        raise ValueError("must start with redis://, rediss://, unix://, redis+cluster:// or rediss+cluster://")
+    try:
+        if cluster_nodes(value):
+            if urlsplit(value).path not in ("", "/", "/0"):
+                raise ValueError("a cluster has database 0 alone")
+        else:
+            urlsplit(value).port  # noqa: B018 - raises
+    except ValueError as exc:
+        raise ValueError(f"must be a URL ({exc})") from exc
+    return value
+
+
 class TransportSettings(BaseSettings):
     """What processes and commands share; variables are FRESHET_ and the field's name in capitals."""
 
@@ -130,13 +169,7 @@ class TransportSettings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _redis_url(cls, value: str) -> str:
-        if not value.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must start with redis://, rediss:// or unix://")
-        try:
-            urlsplit(value).port  # noqa: B018 - raises
-        except ValueError as exc:
-            raise ValueError(f"must be a URL ({exc})") from exc
-        return value
+        return check_redis_url(value)
 
     @field_validator("tls_cert", "tls_key", "tls_ca", "kafka_password_file")
     @classmethod
@@ -208,8 +241,8 @@ class TransportSettings(BaseSettings):
 
     @property
     def redis(self) -> str:
-        """The state store's URL, as clients take it: of rediss://, with the certificate's files."""
-        if self.tls is None or not self.redis_url.startswith("rediss://"):
+        """The state store's URL, as clients take it: where it is encrypted, with the certificate's files."""
+        if self.tls is None or not self.redis_url.startswith(("rediss://", "rediss+cluster://")):
             return self.redis_url
         files = {"ssl_ca_certs": self.tls.ca, "ssl_certfile": self.tls.certificate, "ssl_keyfile": self.tls.key}
         parts = urlsplit(self.redis_url)

@@ -6,6 +6,7 @@ Suites share them, so a suite takes names of its own: a user id, a topic, a mode
 from collections.abc import Iterator
 
 import pytest
+from fakes.redis_cluster import RedisCluster, running_cluster
 
 from services.cli.stack import Ports, Stack
 from services.common.stream.topics import ensure_topics
@@ -19,10 +20,23 @@ def _stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="session")
-def redis_url(_stack: Stack) -> str:
-    """The state store's URL."""
+def redis_server(_stack: Stack) -> str:
+    """The URL of one Redis."""
     _stack.up(["redis"])
     return _stack.redis_url
+
+
+@pytest.fixture(scope="session")
+def redis_url(redis_server: str) -> str:
+    """The state store's URL; a suite may run on another."""
+    return redis_server
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """Three masters and three replicas: as slow to come back as a cluster is, so a test leaves it as it was."""
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

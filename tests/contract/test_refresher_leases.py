@@ -14,6 +14,7 @@ import redis
 from fakes.refresher import LeaseTable, MemoryLeases
 from suites import either, eventually
 
+from services.common.redis_clients import open_client
 from services.refresher.adapters.redis_leases import RedisLeases
 from services.refresher.ports import Holding, Leases
 
@@ -146,7 +147,7 @@ def test_a_full_redis_takes_no_lease_away(redis_url: str) -> None:
     """Leases lie beside the users, and take no room: who holds one keeps it, and the dead are succeeded."""
     model = secrets.token_hex(4)
     one, two = (RedisLeases(redis_url, model_version=model, lease_ms=1_000) for _ in range(2))
-    with redis.Redis.from_url(redis_url) as client:
+    with open_client(redis_url, timeout_s=5) as client:
         (before,) = client.config_get("maxmemory").values()
         one.start(PARTITIONS)
         held = eventually(one.holding, lambda found: len(found.terms) == 3)

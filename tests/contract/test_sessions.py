@@ -10,6 +10,7 @@ from suites import either
 from test_state_store import forgotten, update
 
 from services.common.errors import DependencyUnavailable
+from services.common.redis_clients import open_client
 from services.common.session_store import SessionStore
 from services.common.state_layout import ANSWERS, PAGES, SESSION_KINDS, home_of, session_key
 from services.common.state_store import StateReader, StateWriter
@@ -28,7 +29,7 @@ class OnRedis:
 
 @pytest.fixture
 async def on_redis(redis_url: str) -> AsyncIterator[OnRedis]:
-    with redis.Redis.from_url(redis_url) as client:
+    with open_client(redis_url, timeout_s=5) as client:
         client.flushall()
         writer, reader = StateWriter(redis_url), StateReader(redis_url, timeout_s=2)
         epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)

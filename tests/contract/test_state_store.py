@@ -18,6 +18,7 @@ from services.cli.stack import Ports
 from services.common import state_layout
 from services.common.errors import Conflict, DependencyUnavailable, PreconditionFailed
 from services.common.query_state import PackedQueryState
+from services.common.redis_clients import open_client
 from services.common.state_layout import RecentId, StoredEvent, forgets_key, home_of
 from services.common.state_store import (
     AdvanceStep,
@@ -48,7 +49,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
         yield MemoryStore(max_seen=5)
         return
     url = request.getfixturevalue("redis_url")
-    with redis.Redis.from_url(url) as client:
+    with open_client(url, timeout_s=5) as client:
         client.flushall()
     writer = StateWriter(url, max_seen=5)
     yield writer
@@ -298,7 +299,7 @@ def test_seeded_users_are_lost_until_they_are_written_and_known_ones_stay(store:
 def test_what_an_earlier_version_stored_is_read_and_dumped(writer: StateWriter, redis_url: str) -> None:
     epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
     writer.apply([update("ann")], epoch, {})
-    with redis.Redis.from_url(redis_url) as client:
+    with open_client(redis_url, timeout_s=5) as client:
         client.hdel(ANN_HISTORY, "ids")
         client.hset(
             ANN_HISTORY,
@@ -316,7 +317,7 @@ def test_what_an_earlier_version_stored_is_read_and_dumped(writer: StateWriter, 
     assert state_layout.unpack_events(b"\x02" + dumped.events) == found.events
     assert state_layout.unpack_recent(dumped.recent) == found.recent
     writer.apply([update("ann", found.expected, events=found.events, recent=found.recent)], epoch, {})
-    with redis.Redis.from_url(redis_url) as client:
+    with open_client(redis_url, timeout_s=5) as client:
         assert sorted(client.hkeys(ANN_HISTORY)) == [b"events", b"ids", b"position"]  # type: ignore[type-var, arg-type]
 
 
@@ -330,7 +331,7 @@ async def test_a_user_whose_keys_are_gone_is_lost_and_not_new(
     writer.apply([update("ann", positions={home: 7}), update("bob")], epoch, {})
     assert lost(writer, epoch) == []
     assert not (await reader.read_user("ann", MODEL)).is_lost
-    with redis.Redis.from_url(redis_url) as client:
+    with open_client(redis_url, timeout_s=5) as client:
         client.delete(state_layout.history_key(ANN_HOME) if gone == "history" else state_layout.seen_key(ANN_HOME))
     assert lost(writer, epoch) == ["ann"]
     found = writer.load_users(["ann", "bob", "new"], epoch)
@@ -344,7 +345,7 @@ async def test_a_user_whose_keys_are_gone_is_lost_and_not_new(
 
 @pytest.mark.integration
 def test_usage_says_how_full_the_store_is(writer: StateWriter, redis_url: str) -> None:
-    with redis.Redis.from_url(redis_url) as client:
+    with open_client(redis_url, timeout_s=5) as client:
         before = client.config_get("maxmemory")["maxmemory"]
         client.config_set("maxmemory", 2 * client.info("memory")["used_memory"])
         assert 0.3 < writer.usage().memory_share < 0.9
@@ -362,7 +363,7 @@ async def test_a_user_whose_time_is_over_is_not_lost(reader: StateReader, redis_
     eventually(lambda: writer.usage().removed > removed)
     eventually(lambda: not writer.load_users(["ann"], epoch)["ann"].is_lost)
     assert lost(writer, epoch) == []
-    with redis.Redis.from_url(redis_url) as client:
+    with open_client(redis_url, timeout_s=5) as client:
         assert client.hexists(state_layout.users_key(ANN_HOME.partition), "ann") is False
     writer.close()
 
@@ -372,7 +373,7 @@ async def test_a_reader_follows_to_another_epoch_with_other_partitions(
     reader: StateReader, writer: StateWriter, redis_url: str
 ) -> None:
     for number in (NUM_PARTITIONS, 3):
-        with redis.Redis.from_url(redis_url) as client:
+        with open_client(redis_url, timeout_s=5) as client:
             client.flushall()
         epoch, _ = writer.ensure_epoch(number)
         writer.apply([update(f"user-{n}") for n in range(8)], epoch, {})
@@ -596,7 +597,7 @@ async def test_popularity_of_an_earlier_epoch_counts_for_nothing(store: Store, u
 
 @pytest.fixture
 async def reader(redis_url: str) -> Any:
-    with redis.Redis.from_url(redis_url) as client:
+    with open_client(redis_url, timeout_s=5) as client:
         client.flushall()
     reader = StateReader(redis_url, timeout_s=2)
     yield reader
@@ -628,7 +629,7 @@ def test_a_forget_takes_every_key_but_the_history_with_its_positions(writer: Sta
         stored = state(model=model)
         writer.apply([replace(update("ann", expected, state=stored), model_version=model)], epoch, {})
     writer.rewrite([forgotten(writer, "ann", epoch)], epoch)
-    with redis.Redis.from_url(redis_url) as client:
+    with open_client(redis_url, timeout_s=5) as client:
         assert [key.decode() for key in client.scan_iter("{p*}:[hs]*:*")] == [ANN_HISTORY]
         assert b"item" not in b"".join(client.hvals(ANN_HISTORY))  # type: ignore[arg-type]
         assert 0 < client.ttl(ANN_HISTORY) <= 1_000
@@ -639,7 +640,7 @@ def test_a_forget_is_not_noted_on_a_store_that_went_back(writer: StateWriter, re
     epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
     home = home_of("ann", epoch).partition
     writer.apply([update("ann"), update("bob")], epoch, {})
-    with redis.Redis.from_url(redis_url) as client:
+    with open_client(redis_url, timeout_s=5) as client:
         mine = writer.forgets_applied("a", epoch)
         writer.rewrite([forgotten(writer, "ann", epoch)], epoch, mine)
         # A node takes over that has not got this user yet.
@@ -662,7 +663,7 @@ async def test_every_user_key_expires(writer: StateWriter, redis_url: str) -> No
     epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
     writer.apply([update("ann}{")], epoch, {})
     home = state_layout.home_of("ann}{", epoch).partition
-    with redis.Redis.from_url(redis_url) as client:
+    with open_client(redis_url, timeout_s=5) as client:
         keys = sorted(client.scan_iter("{p*}:[hs]*:*"))
         kinds = ("history", "seen", f"state:{MODEL}")
         assert [key.decode() for key in keys] == [f"{{p{home}}}:{kind}:ann}}{{" for kind in kinds]
@@ -673,7 +674,7 @@ async def test_every_user_key_expires(writer: StateWriter, redis_url: str) -> No
 async def test_a_redis_that_forgot_the_scripts_gets_them_again(writer: StateWriter, redis_url: str) -> None:
     epoch, _ = writer.ensure_epoch(NUM_PARTITIONS)
     writer.apply([update("ann")], epoch, {})
-    with redis.Redis.from_url(redis_url) as client:
+    with open_client(redis_url, timeout_s=5) as client:
         client.script_flush()
     writer.apply([update("bob")], epoch, {})
     assert writer.load_users(["bob"], epoch)["bob"].positions == {3: 42}

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import redis
 from fakes.gateway import StoredUserStates
 from suites import either
 
 from services.common.kafka import partition_for
 from services.common.query_state import PackedQueryState
+from services.common.redis_clients import open_client
 from services.common.state_layout import EPOCH_KEY, RecentId, StoredEvent
 from services.common.state_store import (
     AdvanceStep,
@@ -83,7 +83,7 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
         yield Scene(StoredUserStates(store=store, model_version=MODEL), store)
         return
     url = request.getfixturevalue("redis_url")
-    with redis.Redis.from_url(url) as client:
+    with open_client(url, timeout_s=5) as client:
         client.flushall()
     reader, writer = StateReader(url, timeout_s=2), StateWriter(url, max_seen=5)
     yield Scene(RedisUserStates(reader, MODEL), writer)

@@ -13,12 +13,9 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import redis
 import structlog
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-from redis.retry import Retry
 
+from services.common.redis_clients import REDIS_ERRORS, open_client
 from services.refresher.ports import Holding
 
 log = structlog.get_logger()
@@ -73,9 +70,7 @@ class RedisLeases:
     """Leases on the partitions for one model's refreshers. A thread of its own renews them."""
 
     def __init__(self, url: str, *, model_version: str, lease_ms: int, timeout_s: float = 1.0) -> None:
-        self._redis = redis.Redis.from_url(
-            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 1)
-        )
+        self._redis = open_client(url, timeout_s=timeout_s)
         # The braces keep one model's keys in one slot of a cluster, so that one script may touch them all.
         self._prefix = f"refresher:{{{model_version}}}:"
         self._lease_ms = lease_ms
@@ -109,7 +104,7 @@ class RedisLeases:
             self._releases += 1
         try:
             self._release(keys=self._lease_keys(partitions), args=[self._owner, "0"])
-        except (RedisError, OSError) as exc:
+        except REDIS_ERRORS as exc:
             log.warning("lease_not_released", reason=str(exc))
         finally:
             with self._lock:
@@ -124,7 +119,7 @@ class RedisLeases:
             self._thread.join(2.0)
         try:
             self._release(keys=self._lease_keys(self._partitions), args=[self._owner, "1"])
-        except (RedisError, OSError) as exc:
+        except REDIS_ERRORS as exc:
             log.info("leases_left_to_expire", reason=str(exc))
         self._redis.close()
 
@@ -135,7 +130,7 @@ class RedisLeases:
                 if self._complaint:
                     log.info("leases_recovered")
                 self._complaint = ""
-            except (RedisError, OSError) as exc:
+            except REDIS_ERRORS as exc:
                 if type(exc).__name__ != self._complaint:
                     self._complaint = type(exc).__name__
                     log.warning("leases_wait", reason=str(exc))

@@ -10,6 +10,7 @@ from redis.connection import parse_url
 
 from services.common.config import ConfigError, ProcessSettings, environment_kafka, environment_tls, load_settings
 from services.common.kafka import kafka_options
+from services.common.transport import cluster_nodes, node_url
 from services.encoder.config import EncoderSettings
 
 PASSWORD = "hunter2-hunter2"
@@ -127,6 +128,34 @@ def test_a_rediss_url_carries_the_certificate_to_the_client(folder: Path) -> Non
     assert parsed["ssl_certfile"] == str(folder / "encoder.crt")
     assert parsed["ssl_keyfile"] == str(folder / "encoder.key")
     assert "secret" not in str(settings.describe())
+
+
+def test_a_cluster_is_its_nodes_and_what_one_of_them_is_asked_with(folder: Path) -> None:
+    given = {"tls_cert": folder / "encoder.crt", "tls_key": folder / "encoder.key", "tls_ca": folder / "ca.crt"}
+    settings = ProcessSettings(redis_url="rediss+cluster://me:secret@one:7000,two:7001/0", **given)
+    assert cluster_nodes(settings.redis) == [("one", 7000), ("two", 7001)]
+    parsed = parse_url(node_url(settings.redis))
+    assert (parsed["host"], parsed["port"], parsed["username"], parsed["password"]) == ("one", 7000, "me", "secret")
+    assert parsed["ssl_ca_certs"] == str(folder / "ca.crt")
+    assert settings.describe()["redis_url"] == "rediss+cluster://me:***@one:7000,two:7001/0"
+    assert cluster_nodes("redis://one:7000/0") == []
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("redis+cluster://one", "host:port"),
+        ("redis+cluster://u:secret@one:7000,two", "host:port"),
+        ("redis+cluster://one:7000,two:7001/1", "a cluster has database 0 alone"),
+        ("redis://one:7000,two:7001", "must be a URL"),
+        ("cluster://one:7000", r"redis\+cluster:// or rediss\+cluster://"),
+    ],
+)
+def test_what_is_no_cluster_is_named(monkeypatch: pytest.MonkeyPatch, url: str, problem: str) -> None:
+    monkeypatch.setenv("FRESHET_REDIS_URL", url)
+    with pytest.raises(ConfigError, match=f"FRESHET_REDIS_URL=.*{problem}") as refused:
+        load_settings(ProcessSettings)
+    assert "secret" not in str(refused.value)
 
 
 def test_what_a_redis_url_names_itself_counts(folder: Path) -> None:
