@@ -278,6 +278,9 @@ class ApplyRecords:
         if epoch != self.epoch:
             raise Conflict(f"the state store's epoch is {epoch}, not {self.epoch}")
         self.check_in_step()
+        # On a cluster models' names may be lost alone; a forget would leave the states of those models.
+        self._named.clear()
+        self._name(self.vocabulary)
 
     def find_lost(self, *, look: bool) -> StoreUsage:
         """Begin to look for users of these partitions whom the store lost; `turn` goes on with it and brings them back.

@@ -85,6 +85,29 @@ def test_every_user_lies_in_one_hash_slot_with_the_progress_that_covers_her() ->
     assert apart == []
 
 
+class NamingStore(FragileStore):
+    """Which models it was told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models: set[str] = set()
+
+    def add_model(self, model_version: str) -> None:
+        self.models.add(model_version)
+
+
+def test_a_model_whose_name_alone_was_lost_is_named_again() -> None:
+    """On a cluster the names lie on a node of their own: its failover moves no watermark."""
+    stream, store = MemoryStream(1), NamingStore()
+    append_all(stream, "ab")
+    process = EncoderProcess(stream, store).settle()
+    named = set(store.models)
+    assert named
+    store.models.clear()
+    process.settle()
+    assert store.models == named
+
+
 def test_a_forget_after_the_pseudonym_key_was_changed_takes_the_users_sums_back() -> None:
     """The encoder process and the refresher are the real ones; the attribution is written here under the pseudonym of
     the old key, as an encoder process with that key wrote it."""
