@@ -1,7 +1,7 @@
 """`make chaos`: run trials, keep what was found as JSON beside the benchmarks, and write docs/reliability.md of it.
 
 python tests/chaos simulated|reverted|real|page [--seeds N] [--first N] [--trials N] [--minutes M]
-    [--brokers 1|3] [--kind FAULT] [--models]
+    [--brokers 1|3] [--kind FAULT] [--models | --cluster]
 """
 
 import argparse
@@ -66,12 +66,12 @@ def reverted(most: int) -> bool:
     return all(row["seeds"] for row in rows)
 
 
-def real(first: int, trials: int, minutes: float, brokers: int, kind: str, models: bool) -> bool:
+def real(first: int, trials: int, minutes: float, brokers: int, kind: str, models: bool, cluster: bool) -> bool:
     """Trials on the local stack, each beside the ones before or in the place of its own; whether none failed."""
     from real import run_trials
 
     well = True
-    for row in run_trials(first, trials, minutes, brokers, kind, models):
+    for row in run_trials(first, trials, minutes, brokers, kind, models, cluster):
         say(f"{row}")
         before = json.loads(ROWS.read_text()).get("real", ()) if ROWS.exists() else ()
         others = [one for one in before if (one["setting"], one["seed"]) != (row["setting"], row["seed"])]
@@ -135,12 +135,15 @@ def main() -> None:
     parser.add_argument("--brokers", type=int, choices=[1, 3], default=1)
     parser.add_argument("--kind", default="")
     parser.add_argument("--models", action="store_true", help="An operator changes version sets all the while.")
+    parser.add_argument("--cluster", action="store_true", help="Redis is a cluster of three masters and replicas.")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a trial started ends with it
     well = {
         "simulated": lambda: simulated(asked.first, asked.seeds, asked.minutes),
         "reverted": lambda: reverted(asked.seeds),
-        "real": lambda: real(asked.first, asked.trials, asked.minutes, asked.brokers, asked.kind, asked.models),
+        "real": lambda: real(
+            asked.first, asked.trials, asked.minutes, asked.brokers, asked.kind, asked.models, asked.cluster
+        ),
         "page": page,
     }[asked.part]()
     sys.exit(0 if well else 1)

@@ -1,4 +1,4 @@
-"""The local stack with a replica of Redis behind a proxy, and on one Kafka broker or three.
+"""The local stack with a replica of Redis behind a proxy, on one Kafka broker or three; and on a Redis Cluster.
 
 It knows how the added servers are started and what may happen to them; nothing of what is written or compared.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import paths
 import redis
 from kafka import KafkaAdminClient
 
@@ -25,6 +26,10 @@ from services.cli.stack.errors import StackError
 from services.cli.stack.folders import StateFolder
 from services.cli.stack.ports import LOOPBACK
 from services.common.processes import PROCESSES
+from services.common.state_layout import EPOCH_KEY
+
+sys.path.append(str(paths.TESTS))
+from fakes.redis_cluster import RedisCluster
 
 WITHIN_S = 90.0
 _CLUSTER = "ZnJlc2hldC1jaGFvcy0xMQ"
@@ -61,11 +66,80 @@ class Broker(Kafka):
         run_installer(self.name, argv, advice=f"remove {properties.parent}", timeout_s=120)
 
 
-class Engines(Stack):
-    """A stack in a new folder. brokers: 1 or 3."""
+class Setting(Stack):
+    """A stack in a new folder with servers of its own. lacks: what may happen to any stack but this one."""
+
+    setting: str
+    lacks: frozenset[str] = frozenset()
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, ports=Ports.free())
+
+    def now(self, part: str) -> str:
+        """The server that is this part now."""
+        return part
+
+    def faults(self) -> dict[str, Callable[[random.Random], dict[str, Any]]]:
+        """What may happen to this setting beside what may happen to any stack; each returns how it happened."""
+        return {}
+
+    def _tell(self, said: Mapping[str, str]) -> None:
+        """Start processes with these settings."""
+        for name in PROCESSES:
+            service = self.components[name].service
+            settings = {**service.environment, **said}
+            self.components[name] = replace(self.components[name], service=replace(service, environment=settings))
+
+
+class Clustered(Setting):
+    """One broker, and three masters of Redis with a replica each."""
+
+    setting = "one broker, Redis Cluster of three masters and three replicas"
+    # They are done to one server's whole data.
+    lacks = frozenset({"SIGKILL redis", "SIGSTOP redis", "memory limit of Redis", "older copy of Redis"})
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.cluster = RedisCluster(folder / "cluster")
+        self._tell({"FRESHET_REDIS_URL": self.cluster.url})
+
+    @property
+    def redis_url(self) -> str:
+        return self.cluster.url
+
+    def up(self, *args: Any, **options: Any) -> None:
+        if not self.cluster.is_up:
+            self.cluster.up()
+        super().up([name for name in self.parts if name != "redis"], timeout_s=WITHIN_S)
+
+    def down(self) -> list[str]:
+        stopped = super().down()
+        self.cluster.down()
+        return stopped
+
+    def faults(self) -> dict[str, Callable[[random.Random], dict[str, Any]]]:
+        return {"SIGKILL a master of Redis": self._kill_master, "a master of Redis loses its tail": self._lose_tail}
+
+    def _kill_master(self, rng: random.Random, *, behind_s: float = 0.0) -> dict[str, Any]:
+        """Its replica takes over; what was killed before is one's replica again."""
+        self.cluster.heal()
+        number = rng.choice(self.cluster.masters())
+        is_of_epoch = number == self.cluster.master_of(EPOCH_KEY)
+        if behind_s:
+            self.cluster.fall_behind(number)
+            time.sleep(behind_s)
+        return {"promoted_s": round(self.cluster.fail_over(number), 2), "behind_s": behind_s, "epoch": is_of_epoch}
+
+    def _lose_tail(self, rng: random.Random) -> dict[str, Any]:
+        """The replica takes over without what came in the last half second to two."""
+        return self._kill_master(rng, behind_s=round(rng.uniform(0.5, 2.0), 2))
+
+
+class Engines(Setting):
+    """A stack with a replica of Redis. brokers: 1 or 3."""
 
     def __init__(self, folder: Path, brokers: int) -> None:
-        super().__init__(folder, ports=Ports.free())
+        super().__init__(folder)
         others = {number: Ports.free() for number in (2, 3)}
         self.setting = f"{'three brokers' if brokers == 3 else 'one broker'}, Redis with a replica"
         self.primary, self.replica = "redis", "redis-2"
@@ -86,10 +160,7 @@ class Engines(Stack):
         said = {"FRESHET_REDIS_URL": self.redis_url, "FRESHET_KAFKA_BOOTSTRAP": self.kafka_bootstrap}
         if brokers == 3:
             said |= {"FRESHET_KAFKA_REPLICATION": "3", "FRESHET_KAFKA_MIN_IN_SYNC": "2"}
-        for name in PROCESSES:
-            service = self.components[name].service
-            settings = {**service.environment, **said}
-            self.components[name] = replace(self.components[name], service=replace(service, environment=settings))
+        self._tell(said)
 
     def _add(self, name: str, component: Component, ports: Ports) -> None:
         folder = StateFolder(self.place.state.root / name)
@@ -146,11 +217,10 @@ class Engines(Stack):
         return stopped
 
     def now(self, part: str) -> str:
-        """The server that is this part now: Redis is whichever one is the primary."""
+        """Redis is whichever one is the primary."""
         return self.primary if part == "redis" else part
 
     def faults(self) -> dict[str, Callable[[random.Random], dict[str, Any]]]:
-        """What may happen to this setting beside what may happen to any stack; each returns how it happened."""
         several = {
             "SIGKILL one of three brokers": self._kill_broker,
             "SIGSTOP one of three brokers": self._pause_broker,

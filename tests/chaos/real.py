@@ -14,20 +14,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 import paths
-import redis
-from engines import WITHIN_S, Engines
+from engines import WITHIN_S, Clustered, Engines, Setting
 from freshet.v1 import gateway_pb2
 from kafka import KafkaConsumer, TopicPartition
 from oracle import Event, _read, replay
 
 from services.cli.stack import Ports, Stack
 from services.cli.stack.version_sets import find_set, set_names
+from services.common.redis_clients import open_client
 from services.common.state_layout import hash_event_id
 from services.common.stream.topic import NUM_PARTITIONS
 from services.common.stream.topics.interactions import INTERACTIONS
@@ -52,11 +52,12 @@ FAULTS = [
 
 
 class RealTrial:
-    """One seed on a stack that is healthy."""
+    """One seed on a stack that is healthy. kinds: what happens to it; drawn where none are given."""
 
-    def __init__(self, stack: Stack, seed: int) -> None:
+    def __init__(self, stack: Stack, seed: int, kinds: Sequence[str] = ()) -> None:
         self.stack, self.seed, self.rng = stack, seed, random.Random(seed)
-        self.own = stack.faults() if isinstance(stack, Engines) else {}
+        self.kinds = list(kinds) or three_of(stack, seed)
+        self.own = stack.faults() if isinstance(stack, Setting) else {}
         self.prefix = f"chaos-{seed}-{time.time_ns()}"
         self.users = [f"{self.prefix}-{number}" for number in range(USERS)]
         self.violations: list[str] = []
@@ -70,7 +71,7 @@ class RealTrial:
         with Outside(self.stack) as self.client:
             self.before = self._ends()
             todo = [number * EVENTS // 4 for number in (1, 2, 3)]
-            kinds, doing = three_of(self.stack, self.seed), threading.Thread()
+            kinds, doing = [*self.kinds], threading.Thread()
             while self.events < EVENTS or doing.is_alive():
                 if todo and self.events >= todo[0] and not doing.is_alive():
                     todo.pop(0)
@@ -163,7 +164,7 @@ class RealTrial:
     def _do(self, kind: str) -> None:
         what, _, name = kind.partition(" ")
         how: dict[str, Any] = {}
-        if isinstance(self.stack, Engines):
+        if isinstance(self.stack, Setting):
             name = self.stack.now(name)
         try:
             if kind in self.own:
@@ -199,7 +200,7 @@ class RealTrial:
         self.faults.append({"kind": kind, "recovered_s": round(time.monotonic() - healed, 2), **how})
 
     def _do_to_data(self, kind: str) -> None:
-        with redis.Redis.from_url(self.stack.redis_url) as client:
+        with open_client(self.stack.redis_url, timeout_s=10) as client:
             if kind == "eviction by DEL":
                 keys = [*client.scan_iter(match=f"*:{self.prefix}-*")]
                 client.delete(*self.rng.sample(keys, max(1, len(keys) // 5)))
@@ -281,23 +282,30 @@ class RealTrial:
 
 def three_of(stack: Stack, seed: int) -> list[str]:
     """Three kinds for a seed, so that each comes as often as any other over seeds that follow each other."""
-    kinds = [*FAULTS, *(stack.faults() if isinstance(stack, Engines) else ())]
+    kinds = [*FAULTS]
+    if isinstance(stack, Setting):
+        kinds = [*(kind for kind in kinds if kind not in stack.lacks), *stack.faults()]
     turns = [divmod(3 * seed + number, len(kinds)) for number in range(3)]
     return [random.Random(turn).sample(kinds, len(kinds))[place] for turn, place in turns]
 
 
 def run_trials(
-    first: int, trials: int, minutes: float, brokers: int, kind: str, with_models: bool
+    first: int, trials: int, minutes: float, brokers: int, kind: str, with_models: bool, with_cluster: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Trials on a stack of their own. FRESHET_CHAOS_BUNDLE: the model; any will do. kind: only seeds that draw it.
+    with_cluster: on a Redis Cluster.
 
     with_models: an operator changes version sets all the while; FRESHET_CHAOS_NEXT is the second model.
     """
     from models import ModelTrial
 
     folder = Path(tempfile.mkdtemp(prefix="freshet-chaos-"))
-    stack = Stack(folder, ports=Ports.free()) if with_models else Engines(folder, brokers)
-    setting = stack.setting if isinstance(stack, Engines) else "one broker, an operator changes models"
+    stack: Stack
+    if with_models:
+        stack = Stack(folder, ports=Ports.free())
+    else:
+        stack = Clustered(folder) if with_cluster else Engines(folder, brokers)
+    setting = stack.setting if isinstance(stack, Setting) else "one broker, an operator changes models"
     seeds = (seed for seed in itertools.count(first) if not kind or kind in three_of(stack, seed))
     until = time.monotonic() + 60 * minutes
     try:
