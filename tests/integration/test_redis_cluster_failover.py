@@ -1,4 +1,4 @@
-"""Masters of a Redis Cluster die under load: contents end as the log has them, and every answer meanwhile is marked.
+"""Masters of a Redis Cluster die under load: contents end as the log has them, answers are marked, and none fails.
 
 Two clients at once: a trial of tests/chaos, whose checker compares histories and seen items with a replay of Kafka, and
 one that asks twenty times a second and notes what each answer says.
@@ -23,7 +23,7 @@ from services.common.stream.topic import NUM_PARTITIONS
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 KILL, TAIL = "SIGKILL a master of Redis", "a master of Redis loses its tail"
 
